@@ -1,0 +1,14 @@
+"""Where each model family's blocks write to and read from the residual stream.
+
+    stacks = stacks_of(config)                    # declared rows for config["model_type"]
+    bound = bind(stacks, names)                   # the same rows resolved to concrete parameter names
+
+`names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
+Rows live in `rows.py` as data; they are declared and tested, never guessed from names.
+"""
+
+from outlierlens.arch.bind import BoundStack, Param, bind, live_parameters
+from outlierlens.arch.rows import ARCHITECTURES, stacks_of
+from outlierlens.arch.stack import Stack, load_toml
+
+__all__ = ["ARCHITECTURES", "BoundStack", "Param", "Stack", "bind", "live_parameters", "load_toml", "stacks_of"]

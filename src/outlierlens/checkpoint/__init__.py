@@ -1,0 +1,101 @@
+"""Named tensors of a model without the model: safetensors, GGUF, ONNX and `.bin` files, local or on a hub.
+
+    with open_checkpoint("sentence-transformers/all-mpnet-base-v2") as checkpoint:
+        values = dict(checkpoint.read(["encoder.layer.0.output.LayerNorm.weight"]))
+
+Opening reads headers only; `read` touches only the bytes of the tensors that are asked for.
+"""
+
+import re
+from pathlib import Path
+
+from outlierlens.checkpoint.base import Checkpoint, TensorInfo, load_config
+from outlierlens.errors import BadFile, UnknownModel
+
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
+_SUFFIXES = (".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
+
+
+def open_checkpoint(
+    model: str,
+    *,
+    revision: str | None = None,
+    subfolder: str = "",
+    token: str | None = None,
+    offline: bool = False,
+) -> Checkpoint:
+    """Open a sample's name, a directory, one weight file or a hub id for reading.
+
+    Raises:
+        UnknownModel: `model` is none of these.
+        BadFile: the file is malformed; the message says where.
+        Offline, RemoteError: a hub id was given and the network is off or fails.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return _open_directory(path / subfolder, model)
+    if path.is_file():
+        return _open_file(path, model)
+    from outlierlens import samples
+
+    if model in samples.SAMPLES:
+        return _open_directory(samples.directory(model), model)
+    if path.suffix in _SUFFIXES or model.startswith((".", "/", "~")) or not HUB_ID.match(model):
+        raise UnknownModel(
+            f"{model}: no such file or directory, and not a hub id; samples are {', '.join(samples.SAMPLES)}"
+        )
+    from outlierlens.checkpoint.hub import HubCheckpoint
+
+    return HubCheckpoint(model, revision=revision, subfolder=subfolder, token=token, offline=offline)
+
+
+def _open_file(path: Path, name: str) -> Checkpoint:
+    with path.open("rb") as file:
+        magic = file.read(8)
+    if path.name.endswith(".safetensors.index.json"):
+        from outlierlens.checkpoint.safetensors import open_index
+
+        return open_index(path, name=name, config=load_config(path.parent / "config.json"))
+    if magic[:4] == b"GGUF" or path.suffix == ".gguf":
+        from outlierlens.checkpoint.gguf import GGUFCheckpoint
+
+        return GGUFCheckpoint(path, name=name)
+    config = load_config(path.parent / "config.json")
+    if path.suffix == ".safetensors":
+        from outlierlens.checkpoint.safetensors import SafetensorsCheckpoint
+
+        return SafetensorsCheckpoint([path], name=name, config=config)
+    if path.suffix == ".onnx":
+        from outlierlens.checkpoint.onnx import OnnxCheckpoint
+
+        return OnnxCheckpoint(path, name=name, config=config)
+    if path.suffix in (".bin", ".pt", ".pth") or path.name.endswith(".bin.index.json"):
+        from outlierlens.checkpoint.torchbin import open_bin
+
+        return open_bin(path, name=name, config=config)
+    raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(_SUFFIXES)}")
+
+
+def _open_directory(folder: Path, name: str) -> Checkpoint:
+    # The order is that of trust and cost: safetensors needs neither torch nor another library.
+    for pattern in (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "*.safetensors",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "*.gguf",
+        "*.onnx",
+        "onnx/*.onnx",
+    ):
+        found = sorted(folder.glob(pattern))
+        if len(found) > 1:
+            raise BadFile(
+                f"{folder}: {len(found)} files match {pattern} and there is no index; name one of "
+                f"{', '.join(file.name for file in found[:4])}"
+            )
+        if found:
+            return _open_file(found[0], name)
+    raise BadFile(f"{folder}: holds no weight file (safetensors, .bin, GGUF or ONNX)")

@@ -1,0 +1,129 @@
+"""What every weight source offers: names, shapes and types first, values only for the tensors asked for.
+
+    with open_checkpoint("model.safetensors") as checkpoint:
+        checkpoint.tensors["encoder.layer.0.output.LayerNorm.weight"].shape
+        for name, values in checkpoint.read(["encoder.layer.0.output.LayerNorm.weight"]): ...
+
+A subclass fills `tensors` and `config` when it is made (header only) and yields values in `read`.
+"""
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from outlierlens.errors import BadFile
+
+# No published model comes near these; a file that claims more is broken or hostile.
+MAX_TENSORS = 2_000_000
+MAX_RANK = 8
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A stored tensor as its header declares it: `dtype` is the file format's own word ("BF16", "Q4_1")."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class Checkpoint(ABC):
+    """Named tensors of one model, wherever they are stored.
+
+    Attributes:
+        name: what the user called it.
+        kind: "safetensors", "gguf", "onnx", "bin" or "hub".
+        tensors: every stored tensor by name, in Hugging Face's naming and layout.
+        config: the content of `config.json`, or its equivalent rebuilt from the file's metadata; may be empty.
+        total_bytes: size of all weight files together.
+        bytes_read: bytes asked of disk or network so far, headers included.
+        notes: remarks that belong beside every result made from this source.
+    """
+
+    name: str
+    kind: str
+    tensors: Mapping[str, TensorInfo]
+    config: dict[str, Any]
+    total_bytes: int
+    bytes_read: int
+    notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield (name, values) for `names` in any order, as float32 (float64 where stored so), in `tensors` shape."""
+
+    def close(self) -> None:
+        """Release files and connections; reading afterwards is undefined."""
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def header_digest(self) -> str:
+        """SHA-256 over all names, types and shapes: equal for equal layouts, whatever the values."""
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            info = self.tensors[name]
+            digest.update(f"{name}\0{info.dtype}\0{info.shape}\n".encode())
+        return digest.hexdigest()
+
+
+def widen(raw: np.ndarray, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+    """Floats of width 32 (or 64) from raw little-endian bytes of a safetensors-style `dtype`.
+
+    bf16 is float32 with the lower 16 bits cut off, so it is widened by a shift.
+    """
+    if dtype == "BF16":
+        values = (raw.view("<u2").astype("<u4") << 16).view("<f4")
+    elif dtype in _NUMPY:
+        values = raw.view(_NUMPY[dtype])
+        if values.dtype != np.float64:
+            values = values.astype(np.float32)
+    else:
+        raise BadFile(f"{where}: cannot read values of type {dtype}; known types: BF16, {', '.join(_NUMPY)}")
+    return values.reshape(shape)
+
+
+_NUMPY = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?",
+}  # fmt: skip
+ITEM_BYTES = {"BF16": 2} | {name: np.dtype(code).itemsize for name, code in _NUMPY.items()}
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, or {} where there is none; raises BadFile for anything else."""
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a config file; is it the right file?")
+    return parse_config(path.read_bytes(), str(path))
+
+
+def parse_config(raw: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `raw`; raises BadFile with `where` when it is anything else."""
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{where}: not valid JSON ({error.__class__.__name__}); fetch the file again") from None
+    if not isinstance(config, dict):
+        raise BadFile(f"{where}: holds a {type(config).__name__}, not an object; fetch the file again")
+    return config

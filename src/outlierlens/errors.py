@@ -1,0 +1,62 @@
+"""Every error that a user can cause, in one tree; each message says what, where and the remedy.
+
+    OutlierlensError
+    ├── BadFile                 a malformed, truncated or hostile file
+    ├── BadInput                an argument that cannot be used
+    ├── MissingExtra            an optional library is not installed
+    ├── UnknownArchitecture     no row of `arch.ARCHITECTURES` fits
+    ├── UnknownModel            no such file, directory, sample or hub id
+    ├── TooMuchToRead           a rule would read more bytes than `--max-read` allows
+    ├── Offline                 the network would be needed and is switched off
+    └── RemoteError             a server answered with an error
+"""
+
+import importlib
+from types import ModuleType
+
+
+class OutlierlensError(Exception):
+    """Base of all errors that outlierlens raises on purpose; the command line prints them as one line."""
+
+
+class BadFile(OutlierlensError):
+    """A file that is malformed, truncated or hostile."""
+
+
+class BadInput(OutlierlensError):
+    """An argument, configuration or data value that cannot be used."""
+
+
+class MissingExtra(OutlierlensError):
+    """An optional library that this operation needs is not installed."""
+
+
+class UnknownArchitecture(OutlierlensError):
+    """A model whose blocks no row of the architecture table describes."""
+
+
+class UnknownModel(OutlierlensError):
+    """A model name that is no file, directory, sample or hub id."""
+
+
+class TooMuchToRead(OutlierlensError):
+    """A rule needs more bytes than the limit allows."""
+
+
+class Offline(OutlierlensError):
+    """The network would be needed, and offline mode is on."""
+
+
+class RemoteError(OutlierlensError):
+    """A server could not be reached or answered with an error."""
+
+
+def need(library: str, extra: str, purpose: str) -> ModuleType:
+    """Import and return `library`, or raise `MissingExtra` with the pip line that installs it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        package = library.split(".")[0]
+        raise MissingExtra(
+            f"{purpose} needs {package}, which is not installed; run: pip install 'outlierlens[{extra}]'"
+        ) from error
