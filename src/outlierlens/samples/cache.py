@@ -1,0 +1,125 @@
+"""Where samples stand on disk, and how a folder gets there whole or not at all.
+
+directory("mpnet-base")                       # the folder, or UnknownModel with the remedy
+with being_made(folder_of(sample)) as making: # a temporary folder that takes its name when the block ends well
+    ...
+"""
+
+import difflib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outlierlens.errors import BadInput, UnknownModel
+from outlierlens.samples.table import SAMPLES, Sample
+
+Progress = Callable[[str], None]
+
+
+def silent(_message: str) -> None:
+    """A `Progress` that says nothing."""
+
+
+def cache_root() -> Path:
+    """The folder under which outlierlens keeps what it fetched or made; it may not exist yet."""
+    chosen = os.environ.get("OUTLIERLENS_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "outlierlens"
+
+
+def sample_named(name: str) -> Sample:
+    """The table's entry for `name`, or UnknownModel with the nearest names."""
+    if name in SAMPLES:
+        return SAMPLES[name]
+    near = difflib.get_close_matches(name, SAMPLES, n=2, cutoff=0.4)
+    hint = f"; near: {', '.join(near)}" if near else ""
+    raise UnknownModel(f"no sample is called {name!r}; samples are {', '.join(SAMPLES)}{hint}")
+
+
+def folder_of(sample: Sample) -> Path:
+    """Where the fetched files of `sample` stand once they are there."""
+    return cache_root() / "samples" / f"{sample.name}-{sample.digest}"
+
+
+def is_complete(sample: Sample) -> bool:
+    """Whether every file of `sample` is in the cache with its right size (contents are verified when fetched)."""
+    folder = folder_of(sample)
+    return all((folder / name).is_file() for name in sample.written) and all(
+        (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.size for file in sample.files
+    )
+
+
+def directory(name: str) -> Path:
+    """The cached folder with the files of sample `name`, as they were had.
+
+    Raises:
+        UnknownModel: there is no such sample, or it has not been fetched; the message says how.
+    """
+    sample = sample_named(name)
+    if not is_complete(sample):
+        raise UnknownModel(f"sample {name!r} is not in the cache {cache_root()}; run: outlierlens fetch {name}")
+    return folder_of(sample)
+
+
+@contextmanager
+def locked(sample: Sample) -> Iterator[None]:
+    """Hold the only right to make folders for `sample`; another process waits. Freed when a process dies."""
+    from filelock import FileLock  # comes with huggingface_hub
+
+    folder = cache_root() / "samples"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"cannot make the cache folder {folder}: {error.strerror or error}; set OUTLIERLENS_CACHE to a writable one"
+        ) from None
+    with FileLock(folder / f".{sample.name}.lock"):
+        yield
+
+
+@contextmanager
+def being_made(target: Path) -> Iterator[Path]:
+    """A fresh temporary folder beside `target` that becomes `target` if the block ends well, and vanishes if not.
+
+    Call it while holding `locked`: folders that a killed process left for the same target are swept away first.
+    """
+    start = f".making-{target.name}-"
+    for orphan in target.parent.glob(f"{start}*"):
+        shutil.rmtree(orphan, ignore_errors=True)
+    making = Path(tempfile.mkdtemp(prefix=start, dir=target.parent))
+    try:
+        making.chmod(0o755)  # mkdtemp's 0700 would lock others out of a shared cache
+        yield making
+        if target.exists():  # an earlier, damaged copy
+            damaged = Path(tempfile.mkdtemp(prefix=start, dir=target.parent)) / "damaged"
+            target.replace(damaged)
+            shutil.rmtree(damaged.parent, ignore_errors=True)
+        making.replace(target)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def check_space(needed: int, folder: Path, what: str) -> None:
+    """Raise BadInput when the disk of `folder` has fewer than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BadInput(
+            f"{what} needs {megabytes(needed)} on the disk of {folder}, which has {megabytes(free)} free; "
+            "make room or set OUTLIERLENS_CACHE to another disk"
+        )
+
+
+def megabytes(n_bytes: int) -> str:
+    """A size in the unit that download pages use, 1 MB = 10^6 bytes."""
+    return f"{n_bytes / 1e6:,.0f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:,.1f} kB"
