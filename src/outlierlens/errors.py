@@ -1,14 +1,14 @@
 """Every error that a user can cause, in one tree; each message says what, where and the remedy.
 
-    OutlierlensError
-    ├── BadFile                 a malformed, truncated or hostile file
-    ├── BadInput                an argument that cannot be used
-    ├── MissingExtra            an optional library is not installed
-    ├── UnknownArchitecture     no row of `arch.ARCHITECTURES` fits
-    ├── UnknownModel            no such file, directory, sample or hub id
-    ├── TooMuchToRead           a rule would read more bytes than `--max-read` allows
-    ├── Offline                 the network would be needed and is switched off
-    └── RemoteError             a server answered with an error
+OutlierlensError
+├── BadFile                 a malformed, truncated or hostile file
+├── BadInput                an argument that cannot be used
+├── MissingExtra            an optional library is not installed
+├── UnknownArchitecture     no row of `arch.ARCHITECTURES` fits
+├── UnknownModel            no such file, directory, sample or hub id
+├── TooMuchToRead           a rule would read more bytes than `--max-read` allows
+├── Offline                 the network would be needed and is switched off
+└── RemoteError             a server answered with an error
 """
 
 import importlib

@@ -1,0 +1,166 @@
+"""What `disable` measures: the model intact, with dimensions off, and with controls off. Plain data, no torch.
+
+damage.chosen.loss - damage.intact.loss           # nats per token
+damage.random.p                                   # rank p of the chosen set among random sets
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+FillKind = Literal["same", "other", "nonsense"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A task's value on one condition.
+
+    Attributes:
+        value: mean over texts, weighted by tokens: nats per token for a loss; a difference to intact otherwise.
+        low, high: 95 % bootstrap interval of `value`, texts resampled.
+        perplexity: exp(value) for a loss; None for other tasks.
+        per_text: value of each text, in the order of the data.
+        also: further numbers by name (for output change: "cosine", "kl").
+    """
+
+    value: float
+    low: float
+    high: float
+    perplexity: float | None
+    per_text: tuple[float, ...]
+    also: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that was switched off, and what it did.
+
+    Attributes:
+        label: "found", "random 3", "matched 1", "intact".
+        dims: dimensions off; {layer: dims} as text pairs where they differ by layer (matched control).
+        by_layer: per-layer dimension sets where layers differ; empty otherwise.
+        score: the task's value.
+        change: score.value − intact value (nats per token for a loss); 95 % paired bootstrap interval low, high.
+        n_parameters: parameters set to zero (0 for edits of hidden states).
+    """
+
+    label: str
+    dims: tuple[int, ...]
+    by_layer: dict[int, tuple[int, ...]]
+    score: Score
+    change: float
+    change_low: float
+    change_high: float
+    n_parameters: int
+
+
+@dataclass(frozen=True)
+class Control:
+    """The chosen set against a family of control sets of the same size.
+
+    Attributes:
+        kind: "random" (dimensions that no rule of this run found), "random, all" (any dimension), or
+            "matched" (as large weights, at different positions in each layer).
+        conditions: the sets and what they did.
+        p: (1 + #{control >= chosen}) / (1 + n): rank p-value of the chosen set's change.
+        median, percentile_95, mean: of the controls' changes, nats per token.
+        ratio_to_median, ratio_to_percentile_95, ratio_to_mean: chosen change divided by those; None where the
+            denominator is not positive (a ratio to nothing says nothing).
+    """
+
+    kind: str
+    conditions: tuple[Condition, ...]
+    p: float
+    median: float
+    percentile_95: float
+    mean: float
+    ratio_to_median: float | None
+    ratio_to_percentile_95: float | None
+    ratio_to_mean: float | None
+
+
+@dataclass(frozen=True)
+class Blank:
+    """One filled blank (or continued token) of a passage: its text, the intact model's, and the verdict.
+
+    `kind` is "same" (equal to the intact fill), "other" (another word), or "nonsense" (a bare word piece, a special or
+    unused token, punctuation, or a repetition of the fill before it).
+    """
+
+    position: int
+    filled: str
+    intact: str
+    original: str
+    kind: FillKind
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The passage under one condition: `pieces` are the texts between blanks, one more than `blanks`."""
+
+    label: str
+    dims: tuple[int, ...]
+    pieces: tuple[str, ...]
+    blanks: tuple[Blank, ...]
+
+
+@result
+@dataclass(frozen=True)
+class Damage:
+    """What switching dimensions off does to a model, beside controls.
+
+    Attributes:
+        task: "masked loss", "causal loss" or "output change"; unit: "nats per token" or "cosine distance".
+        mode: "zeroed_weights", "edited_hidden zero|mean|scale|resample" or "removed_writes".
+        stack: the residual stream that was edited.
+        intact, chosen: conditions; controls: families of control sets.
+        fills: the same passage under intact, one random set and the chosen set, in this order; empty without a head.
+    """
+
+    provenance: Provenance
+    data: str
+    data_digest: str
+    task: str
+    unit: str
+    mode: str
+    stack: str
+    layers: tuple[int, ...]
+    n_texts: int
+    n_tokens: int
+    intact: Condition
+    chosen: Condition
+    controls: tuple[Control, ...]
+    fills: tuple[Filled, ...]
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row per condition."""
+        groups = [("", (self.intact, self.chosen)), *((c.kind, c.conditions) for c in self.controls)]
+        return [
+            {
+                "control": kind,
+                "label": condition.label,
+                "dims": ",".join(map(str, condition.dims)),
+                "value": condition.score.value,
+                "perplexity": condition.score.perplexity,
+                "change": condition.change,
+                "change_low": condition.change_low,
+                "change_high": condition.change_high,
+                "parameters": condition.n_parameters,
+            }
+            for kind, conditions in groups
+            for condition in conditions
+        ]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per condition."""
+        return table(self.rows())
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table(self.rows()[:2], caption=f"{self.provenance.model}: {self.task}, {self.mode}")

@@ -1,0 +1,196 @@
+"""Texts from a file or a hub id, and batches of their tokens.
+
+    texts = read_texts("passages.txt", limit=100)
+    for batch in batches(tokenizer, texts, max_length=128, batch_size=16): ...
+
+A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split".
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.errors import BadInput, Offline, need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
+EXCERPT = "excerpt"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts with where they came from: `source` as given, `digest` a SHA-256 over the texts in order."""
+
+    source: str
+    texts: tuple[str, ...]
+    column: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the texts."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def read_texts(
+    data: str | Path, *, column: str | None = None, limit: int | None = None, offline: bool = False
+) -> Texts:
+    """Non-empty texts of `data`, at most `limit`, in file order; "excerpt" is the text shipped with the package.
+
+    Raises:
+        BadInput: no such file, unknown ending, missing column (the message lists the columns), or no text at all.
+        Offline: a hub id while offline.
+    """
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit is {limit}; it must be at least 1")
+    source, path = str(data), Path(data)
+    if source == EXCERPT:
+        found, used = (
+            _lines(resources.files("outlierlens").joinpath("data_files", "excerpt.txt").read_text("utf-8")),
+            "",
+        )
+    elif path.is_file():
+        found, used = _from_file(path, column)
+    elif path.suffix or source.startswith((".", "/", "~")):
+        raise BadInput(f"{source}: no such data file")
+    else:
+        found, used = _from_hub(source, column, offline)
+    texts = []
+    for text in found:
+        if isinstance(text, str) and text.strip():
+            texts.append(text.strip())
+        if limit is not None and len(texts) == limit:
+            break
+    if not texts:
+        raise BadInput(f"{source}: holds no non-empty text" + (f" in column {used!r}" if used else ""))
+    return Texts(source, tuple(texts), used)
+
+
+def _lines(text: str) -> Iterator[str]:
+    return iter(text.splitlines())
+
+
+def _from_file(path: Path, column: str | None) -> tuple[Iterator[Any], str]:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        parquet = need("pyarrow.parquet", "models", "reading parquet")
+        try:
+            file = parquet.ParquetFile(path)
+            used = _column(column, file.schema_arrow.names, path)
+            return (value.as_py() for batch in file.iter_batches(columns=[used]) for value in batch.column(0)), used
+        except need("pyarrow", "models", "reading parquet").ArrowInvalid as error:
+            raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not UTF-8 at byte {error.start:,}; convert it first") from None
+    if suffix in (".txt", ""):
+        return _lines(text), ""
+    if suffix in (".jsonl", ".ndjson"):
+        rows = [_json_row(line, number, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        used = _column(column, list(rows[0]) if rows else [], path)
+        return (row.get(used) for row in rows), used
+    if suffix in (".csv", ".tsv"):
+        reader = csv.DictReader(text.splitlines(keepends=True), delimiter="," if suffix == ".csv" else "\t")
+        used = _column(column, list(reader.fieldnames or []), path)
+        return (row[used] for row in reader), used
+    raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, .jsonl, .csv, .tsv or .parquet")
+
+
+def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        raise BadInput(f"{path}, line {number}: not valid JSON") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
+    return row
+
+
+def _column(asked: str | None, columns: list[str], where: Path | str) -> str:
+    if asked is not None:
+        if asked not in columns:
+            raise BadInput(f"{where}: no column {asked!r}; its columns are {', '.join(columns)}")
+        return asked
+    for name in TEXT_COLUMNS:
+        if name in columns:
+            return name
+    raise BadInput(f"{where}: which column holds the text? --text-column must be one of {', '.join(columns)}")
+
+
+def _from_hub(data: str, column: str | None, offline: bool) -> tuple[Iterator[Any], str]:
+    if offline:
+        raise Offline(f"{data}: a hub data set, and offline mode is on; give a local file instead")
+    datasets = need("datasets", "models", "reading a hub data set")
+    name, *rest = data.split(":")
+    config, split = (rest[0] or None if rest else None), (rest[1] if len(rest) > 1 else "test")
+    try:
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        first = next(iter(rows))
+    except (OSError, ValueError, StopIteration) as error:
+        raise BadInput(
+            f"{data}: cannot be read as a hub data set (owner/name:config:split): {str(error).splitlines()[0][:200]}"
+        ) from None
+    used = _column(column, list(first), data)
+    return (row[used] for row in rows), used
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tokens of some texts, on one device.
+
+    Attributes:
+        inputs: keyword arguments of the model: input_ids and attention_mask [batch, token], and what else it takes.
+        valid: bool [batch, token], false for padding.
+        special: bool [batch, token], true for the tokenizer's special tokens ([CLS], <s>, …), padding not counted.
+        texts: index of each row's text.
+    """
+
+    inputs: dict[str, "Tensor"]
+    valid: "Tensor"
+    special: "Tensor"
+    texts: tuple[int, ...]
+
+
+def batches(
+    tokenizer: Any, texts: Sequence[str], *, max_length: int, batch_size: int, device: Any = "cpu", sort: bool = True
+) -> Iterator[Batch]:
+    """Tokenise `texts` (cut at `max_length` tokens) and yield padded batches, longest texts first unless `sort` is off.
+
+    Sorting by length keeps padding near zero; the longest first means that memory runs out at once or never.
+    """
+    if tokenizer is None:
+        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one")
+    if max_length < 2 or batch_size < 1:
+        raise BadInput(f"max_length is {max_length} and batch_size {batch_size}; need at least 2 and 1")
+    encoded = tokenizer(list(texts), truncation=True, max_length=max_length)
+    ids = encoded["input_ids"]
+    order = sorted(range(len(ids)), key=lambda i: -len(ids[i])) if sort else list(range(len(ids)))
+    order = [i for i in order if ids[i]]  # a text of no token has no state
+    for start in range(0, len(order), batch_size):
+        rows = tuple(order[start : start + batch_size])
+        yield collate(tokenizer, {key: [encoded[key][i] for i in rows] for key in encoded}, rows, device)
+
+
+def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int, ...], device: Any) -> Batch:
+    """Pad rows of token ids on the tokenizer's side into one `Batch`."""
+    import torch
+
+    padded = tokenizer.pad(encoded, return_tensors="pt")
+    special_ids = torch.tensor(sorted(set(tokenizer.all_special_ids)))
+    valid = padded["attention_mask"].bool()
+    special = torch.isin(padded["input_ids"], special_ids) & valid
+    inputs = {key: value.to(device) for key, value in padded.items()}
+    return Batch(inputs, valid.to(device), special.to(device), rows)

@@ -1,0 +1,267 @@
+"""The rules that call a dimension an outlier, on arrays [layer, dim] of a block's last operation.
+
+    measured = Measured(scale, bias)                       # float64 [layer, dim]; bias may be None
+    outliers = find(measured, Rule("kovaleva"))            # tuple of Outlier, strongest first
+
+`kovaleva`  |z| >= n_sigma in at least `min_layer_fraction` of the layers, for scale and bias both (Kovaleva et al. 2021).
+`puccetti`  exactly the rule that Puccetti et al. (2022) released: unbiased std, more than three layers, interleaved lists.
+`luo`       rank by layer (Luo et al. 2021, section 3): no threshold, so ranks and their p-value are reported.
+
+p-values are under independent positions per layer: in layer l the flagged positions could as well be any others, so a
+dimension is flagged with probability k_l / d, and the number of its layers is Poisson-binomial. Holm over dimensions.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from outlierlens.errors import BadFile, BadInput
+
+RuleName = Literal["kovaleva", "puccetti", "luo"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule and its settings.
+
+    Attributes:
+        name: "kovaleva", "puccetti" or "luo".
+        n_sigma: threshold on |z|.
+        min_layer_fraction: share of layers in [0, 1] that must pass (kovaleva).
+        same_layer: scale and bias must pass in the same layer (kovaleva).
+        top_k: puccetti: length of the interleaved list; luo: a rank counts when it is among the first `top_k`.
+        relax_to: lower n_sigma in steps of 0.1 down to this until something is found; None never relaxes.
+    """
+
+    name: RuleName = "kovaleva"
+    n_sigma: float = 3.0
+    min_layer_fraction: float = 0.5
+    same_layer: bool = False
+    top_k: int = 6
+    relax_to: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ("kovaleva", "puccetti", "luo"):
+            raise BadInput(f"unknown rule {self.name!r}; rules are kovaleva, puccetti, luo")
+        if not 0 < self.n_sigma < math.inf:
+            raise BadInput(f"n_sigma is {self.n_sigma}; it must be a positive number of standard deviations")
+        if not 0 < self.min_layer_fraction <= 1:
+            raise BadInput(f"min_layer_fraction is {self.min_layer_fraction}; it must be in (0, 1]")
+        if self.top_k < 1:
+            raise BadInput(f"top_k is {self.top_k}; it must be at least 1")
+        if self.relax_to is not None and not 0 < self.relax_to <= self.n_sigma:
+            raise BadInput(f"relax_to is {self.relax_to}; it must be positive and at most n_sigma ({self.n_sigma})")
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """One dimension that a rule found.
+
+    Attributes:
+        dim: 0-based index into the stream.
+        z_scale, z_bias: z per layer in units of the vector's own standard deviation; z_bias is empty without a bias.
+        layers_scale, layers_bias: layers whose |z| passes (kovaleva, puccetti) or whose rank counts (luo).
+        rank_scale, rank_bias: rank by absolute z per layer, 1 = most extreme.
+        signed_rank_scale, signed_rank_bias: rank by signed value per layer, 1 = largest.
+        p: probability of at least this many layers under independent positions; the larger of scale's and bias's.
+        p_holm: p corrected over all dimensions of the stack (Holm).
+    """
+
+    dim: int
+    z_scale: tuple[float, ...]
+    z_bias: tuple[float, ...]
+    layers_scale: tuple[int, ...]
+    layers_bias: tuple[int, ...]
+    rank_scale: tuple[int, ...]
+    rank_bias: tuple[int, ...]
+    p: float
+    p_holm: float
+    signed_rank_scale: tuple[int, ...] = ()
+    signed_rank_bias: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A block's last operation over all layers: `scale` and `bias` as float64 [layer, dim]; bias None without one.
+
+    `where` names the values in error messages.
+    """
+
+    scale: np.ndarray
+    bias: np.ndarray | None = None
+    where: str = "weights"
+    z_scale: np.ndarray = field(init=False, repr=False, compare=False)
+    z_bias: np.ndarray | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, values in (("scale", self.scale), ("bias", self.bias)):
+            if values is None:
+                continue
+            if values.ndim != 2 or values.shape != self.scale.shape:
+                raise BadInput(f"{self.where}: {name} has shape {values.shape}, not [layer, dim] {self.scale.shape}")
+            bad = np.argwhere(~np.isfinite(values))
+            if len(bad):
+                layer, dim = bad[0]
+                raise BadFile(
+                    f"{self.where}: {name} of layer {layer} is {values[layer, dim]} at dimension {dim} "
+                    f"({len(bad)} such values); the weights are broken"
+                )
+        object.__setattr__(self, "z_scale", zscore(self.scale))
+        object.__setattr__(self, "z_bias", None if self.bias is None else zscore(self.bias))
+
+
+def zscore(values: np.ndarray) -> np.ndarray:
+    """(value − mean) / population std along the last axis; 0 throughout a vector with no spread.
+
+    "No spread" allows for rounding: a constant vector's mean can miss the constant by an ulp.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    centred = values - values.mean(axis=-1, keepdims=True)
+    spread = centred.std(axis=-1, keepdims=True)
+    flat = spread <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1, keepdims=True, initial=0)
+    return np.where(flat, 0.0, centred / np.where(flat, 1.0, spread))
+
+
+def find(measured: Measured, rule: Rule) -> tuple[tuple[Outlier, ...], float]:
+    """The outliers that `rule` finds, most layers first, and the n_sigma that was used (lower only by `relax_to`)."""
+    n_sigma = rule.n_sigma
+    dims, hits = _apply(measured, rule, n_sigma)
+    while not dims and rule.relax_to is not None and n_sigma > rule.relax_to:
+        n_sigma = max(rule.relax_to, round(n_sigma - 0.1, 10))
+        dims, hits = _apply(measured, rule, n_sigma)
+    return _describe(measured, dims, hits), n_sigma
+
+
+@dataclass(frozen=True)
+class _Hits:
+    """Flags [layer, dim] of scale and bias, and p per dimension."""
+
+    scale: np.ndarray
+    bias: np.ndarray | None
+    p: np.ndarray
+
+
+def _apply(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
+    if rule.name == "kovaleva":
+        return _kovaleva(measured, rule, n_sigma)
+    if rule.name == "puccetti":
+        return _puccetti(measured, rule, n_sigma)
+    return _luo(measured, rule)
+
+
+def _kovaleva(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
+    n_layers = len(measured.scale)
+    needed = math.ceil(rule.min_layer_fraction * n_layers - 1e-9)
+    scale = np.abs(measured.z_scale) >= n_sigma  # [layer, dim]
+    bias = None if measured.z_bias is None else np.abs(measured.z_bias) >= n_sigma
+    if bias is None:
+        counted, p = [scale], position_p(scale)
+    elif rule.same_layer:
+        both = scale & bias
+        # Positions of scale and bias are independent of each other as well as across layers.
+        chance = scale.mean(axis=1) * bias.mean(axis=1)
+        counted, p = [both], _tail(both.sum(axis=0), chance)
+    else:
+        counted, p = [scale, bias], np.maximum(position_p(scale), position_p(bias))
+    passes = np.logical_and.reduce([flags.sum(axis=0) >= needed for flags in counted])
+    return np.flatnonzero(passes).tolist(), _Hits(scale, bias, p)
+
+
+def _puccetti(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
+    def flags(values: np.ndarray) -> np.ndarray:
+        spread = values.std(axis=1, ddof=1, keepdims=True)
+        return np.abs(values - values.mean(axis=1, keepdims=True)) > n_sigma * spread
+
+    def listed(flagged: np.ndarray) -> list[int]:
+        which = np.flatnonzero(flagged.any(axis=0))
+        counts = flagged.sum(axis=0)[which]
+        order = np.argsort(counts)[::-1]  # ties fall as in the released code
+        return [int(dim) for dim, count in zip(which[order], counts[order], strict=True) if count > 3]
+
+    scale = flags(measured.scale)
+    if measured.bias is None:
+        return [], _Hits(scale, None, np.ones(scale.shape[1]))
+    bias = flags(measured.bias)
+    # Gamma and beta lists are interleaved up to the shorter one, cut to top_k, then freed of repeats: one list suffices.
+    pairs = zip(listed(scale), listed(bias), strict=False)
+    interleaved = [dim for pair in pairs for dim in pair][: rule.top_k]
+    p = np.minimum(1.0, 2 * np.minimum(position_p(scale), position_p(bias)))
+    return list(dict.fromkeys(interleaved)), _Hits(scale, bias, p)
+
+
+def _luo(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
+    scale = _ranks(np.abs(measured.z_scale)) <= rule.top_k
+    bias = None if measured.z_bias is None else _ranks(np.abs(measured.z_bias)) <= rule.top_k
+    p = position_p(scale)
+    if bias is not None:
+        p = np.minimum(1.0, 2 * np.minimum(p, position_p(bias)))
+    counts = scale.sum(axis=0) + (0 if bias is None else bias.sum(axis=0))
+    order = np.lexsort((-counts, p))
+    return order[: rule.top_k].tolist(), _Hits(scale, bias, p)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Rank along the last axis, 1 = largest; ties share the best rank."""
+    ordered = np.sort(values, axis=-1)
+    return np.stack(
+        [
+            values.shape[-1] + 1 - np.searchsorted(row, value, side="right")
+            for row, value in zip(ordered, values, strict=True)
+        ]
+    )
+
+
+def position_p(flags: np.ndarray) -> np.ndarray:
+    """p-value [dim] of each dimension's number of flagged layers, under independent positions per layer.
+
+    `flags` is bool [layer, dim]. Under the null the k_l flagged positions of layer l are a uniform random subset, so a
+    given dimension is flagged with probability k_l / d, independently over layers: a Poisson-binomial count.
+    """
+    return _tail(flags.sum(axis=0), flags.mean(axis=1))
+
+
+def _tail(counts: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """P(count >= counts) [dim] of the Poisson-binomial with success probabilities `chance` [layer]."""
+    density = np.array([1.0])
+    for probability in chance:
+        density = np.append(density, 0.0) * (1 - probability) + np.append(0.0, density) * probability
+    tail = np.minimum(1.0, np.cumsum(density[::-1])[::-1])  # summed from the small end: no cancellation
+    return tail[counts]
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Holm's step-down correction of p-values [dim], in the given order."""
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(1.0, stepped)
+    return corrected
+
+
+def _describe(measured: Measured, dims: list[int], hits: _Hits) -> tuple[Outlier, ...]:
+    if not dims:
+        return ()
+    corrected = holm(hits.p)
+    rank_scale, signed_scale = _ranks(np.abs(measured.z_scale)), _ranks(measured.z_scale)
+    z_bias = measured.z_bias
+    outliers = []
+    for dim in dims:
+        has_bias = z_bias is not None and hits.bias is not None
+        outliers.append(
+            Outlier(
+                dim=int(dim),
+                z_scale=tuple(measured.z_scale[:, dim].tolist()),
+                z_bias=tuple(z_bias[:, dim].tolist()) if z_bias is not None else (),
+                layers_scale=tuple(np.flatnonzero(hits.scale[:, dim]).tolist()),
+                layers_bias=tuple(np.flatnonzero(hits.bias[:, dim]).tolist()) if hits.bias is not None else (),
+                rank_scale=tuple(rank_scale[:, dim].tolist()),
+                rank_bias=tuple(_ranks(np.abs(z_bias))[:, dim].tolist()) if has_bias and z_bias is not None else (),
+                signed_rank_scale=tuple(signed_scale[:, dim].tolist()),
+                signed_rank_bias=tuple(_ranks(z_bias)[:, dim].tolist()) if z_bias is not None else (),
+                p=float(hits.p[dim]),
+                p_holm=float(corrected[dim]),
+            )
+        )
+    return tuple(sorted(outliers, key=lambda outlier: (outlier.p, outlier.dim)))

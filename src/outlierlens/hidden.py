@@ -1,0 +1,122 @@
+"""The only file with forward hooks: look at a running network's hidden states, or edit them.
+
+    with tapped(model, stacks, look):            # look(stack, layer, states) sees [batch, token, dim]
+        model(**batch)
+    with edited(model, stack, edit, layers):     # edit(layer, states) returns the states that go on
+        model(**batch)
+
+The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.arch import BoundStack
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EMBEDDINGS = -1  # inside this package only; JSON and tables say "embeddings"
+
+
+def layer_name(layer: int) -> str:
+    """ "embeddings" or the block's number as text."""
+    return "embeddings" if layer == EMBEDDINGS else str(layer)
+
+
+@contextmanager
+def tapped(
+    model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, "Tensor"], None]
+) -> Iterator[None]:
+    """Call `look(stack, layer, states)` on every hidden state of every forward pass inside the block.
+
+    `states` is [batch, token, dim], layer `EMBEDDINGS` first, then 0, 1, … in the order they run.
+    """
+    with ExitStack() as hooks:
+        for stack in stacks:
+
+            def see(layer: int, states: "Tensor", stack: BoundStack = stack) -> None:
+                look(stack, layer, states)
+
+            _hook(model, stack, [EMBEDDINGS, *range(stack.n_layers)], see, hooks)
+        yield
+
+
+@contextmanager
+def edited(
+    model: "nn.Module",
+    stack: BoundStack,
+    edit: Callable[[int, "Tensor"], "Tensor"],
+    layers: Sequence[int] | None = None,
+) -> Iterator[None]:
+    """Replace hidden states of `layers` (default: every block's output) by `edit(layer, states)` in every forward pass."""
+    wanted = range(stack.n_layers) if layers is None else layers
+    with ExitStack() as hooks:
+        _hook(model, stack, wanted, edit, hooks)
+        yield
+
+
+def refuse_compiled(model: "nn.Module") -> None:
+    """Raise BadInput for a compiled model: hooks that are added after compilation are silently ignored."""
+    for module in (model, *model.modules()):
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise BadInput(
+                "this model is compiled, and a compiled graph ignores hooks that are added later; pass the original "
+                "module (model._orig_mod), or use zeroed_weights, which edits parameters and works"
+            )
+
+
+def _hook(
+    model: "nn.Module",
+    stack: BoundStack,
+    layers: Sequence[int],
+    use: Callable[[int, "Tensor"], "Tensor | None"],
+    hooks: ExitStack,
+) -> None:
+    refuse_compiled(model)
+    wanted = set(layers)
+    modules = dict(model.named_modules())
+    runs: dict[int, list[int]] = {}  # id of a module -> the layers it runs, in order; several where blocks are shared
+    for layer, path in enumerate(stack.blocks):
+        runs.setdefault(id(modules[path]), []).append(layer)
+    calls = dict.fromkeys(runs, 0)
+
+    def restart(*_: Any) -> None:
+        calls.update(dict.fromkeys(calls, 0))
+
+    def after(module: "nn.Module", args: Any, output: Any) -> Any:
+        turns = runs[id(module)]
+        layer = turns[calls[id(module)] % len(turns)]
+        calls[id(module)] += 1
+        return _swap(stack, output, layer, use) if layer in wanted else None
+
+    def before(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if calls[id(module)] % len(runs[id(module)]):
+            return None  # a shared block's later turn: its input is no embedding
+        if args:
+            changed = _swap(stack, args[0], EMBEDDINGS, use)
+            return None if changed is None else ((changed, *args[1:]), kwargs)
+        changed = _swap(stack, kwargs["hidden_states"], EMBEDDINGS, use)
+        return None if changed is None else (args, {**kwargs, "hidden_states": changed})
+
+    hooks.callback(model.register_forward_pre_hook(restart).remove)
+    for path in dict.fromkeys(stack.blocks):
+        hooks.callback(modules[path].register_forward_hook(after).remove)
+    if EMBEDDINGS in wanted:
+        first = modules[stack.blocks[0]]
+        hooks.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
+
+
+def _swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
+    """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
+    states = output[0] if isinstance(output, tuple) else output
+    # XLNet blocks carry [token, batch, dim].
+    shown = states.transpose(0, 1) if stack.stack.token_first else states
+    changed = use(layer, shown)
+    if changed is None:
+        return None
+    if stack.stack.token_first:
+        changed = changed.transpose(0, 1)
+    return (changed, *output[1:]) if isinstance(output, tuple) else changed

@@ -1,0 +1,161 @@
+"""What `observe` measures: statistics of every layer and dimension, as plain arrays without torch.
+
+observation.stacks[0].view("all").mean           # [layer, column]; layer 0 here is the embeddings row
+observation.stacks[0].layers                     # ("embeddings", "0", "1", …)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics over tokens of one stream, arrays [layer, column] in activation units unless said otherwise.
+
+    Attributes:
+        tokens: [layer] number of token vectors.
+        mean, std, skewness, kurtosis: moments; std is the population's, kurtosis is the plain fourth (3 for a normal).
+        min, max, abs_max: extremes; abs_max = max |h|.
+        abs_max_token: the token where |h| is largest, as text; abs_max_position: its position in its text, from 0.
+        abs_max_text: index of its text.
+        argmin_share, argmax_share: share in [0, 1] of token vectors whose smallest / largest entry this is (Luo et al.).
+        sigma_token_share: share of token vectors in which |h_d − mean(h)| >= n_sigma std(h) over the vector itself.
+        sigma_input_share: share of inputs (texts) with at least one such token (Kovaleva et al.'s "95 % of the inputs").
+        quantiles: [layer, column, quantile] at `QUANTILES`, from a signed logarithmic histogram; the relative error is
+            at most `StackObservation.quantile_error`.  NaN where quantiles were not kept for the column.
+        median_abs: [layer] median of |h| over all tokens and dimensions of the layer.
+    """
+
+    tokens: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    skewness: np.ndarray
+    kurtosis: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    abs_max: np.ndarray
+    abs_max_token: tuple[tuple[str, ...], ...]
+    abs_max_position: np.ndarray
+    abs_max_text: np.ndarray
+    argmin_share: np.ndarray
+    argmax_share: np.ndarray
+    sigma_token_share: np.ndarray
+    sigma_input_share: np.ndarray
+    quantiles: np.ndarray
+    median_abs: np.ndarray
+
+
+@dataclass(frozen=True)
+class ActivationOutlier:
+    """A dimension that a rule on activations found, with the numbers the rule rests on, per layer.
+
+    `rule` is "luo" (argmin / argmax share), "massive" (|h| > 100 and > 1000 × median) or "llm.int8" (|h| >= 6 in
+    >= 25 % of the layers and >= 6 % of the positions). `strength` [layer] is the share (luo, llm.int8) or max |h|.
+    """
+
+    rule: str
+    dim: int
+    layers: tuple[str, ...]
+    strength: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StackObservation:
+    """Statistics of one residual stream, with special tokens ("all") and without ("without_special").
+
+    `layers` names the rows: "embeddings", then block numbers. `dims` names the columns: all dimensions, or the most
+    extreme ones where the file would be too large.
+    """
+
+    stack: str
+    layers: tuple[str, ...]
+    hidden_size: int
+    dims: tuple[int, ...]
+    views: dict[str, Statistics]
+    outliers: tuple[ActivationOutlier, ...]
+    quantile_error: float
+    notes: tuple[str, ...] = ()
+
+    def view(self, name: str = "all") -> Statistics:
+        """Statistics of "all" or "without_special" tokens."""
+        if name not in self.views:
+            raise BadInput(f"no view {name!r}; views are {', '.join(self.views)}")
+        return self.views[name]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Token vectors of one input, for the picture of Kovaleva et al.'s Figure 1.
+
+    `states` is [layer, token, column]; `layers` and `dims` name rows and columns (columns: all dimensions up to 1,024,
+    else the most extreme).
+    """
+
+    stack: str
+    tokens: tuple[str, ...]
+    layers: tuple[str, ...]
+    dims: tuple[int, ...]
+    states: np.ndarray
+
+
+@result
+@dataclass(frozen=True)
+class Observation:
+    """Activation statistics of a model over a text, made in one streaming pass."""
+
+    provenance: Provenance
+    data: str
+    data_digest: str
+    n_texts: int
+    n_tokens: int
+    n_special: int
+    max_length: int
+    n_sigma: float
+    stacks: tuple[StackObservation, ...]
+    passages: tuple[Passage, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def rows(self, view: str = "all") -> Iterator[dict[str, Any]]:
+        """One flat row per stack, layer and dimension."""
+        for stack in self.stacks:
+            statistics = stack.view(view)
+            for row, layer in enumerate(stack.layers):
+                for column, dim in enumerate(stack.dims):
+                    yield {"stack": stack.stack, "layer": layer, "dim": dim} | {
+                        name: float(getattr(statistics, name)[row, column])
+                        for name in (
+                            "mean", "std", "skewness", "kurtosis", "min", "max", "abs_max", "abs_max_position",
+                            "argmin_share", "argmax_share", "sigma_token_share", "sigma_input_share",
+                        )
+                    } | {"abs_max_token": statistics.abs_max_token[row][column]}  # fmt: skip
+
+    def to_pandas(self, view: str = "all") -> "pandas.DataFrame":
+        """One row per stack, layer and dimension."""
+        return table(list(self.rows(view)))
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        rows = [
+            {
+                "stack": stack.stack,
+                "rule": o.rule,
+                "dim": o.dim,
+                "layers": ", ".join(o.layers),
+                "strongest": max(o.strength),
+            }
+            for stack in self.stacks
+            for o in stack.outliers
+        ]
+        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: {self.n_tokens:,} tokens")

@@ -1,0 +1,220 @@
+"""Every result as a frozen dataclass, written to and read back from versioned JSON.
+
+    text = to_json(scan_result)
+    same = from_json(text)              # torch is never needed to read a result
+
+A result carries where it came from (`Provenance`) and the settings of the rule that made it.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from outlierlens._version import __version__
+from outlierlens.errors import BadFile, BadInput, need
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT_VERSION = 1
+MAX_JSON_BYTES = 512 * 2**20
+_KINDS: dict[str, type] = {}
+T = TypeVar("T")
+
+
+def result(cls: type[T]) -> type[T]:
+    """Register a frozen dataclass as a kind of result file."""
+    _KINDS[cls.__name__] = cls
+    return cls
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a result came from: enough to make it again.
+
+    `fingerprint` is a SHA-256 over names, shapes and the values that were read; `command` reproduces the result.
+    """
+
+    model: str
+    fingerprint: str
+    command: str = ""
+    seed: int | None = None
+    version: str = __version__
+    libraries: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+
+    @classmethod
+    def now(cls, model: str, fingerprint: str, *, command: str = "", seed: int | None = None) -> "Provenance":
+        """Provenance of a result made at this moment by this process; names the libraries that are loaded."""
+        loaded = [name for name in ("numpy", "torch", "transformers", "gguf", "onnx") if name in sys.modules]
+        libraries = {"python": ".".join(map(str, sys.version_info[:3]))}
+        libraries |= {name: metadata.version(name) for name in loaded}
+        return cls(
+            model=model,
+            fingerprint=fingerprint,
+            command=command,
+            seed=seed,
+            libraries=libraries,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """One JSON document with `format_version` and `kind`; NaN and infinities are written as strings."""
+    if type(value).__name__ not in _KINDS:
+        raise BadInput(f"{type(value).__name__} is not a result; results are {', '.join(_KINDS)}")
+    document = {"format_version": FORMAT_VERSION, "kind": type(value).__name__, **_encode(value)}
+    return json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def from_json(text: str | bytes, where: str = "result") -> Any:
+    """The result that `to_json` wrote; `where` names the file in errors.
+
+    Raises:
+        BadFile: not JSON, an unknown kind or version, or a missing or ill-typed field.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{where}: not valid JSON ({error.__class__.__name__}); was it written completely?") from None
+    return decode_document(document, where)
+
+
+def decode_document(document: Any, where: str) -> Any:
+    """The result in an already parsed document; raises BadFile like `from_json`."""
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind not in _KINDS:
+        raise BadFile(f"{where}: kind {kind!r} is no result of outlierlens; known: {', '.join(_KINDS)}")
+    if document.get("format_version") != FORMAT_VERSION:
+        raise BadFile(
+            f"{where}: format_version {document.get('format_version')!r}; this version reads {FORMAT_VERSION}; "
+            "make the result again or install the version that wrote it"
+        )
+    return _decode(_KINDS[kind], document, where)
+
+
+def load(path: Path | str) -> Any:
+    """Read a result file; raises BadFile when it is missing or malformed."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadFile(f"{path}: no such result file")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a result file")
+    return from_json(path.read_bytes(), str(path))
+
+
+def save(value: Any, path: Path | str) -> Path:
+    """Write a result to exactly `path`, through a temporary file beside it that is then renamed."""
+    return write_text(Path(path), to_json(value) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write `text` to `path` so that a reader sees the old content or the new, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return _encode_array(value)
+    if isinstance(value, np.generic):
+        return _encode(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    raise TypeError(f"cannot write {type(value).__name__} to JSON")
+
+
+def _encode_array(values: np.ndarray) -> Any:
+    if values.dtype.kind != "f":
+        return values.tolist()
+    # Seven significant digits say all of a float32; the file stays half as long.
+    flat = [float(f"{x:.7g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
+    for size in reversed(values.shape[1:]):
+        flat = [flat[start : start + size] for start in range(0, len(flat), size)] if size else []
+    return flat if values.ndim else flat[0]
+
+
+def _decode(wanted: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return _decode(inner, value, where)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise BadFile(f"{where}: {value!r} is none of {', '.join(map(repr, arguments))}")
+        return value
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        return _decode_dataclass(wanted, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        as_int = arguments[0] is int
+        return {
+            (int(key) if as_int else key): _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()
+        }
+    if wanted is np.ndarray and isinstance(value, list):
+        return _decode_array(value, where)
+    if wanted is float and (isinstance(value, int | float) or value in ("nan", "inf", "-inf")):
+        return float(value)
+    if isinstance(wanted, type) and isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+        return value
+    raise BadFile(f"{where}: expected {getattr(wanted, '__name__', wanted)}, found {type(value).__name__}")
+
+
+def _decode_array(value: list[Any], where: str) -> np.ndarray:
+    try:
+        array = np.array(value)
+        return array.astype(np.float64) if array.dtype.kind == "U" else array
+    except ValueError:
+        raise BadFile(f"{where}: not a regular array of numbers") from None
+
+
+def _decode_dataclass(cls: type, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise BadFile(f"{where}: expected an object for {cls.__name__}, found {type(value).__name__}")
+    hints = typing.get_type_hints(cls)
+    given = {}
+    for f in dataclasses.fields(cls):
+        if f.name in value:
+            given[f.name] = _decode(hints[f.name], value[f.name], f"{where}.{f.name}")
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise BadFile(f"{where}: {f.name} is missing")
+    return cls(**given)
+
+
+def table(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
+    """Rows as a data frame; raises MissingExtra where pandas is not installed."""
+    return need("pandas", "models", "to_pandas()").DataFrame(rows)

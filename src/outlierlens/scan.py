@@ -1,0 +1,383 @@
+"""Outlier dimensions from weights alone: read the norms (or last linears) of a checkpoint and apply a rule.
+
+result = scan("mpnet-base")                     # needs neither torch nor the model in memory
+[outlier.dim for outlier in result.stacks[0].outliers]
+compare(scan("base"), scan("fine-tuned"))       # stayed, moved, came, went
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens import arch
+from outlierlens.arch import BoundStack, Param, Stack
+from outlierlens.checkpoint import Checkpoint, open_checkpoint
+from outlierlens.detect import Measured, Outlier, Rule, find
+from outlierlens.errors import BadFile, BadInput, TooMuchToRead
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+MAX_READ = 500_000_000
+MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
+View = Literal["last", "reading"]
+
+
+@dataclass(frozen=True)
+class StackScan:
+    """What the rule found in one residual stream, seen at one site of its blocks.
+
+    Attributes:
+        stack: "model", "encoder", "decoder", …; dimensions are named per stack.
+        site: parameter that was measured, relative to the block.
+        measure: "scale of the norm" or "L2 norm of the weights that write to the dimension".
+        outliers: strongest first.
+        n_sigma: threshold that was really used; below the rule's only when `relax_to` allowed it.
+        values_read: number of scalars the measure rests on.
+        map_dims: dimensions of the columns of `z_scale` and `z_bias`, all of them unless that is too many.
+        z_scale, z_bias: [layer, column]; z_bias is empty where there is no bias.
+    """
+
+    stack: str
+    site: str
+    measure: str
+    norm_site: str
+    n_layers: int
+    hidden_size: int
+    outliers: tuple[Outlier, ...]
+    n_sigma: float
+    values_read: int
+    notes: tuple[str, ...]
+    map_dims: tuple[int, ...]
+    z_scale: np.ndarray
+    z_bias: np.ndarray
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions found, ascending."""
+        return tuple(sorted(outlier.dim for outlier in self.outliers))
+
+
+@result
+@dataclass(frozen=True)
+class Scan:
+    """Outlier dimensions of a model, from its weights alone."""
+
+    provenance: Provenance
+    model_type: str
+    source: str
+    rule: Rule
+    view: str
+    stacks: tuple[StackScan, ...]
+    bytes_read: int
+    total_bytes: int
+    notes: tuple[str, ...] = ()
+    requests: int = 0
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per outlier and stack."""
+        return table(list(outlier_rows(self)))
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table(list(outlier_rows(self)), caption=f"{self.provenance.model}: {self.rule.name}")
+
+
+def outlier_rows(scan: Scan) -> Iterable[dict[str, Any]]:
+    """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
+    for stack in scan.stacks:
+        for outlier in stack.outliers:
+            yield {
+                "model": scan.provenance.model,
+                "stack": stack.stack,
+                "site": stack.site,
+                "dim": outlier.dim,
+                "layers": stack.n_layers,
+                "layers_scale": len(outlier.layers_scale),
+                "layers_bias": len(outlier.layers_bias) if outlier.z_bias else None,
+                "z_scale": _strongest(outlier.z_scale),
+                "z_bias": _strongest(outlier.z_bias) if outlier.z_bias else None,
+                "rank_scale": float(np.median(outlier.rank_scale)),
+                "rank_bias": float(np.median(outlier.rank_bias)) if outlier.rank_bias else None,
+                "p": outlier.p,
+                "p_holm": outlier.p_holm,
+            }
+
+
+def _strongest(z: tuple[float, ...]) -> float:
+    return max(z, key=abs)
+
+
+@dataclass(frozen=True)
+class ScanOptions:
+    """How to scan: the rule, the view, and limits on what may be read.
+
+    Attributes:
+        view: "last" is the block's last operation; "reading" is every reading norm's scale, a view of its own.
+        row: a TOML file that declares the architecture, instead of the table's row.
+        max_read: bytes of tensor values above which reading is refused.
+    """
+
+    rule: Rule = field(default_factory=Rule)
+    view: View = "last"
+    row: Path | None = None
+    max_read: int = MAX_READ
+    revision: str | None = None
+    subfolder: str = ""
+    token: str | None = None
+    offline: bool = False
+
+
+def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -> Scan:
+    """Find outlier dimensions in the weights of `model`: a sample, directory, file or hub id.
+
+    Raises:
+        UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: see those.
+        TooMuchToRead: the rule needs tensors of more than `max_read` bytes.
+    """
+    options = options or ScanOptions()
+    with open_checkpoint(
+        model, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline
+    ) as checkpoint:
+        return scan_checkpoint(checkpoint, options, command=command)
+
+
+def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: str = "") -> Scan:
+    """`scan` on an open checkpoint."""
+    stacks: tuple[Stack, ...]
+    stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+    bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+    sites = [site for stack in bound for site in _sites(stack, options.view)]
+    if not sites:
+        raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")
+    _check_size(checkpoint, sites, options.max_read)
+    digest = hashlib.sha256(checkpoint.header_digest().encode())
+    found = tuple(_scan_site(checkpoint, site, options.rule, digest) for site in sites)
+    return Scan(
+        provenance=Provenance.now(checkpoint.name, digest.hexdigest(), command=command),
+        model_type=str(checkpoint.config.get("model_type", "")),
+        source=checkpoint.kind,
+        rule=options.rule,
+        view=options.view,
+        stacks=found,
+        bytes_read=checkpoint.bytes_read,
+        total_bytes=checkpoint.total_bytes,
+        notes=checkpoint.notes,
+        requests=getattr(checkpoint, "requests", 0),
+    )
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One parameter family to measure over the layers of a stack."""
+
+    stack: BoundStack
+    name: str
+    scale: tuple[tuple[Param, ...], ...]
+    bias: tuple[tuple[Param, ...], ...]
+    is_norm: bool
+
+
+def _sites(stack: BoundStack, view: View) -> list[_Site]:
+    layers = stack.weight_layers
+    declared = stack.stack
+    if view == "last":
+        names = [declared.last_norm] if stack.ends_in_norm else list(declared.last_linear)
+        scale, bias = (tuple(values[layer] for layer in layers) for values in (stack.scale, stack.bias))
+        return [_Site(stack, " + ".join(name.removesuffix("()") for name in names), scale, bias, stack.ends_in_norm)]
+    sites = []
+    for module in declared.reading_norms:
+        present = tuple(
+            tuple(param for param in stack.reading[layer] if f".{module}." in param.name) for layer in layers
+        )
+        if all(present):
+            sites.append(_Site(stack, module, present, ((),) * len(layers), True))
+    return sites
+
+
+def _check_size(checkpoint: Checkpoint, sites: list[_Site], max_read: int) -> None:
+    params = {p.name for site in sites for layer in (*site.scale, *site.bias) for p in layer}
+    linear = [site.name for site in sites if not site.is_norm]
+    if not linear:
+        return  # norm vectors only: a few kilobytes a layer
+    needed = sum(checkpoint.tensors[name].nbytes for name in params)
+    if needed > max_read:
+        raise TooMuchToRead(
+            f"{checkpoint.name}: its blocks do not end in a norm, so this rule reads {', '.join(sorted(set(linear)))} of "
+            f"every layer, {needed / 1e6:,.0f} MB; allow it with --max-read {needed // 1_000_000 + 1}MB, or use "
+            "--view reading, which reads the norms alone"
+        )
+
+
+def _scan_site(checkpoint: Checkpoint, site: _Site, rule: Rule, digest: Any) -> StackScan:
+    names = [param.name for layer in (*site.scale, *site.bias) for param in layer]
+    wanted = {param.name: param for layer in (*site.scale, *site.bias) for param in layer}
+    vectors: dict[str, np.ndarray] = {}
+    n_values = 0
+    for name, values in checkpoint.read(names):
+        vectors[name] = per_dim(values, wanted[name], is_norm=site.is_norm)
+        n_values += values.size
+    for name in sorted(vectors):
+        digest.update(name.encode() + vectors[name].tobytes())
+    _check_widths(vectors, names, checkpoint.name)
+    scale = np.stack([_combine(vectors, layer, is_norm=site.is_norm) for layer in site.scale])
+    has_bias = all(site.bias)
+    bias = np.stack([_combine(vectors, layer, is_norm=True) for layer in site.bias]) if has_bias else None
+    measured = Measured(scale, bias, where=f"{checkpoint.name}, {site.name}")
+    outliers, n_sigma = find(measured, rule)
+    return _stack_scan(site, measured, outliers, (n_sigma, rule.n_sigma), n_values)
+
+
+def per_dim(values: np.ndarray, param: Param, *, is_norm: bool) -> np.ndarray:
+    """One float64 value per dimension [dim]: a norm's scale as it multiplies, or the squared L2 norm of what writes."""
+    if values.ndim == 1:
+        # (1 + w) norms are switched off at w = −1, so w − off is the factor that multiplies.
+        return values.astype(np.float64) - (param.off if is_norm else 0.0)
+    moved = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
+    return np.einsum("di,di->d", moved, moved, dtype=np.float64)
+
+
+def _combine(vectors: dict[str, np.ndarray], params: tuple[Param, ...], *, is_norm: bool) -> np.ndarray:
+    total = np.sum([vectors[param.name] for param in params], axis=0)
+    return total if is_norm else np.sqrt(total)
+
+
+def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) -> None:
+    widths = {len(vectors[name]) for name in names}
+    if len(widths) != 1:
+        odd = {len(vectors[name]): name for name in names}
+        raise BadFile(
+            f"{where}: layers disagree on the width of the stream: "
+            + ", ".join(f"{name} has {width}" for width, name in list(odd.items())[:3])
+        )
+
+
+def _stack_scan(
+    site: _Site, measured: Measured, outliers: tuple[Outlier, ...], n_sigma: tuple[float, float], n_values: int
+) -> StackScan:
+    used, asked = n_sigma
+    declared = site.stack.stack
+    notes = list(declared.notes)
+    if measured.bias is None:
+        notes.append(f"{site.name} has no bias here: the rule rests on the scale alone")
+    if used < asked:
+        notes.append(f"relaxed: nothing passes {asked:g} sigma, these pass {used:g} sigma")
+    if declared.shared_blocks:
+        notes.append("all layers run the same block: counting layers is meaningless, one vector was tested")
+    n_layers, width = measured.scale.shape
+    dims = np.arange(width)
+    if 2 * n_layers * width > MAP_CELLS:
+        extreme = np.abs(measured.z_scale).max(axis=0)
+        if measured.z_bias is not None:
+            extreme = np.maximum(extreme, np.abs(measured.z_bias).max(axis=0))
+        kept = max(32, MAP_CELLS // (2 * n_layers))
+        found = [outlier.dim for outlier in outliers]
+        dims = np.unique(np.concatenate([np.argsort(-extreme)[:kept], np.array(found, dtype=int)]))
+    return StackScan(
+        stack=site.stack.name,
+        site=site.name,
+        measure="scale of the norm" if site.is_norm else "L2 norm of the weights that write to the dimension",
+        norm_site=declared.norm_site,
+        n_layers=n_layers,
+        hidden_size=width,
+        outliers=outliers,
+        n_sigma=used,
+        values_read=n_values,
+        notes=tuple(notes),
+        map_dims=tuple(dims.tolist()),
+        z_scale=measured.z_scale[:, dims].astype(np.float32),
+        z_bias=np.empty((0, 0)) if measured.z_bias is None else measured.z_bias[:, dims].astype(np.float32),
+    )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One dimension's fate between two models: "stayed", "came" or "went"; z as the strongest over layers."""
+
+    stack: str
+    dim: int
+    fate: Literal["stayed", "came", "went"]
+    z_scale_before: float
+    z_scale_after: float
+    layers_before: int
+    layers_after: int
+
+
+@result
+@dataclass(frozen=True)
+class Comparison:
+    """Outliers of a base model against those of another, dimension by dimension.
+
+    `moved` is true for a stack where outliers went and as many came: the basis differs, as in a retrained model.
+    `jaccard` is |both| / |either| per stack, in [0, 1].
+    """
+
+    before: Provenance
+    after: Provenance
+    changes: tuple[Change, ...]
+    jaccard: dict[str, float]
+    moved: dict[str, bool]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per dimension found in either model."""
+        return table([vars(change) for change in self.changes])
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        title = f"{self.before.model} → {self.after.model}"
+        return html_table([vars(change) for change in self.changes], caption=title)
+
+
+def compare(before: Scan, after: Scan) -> Comparison:
+    """Which outliers stayed, came and went from `before` to `after`, both scanned under one rule and view.
+
+    Raises:
+        BadInput: rules, views, stacks or widths differ.
+    """
+    if replace(before.rule) != after.rule or before.view != after.view:
+        raise BadInput("the two scans used different rules or views; scan both the same way")
+    ours = {(s.stack, s.site): s for s in before.stacks}
+    theirs = {(s.stack, s.site): s for s in after.stacks}
+    if ours.keys() != theirs.keys() or any(ours[k].hidden_size != theirs[k].hidden_size for k in ours):
+        sizes = " against ".join(
+            ", ".join(f"{s.stack}: {s.site} × {s.hidden_size}" for s in scan.stacks) for scan in (before, after)
+        )
+        raise BadInput(f"the two models have different streams ({sizes}); compare models of one architecture")
+    changes: list[Change] = []
+    jaccard, moved = {}, {}
+    for key, stack in ours.items():
+        other = theirs[key]
+        was, now = ({o.dim: o for o in s.outliers} for s in (stack, other))
+        for dim in sorted(was.keys() | now.keys()):
+            fate: Literal["stayed", "came", "went"]
+            fate = "stayed" if dim in was and dim in now else "came" if dim in now else "went"
+            changes.append(
+                Change(
+                    stack=stack.stack,
+                    dim=dim,
+                    fate=fate,
+                    z_scale_before=_column(stack, dim),
+                    z_scale_after=_column(other, dim),
+                    layers_before=len(was[dim].layers_scale) if dim in was else 0,
+                    layers_after=len(now[dim].layers_scale) if dim in now else 0,
+                )
+            )
+        either = was.keys() | now.keys()
+        jaccard[stack.stack] = len(was.keys() & now.keys()) / len(either) if either else 1.0
+        went, came = len(was.keys() - now.keys()), len(now.keys() - was.keys())
+        moved[stack.stack] = went == came > 0
+    return Comparison(before.provenance, after.provenance, tuple(changes), jaccard, moved)
+
+
+def _column(stack: StackScan, dim: int) -> float:
+    """Strongest z of `dim` over layers; NaN where the map does not hold it."""
+    if dim not in stack.map_dims:
+        return float("nan")
+    return _strongest(tuple(stack.z_scale[:, stack.map_dims.index(dim)].tolist()))
