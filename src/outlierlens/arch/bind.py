@@ -1,21 +1,27 @@
 """Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters.
 
-    bound = bind(stacks_of(config), checkpoint.tensors)
-    bound[0].scale[3]        # Param("encoder.layer.3.output.LayerNorm.weight", axis=0)
+bound = bind(stacks_of(config), checkpoint.tensors, config)
+bound[0].scale[3]        # (Param("encoder.layer.3.output.LayerNorm.weight", axis=0),)
+bound[0].blocks[3]       # "encoder.layer.3", for model.get_submodule
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.arch.stack import Stack
+from outlierlens.arch.stack import Config, Stack
 from outlierlens.errors import BadFile, UnknownArchitecture
 
 if TYPE_CHECKING:
     from torch import nn
 
 MAX_LAYERS = 4096
+# Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
+_WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
+_QUANTISED = ("qweight", "weight_packed", "_blocks", "weight_quantized")
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,10 @@ class Param:
     axis: int = 0
     off: float = 0.0
 
+    def values_per_dim(self, shape: tuple[int, ...]) -> int:
+        """How many values one dimension has in a parameter of this shape."""
+        return math.prod(shape) // shape[self.axis]
+
 
 @dataclass(frozen=True)
 class BoundStack:
@@ -34,13 +44,16 @@ class BoundStack:
     Attributes:
         stack: the declaration.
         prefix: what stands before the declared paths in these names ("bert.", "model.", or "").
-        blocks: module path of each layer's block, prefix included; shared blocks repeat.
+        blocks: module path of each layer's block, prefix included; shared blocks repeat. Their output is the stream.
         scale: last operation's scale, per layer: the norm's weight, or the linears that write last [layer][part].
         bias: last operation's bias, per layer; an empty tuple in a layer without one.
-        writes: every linear weight or bias (and norm bias on the stream) that adds to a dimension, per layer.
-        reading: the reading norms' scales, per layer.
-        embeddings: tables that write to the stream before block 0.
+        writes: what adds to a dimension and to nothing else, per layer. Linear weights and biases, and on a post-norm
+            stream the norms' biases; where the writes are normed (`norm_site` "write"), those norms instead of the
+            linears before them, whose rows would also change what the norm divides all other dimensions by.
+        reading: the reading norms' scales, per layer; may differ in number (ModernBERT's first block has one less).
+        embeddings: parameters that write to the stream before block 0.
         embedding_norm: scale and bias of the norm of those, where there is one.
+        final_norm: scale and bias of the norm that reads the stream after the last block, where there is one.
     """
 
     stack: Stack
@@ -52,6 +65,7 @@ class BoundStack:
     reading: tuple[tuple[Param, ...], ...]
     embeddings: tuple[Param, ...]
     embedding_norm: tuple[Param, ...]
+    final_norm: tuple[Param, ...] = ()
 
     @property
     def name(self) -> str:
@@ -74,168 +88,218 @@ class BoundStack:
         return tuple(sorted({path: layer for layer, path in reversed(list(enumerate(self.blocks)))}.values()))
 
 
-def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Mapping[str, Any] | None = None) -> list[BoundStack]:
+def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | None = None) -> list[BoundStack]:
     """Every stack found in `names`; stacks whose blocks are absent are left out (a text-only export of CLIP, say).
 
     Raises:
         UnknownArchitecture: none of the stacks fits; the message lists names that look like norms.
-        BadFile: a stack is there but incomplete, or in two places.
+        BadFile: a stack is there but incomplete, in two places, or not what the config says.
     """
     index = _Names(names)
-    bound = [found for stack in stacks if (found := _bind_one(stack, index, config or {})) is not None]
+    bound: dict[str, BoundStack] = {}
+    for stack in stacks:
+        if stack.name not in bound and (prefix := _prefix(stack, index)) is not None:
+            bound[stack.name] = _Binder(stack, index, prefix, config or {}).bind()
     if not bound:
-        norms = [name for name in names if re.search(r"norm|ln_|layer_norm", name, re.IGNORECASE)]
-        wanted = " or ".join(f"{stack.blocks}.{stack.last_norm or stack.last_linear[0]}" for stack in stacks)
-        raise UnknownArchitecture(
-            f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
-            "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
-        )
-    return bound
+        raise UnknownArchitecture(_nothing_fits(stacks, names))
+    return list(bound.values())
+
+
+def live_parameters(model: "nn.Module") -> dict[str, Any]:
+    """{name: parameter} of a live model, every name of a shared parameter included."""
+    return dict(model.named_parameters(remove_duplicate=False))
 
 
 class _Names:
-    """Names of tensors with the aliases that files use, and wildcards over experts."""
+    """Names of tensors, looked up without the wrappers around blocks."""
 
     def __init__(self, names: Collection[str]):
-        self.names = set(names)
+        self.real = {_WRAPPED.sub(r"\1", name): name for name in names}
 
-    def find(self, name: str, stack: Stack, prefix: str, block: str) -> list[str]:
-        """The stored names that stand for parameter `name` of a block; [] when there are none."""
-        full = f"{prefix}{block}{name}"
-        if full in self.names:
-            return [full]
-        stem, _, leaf = name.rpartition(".")
-        old = {"weight": "gamma", "bias": "beta"}.get(leaf)  # TensorFlow-born checkpoints
-        if old and f"{prefix}{block}{stem}.{old}" in self.names:
-            return [f"{prefix}{block}{stem}.{old}"]
-        for other in stack.stored_as.get(name, ()):
-            if "{expert}" not in other:
-                if f"{prefix}{block}{other}" in self.names:
-                    return [f"{prefix}{block}{other}"]
-                continue
-            found = []
-            while (expert := f"{prefix}{block}{other.replace('{expert}', str(len(found)))}") in self.names:
-                found.append(expert)
-            if found:
-                return found
+    def prefixes(self, tail: str) -> set[str]:
+        """What stands before `tail` in the names that end with it at a dot."""
+        cut = len(tail)
+        return {name[:-cut] for name in self.real if name.endswith(tail) and (name == tail or name[-cut - 1] == ".")}
+
+
+class _Binder:
+    """One stack at one prefix; every method returns parameters [layer][part] unless it says otherwise."""
+
+    def __init__(self, stack: Stack, names: _Names, prefix: str, config: Config):
+        self.stack, self.names, self.prefix, self.config = stack, names, prefix, config
+        self.blocks = stack.layer_blocks or self.count_blocks()
+        expected = _config_value(config, stack.layers)
+        if isinstance(expected, int) and not stack.layer_blocks and expected != len(self.blocks):
+            raise BadFile(
+                f"stack {stack.name!r}: {len(self.blocks)} layers are stored but the config's {stack.layers} is "
+                f"{expected}; the checkpoint is incomplete or belongs to another config"
+            )
+
+    def bind(self) -> BoundStack:
+        stack = self.stack
+        if stack.norm_site == "read":
+            scale, bias = (self.linears(stack.last_linear, leaf) for leaf in ("weight", "bias"))
+            required = _parameter(stack.last_linear[0], "weight")
+        else:
+            scale, bias = (self.norms((stack.last_norm,), leaf) for leaf in ("weight", "bias"))
+            required = f"{stack.last_norm}.weight"
+        if lacking := [block for block, params in zip(self.blocks, scale, strict=True) if not params]:
+            raise BadFile(
+                f"stack {stack.name!r}: {self.prefix}{lacking[0]}.{required} is missing; the checkpoint is incomplete"
+            )
+        return BoundStack(
+            stack=stack,
+            prefix=self.prefix,
+            blocks=tuple(self.prefix + block for block in self.blocks),
+            scale=scale,
+            bias=bias,
+            writes=self.writes(),
+            reading=self.norms(stack.reading_norms, "weight", everywhere=False),
+            embeddings=self.embeddings(),
+            embedding_norm=self.outer_norm(stack.embedding_norm),
+            final_norm=self.outer_norm(stack.final_norm),
+        )
+
+    def writes(self) -> tuple[tuple[Param, ...], ...]:
+        stack = self.stack
+        norms = (*stack.other_norms, stack.last_norm)
+        if stack.norm_site == "write":
+            return _join(self.norms(norms, "weight"), self.norms(norms, "bias"))
+        linears = (*stack.other_writes, *stack.last_linear)
+        return _join(self.linears(linears, "weight"), self.linears(linears, "bias"), self.norms(norms, "bias"))
+
+    def linears(self, modules: tuple[str, ...], leaf: str) -> tuple[tuple[Param, ...], ...]:
+        # Negative axes serve a single linear [out, in] and a stack of experts [expert, out, in] alike.
+        usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
+        names = [_parameter(module, leaf) for module in modules]
+        return self.columns({name: Param("", self.stack.axes.get(name, usual)) for name in names}, everywhere=True)
+
+    def norms(self, modules: tuple[str, ...], leaf: str, *, everywhere: bool = True) -> tuple[tuple[Param, ...], ...]:
+        like = {f"{module}.{leaf}": self.norm_param("", leaf) for module in modules if module}
+        return self.columns(like, everywhere=everywhere)
+
+    def columns(self, like: dict[str, Param], *, everywhere: bool) -> tuple[tuple[Param, ...], ...]:
+        """The named parameters of each layer; with `everywhere`, one must be in all layers or in none."""
+        layers: list[tuple[Param, ...]] = [() for _ in self.blocks]
+        for name, param in like.items():
+            stored = [self.find(name, block) for block in self.blocks]
+            if everywhere and any(stored) and not all(stored):
+                block = self.blocks[stored.index([])]
+                raise BadFile(
+                    f"stack {self.stack.name!r}: {self.prefix}{block}.{name} is missing while other layers have it; "
+                    "the checkpoint is incomplete"
+                )
+            layers = [
+                (*got, *(replace(param, name=new) for new in found)) for got, found in zip(layers, stored, strict=True)
+            ]
+        return tuple(layers)
+
+    def embeddings(self) -> tuple[Param, ...]:
+        """Parameters that write before block 0 [part]."""
+        tables = [self.find(f"{table}.weight") or self.find(table) for table in self.stack.embeddings]
+        linears = [self.find(f"{name}.{leaf}") for name in self.stack.embedding_linears for leaf in ("weight", "bias")]
+        return (*(Param(name, axis=-1) for name in chain(*tables)), *(Param(name) for name in chain(*linears)))
+
+    def outer_norm(self, module: str) -> tuple[Param, ...]:
+        """Scale and bias of a norm outside the blocks [part]."""
+        leaves = ("weight", "bias") if module else ()
+        return tuple(self.norm_param(name, leaf) for leaf in leaves for name in self.find(f"{module}.{leaf}"))
+
+    def norm_param(self, name: str, leaf: str) -> Param:
+        """A norm's parameter: its scale is off at 0, or at -1 where the norm multiplies by 1 + weight."""
+        return Param(name, off=-self.stack.norm_offset if leaf == "weight" and self.stack.norm_offset else 0.0)
+
+    def find(self, name: str, block: str = "") -> list[str]:
+        """The real names that stand for parameter `name` of a block (or of the model); [] when there are none."""
+        start = f"{self.prefix}{block}." if block else self.prefix
+        for alias in _aliases(name, self.stack):
+            if "{expert}" in alias:
+                if found := self.experts(start + alias):
+                    return found
+            elif start + alias in self.names.real:
+                return [self.names.real[start + alias]]
         return []
 
-    def prefixes(self, tail: str) -> list[str]:
-        """What stands before `tail` in the names that end with it at a dot."""
-        return sorted(
-            {name[: -len(tail)] for name in self.names if name.endswith(tail) and (name == tail or name[-len(tail) - 1] == ".")}
-        )
+    def experts(self, pattern: str) -> list[str]:
+        """The real names of one parameter of all experts."""
+        found: list[str] = []
+        while (expert := pattern.replace("{expert}", str(len(found)))) in self.names.real:
+            found.append(self.names.real[expert])
+        expected = _config_value(self.config, self.stack.experts) if self.stack.experts else None
+        if found and isinstance(expected, int) and expected != len(found):
+            raise BadFile(
+                f"stack {self.stack.name!r}: {pattern} is stored for {len(found)} experts but the config's "
+                f"{self.stack.experts} is {expected}; the checkpoint is incomplete or belongs to another config"
+            )
+        return found
+
+    def count_blocks(self) -> tuple[str, ...]:
+        """Paths of the numbered blocks, without prefix [layer]."""
+        stack = self.stack
+        head, _, tail = stack.blocks.partition("{layer}")
+        pattern = re.compile(re.escape(self.prefix + head) + r"(\d{1,9})" + re.escape(tail) + r"\.")
+        numbers = {int(match[1]) for name in self.names.real if (match := pattern.match(name))}
+        if len(numbers) > MAX_LAYERS:
+            raise BadFile(f"stack {stack.name!r}: {len(numbers):,} layers of {stack.blocks}, over {MAX_LAYERS:,}")
+        if missing := [layer for layer in range(len(numbers)) if layer not in numbers]:
+            raise BadFile(
+                f"stack {stack.name!r}: layers {missing[:5]} of {self.prefix}{stack.blocks} are missing while "
+                f"layer {max(numbers)} is there; fetch the model again"
+            )
+        return tuple(stack.block(layer) for layer in range(len(numbers)))
 
 
-def _bind_one(stack: Stack, index: _Names, config: Mapping[str, Any]) -> BoundStack | None:
-    prefix = _prefix(stack, index)
-    if prefix is None:
-        return None
-    blocks = [path + "." for path in (stack.layer_blocks or _count_blocks(stack, index, prefix))]
-    expected = _config_value(config, stack.layers)
-    if isinstance(expected, int) and not stack.layer_blocks and expected != len(blocks):
-        raise BadFile(
-            f"stack {stack.name!r}: {len(blocks)} layers are stored but the config's {stack.layers} is {expected}; "
-            "the checkpoint is incomplete or belongs to another config"
-        )
-
-    def params(name: str, block: str, *, linear: bool, required: bool) -> tuple[Param, ...]:
-        found = index.find(name, stack, prefix, block)
-        if not found and required:
-            raise BadFile(f"stack {stack.name!r}: {prefix}{block}{name} is missing; the checkpoint is incomplete")
-        return tuple(_param(stack, stored, name, linear=linear) for stored in found)
-
-    def norm(module: str, leaf: str, block: str, *, required: bool = False) -> tuple[Param, ...]:
-        return params(f"{module}.{leaf}", block, linear=False, required=required) if module else ()
-
-    def linears(modules: tuple[str, ...], leaf: str, block: str, *, required: bool = False) -> tuple[Param, ...]:
-        return tuple(
-            param
-            for module in modules
-            for param in params(_leaf(module, leaf), block, linear=True, required=required)
-        )
-
-    ends_in_norm = stack.norm_site != "read"
-    scale, bias, writes, reading = [], [], [], []
-    for block in blocks:
-        if ends_in_norm:
-            scale.append(norm(stack.last_norm, "weight", block, required=True))
-            bias.append(norm(stack.last_norm, "bias", block))
-        else:
-            scale.append(linears(stack.last_linear, "weight", block, required=True))
-            bias.append(linears(stack.last_linear, "bias", block))
-        adders = (*stack.other_writes, *stack.last_linear)
-        norms_that_add = (*stack.other_norms, stack.last_norm)
-        writes.append(
-            linears(adders, "weight", block)
-            + linears(adders, "bias", block)
-            + tuple(param for module in norms_that_add for param in norm(module, "bias", block))
-        )
-        reading.append(tuple(param for module in stack.reading_norms for param in norm(module, "weight", block)))
-    return BoundStack(
-        stack=stack,
-        prefix=prefix,
-        blocks=tuple((prefix + block)[:-1] for block in blocks),
-        scale=tuple(scale),
-        bias=tuple(bias),
-        writes=tuple(writes),
-        reading=tuple(reading),
-        embeddings=tuple(
-            Param(stored, axis=-1)
-            for table in stack.embeddings
-            for stored in index.find(f"{table}.weight", stack, prefix, "") or index.find(table, stack, prefix, "")
-        ),
-        embedding_norm=norm(stack.embedding_norm, "weight", "") + norm(stack.embedding_norm, "bias", ""),
-    )
+def _join(*columns: tuple[tuple[Param, ...], ...]) -> tuple[tuple[Param, ...], ...]:
+    return tuple(tuple(chain(*layer)) for layer in zip(*columns, strict=True))
 
 
-def _leaf(module: str, leaf: str) -> str:
+def _aliases(name: str, stack: Stack) -> list[str]:
+    stem, _, leaf = name.rpartition(".")
+    old = {"weight": "gamma", "bias": "beta"}.get(leaf)  # TensorFlow-born checkpoints
+    return [name, *([f"{stem}.{old}"] if old else []), *stack.stored_as.get(name, ())]
+
+
+def _parameter(module: str, leaf: str) -> str:
     """The parameter of a linear; "name()" declares a bare parameter whose bias is "name_bias"."""
     if module.endswith("()"):
         return module[:-2] if leaf == "weight" else f"{module[:-2]}_bias"
     return f"{module}.{leaf}"
 
 
-def _param(stack: Stack, stored: str, name: str, *, linear: bool) -> Param:
-    is_bias = name.endswith(("bias", "beta"))
-    if not linear:
-        return Param(stored, axis=0, off=0.0 if is_bias else 0.0 - stack.norm_offset)
-    # Negative axes serve a single linear [out, in] and a stack of experts [expert, out, in] alike.
-    return Param(stored, axis=-1 if is_bias or stack.weight_is_in_by_out else -2)
+def _anchor(stack: Stack) -> str:
+    """The parameter whose place shows where the stack's blocks are."""
+    return f"{stack.last_norm}.weight" if stack.norm_site != "read" else _parameter(stack.last_linear[0], "weight")
 
 
-def _prefix(stack: Stack, index: _Names) -> str | None:
-    first = (stack.layer_blocks or (stack.blocks.format(layer=0),))[0] + "."
-    anchor = f"{stack.last_norm}.weight" if stack.norm_site != "read" else _leaf(stack.last_linear[0], "weight")
-    stem, _, leaf = anchor.rpartition(".")
-    tails = [anchor, *([f"{stem}.gamma"] if leaf == "weight" else []), *stack.stored_as.get(anchor, ())]
-    found = {prefix for tail in tails for prefix in index.prefixes(first + tail.replace("{expert}", "0"))}
+def _prefix(stack: Stack, names: _Names) -> str | None:
+    first = stack.block(0)
+    aliases = _aliases(_anchor(stack), stack)
+    found = {prefix for alias in aliases for prefix in names.prefixes(f"{first}.{alias.replace('{expert}', '0')}")}
     if len(found) > 1:
         raise BadFile(
-            f"stack {stack.name!r}: {stack.blocks} stands under several prefixes ({', '.join(sorted(found))}); "
+            f"stack {stack.name!r}: {stack.blocks} stands under several prefixes, "
+            f"{', '.join(map(repr, sorted(found)))}; "
             "pass --arch row.toml with the full path in `blocks`"
         )
     return found.pop() if found else None
 
 
-def _count_blocks(stack: Stack, index: _Names, prefix: str) -> list[str]:
-    head, _, tail = stack.blocks.partition("{layer}")
-    pattern = re.compile(re.escape(prefix + head) + r"(\d{1,9})" + re.escape(tail) + r"\.")
-    numbers = {int(match[1]) for name in index.names if (match := pattern.match(name))}
-    n_layers = len(numbers)
-    if n_layers > MAX_LAYERS or numbers != set(range(n_layers)):
-        missing = sorted(set(range(min(max(numbers) + 1, MAX_LAYERS))) - numbers)
-        raise BadFile(f"stack {stack.name!r}: layers {missing[:5]} of {stack.blocks} are missing; fetch the model again")
-    return [stack.blocks.format(layer=layer) for layer in range(n_layers)]
-
-
-def _config_value(config: Mapping[str, Any], key: str) -> Any:
+def _config_value(config: Config, key: str) -> Any:
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 
-def live_parameters(model: "nn.Module") -> dict[str, Any]:
-    """{name: parameter} of a live model, every name of a shared parameter included."""
-    return dict(model.named_parameters(remove_duplicate=False))
+def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str]) -> str:
+    wanted = " or ".join(dict.fromkeys(f"{stack.blocks}.{_anchor(stack)}" for stack in stacks))
+    if packed := next((name for name in names if name.endswith(_QUANTISED)), None):
+        return (
+            f"no parameter matches {wanted}; the weights are packed by a quantiser ({packed}): "
+            "take a copy of the model in full precision"
+        )
+    norms = [name for name in names if re.search(r"norm|(^|\.)ln_", name, re.IGNORECASE)]
+    return (
+        f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
+        "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
+    )

@@ -5,71 +5,68 @@ To add a family: one entry here, one tiny config in `tests/architectures.py`; se
 """
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
-from outlierlens.arch.stack import Stack
+from outlierlens.arch import rows_decoders as dec
+from outlierlens.arch import rows_encoders as enc
+from outlierlens.arch.rows_encoders import inside
+from outlierlens.arch.stack import Config, Stack
 from outlierlens.errors import UnknownArchitecture
 
-Config = Mapping[str, Any]
 Row = tuple[Stack, ...] | Callable[[Config], tuple[Stack, ...]]
 
-BERT = Stack(
-    blocks="encoder.layer.{layer}",
-    norm_site="stream",
-    last_norm="output.LayerNorm",
-    last_linear=("output.dense",),
-    other_writes=("attention.output.dense",),
-    other_norms=("attention.output.LayerNorm",),
-    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings"),
-    embedding_norm="embeddings.LayerNorm",
-)
-DISTILBERT = Stack(
-    blocks="transformer.layer.{layer}",
-    layers="n_layers",
-    norm_site="stream",
-    last_norm="output_layer_norm",
-    last_linear=("ffn.lin2",),
-    other_writes=("attention.out_lin",),
-    other_norms=("sa_layer_norm",),
-    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
-    embedding_norm="embeddings.LayerNorm",
-)
-MPNET = Stack(
-    blocks="encoder.layer.{layer}",
-    norm_site="stream",
-    last_norm="output.LayerNorm",
-    last_linear=("output.dense",),
-    other_writes=("attention.attn.o",),
-    other_norms=("attention.LayerNorm",),
-    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
-    embedding_norm="embeddings.LayerNorm",
-)
-GPT2 = Stack(
-    blocks="h.{layer}",
-    layers="n_layer",
-    last_linear=("mlp.c_proj",),
-    other_writes=("attn.c_proj",),
-    reading_norms=("ln_1", "ln_2"),
-    embeddings=("wte", "wpe"),
-    final_norm="ln_f",
-    weight_is_in_by_out=True,
-)
-LLAMA = Stack(
-    blocks="layers.{layer}",
-    last_linear=("mlp.down_proj",),
-    other_writes=("self_attn.o_proj",),
-    reading_norms=("input_layernorm", "post_attention_layernorm"),
-    embeddings=("embed_tokens",),
-    final_norm="norm",
-)
+_BART = (dec.BART_ENCODER, dec.BART_DECODER)
+_T5 = (dec.T5_ENCODER, dec.T5_DECODER)
 
 ARCHITECTURES: dict[str, Row] = {
-    "bert": (BERT,),
-    "distilbert": (DISTILBERT,),
-    "mpnet": (MPNET,),
-    "gpt2": (GPT2,),
-    "llama": (LLAMA,),
+    "albert": enc.albert,
+    "bart": _BART,
+    "bert": (enc.BERT,),
+    "bloom": dec.bloom,
+    "camembert": (enc.BERT,),
+    "clip": (
+        inside("text_model", enc.CLIP_TEXT, name="text", layers="text_config.num_hidden_layers"),
+        inside("vision_model", enc.CLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
+    ),
+    "clip_text_model": (enc.CLIP_TEXT,),
+    "clip_vision_model": (enc.CLIP_VISION,),
+    "deberta": enc.deberta,
+    "deberta-v2": enc.deberta,
+    "distilbert": (enc.DISTILBERT,),
+    "electra": enc.electra,
+    "falcon": dec.falcon,
+    "gemma": (dec.GEMMA,),
+    "gemma2": (dec.GEMMA2,),
+    "gemma3": (
+        replace(dec.GEMMA2, name="text", layers="text_config.num_hidden_layers"),
+        replace(enc.SIGLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
+    ),
+    "gemma3_text": (dec.GEMMA2,),
+    "gpt2": (dec.GPT2,),
+    "gpt_neo": (dec.GPT_NEO,),
+    "gpt_neox": (dec.GPT_NEOX,),
+    "gpt_oss": (dec.GPT_OSS,),
+    "llama": (dec.LLAMA,),
+    "mistral": (dec.LLAMA,),
+    "mixtral": (dec.MIXTRAL,),
+    "modernbert": (enc.MODERNBERT,),
+    "mpnet": (enc.MPNET,),
+    "mt5": _T5,
+    "olmo2": (dec.OLMO2,),
+    "opt": dec.opt,
+    "phi": (dec.PHI,),
+    "phi3": (dec.LLAMA,),
+    "qwen2": (dec.LLAMA,),
+    "qwen3": (dec.LLAMA,),
+    "qwen3_moe": (dec.QWEN3_MOE,),
+    "roberta": (enc.BERT,),
+    "t5": _T5,
+    "vit": (enc.VIT, enc.VIT_STORED),
+    "wav2vec2": enc.wav2vec2,
+    "whisper": (dec.WHISPER_ENCODER, dec.WHISPER_DECODER),
+    "xlm-roberta": (enc.BERT,),
+    "xlnet": (enc.XLNET,),
 }
 
 

@@ -1,0 +1,177 @@
+"""Binding declared rows to names: prefixes, wrappers, old names, experts, errors; and rows written as TOML."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import FAMILIES, build
+from outlierlens.arch import Param, bind, live_parameters, load_toml, stacks_of
+from outlierlens.arch.rows import dec, enc
+from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
+
+
+def names_of(layers: int = 2, prefix: str = "", norm: tuple[str, str] = ("weight", "bias")) -> list[str]:
+    """Parameter names of a BERT as a file may have them."""
+    modules = ("output.LayerNorm", "attention.output.LayerNorm")
+    linears = ("output.dense", "attention.output.dense")
+    blocks = [f"{prefix}encoder.layer.{layer}" for layer in range(layers)]
+    return [f"{block}.{module}.{leaf}" for block in blocks for module in modules for leaf in norm] + [
+        f"{block}.{linear}.{leaf}" for block in blocks for linear in linears for leaf in ("weight", "bias")
+    ]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "bert.", "module.bert.", "_orig_mod.bert.", "_orig_mod.module.bert.", "0.auto_model."]
+)
+def test_prefixes(prefix: str) -> None:
+    (stack,) = bind((enc.BERT,), names_of(prefix=prefix))
+    assert stack.prefix == prefix
+    assert stack.blocks == (f"{prefix}encoder.layer.0", f"{prefix}encoder.layer.1")
+    assert stack.bias[1] == (Param(f"{prefix}encoder.layer.1.output.LayerNorm.bias"),)
+
+
+def test_the_prediction_heads_norm_is_no_layer() -> None:
+    (stack,) = bind((enc.BERT,), [*names_of(prefix="bert."), "cls.predictions.transform.LayerNorm.weight"])
+    assert stack.n_layers == 2
+
+
+def test_wrappers_around_blocks_are_looked_through() -> None:
+    model = build(FAMILIES["llama"])
+    plain = list(live_parameters(model))
+    wrapped = [name.replace("layers.1.", "layers.1._orig_mod.") for name in plain]
+    (stack,) = bind((dec.LLAMA,), wrapped)
+    assert stack.scale[1] == (Param("layers.1._orig_mod.mlp.down_proj.weight", axis=-2),)
+    assert stack.scale[0] == (Param("layers.0.mlp.down_proj.weight", axis=-2),)
+    assert stack.blocks == ("layers.0", "layers.1", "layers.2")
+
+
+def test_a_compiled_model_binds() -> None:
+    model = torch.compile(build(FAMILIES["gpt2"]), backend="eager")
+    (stack,) = bind((dec.GPT2,), live_parameters(model))
+    assert stack.prefix == "_orig_mod."
+    assert all(param.name in live_parameters(model) for layer in stack.writes for param in layer)
+
+
+def test_gamma_and_beta() -> None:
+    (stack,) = bind((enc.BERT,), names_of(norm=("gamma", "beta")))
+    assert stack.scale[0] == (Param("encoder.layer.0.output.LayerNorm.gamma"),)
+    assert stack.bias[0] == (Param("encoder.layer.0.output.LayerNorm.beta"),)
+    assert Param("encoder.layer.0.attention.output.LayerNorm.beta") in stack.writes[0]
+
+
+def test_gemma_norms_are_off_at_minus_one() -> None:
+    (stack,) = bind(stacks_of({"model_type": "gemma2"}), live_parameters(build(FAMILIES["gemma2"])))
+    assert stack.scale[0] == (Param("layers.0.post_feedforward_layernorm.weight", off=-1.0),)
+    assert [param.off for param in stack.reading[0]] == [-1.0, -1.0]
+    assert [param.off for param in stack.final_norm] == [-1.0]
+
+
+def test_experts_are_stored_in_either_layout() -> None:
+    stem = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"
+    names = [stem.format(layer, expert) for layer in (0, 1) for expert in (0, 1, 2)]
+    (stack,) = bind((dec.MIXTRAL,), names, {"num_local_experts": 3})
+    assert stack.scale[1] == tuple(Param(stem.format(1, expert), axis=-2) for expert in (0, 1, 2))
+    with pytest.raises(
+        BadFile, match="2 experts but the config's num_local_experts is 3; the checkpoint is incomplete"
+    ):
+        bind((dec.MIXTRAL,), names[:-1], {"num_local_experts": 3})
+
+
+def test_errors_of_binding() -> None:
+    names = names_of(layers=4)
+    with pytest.raises(BadFile, match=r"layers \[1\] of encoder.layer.{layer} are missing while layer 3 is there"):
+        bind((enc.BERT,), [name for name in names if "layer.1." not in name])
+    with pytest.raises(BadFile, match="4 layers are stored but the config's num_hidden_layers is 12"):
+        bind((enc.BERT,), names, {"num_hidden_layers": 12})
+    with pytest.raises(BadFile, match=r"several prefixes, 'query\.', 'text\.'; pass --arch row\.toml"):
+        bind((enc.BERT,), [*names_of(prefix="text."), *names_of(prefix="query.")])
+    with pytest.raises(BadFile, match=r"encoder\.layer\.2\.output\.LayerNorm\.weight is missing while other layers"):
+        bind((enc.BERT,), [name for name in names if name != "encoder.layer.2.output.LayerNorm.weight"])
+    with pytest.raises(BadFile, match=r"encoder\.layer\.3\.output\.LayerNorm\.bias is missing while other layers"):
+        bind((enc.BERT,), [name for name in names if name != "encoder.layer.3.output.LayerNorm.bias"])
+    with pytest.raises(
+        UnknownArchitecture, match=r"no parameter matches h\.\{layer\}\.mlp\.c_proj\.weight; names that look"
+    ):
+        bind((dec.GPT2,), names)
+    with pytest.raises(UnknownArchitecture, match=r"packed by a quantiser \(layers\.0\.mlp\.down_proj\.qweight\)"):
+        bind((dec.LLAMA,), ["layers.0.mlp.down_proj.qweight"])
+    many = [f"layers.{layer}.mlp.down_proj.weight" for layer in range(4097)]
+    with pytest.raises(BadFile, match=r"4,097 layers"):
+        bind((dec.LLAMA,), many)
+
+
+def test_errors_of_the_table() -> None:
+    with pytest.raises(
+        UnknownArchitecture, match=r"unknown model_type 'qwen4' in config\.json; pass --arch .*near: qwen"
+    ):
+        stacks_of({"model_type": "qwen4"})
+    with pytest.raises(UnknownArchitecture, match=r"no model_type in here; pass --arch row\.toml"):
+        stacks_of({}, where="here")
+    with pytest.raises(UnknownArchitecture, match="its blocks add to normed values"):
+        stacks_of({"model_type": "bloom", "apply_residual_connection_post_layernorm": True})
+
+
+def test_a_bound_dimension_count_is_by_hand() -> None:
+    assert Param("a", axis=-2).values_per_dim((3, 16, 24)) == 72
+    assert Param("a", axis=0).values_per_dim((16, 2, 8)) == 16
+    assert Param("a").values_per_dim((16,)) == 1
+
+
+ROW = """
+[[stack]]
+blocks = "encoder.layer.{layer}"
+norm_site = "stream"
+last_norm = "output.LayerNorm"
+last_linear = ["output.dense"]
+norm_offset = 1
+axes = { "output.dense.weight" = -1 }
+stored_as = { "output.dense.weight" = ["fc.weight"] }
+"""
+
+
+def test_rows_from_toml(tmp_path: Any) -> None:
+    path = tmp_path / "row.toml"
+    path.write_text(ROW)
+    (stack,) = load_toml(path)
+    assert stack == replace(
+        enc.BERT,
+        other_writes=(),
+        other_norms=(),
+        embeddings=(),
+        embedding_norm="",
+        norm_offset=1.0,
+        axes={"output.dense.weight": -1},
+        stored_as={"output.dense.weight": ("fc.weight",)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'last_linear = ["output.dense"]',
+            'last_linear = "output.dense"',
+            "last_linear = 'output.dense' has the wrong type",
+        ),
+        ("norm_offset = 1", "norm_offset = true", "norm_offset = True has the wrong type"),
+        ('["fc.weight"]', '"fc.weight"', "stored_as = .* has the wrong type"),
+        ("= -1 }", '= "last" }', "axes = .* has the wrong type"),
+        ("norm_offset = 1", "norm_ofset = 1", "unknown key 'norm_ofset'"),
+        ('"stream"', '"both"', "norm_site is 'both'; use stream, write or read"),
+        ('last_norm = "output.LayerNorm"', "", "needs last_norm"),
+        ('last_linear = ["output.dense"]', "", "last_linear is missing"),
+        ("layer.{layer}", "layer", "has no {layer}"),
+        ('blocks = "encoder.layer.{layer}"', "", "needs `blocks`"),
+        ("[[stack]]", "[stack]", r"holds no \[\[stack\]\] table"),
+        ("[[stack]]", "[[stack", "cannot be read as TOML"),
+    ],
+)
+def test_errors_in_toml(tmp_path: Any, old: str, new: str, message: str) -> None:
+    path = tmp_path / "row.toml"
+    assert old in ROW
+    path.write_text(ROW.replace(old, new))
+    with pytest.raises(BadInput, match=message) as caught:
+        load_toml(path)
+    assert str(path) in str(caught.value)
