@@ -99,8 +99,9 @@ def being_made(target: Path) -> Iterator[Path]:
         shutil.rmtree(orphan, ignore_errors=True)
     making = Path(tempfile.mkdtemp(prefix=start, dir=target.parent))
     try:
-        making.chmod(0o755)  # mkdtemp's 0700 would lock others out of a shared cache
         yield making
+        for path in (making, *making.rglob("*")):  # temporary files are born private; a cache may be shared
+            path.chmod(0o755 if path.is_dir() else 0o644)
         if target.exists():  # an earlier, damaged copy
             damaged = Path(tempfile.mkdtemp(prefix=start, dir=target.parent)) / "damaged"
             target.replace(damaged)

@@ -5,6 +5,8 @@
 `CONVERSIONS` names the ways; a sample whose files already are such a folder needs none.
 """
 
+import contextlib
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,9 +58,19 @@ def _gguf(fetched: Path, making: Path) -> None:
     need("gguf", "gguf", "converting a GGUF sample")
     transformers = need("transformers", "models", "converting a GGUF sample")
     (file,) = fetched.glob("*.gguf")
-    transformers.AutoTokenizer.from_pretrained(fetched, gguf_file=file.name).save_pretrained(making)
-    model = transformers.AutoModelForCausalLM.from_pretrained(fetched, gguf_file=file.name, dtype=torch.float32)
-    model.save_pretrained(making)
+    auto = transformers.AutoModelForCausalLM
+    # The libraries' own progress bars would ignore what the caller chose about progress.
+    with contextlib.redirect_stderr(io.StringIO()):
+        transformers.AutoTokenizer.from_pretrained(fetched, gguf_file=file.name).save_pretrained(making)
+        read = auto.from_pretrained(fetched, gguf_file=file.name, dtype=torch.float32)
+        # `read` counts as quantized although its values are plain float32, and transformers refuses to save that.
+        settings = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+        with torch.device("meta"):  # no random weights for 135 million parameters that are replaced at once
+            model = auto.from_config(type(read.config).from_dict(settings), dtype=torch.float32)
+        model.load_state_dict(read.state_dict(), assign=True)
+        model.tie_weights()
+        model.generation_config = read.generation_config
+        model.save_pretrained(making)
 
 
 def _distilbert_onnx(fetched: Path, making: Path) -> None:
