@@ -58,6 +58,53 @@ def edited(
         yield
 
 
+@contextmanager
+def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
+    """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
+
+    It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid.
+    """
+    import torch
+
+    masks: list[Tensor] = []
+
+    def keep(module: "nn.Module", args: Any, kwargs: dict[str, Any]) -> None:
+        found = (kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask"))
+        masks[:] = [mask for mask in found if isinstance(mask, torch.Tensor) and mask.ndim == 2]
+
+    def mask_of(states: "Tensor") -> "Tensor":
+        for mask in masks:
+            if mask.shape == states.shape[:2]:
+                return mask.bool()
+        return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+
+    hook = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield mask_of
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def head_only_at(model: "nn.Module", positions: "Tensor") -> Iterator[None]:
+    """Compute the vocabulary head only at `positions` (bool [batch, token]); logits are then [selected, vocabulary].
+
+    The head is the linear that `get_output_embeddings` names; everything behind it works element by element.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        raise BadInput(f"{type(model).__name__} has no vocabulary head")
+
+    def select(module: "nn.Module", args: tuple[Any, ...]) -> Any:
+        return (args[0][positions], *args[1:])
+
+    hook = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def refuse_compiled(model: "nn.Module") -> None:
     """Raise BadInput for a compiled model: hooks that are added after compilation are silently ignored."""
     for module in (model, *model.modules()):

@@ -23,6 +23,8 @@ from outlierlens.results import Provenance, result, table
 if TYPE_CHECKING:
     import pandas
 
+    from outlierlens.models import LoadedModel
+
 MAX_READ = 500_000_000
 MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
 View = Literal["last", "reading"]
@@ -89,6 +91,23 @@ class Scan:
         return html_table(list(outlier_rows(self)), caption=f"{self.provenance.model}: {self.rule.name}")
 
 
+@result
+@dataclass(frozen=True)
+class Scans:
+    """Several models scanned under one rule, for one table."""
+
+    scans: tuple[Scan, ...]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per outlier, model and stack."""
+        return table([row for scan in self.scans for row in outlier_rows(scan)])
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table([row for scan in self.scans for row in outlier_rows(scan)], caption="outlier dimensions")
+
+
 def outlier_rows(scan: Scan) -> Iterable[dict[str, Any]]:
     """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
     for stack in scan.stacks:
@@ -148,11 +167,23 @@ def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -
         return scan_checkpoint(checkpoint, options, command=command)
 
 
+def scan_live(loaded: "LoadedModel", options: ScanOptions | None = None, *, command: str = "") -> Scan:
+    """`scan` on the weights of a loaded model as they are now."""
+    from outlierlens.checkpoint.live import LiveCheckpoint
+
+    checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
+    options = replace(options or ScanOptions(), max_read=checkpoint.total_bytes)  # nothing is read from anywhere
+    return _scan_bound(checkpoint, loaded.stacks, options, command)
+
+
 def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: str = "") -> Scan:
     """`scan` on an open checkpoint."""
     stacks: tuple[Stack, ...]
     stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
-    bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+    return _scan_bound(checkpoint, arch.bind(stacks, checkpoint.tensors, checkpoint.config), options, command)
+
+
+def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOptions, command: str) -> Scan:
     sites = [site for stack in bound for site in _sites(stack, options.view)]
     if not sites:
         raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")

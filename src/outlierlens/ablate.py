@@ -1,0 +1,262 @@
+"""Switch dimensions off, as context managers that restore every value bit for bit.
+
+    with zeroed_weights(model, [308, 381]):         # scale and bias of each block's last operation
+        model(**batch)
+    with edited_hidden(model, [507], mode="zero"):  # the activation inside the running network
+        ...
+    with removed_writes(model, [507]):              # everything that writes to the dimension
+        ...
+    clip(states, [557])                             # Luo et al.: extracted vectors, post hoc; not the network
+
+`dims` is a sequence of dimensions, or a mapping {layer: dims} where layers differ.
+The three ablations agree only where blocks end in a norm of the stream (post-norm): elsewhere the residual path still
+carries what other layers wrote.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens import arch
+from outlierlens.arch import BoundStack, Param, live_parameters
+from outlierlens.errors import BadInput
+from outlierlens.hidden import EMBEDDINGS, edited, valid_tokens
+from outlierlens.models import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Dims = Sequence[int] | Mapping[int, Sequence[int]]
+EditMode = Literal["zero", "mean", "scale", "resample"]
+EDIT_MODES: tuple[EditMode, ...] = ("zero", "mean", "scale", "resample")
+
+
+@contextmanager
+def zeroed_weights(
+    model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
+) -> Iterator[int]:
+    """Set scale and bias of each block's last operation to zero at `dims`; yields the number of values set.
+
+    Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
+    of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
+    Norms that multiply by 1 + weight are set to −1.
+    """
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    with ExitStack() as restore:
+        yield _switch_off(module, _last_operation(bound, plan), restore)
+
+
+@contextmanager
+def removed_writes(
+    model: "LoadedModel | nn.Module",
+    dims: Dims,
+    *,
+    layers: Sequence[int] | None = None,
+    stack: str | None = None,
+    embeddings: bool = False,
+) -> Iterator[int]:
+    """Remove every write to `dims`: attention and MLP output rows and biases, and biases of norms on the stream.
+
+    With `embeddings`, the embedding tables' columns and the embedding norm as well; tied output embeddings lose the
+    dimension too. Yields the number of values set.
+    """
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    targets = [(param, off) for layer, off in plan.items() for param in bound.writes[layer]]
+    if embeddings:
+        everywhere = tuple(sorted({dim for off in plan.values() for dim in off}))
+        targets += [(param, everywhere) for param in (*bound.embeddings, *bound.embedding_norm)]
+    with ExitStack() as restore:
+        yield _switch_off(module, targets, restore)
+
+
+@dataclass(frozen=True)
+class EditSettings:
+    """Settings of `edited_hidden`'s modes.
+
+    Attributes:
+        factor: "scale" multiplies by it.
+        means: "mean" puts means[layer, dim] in place; see `mean_states`.
+        seed: "resample" permutes values among the batch's tokens with this seed.
+    """
+
+    factor: float = 0.5
+    means: np.ndarray | None = None
+    seed: int = 0
+
+
+@contextmanager
+def edited_hidden(
+    model: "LoadedModel | nn.Module",
+    dims: Dims,
+    mode: EditMode = "zero",
+    *,
+    layers: Sequence[int] | None = None,
+    stack: str | None = None,
+    settings: EditSettings | None = None,
+) -> Iterator[int]:
+    """Edit the output of each block at `dims` in the running network; parameters stay as they are (yields 0).
+
+    "zero" sets to 0, "mean" to the dimension's mean in that layer, "scale" multiplies by a factor, "resample" permutes
+    the values among all valid tokens of the batch, which keeps the distribution and destroys the information.
+
+    Raises:
+        BadInput: unknown mode or dimension, no means for "mean", or a compiled model.
+    """
+    import torch
+
+    settings = settings or EditSettings()
+    if mode not in EDIT_MODES:
+        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(EDIT_MODES)}")
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    if mode == "mean" and settings.means is None:
+        raise BadInput('mode "mean" needs EditSettings(means=…): [layer, dim], from mean_states()')
+    if mode == "mean" and settings.means is not None and len(settings.means) != bound.n_layers:
+        raise BadInput(f"means has {len(settings.means)} layers; the stream has {bound.n_layers}")
+    generator = torch.Generator().manual_seed(settings.seed)
+    at = {layer: torch.tensor(off) for layer, off in plan.items()}
+
+    with valid_tokens(module) as mask_of:
+
+        def edit(layer: int, states: "Tensor") -> "Tensor":
+            index = at[layer].to(states.device)
+            changed = states.clone()
+            if mode == "zero":
+                changed[..., index] = 0
+            elif mode == "scale":
+                changed[..., index] *= settings.factor
+            elif mode == "mean":
+                assert settings.means is not None
+                changed[..., index] = torch.tensor(settings.means[layer][at[layer].numpy()]).to(states)
+            else:
+                valid = mask_of(states)
+                shuffled = torch.randperm(int(valid.sum()), generator=generator).to(states.device)
+                rows = changed[valid]
+                rows[:, index] = rows[shuffled][:, index]
+                changed[valid] = rows
+            return changed
+
+        with edited(module, bound, edit, sorted(plan)):
+            yield 0
+
+
+def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) -> np.ndarray:
+    """Mean hidden state of each block's output over valid tokens: float64 [layer, dim], for `edited_hidden("mean")`."""
+    import torch
+
+    from outlierlens.hidden import tapped
+
+    bound = loaded.stack(stack)
+    total: dict[int, Tensor] = {}
+    count = 0
+    for batch in batches:
+
+        def look(_: BoundStack, layer: int, states: "Tensor", valid: "Tensor" = batch.valid) -> None:
+            if layer != EMBEDDINGS:
+                part = states[valid].sum(0, dtype=torch.float64).cpu()
+                total[layer] = total[layer] + part if layer in total else part
+
+        with torch.inference_mode(), tapped(loaded.model, [bound], look):
+            loaded.model(**batch.inputs)
+        count += int(batch.valid.sum())
+    if not count:
+        raise BadInput("no token to take the mean over; give at least one text")
+    return torch.stack([total[layer] for layer in range(bound.n_layers)]).numpy() / count
+
+
+def clip(states: Any, dims: Sequence[int]) -> Any:
+    """A copy of extracted vectors [..., dim] (NumPy or torch) with `dims` set to zero.
+
+    Luo et al. (2021), section 4: post hoc, on vectors that the intact network produced.
+    """
+    _check(dims, states.shape[-1], "these vectors")
+    copied = states.clone() if hasattr(states, "clone") else np.array(states)
+    copied[..., list(dims)] = 0
+    return copied
+
+
+def stream_width(module: "nn.Module", bound: BoundStack) -> int:
+    """Number of dimensions of the stream, from the live weights."""
+    param = bound.scale[0][0]
+    return int(live_parameters(module)[param.name].shape[param.axis])
+
+
+def plan_dims(
+    bound: BoundStack, width: int, dims: Dims, layers: Sequence[int] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """{layer: dimensions off}, checked against the stream's layers and its `width`; shared by all ablations.
+
+    Raises:
+        BadInput: an unknown layer, or a dimension that is unknown or repeated.
+    """
+    wanted = range(bound.n_layers) if layers is None else layers
+    if isinstance(dims, Mapping):
+        if layers is not None:
+            raise BadInput("give either {layer: dims} or layers=, not both")
+        plan = {layer: tuple(off) for layer, off in dims.items() if len(off)}
+    else:
+        plan = {layer: tuple(dims) for layer in wanted}
+    for layer, off in plan.items():
+        if not 0 <= layer < bound.n_layers:
+            raise BadInput(f"layer {layer} does not exist; stream {bound.name!r} has layers 0 to {bound.n_layers - 1}")
+        _check(off, width, f"stream {bound.name!r}")
+    if not plan:
+        raise BadInput("no dimension to switch off; give at least one")
+    return plan
+
+
+def _check(dims: Sequence[int], width: int, where: str) -> None:
+    bad = [dim for dim in dims if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim < width]
+    if bad:
+        raise BadInput(f"dimension {bad[0]} does not exist; {where} has dimensions 0 to {width - 1}")
+    if len(set(dims)) != len(dims):
+        raise BadInput(f"a dimension is repeated in {list(dims)}")
+    if not len(dims):
+        raise BadInput("no dimension to switch off; give at least one")
+
+
+def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:
+    if isinstance(model, LoadedModel):
+        return model.model, model.stack(stack)
+    bound = arch.bind(arch.stacks_of(model.config.to_dict(), type(model).__name__), live_parameters(model))
+    return model, LoadedModel(type(model).__name__, model, None, "none", bound).stack(stack)
+
+
+def _last_operation(bound: BoundStack, plan: dict[int, tuple[int, ...]]) -> list[tuple[Param, tuple[int, ...]]]:
+    return [(param, off) for layer, off in plan.items() for param in (*bound.scale[layer], *bound.bias[layer])]
+
+
+def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]], restore: ExitStack) -> int:
+    """Set `targets` off in place, with the undoing registered before each change; returns the number of values set."""
+    import torch
+
+    parameters = live_parameters(module)
+    touched: dict[tuple[int, int], set[int]] = {}
+    per_dim: dict[tuple[int, int], int] = {}
+    for param, dims in targets:
+        live = parameters[param.name]
+        if not live.is_floating_point() or live.is_meta:
+            what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
+            raise BadInput(f"{param.name} is {what}: its values cannot be set; load the model unquantized")
+        axis = param.axis % live.ndim
+        index = torch.tensor(dims, device=live.device)
+        with torch.no_grad():
+            before = live.index_select(axis, index).clone()
+            restore.callback(_put, live, axis, index, before)
+            live.index_fill_(axis, index, param.off)
+        key = (id(live), axis)
+        touched.setdefault(key, set()).update(dims)
+        per_dim[key] = live.numel() // live.shape[axis]
+    return sum(len(dims) * per_dim[key] for key, dims in touched.items())
+
+
+def _put(live: Any, axis: int, index: Any, before: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        live.index_copy_(axis, index.to(live.device), before.to(live.device))

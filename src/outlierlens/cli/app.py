@@ -1,0 +1,45 @@
+"""The commands, in the order of `--help`; each is one thin function in a file of its own kind."""
+
+from typing import Annotated
+
+import typer
+
+from outlierlens import __version__
+from outlierlens.cli import measure, samples, weights
+
+app = typer.Typer(
+    name="outlierlens",
+    help="Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda token: token.replace("_", "-") if token.startswith("--") else token,
+    },
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"outlierlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."""
+
+
+app.command("scan")(weights.scan)
+app.command("compare")(weights.compare)
+app.command("observe")(measure.observe)
+app.command("disable")(measure.disable)
+app.command("report")(measure.report)
+app.command("samples")(samples.samples)
+app.command("fetch")(samples.fetch)

@@ -1,0 +1,201 @@
+"""Options, output and progress that the commands share."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outlierlens.errors import BadInput
+from outlierlens.results import save, to_json
+
+Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
+Data = Annotated[
+    str, typer.Option("--data", help="Text: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id owner/name:config:split.")
+]
+TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N texts.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Revision = Annotated[str | None, typer.Option("--revision", help="Hub revision: branch, tag or commit.")]
+Subfolder = Annotated[str, typer.Option("--subfolder", help="Folder inside the model's directory or repository.")]
+Token = Annotated[str | None, typer.Option("--token", envvar="HF_TOKEN", help="Hub token.", show_envvar=False)]
+Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0, mps.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts in one forward pass.")]
+MaxLength = Annotated[int, typer.Option("--max-length", min=2, help="Tokens of a text (or window) at most.")]
+RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings. Off.")]
+Arch = Annotated[Path | None, typer.Option("--arch", help="TOML file with the architecture's row.", show_default=False)]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the result to exactly this file (JSON).")]
+Format = Annotated[str, typer.Option("--format", help="auto, human, json or quiet.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More columns, notes and provenance.")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress on stderr.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+
+
+@dataclass(frozen=True)
+class Show:
+    """Where a result goes: a table for people, JSON, a file, or nowhere."""
+
+    format: str
+    output: Path | None = None
+    verbose: bool = False
+    overwrite: bool = True
+
+    @classmethod
+    def choose(
+        cls, format: str, json: bool, quiet: bool, output: Path | None, verbose: bool = False, overwrite: bool = False
+    ) -> "Show":
+        """Resolve `--format auto`: a table. A written file must not exist yet, unless `--overwrite` is given."""
+        if format not in ("auto", "human", "json", "quiet"):
+            raise BadInput(f"--format is {format!r}; use auto, human, json or quiet")
+        if output and output.exists() and not overwrite:
+            raise BadInput(f"{output} exists; give another name or --overwrite")
+        chosen = "json" if json else "quiet" if quiet else "human" if format == "auto" else format
+        return cls(chosen, output, verbose)
+
+    def result(self, value: Any, human: Callable[[Any], None]) -> None:
+        """Write `value` to the file asked for, and show it as asked."""
+        if self.output:
+            save(value, self.output)
+        if self.format == "json":
+            print(to_json(value, indent=2))
+        elif self.format == "human":
+            human(value)
+
+
+def reproduce() -> str:
+    """The command line that is running, quoted for a shell."""
+    return "outlierlens " + shlex.join(sys.argv[1:])
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on stdout, readable without colour; text of models and files is shown as it is, never as markup."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("model", "stack", "site", "fate", "rule") else "right")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else "".join(c if c.isprintable() else " " for c in str(value))
+
+
+def say(text: str) -> None:
+    """One line on stdout, control characters removed."""
+    print("".join(c if c.isprintable() else " " for c in text))
+
+
+def warn(text: str) -> None:
+    """One line on stderr."""
+    print("".join(c if c.isprintable() else " " for c in text), file=sys.stderr)
+
+
+class Progress:
+    """A progress bar on stderr, when it is a terminal and progress is wanted; otherwise a line a step."""
+
+    def __init__(self, show: bool) -> None:
+        self.show = show
+        self._bar: Any = None
+        self._task: Any = None
+        self._label = ""
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """Report that `done` of `total` units are finished."""
+        if not self.show:
+            return
+        if not sys.stderr.isatty():
+            if label != self._label:
+                self._label = label
+                print(f"{label} ({done}/{total})", file=sys.stderr)
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(label, total=total)
+        self._bar.update(self._task, description=label, completed=done, total=total)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
+    """ "308,381" -> dims in every layer; "0-9:896;10-16:678,896" -> {layer: dims}, layers counted from 0, ends included.
+
+    Raises:
+        BadInput: with the part that cannot be read.
+    """
+    if ":" not in text:
+        return tuple(_numbers(text, text))
+    plan: dict[int, tuple[int, ...]] = {}
+    for part in text.split(";"):
+        layers, _, dims = part.partition(":")
+        for layer in parse_layers(layers):
+            plan[layer] = tuple(dict.fromkeys((*plan.get(layer, ()), *_numbers(dims, text))))
+    return plan
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """ "0-3,7" -> (0, 1, 2, 3, 7)."""
+    layers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first + last) > 10:
+            raise BadInput(f"cannot read layers {text!r}; write them as 0-3,7")
+        stop = int(last or first)
+        if stop - int(first) > 10_000:
+            raise BadInput(f"{text!r} names more than 10,000 layers")
+        layers += range(int(first), stop + 1)
+    return tuple(layers)
+
+
+def _numbers(text: str, whole: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise BadInput(f"cannot read dimensions {whole!r}; write 308,381 or, layer by layer, 0-9:896;10-16:678")
+    return [int(part) for part in parts]
+
+
+def parse_bytes(text: str) -> int:
+    """ "500MB" -> 500,000,000; kB, MB, GB or plain bytes."""
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    number = text.strip().rstrip("kKmMgGbB")
+    unit = text.strip()[len(number) :].lower()
+    try:
+        return int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise BadInput(f"cannot read the size {text!r}; write it as 500MB or 2GB") from None

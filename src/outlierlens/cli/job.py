@@ -1,0 +1,123 @@
+"""The main job: scan, observe, disable beside controls, and one report. Every step's result is on disk when it is done.
+
+    page = run(Job(model="smollm2-135m", directory=Path("runs/smollm2-135m")), LoadOptions(), progress)
+
+An interrupted run continues: the conditions already measured are read back from `rows.jsonl`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlierlens.cli.common import parse_dims, warn
+from outlierlens.data import EXCERPT, Texts, read_texts
+from outlierlens.disable import DisableOptions, disable
+from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.observation import Observation
+from outlierlens.report import ReportData, load_report, write
+from outlierlens.results import Provenance
+from outlierlens.scan import Scan, ScanOptions, scan, scan_live
+from outlierlens.tasks import TaskOptions
+
+ROWS = "rows.jsonl"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the main job runs on and how much of it.
+
+    `dims` overrides what the scan finds; where the scan finds nothing, the strongest dimensions by activations are
+    switched off, and the report says so.
+    """
+
+    model: str
+    directory: Path
+    data: str = EXCERPT
+    text_column: str | None = None
+    limit: int | None = 16
+    dims: str | None = None
+    n_random: int = 19
+    n_matched: int = 5
+    max_length: int = 128
+    batch_size: int = 16
+    seed: int = 0
+    overwrite: bool = False
+    command: str = ""
+
+
+def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) -> Path:
+    """Run the whole job and return the path of `report.html`.
+
+    Raises:
+        BadInput: the directory holds a finished report and `overwrite` is off.
+    """
+    if (job.directory / "report.html").exists() and not job.overwrite:
+        raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
+    texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
+    progress("loading the model", 0, 1)
+    loaded = load_model(job.model, load)
+    found = _scan(job, loaded, load)
+    from outlierlens.observe import ObserveOptions, observe
+
+    options = ObserveOptions(max_length=job.max_length, batch_size=job.batch_size, progress=progress)
+    observed = observe(loaded, texts, options, command=job.command)
+    damages, notes = _disable(job, loaded, texts, (found, observed), progress)
+    progress("writing the report", 0, 1)
+    data = ReportData(
+        provenance=Provenance.now(loaded.name, found.provenance.fingerprint, command=job.command, seed=job.seed),
+        scan=found,
+        observation=observed,
+        damages=damages,
+        notes=notes,
+    )
+    return write(data, job.directory, overwrite=True)
+
+
+def _scan(job: Job, loaded: LoadedModel, load: LoadOptions) -> Scan:
+    """Scan the stored weights; live ones where the file's kind cannot be read without its library."""
+    options = ScanOptions(
+        row=load.row, revision=load.revision, subfolder=load.subfolder, token=load.token, offline=load.offline
+    )
+    try:
+        return scan(job.model, options, command=job.command)
+    except OutlierlensError as error:
+        warn(f"note: scanning the loaded weights instead of the file ({error})")
+        return scan_live(loaded, options, command=job.command)
+
+
+def _disable(
+    job: Job, loaded: LoadedModel, texts: Texts, seen: tuple[Scan, Observation], progress: Callable[[str, int, int], None]
+) -> tuple[tuple, tuple[str, ...]]:
+    """One measurement per stream that has something to switch off."""
+    found, observed = seen
+    damages, notes = [], []
+    rows_path = job.directory / ROWS
+    if job.overwrite:
+        rows_path.unlink(missing_ok=True)
+    for stack in loaded.stacks:
+        weights = next((s.dims for s in found.stacks if s.stack == stack.name), ())
+        activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
+        by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
+        dims = parse_dims(job.dims) if job.dims else weights or by_activation[:2]
+        if not dims:
+            notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was switched off")
+            continue
+        if not job.dims and not weights:
+            notes.append(f"stream {stack.name}: weights show none; switched off is what the activations show")
+        options = DisableOptions(
+            stack=stack.name,
+            avoid=tuple({*weights, *by_activation}),
+            n_random=job.n_random,
+            n_matched=job.n_matched,
+            seed=job.seed,
+            task=TaskOptions(max_length=job.max_length, batch_size=job.batch_size, seed=job.seed),
+        )
+        rows = rows_path if len(loaded.stacks) == 1 else rows_path.with_name(f"rows-{stack.name}.jsonl")
+        damages.append(disable(loaded, texts, dims, options, command=job.command, progress=progress, rows=rows))
+    return tuple(damages), tuple(notes)
+
+
+def redraw(results: Path, directory: Path | None) -> Path:
+    """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch."""
+    return write(load_report(results), directory or results.parent, overwrite=True)

@@ -1,0 +1,301 @@
+"""`observe`, `disable` and `report`: commands that run the model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outlierlens.cli import common
+from outlierlens.cli.common import Progress, Show, print_table, say
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from outlierlens.damage import Damage
+    from outlierlens.models import LoadedModel
+    from outlierlens.observation import Observation
+
+StackOption = Annotated[str | None, typer.Option("--stack", help="Which stream, where there are several: encoder, decoder.")]
+
+
+def _load(model: str, **options: Any) -> "LoadedModel":
+    from outlierlens.models import LoadOptions, load_model
+
+    return load_model(model, LoadOptions(**options))
+
+
+def observe(
+    model: common.Model,
+    data: common.Data = "excerpt",
+    text_column: common.TextColumn = None,
+    limit: common.Limit = None,
+    max_length: common.MaxLength = 128,
+    batch_size: common.BatchSize = 32,
+    n_sigma: Annotated[float, typer.Option("--n-sigma", help="Distance from the vector's own mean that counts.")] = 3.0,
+    without_special: Annotated[bool, typer.Option("--without-special", help="Show numbers without special tokens.")] = False,
+    arch: common.Arch = None,
+    revision: common.Revision = None,
+    subfolder: common.Subfolder = "",
+    token: common.Token = None,
+    device: common.Device = "auto",
+    dtype: common.Dtype = "auto",
+    trust_remote_code: common.RemoteCode = False,
+    offline: common.Offline = False,
+    parquet: Annotated[Path | None, typer.Option("--parquet", help="Also write every statistic as a table.")] = None,
+    output: common.Output = None,
+    overwrite: common.Overwrite = False,
+    format: common.Format = "auto",
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+    verbose: common.Verbose = False,
+    no_progress: common.NoProgress = False,
+) -> None:
+    """Stream a text through the model once and report statistics of every layer and dimension."""
+    show = Show.choose(format, json, quiet, output, verbose, overwrite)
+    if parquet and parquet.exists() and not overwrite:
+        raise BadInput(f"{parquet} exists; give another name or --overwrite")
+    from outlierlens.data import read_texts
+    from outlierlens.observe import ObserveOptions
+    from outlierlens.observe import observe as observe_model
+
+    texts = read_texts(data, column=text_column, limit=limit, offline=offline)
+    loaded = _load(
+        model, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
+        trust_remote_code=trust_remote_code, offline=offline, row=arch,
+    )  # fmt: skip
+    with Progress(not no_progress and show.format != "quiet") as progress:
+        options = ObserveOptions(max_length=max_length, batch_size=batch_size, n_sigma=n_sigma, progress=progress)
+        found = observe_model(loaded, texts, options, command=common.reproduce())
+    if parquet:
+        found.to_pandas().to_parquet(parquet)
+    view = "without_special" if without_special else "all"
+    show.result(found, lambda value: _print_observation(value, view, verbose))
+
+
+def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
+    say(
+        f"{found.provenance.model} on {found.data}: {found.n_texts:,} texts, {found.n_tokens:,} tokens "
+        f"({found.n_special:,} special); shown: {view.replace('_', ' ')}"
+    )
+    for stack in found.stacks:
+        statistics = stack.view(view)
+        rows = []
+        for row, layer in enumerate(stack.layers):
+            low, high, big = (
+                int(values[row].argmax())
+                for values in (statistics.argmin_share, statistics.argmax_share, statistics.abs_max)
+            )
+            rows.append(
+                [
+                    layer,
+                    stack.dims[low],
+                    f"{statistics.argmin_share[row, low]:.1%}",
+                    stack.dims[high],
+                    f"{statistics.argmax_share[row, high]:.1%}",
+                    stack.dims[big],
+                    f"{statistics.abs_max[row, big]:,.1f}",
+                    repr(statistics.abs_max_token[row][big]),
+                    int(statistics.abs_max_position[row, big]),
+                    f"{statistics.median_abs[row]:.3g}",
+                ]
+            )
+        print_table(
+            f"stream {stack.stack}",
+            ["layer", "argmin dim", "share", "argmax dim", "share", "max |h| dim", "max |h|", "token", "position", "median |h|"],
+            rows,
+        )
+        for outlier in stack.outliers:
+            layers = f"layers {outlier.layers[0]}–{outlier.layers[-1]}" if outlier.layers else "all layers pooled"
+            say(f"  {outlier.rule}: dimension {outlier.dim}, {layers}, strongest {max(outlier.strength):,.3g}")
+        for note in stack.notes:
+            say(f"  note: {note}")
+    for note in found.notes:
+        say(f"note: {note}")
+    if verbose:
+        say(f"SHA-256 of the texts: {found.data_digest}")
+
+
+def disable(
+    model: common.Model,
+    dims: Annotated[str, typer.Option("--dims", help="308,381 — or layer by layer: 0-9:896;10-16:678.", show_default=False)],
+    data: common.Data = "excerpt",
+    text_column: common.TextColumn = None,
+    limit: common.Limit = 16,
+    mode: Annotated[
+        str,
+        typer.Option("--mode", help="weights, zero, mean, scale, resample (hidden states) or writes."),
+    ] = "weights",
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers to switch off in: 0-3,7. Default: all.")] = None,
+    stack: StackOption = None,
+    factor: Annotated[float, typer.Option("--factor", help="Factor of mode scale.")] = 0.5,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")] = False,
+    avoid: Annotated[str, typer.Option("--avoid", help="Dimensions no random set may hold; default: what scan finds.")] = "",
+    n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of the same size.")] = 99,
+    n_matched: Annotated[int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")] = 19,
+    task: Annotated[str, typer.Option("--task", help="auto, masked-loss, causal-loss or output-change.")] = "auto",
+    max_length: common.MaxLength = 128,
+    stride: Annotated[int | None, typer.Option("--stride", min=1, help="Causal: step of the sliding window.")] = None,
+    batch_size: common.BatchSize = 16,
+    seed: common.Seed = 0,
+    arch: common.Arch = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Write a copy of the model with the dimensions off.")] = None,
+    rows: Annotated[Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")] = None,
+    revision: common.Revision = None,
+    subfolder: common.Subfolder = "",
+    token: common.Token = None,
+    device: common.Device = "auto",
+    dtype: common.Dtype = "auto",
+    trust_remote_code: common.RemoteCode = False,
+    offline: common.Offline = False,
+    output: common.Output = None,
+    overwrite: common.Overwrite = False,
+    format: common.Format = "auto",
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+    no_progress: common.NoProgress = False,
+) -> None:
+    """Switch dimensions off beside random and matched controls, and measure what breaks."""
+    from outlierlens.data import read_texts
+    from outlierlens.disable import DisableOptions, save_disabled
+    from outlierlens.disable import disable as disable_dims
+    from outlierlens.tasks import TaskOptions
+
+    show = Show.choose(format, json, quiet, output, overwrite=overwrite)
+    plan = common.parse_dims(dims)
+    task_options = TaskOptions(
+        name=task.replace("-", " "),  # type: ignore[arg-type]
+        max_length=max_length,
+        stride=stride,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    if rows and rows.exists() and overwrite:
+        rows.unlink()
+    loaded = _load(
+        model, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
+        trust_remote_code=trust_remote_code, offline=offline, row=arch,
+    )  # fmt: skip
+    options = DisableOptions(
+        mode=mode,  # type: ignore[arg-type]
+        layers=common.parse_layers(layers) if layers else None,
+        stack=stack,
+        avoid=_found(loaded, stack) if not avoid else tuple(common.parse_dims(avoid)),
+        n_random=n_random,
+        n_matched=n_matched,
+        factor=factor,
+        embeddings=embeddings,
+        seed=seed,
+        task=task_options,
+    )
+    texts = read_texts(data, column=text_column, limit=limit, offline=offline)
+    with Progress(not no_progress and show.format != "quiet") as progress:
+        damage = disable_dims(loaded, texts, plan, options, command=common.reproduce(), progress=progress, rows=rows)
+    if save:
+        n_values = save_disabled(loaded, plan, save, options)
+        common.warn(f"{save}: model with {n_values:,} values off")
+    show.result(damage, print_damage)
+
+
+def _found(loaded: "LoadedModel", stack: str | None) -> tuple[int, ...]:
+    """What the weight rule finds in the live weights: no random control may hold it."""
+    from outlierlens.scan import scan_live
+
+    bound = loaded.stack(stack)
+    return next(found.dims for found in scan_live(loaded).stacks if found.stack == bound.name)
+
+
+def print_damage(damage: "Damage") -> None:
+    """The conditions, the controls and the passage as text."""
+    say(f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts} texts, {damage.n_tokens:,} tokens")
+    say(f"mode {damage.mode}, stream {damage.stack}, {len(damage.layers)} layers")
+    rows: list[list[Any]] = []
+    for label, condition in (("intact", damage.intact), ("off: " + _dims(damage.chosen.dims), damage.chosen)):
+        score = condition.score
+        interval = f"[{condition.change_low:+.3f}, {condition.change_high:+.3f}]" if condition.dims else None
+        change = f"{condition.change:+.4f}" if condition.dims else None
+        perplexity = None if score.perplexity is None else f"{score.perplexity:,.2f}"
+        rows.append([label, f"{score.value:.4f}", perplexity, change, interval, condition.n_parameters])
+    print_table("", ["condition", "value", "perplexity", "change", "95 % interval", "parameters off"], rows)
+    controls = [
+        [
+            control.kind,
+            len(control.conditions),
+            f"{control.median:+.4f}",
+            f"{control.percentile_95:+.4f}",
+            f"{control.mean:+.4f}",
+            control.ratio_to_median,
+            control.ratio_to_percentile_95,
+            control.ratio_to_mean,
+            control.p,
+        ]
+        for control in damage.controls
+    ]
+    if controls:
+        heads = ["control", "n", "median", "95th pct", "mean", "× median", "× 95th pct", "× mean", "rank p"]
+        print_table("", heads, controls)
+    for name, value in damage.chosen.score.also.items():
+        say(f"{name}: {value:.4f}")
+    marks = {"same": "", "other": "≠", "nonsense": "✗"}
+    for filled in damage.fills:
+        words = "".join(
+            piece + (f"[{marks[blank.kind]}{blank.filled}]" if blank.original else blank.filled)
+            for piece, blank in zip(filled.pieces, filled.blanks, strict=False)
+        )
+        tail = filled.pieces[-1] if len(filled.pieces) > len(filled.blanks) else ""
+        say(f"{filled.label:>7} {_dims(filled.dims)}: {words}{tail}")
+    for note in damage.notes:
+        say(f"note: {note}")
+
+
+def _dims(dims: tuple[int, ...]) -> str:
+    return ", ".join(map(str, dims[:8])) + (f" and {len(dims) - 8} more" if len(dims) > 8 else "")
+
+
+def report(
+    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id.")] = "smollm2-135m",
+    data: common.Data = "excerpt",
+    text_column: common.TextColumn = None,
+    limit: common.Limit = 16,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL.")] = None,
+    dims: Annotated[str | None, typer.Option("--dims", help="Dimensions to switch off; default: what scan finds.")] = None,
+    n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of the same size.")] = 19,
+    n_matched: Annotated[int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")] = 5,
+    max_length: common.MaxLength = 128,
+    batch_size: common.BatchSize = 16,
+    seed: common.Seed = 0,
+    arch: common.Arch = None,
+    revision: common.Revision = None,
+    subfolder: common.Subfolder = "",
+    token: common.Token = None,
+    device: common.Device = "auto",
+    dtype: common.Dtype = "auto",
+    trust_remote_code: common.RemoteCode = False,
+    offline: common.Offline = False,
+    overwrite: common.Overwrite = False,
+    no_progress: common.NoProgress = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Find outliers, observe, switch off beside controls, and write one self-contained HTML report.
+
+    MODEL may also be the results.json of an earlier report: the page is then made again, without torch.
+    """
+    from outlierlens.cli.job import Job, redraw, run
+
+    if model.endswith(".json") and Path(model).is_file():
+        page = redraw(Path(model), output)
+        say(f"report: {page}")
+        return
+    job = Job(
+        model=model, data=data, text_column=text_column, limit=limit, dims=dims, n_random=n_random, n_matched=n_matched,
+        max_length=max_length, batch_size=batch_size, seed=seed,
+        directory=output or Path("runs") / Path(model).name, overwrite=overwrite, command=common.reproduce(),
+    )  # fmt: skip
+    from outlierlens.models import LoadOptions
+
+    load = LoadOptions(
+        revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
+        trust_remote_code=trust_remote_code, offline=offline, row=arch,
+    )  # fmt: skip
+    with Progress(not no_progress and not quiet) as progress:
+        page = run(job, load, progress)
+    if not quiet:
+        say(f"report: {page}")

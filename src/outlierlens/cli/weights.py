@@ -1,0 +1,177 @@
+"""`scan` and `compare`: weights alone, no torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outlierlens.cli import common
+from outlierlens.cli.common import Show, print_table, say
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from outlierlens.scan import Comparison, Scan, ScanOptions
+
+RuleOption = Annotated[str, typer.Option("--rule", help="kovaleva, puccetti or luo.")]
+SigmaOption = Annotated[float, typer.Option("--n-sigma", help="Threshold on |z|.")]
+FractionOption = Annotated[float, typer.Option("--min-layer-fraction", help="Share of layers that must pass (kovaleva).")]
+SameLayerOption = Annotated[bool, typer.Option("--same-layer", help="Scale and bias must pass in the same layer.")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="puccetti: length of the list; luo: ranks that count.")]
+RelaxOption = Annotated[
+    float | None, typer.Option("--relax-to", help="Lower n-sigma down to this until something is found; reported.")
+]
+ViewOption = Annotated[str, typer.Option("--view", help="last: the block's last operation; reading: norms that read.")]
+MaxReadOption = Annotated[str, typer.Option("--max-read", help="Refuse to read more than this.")]
+
+
+def _options(
+    rule: str, n_sigma: float, fraction: float, same_layer: bool, top_k: int, relax_to: float | None, **rest: Any
+) -> "ScanOptions":
+    from outlierlens.detect import Rule
+    from outlierlens.scan import ScanOptions
+
+    if rest["view"] not in ("last", "reading"):
+        raise BadInput(f"--view is {rest['view']!r}; use last or reading")
+    checked = Rule(rule, n_sigma, fraction, same_layer, top_k, relax_to)  # type: ignore[arg-type]
+    return ScanOptions(rule=checked, **rest)
+
+
+def scan(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Sample names, directories, weight files or hub ids.", show_default=False)
+    ] = None,
+    rule: RuleOption = "kovaleva",
+    n_sigma: SigmaOption = 3.0,
+    min_layer_fraction: FractionOption = 0.5,
+    same_layer: SameLayerOption = False,
+    top_k: TopKOption = 6,
+    relax_to: RelaxOption = None,
+    view: ViewOption = "last",
+    arch: common.Arch = None,
+    propose: Annotated[bool, typer.Option("--propose", help="Draft a row (TOML) for an unknown architecture.")] = False,
+    max_read: MaxReadOption = "500MB",
+    revision: common.Revision = None,
+    subfolder: common.Subfolder = "",
+    token: common.Token = None,
+    offline: common.Offline = False,
+    output: common.Output = None,
+    overwrite: common.Overwrite = False,
+    format: common.Format = "auto",
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+    verbose: common.Verbose = False,
+) -> None:
+    """Find outlier dimensions in the weights of one or more models, without loading them."""
+    from outlierlens.scan import Scans
+    from outlierlens.scan import scan as scan_one
+
+    if not models:
+        raise BadInput("name at least one model: a sample, directory, weight file or hub id")
+    source = {"revision": revision, "subfolder": subfolder, "token": token, "offline": offline}
+    if propose:
+        _propose(models, source)
+        return
+    show = Show.choose(format, json, quiet, output, verbose, overwrite)
+    options = _options(
+        rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
+        view=view, row=arch, max_read=common.parse_bytes(max_read), **source,
+    )  # fmt: skip
+    found = [scan_one(model, options, command=common.reproduce()) for model in models]
+    result = found[0] if len(found) == 1 else Scans(tuple(found))
+    show.result(result, lambda _: _print_scans(found, verbose))
+
+
+def _propose(models: list[str], source: dict[str, Any]) -> None:
+    from outlierlens.arch.propose import propose
+    from outlierlens.checkpoint import open_checkpoint
+
+    for model in models:
+        with open_checkpoint(model, **source) as checkpoint:
+            print(propose(checkpoint.config).toml, end="")
+
+
+def _print_scans(found: "list[Scan]", verbose: bool) -> None:
+    from outlierlens.scan import outlier_rows
+
+    several = len(found) > 1
+    rows = [row for scan in found for row in outlier_rows(scan)]
+    stacks = len({(row["stack"], row["site"]) for row in rows}) > 1 or verbose
+    columns = [*(["model"] if several else []), *(["stack", "site"] if stacks else [])]
+    columns += ["dim", "layers_scale", "layers_bias", "z_scale", "z_bias", "p_holm"]
+    if verbose or any(scan.rule.name == "luo" for scan in found):
+        columns += ["rank_scale", "rank_bias"]
+    for scan in found:
+        for stack in scan.stacks:
+            dims = ", ".join(map(str, stack.dims)) or "none"
+            say(
+                f"{scan.provenance.model}, {stack.stack}, {stack.site} ({stack.measure}, {stack.n_layers} × "
+                f"{stack.hidden_size}): {dims}"
+            )
+            for note in (*stack.notes, *scan.notes):
+                say(f"  note: {note}")
+    if rows:
+        heads = [column.replace("layers_", "layers: ").replace("_", " ") for column in columns]
+        print_table("", heads, ([_of(row, column) for column in columns] for row in rows))
+    if verbose:
+        for scan in found:
+            rule = f"{scan.rule.name}, {scan.rule.n_sigma:g} sigma, ≥ {scan.rule.min_layer_fraction:.0%} of layers"
+            say(f"{scan.provenance.model}: {rule}; read {scan.bytes_read:,} of {scan.total_bytes:,} bytes ({scan.source})")
+
+
+def _of(row: dict[str, Any], column: str) -> Any:
+    if column.startswith("layers_") and row[column] is not None:
+        return f"{row[column]}/{row['layers']}"
+    return row[column]
+
+
+def compare(
+    base: Annotated[str, typer.Argument(help="Model before: sample, directory, file, hub id, or a scan's JSON.")],
+    other: Annotated[str, typer.Argument(help="Model after, named likewise.")],
+    rule: RuleOption = "kovaleva",
+    n_sigma: SigmaOption = 3.0,
+    min_layer_fraction: FractionOption = 0.5,
+    same_layer: SameLayerOption = False,
+    view: ViewOption = "last",
+    arch: common.Arch = None,
+    max_read: MaxReadOption = "500MB",
+    token: common.Token = None,
+    offline: common.Offline = False,
+    output: common.Output = None,
+    overwrite: common.Overwrite = False,
+    format: common.Format = "auto",
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version."""
+    from outlierlens.scan import compare as compare_scans
+
+    show = Show.choose(format, json, quiet, output, overwrite=overwrite)
+    options = _options(
+        rule, n_sigma, min_layer_fraction, same_layer, 6, None,
+        view=view, row=arch, max_read=common.parse_bytes(max_read), token=token, offline=offline,
+    )  # fmt: skip
+    show.result(compare_scans(_scan_or_load(base, options), _scan_or_load(other, options)), _print_comparison)
+
+
+def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
+    from outlierlens.results import load
+    from outlierlens.scan import Scan
+    from outlierlens.scan import scan as scan_one
+
+    if not (name.endswith(".json") and Path(name).is_file()) or name.endswith(".index.json"):
+        return scan_one(name, options, command=common.reproduce())
+    loaded = load(name)
+    if not isinstance(loaded, Scan):
+        raise BadInput(f"{name} holds a {type(loaded).__name__}, not a Scan; make it with outlierlens scan MODEL -o {name}")
+    return loaded
+
+
+def _print_comparison(comparison: "Comparison") -> None:
+    title = f"{comparison.before.model} → {comparison.after.model}"
+    for stack, share in comparison.jaccard.items():
+        moved = "; all that went were replaced: the outliers moved" if comparison.moved[stack] else ""
+        say(f"{title}, {stack}: {share:.0%} of the outliers in common{moved}")
+    columns = ["stack", "dim", "fate", "z_scale_before", "z_scale_after", "layers_before", "layers_after"]
+    if comparison.changes:
+        heads = [column.replace("_", " ") for column in columns]
+        print_table("", heads, ([getattr(change, c) for c in columns] for change in comparison.changes))

@@ -1,0 +1,385 @@
+"""Switch dimensions off beside fair controls and measure what breaks.
+
+    damage = disable(load_model("smollm2-135m"), read_texts("excerpt"), [100, 247, 507])
+    damage.chosen.change                        # nats per token
+    damage.controls[0].p                        # rank p among random sets of the same size
+
+The loop is `_measure`: enter an ablation, score, leave; every condition reads the same tokens and masks.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens.ablate import (
+    EDIT_MODES,
+    Dims,
+    EditSettings,
+    edited_hidden,
+    mean_states,
+    plan_dims,
+    removed_writes,
+    stream_width,
+    zeroed_weights,
+)
+from outlierlens.arch import live_parameters
+from outlierlens.controls import matched_sets, random_sets
+from outlierlens.damage import Condition, Control, Damage, Filled, Score
+from outlierlens.data import Texts, batches
+from outlierlens.detect import zscore
+from outlierlens.errors import BadInput
+from outlierlens.fill import Exercise, exercise, fill, filled
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.results import Provenance
+from outlierlens.rows import RowStore
+from outlierlens.scan import per_dim
+from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
+
+if TYPE_CHECKING:
+    from outlierlens.arch import BoundStack
+
+Mode = Literal["weights", "zero", "mean", "scale", "resample", "writes"]
+MODES: tuple[Mode, ...] = ("weights", *EDIT_MODES, "writes")  # type: ignore[assignment]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class DisableOptions:
+    """What to switch off, how, and beside which controls.
+
+    Attributes:
+        mode: "weights" (zeroed_weights), "zero" / "mean" / "scale" / "resample" (edited_hidden), "writes"
+            (removed_writes).
+        layers: layers to switch off in; None is all.
+        stack: stream, where the model has several.
+        avoid: dimensions that no random set may hold: what the rules of this run found.
+        n_random, n_matched: number of control sets; 0 leaves a control out.
+        also_all: also random sets drawn from all dimensions.
+        factor: of mode "scale".
+        embeddings: mode "writes" also removes what the embeddings write.
+        seed: of control sets, resampling and intervals.
+        passage: text for the filled-in table; the data's first text by default.
+    """
+
+    mode: Mode = "weights"
+    layers: tuple[int, ...] | None = None
+    stack: str | None = None
+    avoid: tuple[int, ...] = ()
+    n_random: int = 99
+    n_matched: int = 19
+    also_all: bool = True
+    factor: float = 0.5
+    embeddings: bool = False
+    seed: int = 0
+    passage: str | None = None
+    task: TaskOptions = field(default_factory=TaskOptions)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise BadInput(f"unknown mode {self.mode!r}; modes are {', '.join(MODES)}")
+        if self.n_random < 0 or self.n_matched < 0:
+            raise BadInput("the number of controls cannot be negative")
+
+
+def disable(
+    loaded: LoadedModel,
+    texts: Texts,
+    dims: Dims,
+    options: DisableOptions | None = None,
+    *,
+    command: str = "",
+    progress: Progress | None = None,
+    rows: Path | None = None,
+) -> Damage:
+    """Measure `loaded` intact, with `dims` off, and with control sets off.
+
+    With `rows`, every finished condition is appended to that file, and conditions found there are not measured again.
+
+    `dims` is a sequence, or {layer: dims} where layers differ (random sets then have each layer's own size).
+
+    Raises:
+        BadInput: unknown dimension, layer or mode; no usable text; a mode the model does not allow.
+    """
+    options = options or DisableOptions()
+    bench = _Bench(loaded, texts, options, rows)
+    plan = plan_dims(bench.stack, bench.width, dims, options.layers)
+    off = tuple(sorted({dim for layer in plan.values() for dim in layer}))
+    same = len(set(plan.values())) == 1
+    controls = _control_sets(bench, plan, off, same=same)
+    total = 2 + len({_key(bench, item) for family in controls.values() for _, item in family})
+    report = progress or (lambda *_: None)
+
+    report("intact", 0, total)
+    intact = bench.measure("intact", None)
+    report("found", 1, total)
+    chosen = bench.measure("chosen", list(off) if same else plan)
+    done: dict[Any, Condition] = {}
+    measured: dict[str, list[Condition]] = {}
+    for kind, family in controls.items():
+        for label, item in family:
+            key = _key(bench, item)
+            if key not in done:
+                report(f"{kind} control", 2 + len(done), total)
+                done[key] = bench.measure(label, item)
+            measured.setdefault(kind, []).append(done[key])
+    report("done", total, total)
+    if bench.rows:
+        bench.rows.file.close()
+    return Damage(
+        provenance=Provenance.now(loaded.name, bench.fingerprint, command=command, seed=options.seed),
+        data=texts.source,
+        data_digest=texts.digest,
+        task=bench.task.name,
+        unit=bench.task.unit,
+        mode=_mode_name(options),
+        stack=bench.stack.name,
+        layers=tuple(sorted(plan)),
+        n_texts=bench.task.n_texts,
+        n_tokens=bench.task.n_tokens,
+        intact=intact,
+        chosen=chosen,
+        controls=tuple(compare_with(kind, chosen, family) for kind, family in measured.items()),
+        fills=tuple(bench.fills(texts, chosen, measured.get("random", []))),
+        notes=tuple(bench.notes),
+    )
+
+
+class _Bench:
+    """A model on the bench: its task, what it scores intact, and how to switch things off."""
+
+    def __init__(self, loaded: LoadedModel, texts: Texts, options: DisableOptions, rows: Path | None):
+        self.loaded, self.options = loaded, options
+        self.stack: BoundStack = loaded.stack(options.stack)
+        self.width = stream_width(loaded.model, self.stack)
+        self.fingerprint = fingerprint(loaded.model)
+        self.task: Task = make_task(loaded, texts.texts, options.task)
+        self.intact_values, self.weights = self.task.per_text()
+        self.rows = RowStore.open(rows, self._identity(texts)) if rows else None
+        self.notes: list[str] = []
+        self.settings = EditSettings(factor=options.factor, seed=options.seed)
+        if options.mode == "mean":
+            task = options.task
+            reading = batches(
+                loaded.tokenizer,
+                texts.texts,
+                max_length=task.max_length,
+                batch_size=task.batch_size,
+                device=loaded.device,
+            )
+            self.settings = EditSettings(means=mean_states(loaded, reading, stack=self.stack.name))
+            self.notes.append("the mean that replaces a value is taken over this very text")
+
+    def _identity(self, texts: Texts) -> dict[str, Any]:
+        """What must be equal for measured conditions to be reusable."""
+        options = self.options
+        return {
+            "model": self.fingerprint,
+            "data": texts.digest,
+            "task": asdict(options.task),
+            "mode": _mode_name(options),
+            "layers": options.layers,
+            "stack": self.stack.name,
+            "seed": options.seed,
+        }
+
+    def _per_text(self, dims: Dims) -> tuple[np.ndarray, dict[str, float], int]:
+        """(value of every text, further numbers, values set) with `dims` off: from the rows, or measured now."""
+        key = json.dumps(_key(self, dims))
+        found = self.rows.get(key) if self.rows else None
+        if found is None:
+            with self.off(dims) as touched:
+                values, _ = self.task.per_text()
+                found = {"per_text": values.tolist(), "also": self.task.also(), "touched": touched}
+            if self.rows:
+                self.rows.append(key, found)
+        return np.array(found["per_text"]), found["also"], found["touched"]
+
+    def off(self, dims: Dims | None) -> AbstractContextManager[int]:
+        """The ablation of this run on `dims`; nothing for None."""
+        if dims is None:
+            return nullcontext(0)
+        where: dict[str, Any] = {"stack": self.stack.name}
+        if not isinstance(dims, Mapping):
+            where["layers"] = self.options.layers
+        mode = self.options.mode
+        if mode == "weights":
+            return zeroed_weights(self.loaded, dims, **where)
+        if mode == "writes":
+            return removed_writes(self.loaded, dims, embeddings=self.options.embeddings, **where)
+        return edited_hidden(self.loaded, dims, mode, settings=self.settings, **where)
+
+    def measure(self, label: str, dims: Dims | None) -> Condition:
+        """Switch `dims` off, score every text, switch back on."""
+        if dims is None:
+            values, also, touched = self.intact_values, self.task.also(), 0
+        else:
+            values, also, touched = self._per_text(dims)
+        seed, difference = self.options.seed, values - self.intact_values
+        value = weighted_mean(values, self.weights)
+        low, high = bootstrap(values, self.weights, seed=seed)
+        change_low, change_high = bootstrap(difference, self.weights, seed=seed)
+        is_map = isinstance(dims, Mapping)
+        return Condition(
+            label=label,
+            dims=tuple(sorted({d for layer in dims.values() for d in layer})) if is_map else tuple(dims or ()),  # type: ignore[union-attr]
+            by_layer={layer: tuple(off) for layer, off in dims.items()} if is_map else {},  # type: ignore[union-attr]
+            score=Score(
+                value=value,
+                low=low,
+                high=high,
+                perplexity=_exp(value) if self.task.is_loss else None,
+                per_text=tuple(values.tolist()),
+                also=also,
+            ),
+            change=weighted_mean(difference, self.weights),
+            change_low=change_low,
+            change_high=change_high,
+            n_parameters=touched,
+        )
+
+    def fills(self, texts: Texts, chosen: Condition, random: Sequence[Condition]) -> Iterator[Filled]:
+        """The passage filled by the intact model, with the median random set off, and with the chosen set off."""
+        passage = self.options.passage or next((t for t in texts.texts if len(t.split()) > 40), texts.texts[0])
+        work = exercise(self.loaded, passage, seed=self.options.seed)
+        if work is None:
+            return
+        intact = fill(self.loaded, work)
+        yield filled(self.loaded, work, intact, intact, label="intact", dims=())
+        if random:
+            typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2]
+            yield self._fill(work, intact, typical, "random")
+        yield self._fill(work, intact, chosen, "chosen")
+
+    def _fill(self, work: Exercise, intact: tuple[str, ...], condition: Condition, label: str) -> Filled:
+        with self.off(condition.by_layer or list(condition.dims)):
+            words = fill(self.loaded, work)
+        return filled(self.loaded, work, words, intact, label=label, dims=condition.dims)
+
+
+def _exp(value: float) -> float:
+    return float(np.exp(np.minimum(value, 700.0)))
+
+
+def _control_sets(
+    bench: _Bench, plan: dict[int, tuple[int, ...]], off: tuple[int, ...], *, same: bool
+) -> dict[str, list[tuple[str, Dims]]]:
+    options = bench.options
+    avoid = set(options.avoid) | set(off)
+    families: dict[str, list[tuple[str, Dims]]] = {}
+    if options.n_random:
+        if same:
+            sets = random_sets(bench.width, len(off), avoid=avoid, n=options.n_random, seed=options.seed)
+            free: list[Dims] = list(sets.free)
+            anywhere: list[Dims] = list(sets.anywhere)
+        else:
+            free, anywhere = _by_layer(bench, plan, avoid), _by_layer(bench, plan, set())
+        families["random"] = [(f"random {i + 1}", dims) for i, dims in enumerate(free)]
+        if options.also_all:
+            families["random, all"] = [(f"random {i + 1} of all", dims) for i, dims in enumerate(anywhere)]
+    if options.n_matched and same:
+        strength = magnitude(bench.loaded, bench.stack)
+        matched = matched_sets(strength, off, avoid=avoid - set(off), n=options.n_matched, seed=options.seed)
+        families["matched"] = [
+            (f"matched {i + 1}", {layer: dims for layer, dims in item.items() if layer in plan})
+            for i, item in enumerate(matched)
+        ]
+    elif options.n_matched:
+        bench.notes.append("no matched control: the dimensions already differ from layer to layer")
+    return families
+
+
+def _by_layer(bench: _Bench, plan: dict[int, tuple[int, ...]], avoid: Collection[int]) -> list[Dims]:
+    """Random per-layer sets with each layer's own number of dimensions."""
+    drawn = {
+        layer: random_sets(bench.width, len(dims), avoid=avoid, n=bench.options.n_random, seed=bench.options.seed + layer)
+        for layer, dims in plan.items()
+    }
+    return [{layer: sets.free[i] for layer, sets in drawn.items()} for i in range(bench.options.n_random)]
+
+
+def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
+    """How extreme each position of each block's last operation is: root mean square z of scale and bias, [layer, dim]."""
+    parameters = live_parameters(loaded.model)
+
+    def z(layers: Any, *, is_norm: bool) -> np.ndarray:
+        rows = []
+        for params in layers:
+            values = [(per_dim(parameters[p.name].detach().float().cpu().numpy(), p, is_norm=is_norm)) for p in params]
+            total = np.sum(values, axis=0)
+            rows.append(total if is_norm else np.sqrt(total))
+        return zscore(np.stack(rows))
+
+    squares = [z(stack.scale, is_norm=stack.ends_in_norm) ** 2]
+    if all(stack.bias):
+        squares.append(z(stack.bias, is_norm=True) ** 2)
+    return np.sqrt(np.mean(squares, axis=0))
+
+
+def _key(bench: _Bench, dims: Dims) -> Any:
+    if isinstance(dims, Mapping):
+        return tuple(sorted((layer, tuple(off)) for layer, off in dims.items()))
+    return tuple(dims)
+
+
+def compare_with(kind: str, chosen: Condition, family: Sequence[Condition]) -> Control:
+    """Rank p, median, 95th percentile and mean of a control family, and the chosen change as their multiple."""
+    changes = np.array([condition.change for condition in family])
+    median, high, mean = float(np.median(changes)), float(np.quantile(changes, 0.95)), float(np.mean(changes))
+    return Control(
+        kind=kind,
+        conditions=tuple(family),
+        p=rank_p(chosen.change, changes),
+        median=median,
+        percentile_95=high,
+        mean=mean,
+        ratio_to_median=_ratio(chosen.change, median),
+        ratio_to_percentile_95=_ratio(chosen.change, high),
+        ratio_to_mean=_ratio(chosen.change, mean),
+    )
+
+
+def rank_p(chosen: float, controls: np.ndarray) -> float:
+    """(1 + #{control >= chosen}) / (1 + n)."""
+    return float((1 + np.sum(controls >= chosen)) / (1 + len(controls)))
+
+
+def _ratio(chosen: float, reference: float) -> float | None:
+    return chosen / reference if reference > 0 and np.isfinite(reference) else None
+
+
+def _mode_name(options: DisableOptions) -> str:
+    if options.mode == "weights":
+        return "zeroed_weights"
+    if options.mode == "writes":
+        return "removed_writes" + (" with embeddings" if options.embeddings else "")
+    return f"edited_hidden {options.mode}" + (f" × {options.factor:g}" if options.mode == "scale" else "")
+
+
+def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: DisableOptions) -> int:
+    """Write a loadable copy of the model with `dims` off in its weights; returns the number of values set.
+
+    Raises:
+        BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
+    """
+    if options.mode not in ("weights", "writes"):
+        raise BadInput(f"--save needs --mode weights or writes: mode {options.mode!r} lives in the running network only")
+    if directory.exists() and any(directory.iterdir()):
+        raise BadInput(f"{directory} is not empty; name a new folder")
+    where: dict[str, Any] = {"stack": loaded.stack(options.stack).name}
+    if not isinstance(dims, Mapping):
+        where["layers"] = options.layers
+    ablation = (
+        zeroed_weights(loaded, dims, **where)
+        if options.mode == "weights"
+        else removed_writes(loaded, dims, embeddings=options.embeddings, **where)
+    )
+    with ablation as touched:
+        loaded.model.save_pretrained(directory)  # type: ignore[operator]
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(directory)
+    return touched

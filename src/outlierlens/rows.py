@@ -1,0 +1,93 @@
+"""The append-only store of finished units of long work: one JSON line each, flushed; interrupted work continues.
+
+    with RowStore.open(path, identity) as rows:
+        if (value := rows.get(key)) is None:
+            value = rows.append(key, measure())
+
+The first line holds `identity`: what must be equal for the rows to belong together (model, data, seed, settings).
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from outlierlens.errors import BadFile, BadInput
+
+
+@dataclass
+class RowStore:
+    """Finished units by key, in memory and in a file that only grows."""
+
+    path: Path
+    file: IO[str]
+    done: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path, identity: dict[str, Any]) -> "RowStore":
+        """Open or create `path`; rows of an earlier run with the same identity are kept.
+
+        A torn last line (the process was killed while writing it) is cut off.
+
+        Raises:
+            BadInput: the file belongs to work with another identity; the message names what differs.
+            BadFile: a line before the last is malformed.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done, end = _read(path, identity) if path.exists() else ({}, 0)
+        if path.exists():
+            os.truncate(path, end)
+        file = path.open("a", encoding="utf-8")
+        store = cls(path, file, done)
+        if end == 0:
+            store._write({"identity": identity})
+        return store
+
+    def get(self, key: str) -> Any | None:
+        """The value of a finished unit, or None."""
+        return self.done.get(key)
+
+    def append(self, key: str, value: Any) -> Any:
+        """Keep one finished unit; it is on disk when this returns."""
+        self._write({"key": key, "value": value})
+        self.done[key] = value
+        return value
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def __enter__(self) -> "RowStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+
+
+def _read(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """({key: value}, bytes of whole lines)."""
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    done: dict[str, Any] = {}
+    for number, line in enumerate(raw[:end].splitlines(), 1):
+        try:
+            row = json.loads(line)
+            if number == 1:
+                _same(path, row["identity"], json.loads(json.dumps(identity)))
+            else:
+                done[row["key"]] = row["value"]
+        except (ValueError, KeyError, TypeError):
+            raise BadFile(f"{path}, line {number}: not a row of outlierlens; delete the file to start again") from None
+    return done, end
+
+
+def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if differing:
+        what = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing[:3])
+        raise BadInput(f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again")

@@ -1,0 +1,12 @@
+"""Tasks: what a model is measured by, text by text.
+
+    task = make_task(loaded, texts, TaskOptions())
+    values, weights = task.per_text()            # [text] each; the score is the weighted mean
+
+`masked_loss`, `causal_loss` for language models; `output_change` for models without a vocabulary head.
+"""
+
+from outlierlens.tasks.base import Task, TaskOptions, bootstrap, weighted_mean
+from outlierlens.tasks.choose import make_task
+
+__all__ = ["Task", "TaskOptions", "bootstrap", "make_task", "weighted_mean"]

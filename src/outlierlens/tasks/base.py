@@ -1,0 +1,82 @@
+"""What every task offers, and the bootstrap over texts that turns its values into an interval."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+
+TaskName = Literal["auto", "masked loss", "causal loss", "output change"]
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """How texts become numbers.
+
+    Attributes:
+        name: "auto" takes the loss that fits the model's head, or the change of outputs where there is none.
+        max_length: tokens of a window (causal) or of a text (masked, output change).
+        stride: causal: tokens by which the window moves; None is `max_length`, windows side by side.
+        batch_size: rows of a forward pass.
+        mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
+        seed: of masks.
+    """
+
+    name: TaskName = "auto"
+    max_length: int = 128
+    stride: int | None = None
+    batch_size: int = 16
+    mask_fraction: float = 0.15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2 or self.batch_size < 1:
+            raise BadInput(f"max_length is {self.max_length} and batch_size {self.batch_size}; need at least 2 and 1")
+        if self.stride is not None and not 1 <= self.stride <= self.max_length:
+            raise BadInput(f"stride is {self.stride}; it must be between 1 and max_length ({self.max_length})")
+        if not 0 < self.mask_fraction < 1:
+            raise BadInput(f"mask_fraction is {self.mask_fraction}; it must be between 0 and 1")
+
+
+class Task(Protocol):
+    """A measurement of the model it was made for, as that model is at the moment of the call.
+
+    Attributes:
+        name, unit: for tables: "causal loss", "nats per token".
+        is_loss: whether exp(value) is a perplexity and the intact model has a value of its own.
+        n_texts, n_tokens: texts and tokens that count.
+    """
+
+    name: str
+    unit: str
+    is_loss: bool
+    n_texts: int
+    n_tokens: int
+
+    def per_text(self) -> tuple[np.ndarray, np.ndarray]:
+        """(values [text], weights [text]); the score is the weighted mean of the values."""
+        ...
+
+    def also(self) -> dict[str, float]:
+        """Further numbers of the last call of `per_text`, by name; {} where there are none."""
+        ...
+
+
+def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
+    """Σ w v / Σ w; inf where any weighted value is (an exploded loss is not hidden)."""
+    return float(np.sum(values * weights) / np.sum(weights))
+
+
+def bootstrap(
+    values: np.ndarray, weights: np.ndarray, *, seed: int, n_draws: int = 2000, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile bootstrap interval (low, high) of the weighted mean, texts [text] resampled with replacement."""
+    n = len(values)
+    if n < 2 or not np.isfinite(values).all():
+        return float("nan"), float("nan")
+    drawn = np.random.default_rng(seed).integers(0, n, size=(n_draws, n))
+    means = (values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
