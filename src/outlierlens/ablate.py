@@ -24,7 +24,7 @@ from outlierlens import arch
 from outlierlens.arch import BoundStack, Param, live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, edited, valid_tokens
-from outlierlens.models import LoadedModel
+from outlierlens.models import LoadedModel, config_dict
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -211,7 +211,9 @@ def plan_dims(
 
 
 def _check(dims: Sequence[int], width: int, where: str) -> None:
-    bad = [dim for dim in dims if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim < width]
+    bad = [
+        dim for dim in dims if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim < width
+    ]
     if bad:
         raise BadInput(f"dimension {bad[0]} does not exist; {where} has dimensions 0 to {width - 1}")
     if len(set(dims)) != len(dims):
@@ -223,7 +225,7 @@ def _check(dims: Sequence[int], width: int, where: str) -> None:
 def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:
     if isinstance(model, LoadedModel):
         return model.model, model.stack(stack)
-    bound = arch.bind(arch.stacks_of(model.config.to_dict(), type(model).__name__), live_parameters(model))
+    bound = arch.bind(arch.stacks_of(config_dict(model), type(model).__name__), live_parameters(model))
     return model, LoadedModel(type(model).__name__, model, None, "none", bound).stack(stack)
 
 

@@ -1,7 +1,7 @@
 """Fair controls for a set of dimensions: random sets of its size, and weights as large at other positions.
 
-    random_sets(width, size, avoid=found, n=99, seed=0)
-    matched_sets(magnitude, dims, avoid=found, n=5, seed=0)     # {layer: dims}, other positions in each layer
+random_sets(width, size, avoid=found, n=99, seed=0)
+matched_sets(magnitude, dims, avoid=found, n=5, seed=0)     # {layer: dims}, other positions in each layer
 """
 
 from collections.abc import Collection, Sequence

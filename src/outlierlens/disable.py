@@ -27,7 +27,7 @@ from outlierlens.ablate import (
     stream_width,
     zeroed_weights,
 )
-from outlierlens.arch import live_parameters
+from outlierlens.arch import Param, live_parameters
 from outlierlens.controls import matched_sets, random_sets
 from outlierlens.damage import Condition, Control, Damage, Filled, Score
 from outlierlens.data import Texts, batches
@@ -37,14 +37,14 @@ from outlierlens.fill import Exercise, exercise, fill, filled
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
-from outlierlens.scan import per_dim
+from outlierlens.scan import combine, per_dim
 from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
 Mode = Literal["weights", "zero", "mean", "scale", "resample", "writes"]
-MODES: tuple[Mode, ...] = ("weights", *EDIT_MODES, "writes")  # type: ignore[assignment]
+MODES: tuple[Mode, ...] = ("weights", *EDIT_MODES, "writes")
 Progress = Callable[[str, int, int], None]
 
 
@@ -296,7 +296,9 @@ def _control_sets(
 def _by_layer(bench: _Bench, plan: dict[int, tuple[int, ...]], avoid: Collection[int]) -> list[Dims]:
     """Random per-layer sets with each layer's own number of dimensions."""
     drawn = {
-        layer: random_sets(bench.width, len(dims), avoid=avoid, n=bench.options.n_random, seed=bench.options.seed + layer)
+        layer: random_sets(
+            bench.width, len(dims), avoid=avoid, n=bench.options.n_random, seed=bench.options.seed + layer
+        )
         for layer, dims in plan.items()
     }
     return [{layer: sets.free[i] for layer, sets in drawn.items()} for i in range(bench.options.n_random)]
@@ -306,17 +308,16 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
     """How extreme each position of each block's last operation is: root mean square z of scale and bias, [layer, dim]."""
     parameters = live_parameters(loaded.model)
 
-    def z(layers: Any, *, is_norm: bool) -> np.ndarray:
+    def z(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
         rows = []
         for params in layers:
-            values = [(per_dim(parameters[p.name].detach().float().cpu().numpy(), p, is_norm=is_norm)) for p in params]
-            total = np.sum(values, axis=0)
-            rows.append(total if is_norm else np.sqrt(total))
+            vectors = [per_dim(parameters[p.name].detach().float().cpu().numpy(), p) for p in params]
+            rows.append(combine(vectors, params, {p.name: parameters[p.name].ndim for p in params}))
         return zscore(np.stack(rows))
 
-    squares = [z(stack.scale, is_norm=stack.ends_in_norm) ** 2]
+    squares = [z(stack.scale) ** 2]
     if all(stack.bias):
-        squares.append(z(stack.bias, is_norm=True) ** 2)
+        squares.append(z(stack.bias) ** 2)
     return np.sqrt(np.mean(squares, axis=0))
 
 
@@ -367,7 +368,9 @@ def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: Dis
         BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
     """
     if options.mode not in ("weights", "writes"):
-        raise BadInput(f"--save needs --mode weights or writes: mode {options.mode!r} lives in the running network only")
+        raise BadInput(
+            f"--save needs --mode weights or writes: mode {options.mode!r} lives in the running network only"
+        )
     if directory.exists() and any(directory.iterdir()):
         raise BadInput(f"{directory} is not empty; name a new folder")
     where: dict[str, Any] = {"stack": loaded.stack(options.stack).name}

@@ -1,8 +1,8 @@
 """The papers' table: one passage, filled in or continued by the model as it is now.
 
-    blanks = Passage.masked(tokenizer, text, seed=0)
-    fill(loaded, passage)                       # texts of the blanks
-    judge(filled, intact)                       # same / other / nonsense, by rule
+blanks = Passage.masked(tokenizer, text, seed=0)
+fill(loaded, passage)                       # texts of the blanks
+judge(filled, intact)                       # same / other / nonsense, by rule
 """
 
 import re
@@ -77,7 +77,6 @@ def fill(loaded: LoadedModel, work: Exercise) -> tuple[str, ...]:
     """The words that the model as it is now puts into the blanks, or its greedy continuation token by token."""
     import torch
 
-    assert loaded.tokenizer is not None
     ids = torch.tensor([work.ids], device=loaded.device)
     with torch.inference_mode():
         if work.blanks:
@@ -85,7 +84,10 @@ def fill(loaded: LoadedModel, work: Exercise) -> tuple[str, ...]:
             best = logits[torch.tensor(work.blanks, device=logits.device)].argmax(-1).tolist()
         else:
             best = _continue(loaded, ids)
-    return tuple(loaded.tokenizer.convert_ids_to_tokens(token) if work.blanks else loaded.tokenizer.decode([token]) for token in best)
+    tokenizer: Any = loaded.tokenizer
+    if work.blanks:
+        return tuple(tokenizer.convert_ids_to_tokens(best))
+    return tuple(tokenizer.decode([token]) for token in best)
 
 
 def _continue(loaded: LoadedModel, ids: "Tensor") -> list[int]:
@@ -107,7 +109,13 @@ def _continue(loaded: LoadedModel, ids: "Tensor") -> list[int]:
 
 
 def filled(
-    loaded: LoadedModel, work: Exercise, words: tuple[str, ...], intact: tuple[str, ...], *, label: str, dims: tuple[int, ...]
+    loaded: LoadedModel,
+    work: Exercise,
+    words: tuple[str, ...],
+    intact: tuple[str, ...],
+    *,
+    label: str,
+    dims: tuple[int, ...],
 ) -> Filled:
     """The exercise with `words` in its blanks, each judged against the intact model's."""
     tokenizer: Any = loaded.tokenizer
@@ -135,7 +143,7 @@ def _readable(tokenizer: Any, piece: str) -> str:
 
 
 def judge(word: str, intact: str, before: tuple[str, ...], *, special: set[str], whole_words: bool) -> FillKind:
-    """"same" as the intact fill; else "nonsense" for what cannot be a word there; else "other".
+    """ "same" as the intact fill; else "nonsense" for what cannot be a word there; else "other".
 
     Nonsense is: a special or unused token, text without a letter or digit, a piece that only continues a word where a
     whole word was asked for, an undecodable byte, or (after the first two) the third equal token in a row.

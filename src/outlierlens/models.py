@@ -74,11 +74,17 @@ def from_objects(model: "nn.Module", tokenizer: Any = None, *, name: str = "", r
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
     """
-    config = model.config.to_dict() if hasattr(model, "config") else {}
+    config = config_dict(model)
     stacks = arch.load_toml(row) if row else arch.stacks_of(config, name or type(model).__name__)
     bound = arch.bind(stacks, arch.live_parameters(model))
     model.eval()
     return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config)
+
+
+def config_dict(model: "nn.Module") -> dict[str, Any]:
+    """The model's configuration as a dictionary; {} for a module that carries none."""
+    config: Any = getattr(model, "config", None)
+    return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
 
 
 def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
@@ -122,8 +128,7 @@ def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
                 f"{name}: not in the local cache, and offline mode is on; run once without --offline"
             ) from None
         raise UnknownModel(f"{name}: cannot be loaded: {text[:300]}") from error
-    loaded = from_objects(model.to(device), tokenizer, name=name, row=options.row)
-    return loaded
+    return from_objects(model.to(device), tokenizer, name=name, row=options.row)
 
 
 def _source(name: str, options: LoadOptions) -> str:

@@ -90,4 +90,6 @@ def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differing:
         what = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing[:3])
-        raise BadInput(f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again")
+        raise BadInput(
+            f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again"
+        )

@@ -6,7 +6,7 @@ compare(scan("base"), scan("fine-tuned"))       # stayed, moved, came, went
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -250,33 +250,42 @@ def _scan_site(checkpoint: Checkpoint, site: _Site, rule: Rule, digest: Any) -> 
     names = [param.name for layer in (*site.scale, *site.bias) for param in layer]
     wanted = {param.name: param for layer in (*site.scale, *site.bias) for param in layer}
     vectors: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
     n_values = 0
     for name, values in checkpoint.read(names):
-        vectors[name] = per_dim(values, wanted[name], is_norm=site.is_norm)
+        vectors[name] = per_dim(values, wanted[name])
+        ranks[name] = values.ndim
         n_values += values.size
     for name in sorted(vectors):
         digest.update(name.encode() + vectors[name].tobytes())
     _check_widths(vectors, names, checkpoint.name)
-    scale = np.stack([_combine(vectors, layer, is_norm=site.is_norm) for layer in site.scale])
-    has_bias = all(site.bias)
-    bias = np.stack([_combine(vectors, layer, is_norm=True) for layer in site.bias]) if has_bias else None
+
+    def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
+        return np.stack([combine([vectors[p.name] for p in layer], layer, ranks) for layer in layers])
+
+    scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
     measured = Measured(scale, bias, where=f"{checkpoint.name}, {site.name}")
     outliers, n_sigma = find(measured, rule)
     return _stack_scan(site, measured, outliers, (n_sigma, rule.n_sigma), n_values)
 
 
-def per_dim(values: np.ndarray, param: Param, *, is_norm: bool) -> np.ndarray:
-    """One float64 value per dimension [dim]: a norm's scale as it multiplies, or the squared L2 norm of what writes."""
+def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
+    """One float64 value per dimension [dim]: a vector as it acts, or the L2 norm of the weights that write to each."""
     if values.ndim == 1:
         # (1 + w) norms are switched off at w = −1, so w − off is the factor that multiplies.
-        return values.astype(np.float64) - (param.off if is_norm else 0.0)
+        return values.astype(np.float64) - param.off
     moved = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
-    return np.einsum("di,di->d", moved, moved, dtype=np.float64)
+    return np.sqrt(np.einsum("di,di->d", moved, moved, dtype=np.float64))
 
 
-def _combine(vectors: dict[str, np.ndarray], params: tuple[Param, ...], *, is_norm: bool) -> np.ndarray:
-    total = np.sum([vectors[param.name] for param in params], axis=0)
-    return total if is_norm else np.sqrt(total)
+def combine(vectors: Sequence[np.ndarray], params: Sequence[Param], sizes: Mapping[str, int]) -> np.ndarray:
+    """What several parameters of one layer write together: vectors add, L2 norms add in squares.
+
+    `sizes` gives each parameter's rank: biases of experts are [expert, dim] and count by their norm too.
+    """
+    if all(sizes[param.name] == 1 for param in params):
+        return np.sum(vectors, axis=0)
+    return np.sqrt(np.sum(np.square(vectors), axis=0))
 
 
 def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) -> None:

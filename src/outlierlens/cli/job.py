@@ -87,7 +87,11 @@ def _scan(job: Job, loaded: LoadedModel, load: LoadOptions) -> Scan:
 
 
 def _disable(
-    job: Job, loaded: LoadedModel, texts: Texts, seen: tuple[Scan, Observation], progress: Callable[[str, int, int], None]
+    job: Job,
+    loaded: LoadedModel,
+    texts: Texts,
+    seen: tuple[Scan, Observation],
+    progress: Callable[[str, int, int], None],
 ) -> tuple[tuple, tuple[str, ...]]:
     """One measurement per stream that has something to switch off."""
     found, observed = seen

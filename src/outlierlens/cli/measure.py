@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from outlierlens.models import LoadedModel
     from outlierlens.observation import Observation
 
-StackOption = Annotated[str | None, typer.Option("--stack", help="Which stream, where there are several: encoder, decoder.")]
+StackOption = Annotated[
+    str | None, typer.Option("--stack", help="Which stream, where there are several: encoder, decoder.")
+]
 
 
 def _load(model: str, **options: Any) -> "LoadedModel":
@@ -31,7 +33,9 @@ def observe(
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 32,
     n_sigma: Annotated[float, typer.Option("--n-sigma", help="Distance from the vector's own mean that counts.")] = 3.0,
-    without_special: Annotated[bool, typer.Option("--without-special", help="Show numbers without special tokens.")] = False,
+    without_special: Annotated[
+        bool, typer.Option("--without-special", help="Show numbers without special tokens.")
+    ] = False,
     arch: common.Arch = None,
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
@@ -100,7 +104,18 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
             )
         print_table(
             f"stream {stack.stack}",
-            ["layer", "argmin dim", "share", "argmax dim", "share", "max |h| dim", "max |h|", "token", "position", "median |h|"],
+            [
+                "layer",
+                "argmin dim",
+                "share",
+                "argmax dim",
+                "share",
+                "max |h| dim",
+                "max |h|",
+                "token",
+                "position",
+                "median |h|",
+            ],
             rows,
         )
         for outlier in stack.outliers:
@@ -116,7 +131,9 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
 
 def disable(
     model: common.Model,
-    dims: Annotated[str, typer.Option("--dims", help="308,381 — or layer by layer: 0-9:896;10-16:678.", show_default=False)],
+    dims: Annotated[
+        str, typer.Option("--dims", help="308,381 — or layer by layer: 0-9:896;10-16:678.", show_default=False)
+    ],
     data: common.Data = "excerpt",
     text_column: common.TextColumn = None,
     limit: common.Limit = 16,
@@ -124,21 +141,31 @@ def disable(
         str,
         typer.Option("--mode", help="weights, zero, mean, scale, resample (hidden states) or writes."),
     ] = "weights",
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers to switch off in: 0-3,7. Default: all.")] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Layers to switch off in: 0-3,7. Default: all.")
+    ] = None,
     stack: StackOption = None,
     factor: Annotated[float, typer.Option("--factor", help="Factor of mode scale.")] = 0.5,
     embeddings: Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")] = False,
-    avoid: Annotated[str, typer.Option("--avoid", help="Dimensions no random set may hold; default: what scan finds.")] = "",
+    avoid: Annotated[
+        str, typer.Option("--avoid", help="Dimensions no random set may hold; default: what scan finds.")
+    ] = "",
     n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of the same size.")] = 99,
-    n_matched: Annotated[int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")] = 19,
+    n_matched: Annotated[
+        int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")
+    ] = 19,
     task: Annotated[str, typer.Option("--task", help="auto, masked-loss, causal-loss or output-change.")] = "auto",
     max_length: common.MaxLength = 128,
     stride: Annotated[int | None, typer.Option("--stride", min=1, help="Causal: step of the sliding window.")] = None,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
     arch: common.Arch = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Write a copy of the model with the dimensions off.")] = None,
-    rows: Annotated[Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write a copy of the model with the dimensions off.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")
+    ] = None,
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
     token: common.Token = None,
@@ -205,7 +232,9 @@ def _found(loaded: "LoadedModel", stack: str | None) -> tuple[int, ...]:
 
 def print_damage(damage: "Damage") -> None:
     """The conditions, the controls and the passage as text."""
-    say(f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts} texts, {damage.n_tokens:,} tokens")
+    say(
+        f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts} texts, {damage.n_tokens:,} tokens"
+    )
     say(f"mode {damage.mode}, stream {damage.stack}, {len(damage.layers)} layers")
     rows: list[list[Any]] = []
     for label, condition in (("intact", damage.intact), ("off: " + _dims(damage.chosen.dims), damage.chosen)):
@@ -256,7 +285,9 @@ def report(
     text_column: common.TextColumn = None,
     limit: common.Limit = 16,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL.")] = None,
-    dims: Annotated[str | None, typer.Option("--dims", help="Dimensions to switch off; default: what scan finds.")] = None,
+    dims: Annotated[
+        str | None, typer.Option("--dims", help="Dimensions to switch off; default: what scan finds.")
+    ] = None,
     n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of the same size.")] = 19,
     n_matched: Annotated[int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")] = 5,
     max_length: common.MaxLength = 128,

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 RuleOption = Annotated[str, typer.Option("--rule", help="kovaleva, puccetti or luo.")]
 SigmaOption = Annotated[float, typer.Option("--n-sigma", help="Threshold on |z|.")]
-FractionOption = Annotated[float, typer.Option("--min-layer-fraction", help="Share of layers that must pass (kovaleva).")]
+FractionOption = Annotated[
+    float, typer.Option("--min-layer-fraction", help="Share of layers that must pass (kovaleva).")
+]
 SameLayerOption = Annotated[bool, typer.Option("--same-layer", help="Scale and bias must pass in the same layer.")]
 TopKOption = Annotated[int, typer.Option("--top-k", help="puccetti: length of the list; luo: ranks that count.")]
 RelaxOption = Annotated[
@@ -115,7 +117,9 @@ def _print_scans(found: "list[Scan]", verbose: bool) -> None:
     if verbose:
         for scan in found:
             rule = f"{scan.rule.name}, {scan.rule.n_sigma:g} sigma, ≥ {scan.rule.min_layer_fraction:.0%} of layers"
-            say(f"{scan.provenance.model}: {rule}; read {scan.bytes_read:,} of {scan.total_bytes:,} bytes ({scan.source})")
+            say(
+                f"{scan.provenance.model}: {rule}; read {scan.bytes_read:,} of {scan.total_bytes:,} bytes ({scan.source})"
+            )
 
 
 def _of(row: dict[str, Any], column: str) -> Any:
@@ -162,7 +166,9 @@ def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
         return scan_one(name, options, command=common.reproduce())
     loaded = load(name)
     if not isinstance(loaded, Scan):
-        raise BadInput(f"{name} holds a {type(loaded).__name__}, not a Scan; make it with outlierlens scan MODEL -o {name}")
+        raise BadInput(
+            f"{name} holds a {type(loaded).__name__}, not a Scan; make it with outlierlens scan MODEL -o {name}"
+        )
     return loaded
 
 

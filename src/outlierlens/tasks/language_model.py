@@ -113,7 +113,9 @@ class LanguageModelLoss(ABC):
         with head_only_at(model, rows.positions):
             logits = model(**rows.batch.inputs, **self._model_options).logits
         parts = [
-            functional.cross_entropy(logits[i : i + HEAD_ROWS].float(), rows.targets[i : i + HEAD_ROWS], reduction="none")
+            functional.cross_entropy(
+                logits[i : i + HEAD_ROWS].float(), rows.targets[i : i + HEAD_ROWS], reduction="none"
+            )
             for i in range(0, len(logits), HEAD_ROWS)
         ]
         return torch.cat(parts)
@@ -140,9 +142,7 @@ class CausalLoss(LanguageModelLoss):
         for start in range(0, max(1, len(ids) - 1), stride):
             end = min(start + length, len(ids))
             fresh = range(max(done, start + 1), end)
-            windows.append(
-                _Window(number, ids[start:end], [i - 1 - start for i in fresh], [ids[i] for i in fresh])
-            )
+            windows.append(_Window(number, ids[start:end], [i - 1 - start for i in fresh], [ids[i] for i in fresh]))
             done = end
             if end == len(ids):
                 break

