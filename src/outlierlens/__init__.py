@@ -1,4 +1,84 @@
-"""Find the handful of dimensions a Transformer cannot live without, switch them off, and measure what breaks."""
-from outlierlens._version import __version__
+"""Find the handful of dimensions a Transformer cannot live without, switch them off, and measure what breaks.
 
-__all__ = ["__version__"]
+    import outlierlens as ol
+
+    found = ol.scan("mpnet-base")                        # weights alone: no torch, no model in memory
+    loaded = ol.load_model("smollm2-135m")
+    texts = ol.read_texts("excerpt")
+    seen = ol.observe(loaded, texts)                     # activations, one streaming pass
+    damage = ol.disable(loaded, texts, [100, 247, 507])  # switched off, beside fair controls
+    with ol.zeroed_weights(loaded, [507]):
+        ...
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from outlierlens._version import __version__
+from outlierlens.errors import OutlierlensError
+
+if TYPE_CHECKING:
+    from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
+    from outlierlens.data import read_texts
+    from outlierlens.detect import Rule
+    from outlierlens.disable import DisableOptions, disable
+    from outlierlens.models import from_objects, load_model
+    from outlierlens.observe import ObserveOptions, observe
+    from outlierlens.results import load, save
+    from outlierlens.samples import fetch
+    from outlierlens.scan import ScanOptions, compare, scan
+
+# Resolved on first use: `import outlierlens` and `scan` must not pay for torch.
+_HOME = {
+    "Rule": "detect",
+    "scan": "scan",
+    "ScanOptions": "scan",
+    "compare": "scan",
+    "fetch": "samples",
+    "load_model": "models",
+    "from_objects": "models",
+    "read_texts": "data",
+    "observe": "observe",
+    "ObserveOptions": "observe",
+    "zeroed_weights": "ablate",
+    "edited_hidden": "ablate",
+    "removed_writes": "ablate",
+    "clip": "ablate",
+    "disable": "disable",
+    "DisableOptions": "disable",
+    "load": "results",
+    "save": "results",
+}
+
+__all__ = [
+    "DisableOptions",
+    "ObserveOptions",
+    "OutlierlensError",
+    "Rule",
+    "ScanOptions",
+    "__version__",
+    "clip",
+    "compare",
+    "disable",
+    "edited_hidden",
+    "fetch",
+    "from_objects",
+    "load",
+    "load_model",
+    "observe",
+    "read_texts",
+    "removed_writes",
+    "save",
+    "scan",
+    "zeroed_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'outlierlens' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"outlierlens.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

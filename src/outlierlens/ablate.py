@@ -215,7 +215,7 @@ def _check(dims: Sequence[int], width: int, where: str) -> None:
         dim for dim in dims if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim < width
     ]
     if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; {where} has dimensions 0 to {width - 1}")
+        raise BadInput(f"dimension {bad[0]} does not exist; {where}: dimensions 0 to {width - 1}")
     if len(set(dims)) != len(dims):
         raise BadInput(f"a dimension is repeated in {list(dims)}")
     if not len(dims):

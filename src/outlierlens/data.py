@@ -185,10 +185,14 @@ def batches(
 
 
 def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int, ...], device: Any) -> Batch:
-    """Pad rows of token ids on the tokenizer's side into one `Batch`."""
+    """Pad rows of token ids on the right into one `Batch`.
+
+    Always on the right, whatever the tokenizer prefers: models with learned positions number them from the left, and
+    left padding would shift every token to positions it never has alone.
+    """
     import torch
 
-    padded = tokenizer.pad(encoded, return_tensors="pt")
+    padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right")
     special_ids = torch.tensor(sorted(set(tokenizer.all_special_ids)))
     valid = padded["attention_mask"].bool()
     special = torch.isin(padded["input_ids"], special_ids) & valid

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.damage import Blank, Filled, FillKind
-from outlierlens.models import LoadedModel
+from outlierlens.models import LoadedModel, max_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,11 +39,14 @@ def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | Non
     """The blanks (masked models) or the prompt (causal models) made from `text`; None without a head for words."""
     if loaded.tokenizer is None or loaded.head not in ("masked", "causal"):
         return None
-    return _masked(loaded.tokenizer, text, seed) if loaded.head == "masked" else _prompt(loaded.tokenizer, text)
+    length = min(CONTEXT, max_positions(loaded.config) or CONTEXT)
+    if loaded.head == "masked":
+        return _masked(loaded.tokenizer, text, seed, length)
+    return _prompt(loaded.tokenizer, text, length // 2)
 
 
-def _masked(tokenizer: Any, text: str, seed: int) -> Exercise | None:
-    encoded = tokenizer(text, truncation=True, max_length=CONTEXT, return_offsets_mapping=True)
+def _masked(tokenizer: Any, text: str, seed: int, length: int) -> Exercise | None:
+    encoded = tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     words = encoded.word_ids()
     # Whole words of one token only: a blank then stands for one word.
@@ -68,9 +71,10 @@ def _last(offsets: Any) -> int:
     return max(range(len(offsets)), key=lambda i: offsets[i][1])
 
 
-def _prompt(tokenizer: Any, text: str) -> Exercise:
+def _prompt(tokenizer: Any, text: str, length: int) -> Exercise:
     prompt = " ".join(text.split()[:PROMPT_WORDS])
-    return Exercise(tuple(tokenizer(prompt)["input_ids"]), (), (), (prompt,))
+    ids = tokenizer(prompt, truncation=True, max_length=length)["input_ids"]
+    return Exercise(tuple(ids), (), (), (tokenizer.decode(ids, skip_special_tokens=True),))
 
 
 def fill(loaded: LoadedModel, work: Exercise) -> tuple[str, ...]:
@@ -96,7 +100,8 @@ def _continue(loaded: LoadedModel, ids: "Tensor") -> list[int]:
     assert loaded.tokenizer is not None
     out: list[int] = []
     cache, step = None, ids
-    for _ in range(CONTINUE):
+    room = (max_positions(loaded.config) or ids.shape[1] + CONTINUE) - ids.shape[1]
+    for _ in range(min(CONTINUE, room)):
         seen = torch.ones(1, ids.shape[1] + len(out), dtype=torch.long, device=ids.device)
         output = loaded.model(input_ids=step, attention_mask=seen, past_key_values=cache, use_cache=True)
         cache = output.past_key_values

@@ -45,6 +45,33 @@ def tapped(
 
 
 @contextmanager
+def tapped_reads(
+    model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, int, "Tensor"], None]
+) -> Iterator[None]:
+    """Call `look(stack, layer, part, read)` on what each reading norm hands to attention or MLP, in every forward pass.
+
+    `read` is [batch * token, dim]; only streams whose norms sit on what is read have any (pre-norm).
+    """
+    modules = dict(model.named_modules())
+    with ExitStack() as hooks:
+        for stack in stacks:
+            for layer, norms in enumerate(stack.reading):
+                for part, norm in enumerate(norms):
+
+                    def see(
+                        module: "nn.Module",
+                        args: Any,
+                        output: Any,
+                        at: tuple[BoundStack, int, int] = (stack, layer, part),
+                    ) -> None:
+                        states = output.transpose(0, 1) if at[0].stack.token_first else output
+                        look(*at, states.reshape(-1, states.shape[-1]))
+
+                    hooks.callback(modules[norm.name.rpartition(".")[0]].register_forward_hook(see).remove)
+        yield
+
+
+@contextmanager
 def edited(
     model: "nn.Module",
     stack: BoundStack,

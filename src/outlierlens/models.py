@@ -7,6 +7,7 @@ loaded.stacks                                        # residual streams, bound t
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Head = Literal["causal", "masked", "other", "none"]
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -87,6 +89,17 @@ def config_dict(model: "nn.Module") -> dict[str, Any]:
     return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
 
 
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Tokens that the model has positions for, where its config sets a limit."""
+    limits = [config.get(key) for key in ("max_position_embeddings", "n_positions")]
+    found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    if not found:
+        return None
+    # RoBERTa and its kin number positions from the padding index + 1.
+    offset = config.get("pad_token_id", 1) + 1 if config.get("model_type") in OFFSET_POSITIONS else 0
+    return min(found) - offset
+
+
 def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
     """Load `name` (sample, directory or hub id) with its tokenizer and bind its residual streams.
 
@@ -148,7 +161,8 @@ def _source(name: str, options: LoadOptions) -> str:
 def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> "nn.Module":
     attention = options.pop("attention")
     extra = {"attn_implementation": attention} if attention else {}
-    named = (getattr(config, "architectures", None) or [""])[0]
+    # A pre-training class adds a head of its own (next sentence, replaced tokens) to the masked-LM head.
+    named = (getattr(config, "architectures", None) or [""])[0].replace("ForPreTraining", "ForMaskedLM")
     classes = [getattr(transformers, named, None) if named else None, transformers.AutoModel]
     for cls in classes:
         if cls is None:
@@ -174,7 +188,7 @@ def _tokenizer(transformers: Any, source: str, common: dict[str, Any]) -> Any:
 
 def _head_of(model: "nn.Module") -> Head:
     name = type(getattr(model, "_orig_mod", getattr(model, "module", model))).__name__
-    if name.endswith(("ForMaskedLM", "ForPreTraining")):
+    if name.endswith("ForMaskedLM"):
         return "masked"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "causal"

@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "token_normalize_func": lambda token: token.replace("_", "-") if token.startswith("--") else token,
+        "token_normalize_func": lambda token: token.replace("_", "-"),
     },
 )
 

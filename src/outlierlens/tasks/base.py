@@ -17,7 +17,7 @@ class TaskOptions:
     Attributes:
         name: "auto" takes the loss that fits the model's head, or the change of outputs where there is none.
         max_length: tokens of a window (causal) or of a text (masked, output change).
-        stride: causal: tokens by which the window moves; None is `max_length`, windows side by side.
+        stride: causal: tokens by which the window moves; None is `max_length` − 1, windows that overlap by one token.
         batch_size: rows of a forward pass.
         mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
         seed: of masks.
@@ -33,8 +33,8 @@ class TaskOptions:
     def __post_init__(self) -> None:
         if self.max_length < 2 or self.batch_size < 1:
             raise BadInput(f"max_length is {self.max_length} and batch_size {self.batch_size}; need at least 2 and 1")
-        if self.stride is not None and not 1 <= self.stride <= self.max_length:
-            raise BadInput(f"stride is {self.stride}; it must be between 1 and max_length ({self.max_length})")
+        if self.stride is not None and not 1 <= self.stride < self.max_length:
+            raise BadInput(f"stride is {self.stride}; it must be at least 1 and below max_length ({self.max_length})")
         if not 0 < self.mask_fraction < 1:
             raise BadInput(f"mask_fraction is {self.mask_fraction}; it must be between 0 and 1")
 

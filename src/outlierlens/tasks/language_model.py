@@ -17,7 +17,7 @@ import numpy as np
 from outlierlens.data import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_only_at
-from outlierlens.models import LoadedModel
+from outlierlens.models import LoadedModel, max_positions
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class LanguageModelLoss(ABC):
         if loaded.tokenizer is None:
             raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
         self.loaded, self.options = loaded, options
+        self.max_length = min(options.max_length, max_positions(loaded.config) or options.max_length)
         windows = [window for number, text in enumerate(texts) for window in self._windows(number, text)]
         windows = [window for window in windows if window.positions]
         if not windows:
@@ -82,9 +83,7 @@ class LanguageModelLoss(ABC):
             batch = collate(self.loaded.tokenizer, encoded, tuple(row.text for row in rows), device)
             positions = torch.zeros_like(batch.valid)
             for i, row in enumerate(rows):
-                # Left-padding tokenizers shift every position by the row's padding.
-                shift = int(batch.valid[i].int().argmax())
-                positions[i, torch.tensor(row.positions, device=device) + shift] = True
+                positions[i, torch.tensor(row.positions, device=device)] = True
             targets = torch.tensor([token for row in rows for token in row.targets], device=device)
             texts = torch.tensor([self._row_of[row.text] for row in rows for _ in row.positions], device=device)
             yield _Rows(batch, positions, targets, texts)
@@ -135,8 +134,9 @@ class CausalLoss(LanguageModelLoss):
     name = "causal loss"
 
     def _windows(self, number: int, text: str) -> list[_Window]:
-        length = self.options.max_length
-        stride = self.options.stride or length - 1  # side by side but for one token, so that none goes unpredicted
+        length = self.max_length
+        # Windows overlap by a token at least: the first token of a window has no context to be predicted from.
+        stride = min(self.options.stride or length, length - 1)
         ids = list(self.loaded.tokenizer(text)["input_ids"])  # type: ignore[misc]
         windows, done = [], 1
         for start in range(0, max(1, len(ids) - 1), stride):
@@ -162,7 +162,7 @@ class MaskedLoss(LanguageModelLoss):
         tokenizer: Any = self.loaded.tokenizer
         if tokenizer.mask_token_id is None:
             raise BadInput(f"{self.loaded.name}: its tokenizer has no mask token, so the masked loss is undefined")
-        ids = list(tokenizer(text, truncation=True, max_length=self.options.max_length)["input_ids"])
+        ids = list(tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"])
         special = set(tokenizer.all_special_ids)
         ordinary = [i for i, token in enumerate(ids) if token not in special]
         if not ordinary:

@@ -1,0 +1,303 @@
+"""Scanning files: sources, views, limits, comparison, and what the command line prints and returns."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from architectures import FAMILIES, build
+from outlierlens.detect import Rule
+from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture
+from outlierlens.models import from_objects
+from outlierlens.results import from_json, load, save, to_json
+from outlierlens.scan import ScanOptions, compare, scan, scan_live
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    """Saves a tiny family, with `values` planted in the scale and bias of every last norm at `dim`."""
+
+    def make(family: str = "bert", dim: int | None = None, folder: str = "model") -> Path:
+        model = build(FAMILIES[family])
+        if dim is not None:
+            loaded = from_objects(model)
+            with torch.no_grad():
+                for layer in range(loaded.stacks[0].n_layers):
+                    for param in (*loaded.stacks[0].scale[layer], *loaded.stacks[0].bias[layer]):
+                        model.get_parameter(param.name)[dim] = 40.0
+        path = tmp_path / folder
+        model.save_pretrained(path)
+        return path
+
+    return make
+
+
+def test_planted_dimension_is_found_in_a_saved_file(saved: Any) -> None:
+    path = saved(dim=6)
+    found = scan(str(path))
+    (stack,) = found.stacks
+    assert stack.dims == (6,)
+    assert (stack.site, stack.n_layers, stack.hidden_size) == ("output.LayerNorm", 3, 16)
+    assert found.bytes_read < found.total_bytes
+    assert stack.values_read == 3 * 16 * 2
+    vectors = load_file(path / "model.safetensors")
+    weight = vectors["encoder.layer.1.output.LayerNorm.weight"].astype(np.float64)
+    assert stack.z_scale[1] == pytest.approx((weight - weight.mean()) / weight.std(), rel=1e-5)
+
+
+def test_file_live_model_and_old_names_agree(saved: Any, tmp_path: Path) -> None:
+    path = saved(dim=6)
+    from transformers import AutoModel
+
+    live = scan_live(from_objects(AutoModel.from_pretrained(path)))
+    stored = scan(str(path))
+    assert live.stacks[0].outliers == stored.stacks[0].outliers
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): values
+        for name, values in load_file(path / "model.safetensors").items()
+    }
+    save_file({f"bert.{name}": values for name, values in old.items()}, path / "model.safetensors")
+    assert scan(str(path)).stacks[0].outliers == stored.stacks[0].outliers
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_widened(saved: Any, dtype: str) -> None:
+    path = saved(dim=6)
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(path, dtype=getattr(torch, dtype))
+    model.save_pretrained(path)
+    assert scan(str(path)).stacks[0].dims == (6,)
+
+
+def test_fingerprint_changes_with_the_values_only(saved: Any) -> None:
+    one, two = saved(dim=6, folder="one"), saved(dim=6, folder="two")
+    other = saved(dim=7, folder="three")
+    prints = [scan(str(path)).provenance.fingerprint for path in (one, two, other)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_reading_norms_are_a_view_of_their_own(saved: Any) -> None:
+    path = saved("llama")
+    tensors = load_file(path / "model.safetensors")
+    for layer in range(3):
+        name = next(n for n in tensors if n.endswith(f"layers.{layer}.post_attention_layernorm.weight"))
+        tensors[name][9] = 50
+    save_file(tensors, path / "model.safetensors")
+    found = scan(str(path), ScanOptions(view="reading"))
+    assert {stack.site: stack.dims for stack in found.stacks} == {
+        "input_layernorm": (),
+        "post_attention_layernorm": (9,),
+    }
+    with pytest.raises(BadInput, match="its blocks declare no reading norms"):
+        scan(str(saved("bert", folder="bert")), ScanOptions(view="reading"))
+
+
+def test_a_linear_rule_stops_above_the_limit_and_says_what_it_needs(saved: Any) -> None:
+    path = saved("llama")
+    with pytest.raises(TooMuchToRead, match=r"reads mlp\.down_proj of every layer.*--max-read 1MB.*--view reading"):
+        scan(str(path), ScanOptions(max_read=100))
+    assert scan(str(path), ScanOptions(max_read=100, view="reading")).stacks
+
+
+def test_unknown_architecture_names_the_remedy(saved: Any, tmp_path: Path) -> None:
+    path = saved()
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "bertt"}))
+    with pytest.raises(UnknownArchitecture, match=r"unknown model_type 'bertt'.*--arch row\.toml.*near: .*bert"):
+        scan(str(path))
+    row = tmp_path / "row.toml"
+    row.write_text(
+        '[[stack]]\nblocks = "encoder.layer.{layer}"\nnorm_site = "stream"\nlast_norm = "output.LayerNorm"\n'
+        'last_linear = ["output.dense"]\n'
+    )
+    assert scan(str(path), ScanOptions(row=row)).stacks[0].n_layers == 3
+
+
+def test_incomplete_and_foreign_files(saved: Any) -> None:
+    path = saved()
+    tensors = load_file(path / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if "layer.2." not in k}, path / "model.safetensors")
+    with pytest.raises(BadFile, match="2 layers are stored but the config's num_hidden_layers is 3"):
+        scan(str(path))
+    save_file({k: v for k, v in tensors.items() if "layer.1." not in k}, path / "model.safetensors")
+    with pytest.raises(BadFile, match=r"layers \[1\].*are missing"):
+        scan(str(path))
+    changed = dict(tensors)
+    changed["encoder.layer.1.output.LayerNorm.weight"] = np.ones(15, dtype=np.float32)
+    save_file(changed, path / "model.safetensors")
+    with pytest.raises(BadFile, match="layers disagree on the width of the stream"):
+        scan(str(path))
+    changed["encoder.layer.1.output.LayerNorm.weight"] = np.full(16, np.inf, dtype=np.float32)
+    save_file(changed, path / "model.safetensors")
+    with pytest.raises(BadFile, match="scale of layer 1 is inf at dimension 0"):
+        scan(str(path))
+
+
+def test_compare_says_what_stayed_came_and_went(saved: Any) -> None:
+    one, two = scan(str(saved(dim=6, folder="one"))), scan(str(saved(dim=7, folder="two")))
+    same = compare(one, one)
+    assert [(c.dim, c.fate) for c in same.changes] == [(6, "stayed")]
+    assert same.jaccard == {"model": 1.0}
+    moved = compare(one, two)
+    assert [(c.dim, c.fate) for c in moved.changes] == [(6, "went"), (7, "came")]
+    assert moved.jaccard == {"model": 0.0}
+    assert moved.moved == {"model": True}
+    with pytest.raises(BadInput, match="different rules"):
+        compare(one, scan(str(saved(dim=6, folder="x")), ScanOptions(rule=Rule(n_sigma=2))))
+    with pytest.raises(BadInput, match="different streams"):
+        compare(one, scan(str(saved("gpt2", folder="y"))))
+
+
+def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
+    found = scan(str(saved(dim=6)))
+    path = save(found, tmp_path / "deep" / "scan.json")
+    again = load(path)
+    assert to_json(again) == to_json(found)
+    assert again.stacks[0].dims == (6,)
+    assert found.to_pandas().dim.tolist() == [6]
+    assert "<td>6</td>" in found._repr_html_()
+    assert not list(path.parent.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "kind None is no result"),
+        ('{"kind": "Scan"}', "format_version None; this version reads 1"),
+        ('{"kind": "Scan", "format_version": 99}', "format_version 99"),
+        ('{"kind": "Scan", "format_version": 1}', "provenance is missing"),
+        ('{"kind": "Scan", "format_version": 1, "provenance": 3}', "expected an object for Provenance, found int"),
+        ('{"kind": "Sc<an", "format_version": 1}', "is no result of outlierlens"),
+    ],
+)
+def test_broken_results_are_one_clear_line(text: str, message: str) -> None:
+    with pytest.raises(BadFile, match=message):
+        from_json(text, "x.json")
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "outlierlens", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def test_scan_and_help_import_no_heavy_library(saved: Any) -> None:
+    path = saved(dim=6)
+    heavy = ["torch", "transformers", "scipy", "pandas", "altair", "onnx", "gguf", "datasets", "sklearn"]
+    for arguments in (["scan", str(path)], ["--help"], ["scan", "--help"]):
+        code = (
+            "import sys, runpy; sys.argv = ['outlierlens', *sys.argv[1:]]\n"
+            "try: runpy.run_module('outlierlens', run_name='__main__')\n"
+            "except SystemExit as e: assert not e.code, e.code\n"
+            f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path) -> None:
+    path = saved(dim=6)
+    human = run("scan", str(path))
+    assert human.returncode == 0, human.stderr
+    assert "output.LayerNorm (scale of the norm, 3 × 16): 6" in human.stdout
+    assert "3/3" in human.stdout
+    document = json.loads(run("scan", str(path), "--json").stdout)
+    assert document["format_version"] == 1
+    assert document["stacks"][0]["outliers"][0]["dim"] == 6
+    assert document["provenance"]["command"].startswith("outlierlens scan ")
+    two = json.loads(run("scan", str(path), str(path), "--format", "json").stdout)
+    assert two["kind"] == "Scans"
+    out = tmp_path / "x.json"
+    assert run("scan", str(path), "-q", "-o", str(out)).stdout == ""
+    assert load(out).stacks[0].dims == (6,)
+    again = run("scan", str(path), "-o", str(out))
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "exists; give another name or --overwrite" in again.stderr
+    assert run("scan", str(path), "-o", str(out), "--overwrite").returncode == 0
+    underscores = run("scan", str(path), "--n_sigma", "2.5", "--min_layer_fraction", "0.4")
+    assert underscores.returncode == 0, underscores.stderr
+    compared = run("compare", str(out), str(path))
+    assert "100% of the outliers in common" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["scan", "/no/such/file"], 1, "no such file or directory"),
+        (["scan", "--rule", "magic", "x"], 1, "unknown rule 'magic'"),
+        (["scan", "--max-read", "lots", "x"], 1, "cannot read the size 'lots'"),
+        (["scan", "--bogus"], 2, "No such option"),
+        (["scan"], 1, "name at least one model"),
+        (["disable", "x"], 2, "Missing option '--dims'"),
+        (["fetch", "nothing"], 1, "nothing"),
+        (["scan", "no-such-model-here", "--offline"], 1, "offline"),
+    ],
+)
+def test_errors_are_one_line_with_an_exit_code(arguments: list[str], code: int, message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 1:
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(saved: Any) -> None:
+    path = saved()
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "a\u001b[31mb\r\nerror: fine"}))
+    done = run("scan", str(path))
+    assert done.returncode == 1
+    assert "\x1b" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("distilbert-cased", (143, 283, 557)),
+        ("mpnet-base", (34, 461, 568, 688)),
+        ("minilm-l6", ()),
+        ("smollm2-135m", (100, 247, 507)),
+    ],
+)
+def test_samples(name: str, expected: tuple[int, ...], sample: Any) -> None:
+    found = scan(sample(name))
+    (stack,) = found.stacks
+    assert stack.dims == expected
+    assert all(outlier.p_holm < 0.01 for outlier in stack.outliers)
+
+
+@pytest.mark.real
+def test_same_layer_on_mpnet(sample: Any) -> None:
+    assert scan(sample("mpnet-base"), ScanOptions(rule=Rule(same_layer=True))).stacks[0].dims == (34, 461)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["distilbert-cased", "mpnet-base", "minilm-l6", "smollm2-135m"])
+def test_a_shuffled_copy_of_a_sample_has_none(name: str, sample: Any) -> None:
+    from outlierlens.detect import Measured, find
+
+    (stack,) = scan(sample(name)).stacks
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        scale = random.permuted(stack.z_scale.astype(np.float64), axis=1)
+        bias = random.permuted(stack.z_bias.astype(np.float64), axis=1) if stack.z_bias.size else None
+        for rule in (Rule(), Rule(same_layer=True), Rule("puccetti")):
+            found, _ = find(Measured(scale, bias), rule)
+            assert all(outlier.p_holm >= 0.05 for outlier in found)
+            assert rule.name == "puccetti" or not found

@@ -1,0 +1,156 @@
+"""Tasks against plain loops: one text at a time, full logits, no padding."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from architectures import FAMILIES, build
+from outlierlens.ablate import zeroed_weights
+from outlierlens.errors import BadInput
+from outlierlens.models import LoadedModel, from_objects
+from outlierlens.tasks import TaskOptions, bootstrap, make_task, weighted_mean
+
+TEXTS = [" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2))]
+MASKED = ("bert", "distilbert", "mpnet", "roberta", "electra-generator", "albert", "deberta-v2", "modernbert")
+CAUSAL = ("gpt2", "llama", "opt", "gpt_neox", "gemma2", "olmo2", "qwen3", "bloom")
+
+
+def model_of(family: str, head: str, words: Any, **tokenizer: Any) -> LoadedModel:
+    loaded = from_objects(build(FAMILIES[family], head), name=family)
+    return LoadedModel(family, loaded.model, words(**tokenizer), loaded.head, loaded.stacks, loaded.config)
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_causal_loss_is_that_of_a_plain_loop(family: str, side: str, words: Any) -> None:
+    loaded = model_of(family, "CausalLM", words, kind="causal", side=side)
+    assert loaded.head == "causal"
+    values, weights = make_task(loaded, TEXTS, TaskOptions(max_length=32, batch_size=3)).per_text()
+    for text, value, weight in zip(TEXTS, values, weights, strict=True):
+        ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, :-1].float()
+        expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+        assert weight == ids.shape[1] - 1
+        assert value == pytest.approx(float(expected), rel=2e-5)
+
+
+def test_every_token_is_predicted_once_whatever_the_stride(words: Any) -> None:
+    loaded = model_of("gpt2", "CausalLM", words, kind="causal")
+    text = " ".join(f"w{i % 35}" for i in range(50))
+    ids = loaded.tokenizer(text)["input_ids"]
+    for stride in (None, 1, 3, 6, 7):
+        task: Any = make_task(loaded, [text], TaskOptions(max_length=8, stride=stride))
+        windows = task._windows(0, text)
+        predicted = [
+            (window.ids, i, t) for window in windows for i, t in zip(window.positions, window.targets, strict=True)
+        ]
+        assert [target for _, _, target in predicted] == ids[1:]
+        assert all(window[i + 1 :][:1] in ([target], []) for window, i, target in predicted)
+        assert all(len(window.ids) <= 8 for window in windows)
+
+
+def test_stride_one_gives_full_context(words: Any) -> None:
+    loaded = model_of("gpt2", "CausalLM", words, kind="causal")
+    text = " ".join(f"w{(3 * i) % 35}" for i in range(12))
+    values, _ = make_task(loaded, [text], TaskOptions(max_length=6, stride=1)).per_text()
+    ids = torch.tensor(loaded.tokenizer(text)["input_ids"])
+    losses = []
+    for target in range(1, len(ids)):
+        start = max(0, target - 5)
+        window = ids[max(0, start) : target][None]
+        with torch.no_grad():
+            logits = loaded.model(input_ids=window).logits[0, -1]
+        losses.append(float(torch.nn.functional.cross_entropy(logits[None], ids[target][None])))
+    # A window of six tokens that moves by one predicts each later token from the five before it.
+    assert values[0] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", MASKED)
+def test_masked_loss_is_that_of_a_plain_loop(family: str, words: Any) -> None:
+    loaded = model_of(family, "MaskedLM", words)
+    assert loaded.head == "masked"
+    task: Any = make_task(loaded, TEXTS, TaskOptions(max_length=32, batch_size=2, seed=5))
+    values, weights = task.per_text()
+    for number, text in enumerate(TEXTS):
+        (window,) = task._windows(number, text)
+        ids = torch.tensor([window.ids])
+        with torch.no_grad():
+            logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
+        expected = torch.nn.functional.cross_entropy(logits[window.positions], torch.tensor(window.targets))
+        assert values[number] == pytest.approx(float(expected), rel=2e-5)
+        assert weights[number] == len(window.positions)
+
+
+def test_masks_are_seeded_and_spare_special_tokens(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words)
+    text = " ".join(f"w{i % 35}" for i in range(4000))
+    options = TaskOptions(max_length=4096, seed=1)
+    task: Any = make_task(loaded, ["w1 w2"], options)
+    task.max_length = 4096  # beyond the tiny model's positions: only the masks are looked at
+    (window,), (again,) = task._windows(0, text), task._windows(0, text)
+    assert window == again
+    (other,) = task._windows(1, text)
+    assert other.positions != window.positions
+    ids = loaded.tokenizer(text)["input_ids"]
+    assert 0 not in window.positions
+    assert len(ids) - 1 not in window.positions
+    assert [ids[i] for i in window.positions] == window.targets
+    assert len(window.positions) / 4000 == pytest.approx(0.15, abs=0.03)
+    masked = sum(window.ids[i] == 3 for i in window.positions) / len(window.positions)
+    kept = sum(window.ids[i] == ids[i] for i in window.positions) / len(window.positions)
+    assert masked == pytest.approx(0.8, abs=0.07)
+    assert kept == pytest.approx(0.1 + 0.1 / 40, abs=0.06)
+
+
+@pytest.mark.parametrize(("family", "head"), [("bert", ""), ("gpt2", ""), ("bert", "TokenClassification")])
+def test_output_change_is_zero_intact_and_positive_ablated(family: str, head: str, words: Any) -> None:
+    loaded = model_of(family, head, words)
+    task = make_task(loaded, TEXTS)
+    assert task.name == "output change"
+    values, weights = task.per_text()
+    assert values == pytest.approx(np.zeros(5), abs=1e-6)
+    assert weights.tolist() == [len(loaded.tokenizer(text)["input_ids"]) for text in TEXTS]
+    with zeroed_weights(loaded, [3, 4, 5]):
+        changed, _ = task.per_text()
+    assert (changed > 1e-6).all()
+    assert set(task.also()) >= {"cosine distance", "relative change", "pooled cosine distance"}
+
+
+def test_kl_by_hand(words: Any) -> None:
+    loaded = model_of("bert", "TokenClassification", words)
+    task = make_task(loaded, TEXTS[:1])
+    ids = loaded.tokenizer(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        before = loaded.model(**ids).logits[0].log_softmax(-1)
+        with zeroed_weights(loaded, [3]):
+            after = loaded.model(**ids).logits[0].log_softmax(-1)
+            (value,), _ = task.per_text()
+    assert value == pytest.approx(float((before.exp() * (before - after)).sum(-1).mean()), rel=1e-4)
+
+
+def test_wrong_task_and_short_texts(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words)
+    with pytest.raises(BadInput, match="no head for 'causal loss'; the task that fits it is 'masked loss'"):
+        make_task(loaded, TEXTS, TaskOptions(name="causal loss"))
+    causal = model_of("gpt2", "CausalLM", words, kind="causal")
+    with pytest.raises(BadInput, match="no text has a token to predict"):
+        make_task(causal, ["w1"])
+    with pytest.raises(BadInput, match="stride is 0"):
+        TaskOptions(stride=0)
+
+
+def test_bootstrap_covers_and_is_seeded() -> None:
+    random = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        values = random.normal(3.0, 1.0, 60)
+        low, high = bootstrap(values, np.ones(60), seed=trial, n_draws=400)
+        hits += low <= 3.0 <= high
+    assert 0.88 <= hits / 200 <= 0.99
+    assert bootstrap(values, np.ones(60), seed=1) == bootstrap(values, np.ones(60), seed=1)
+    assert all(math.isnan(x) for x in bootstrap(np.array([1.0]), np.ones(1), seed=0))
+    assert weighted_mean(np.array([1.0, 4.0]), np.array([3.0, 1.0])) == pytest.approx(1.75)
