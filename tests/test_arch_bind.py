@@ -97,6 +97,11 @@ def test_errors_of_binding() -> None:
         bind((dec.GPT2,), names)
     with pytest.raises(UnknownArchitecture, match=r"packed by a quantiser \(layers\.0\.mlp\.down_proj\.qweight\)"):
         bind((dec.LLAMA,), ["layers.0.mlp.down_proj.qweight"])
+    both = replace(dec.LLAMA, last_linear=("mlp.down_proj", "mlp.experts.down_proj()"))
+    with pytest.raises(
+        BadFile, match=r"layers\.0\.mlp\.experts\.down_proj is missing; the checkpoint is incomplete, or"
+    ):
+        bind((both,), ["layers.0.mlp.down_proj.weight"])
     many = [f"layers.{layer}.mlp.down_proj.weight" for layer in range(4097)]
     with pytest.raises(BadFile, match=r"4,097 layers"):
         bind((dec.LLAMA,), many)

@@ -4,11 +4,22 @@
     bound = bind(stacks, names)                   # the same rows resolved to concrete parameter names
 
 `names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
-Rows live in `rows.py` as data; they are declared and tested, never guessed from names.
+Rows live in `rows.py` as data; they are declared and tested, never guessed from names. For a family without one,
+`arch.propose.propose` drafts a row by experiment on a small random model.
 """
 
 from outlierlens.arch.bind import BoundStack, Param, bind, live_parameters
 from outlierlens.arch.rows import ARCHITECTURES, stacks_of
-from outlierlens.arch.stack import Stack, load_toml
+from outlierlens.arch.stack import Stack, load_toml, to_toml
 
-__all__ = ["ARCHITECTURES", "BoundStack", "Param", "Stack", "bind", "live_parameters", "load_toml", "stacks_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "BoundStack",
+    "Param",
+    "Stack",
+    "bind",
+    "live_parameters",
+    "load_toml",
+    "stacks_of",
+    "to_toml",
+]

@@ -139,13 +139,14 @@ class _Binder:
         stack = self.stack
         if stack.norm_site == "read":
             scale, bias = (self.linears(stack.last_linear, leaf) for leaf in ("weight", "bias"))
-            required = _parameter(stack.last_linear[0], "weight")
+            required = [_parameter(module, "weight") for module in stack.last_linear]
         else:
             scale, bias = (self.norms((stack.last_norm,), leaf) for leaf in ("weight", "bias"))
-            required = f"{stack.last_norm}.weight"
-        if lacking := [block for block, params in zip(self.blocks, scale, strict=True) if not params]:
+            required = [f"{stack.last_norm}.weight"]
+        if lacking := [name for name in required if not self.find(name, self.blocks[0])]:
             raise BadFile(
-                f"stack {stack.name!r}: {self.prefix}{lacking[0]}.{required} is missing; the checkpoint is incomplete"
+                f"stack {stack.name!r}: {self.prefix}{self.blocks[0]}.{lacking[0]} is missing; "
+                "the checkpoint is incomplete, or names it otherwise"
             )
         return BoundStack(
             stack=stack,

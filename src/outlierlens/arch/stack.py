@@ -8,9 +8,10 @@ last_norm = "output.LayerNorm"
 last_linear = ["output.dense"]
 """
 
+import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +101,34 @@ def load_toml(path: Path) -> tuple[Stack, ...]:
     if not isinstance(tables, list) or not tables:
         raise BadInput(f"{path}: holds no [[stack]] table; `outlierlens scan --propose` prints one")
     return tuple(_stack(table, path) for table in tables)
+
+
+def to_toml(stacks: Sequence[Stack], evidence: Sequence[Mapping[str, str]] = ()) -> str:
+    """`stacks` as TOML, values that are the default left out, each line under its evidence."""
+    parts = []
+    for number, stack in enumerate(stacks):
+        remarks = evidence[number] if number < len(evidence) else {}
+        lines = ["[[stack]]"]
+        for f in fields(Stack):
+            value = getattr(stack, f.name)
+            default = {} if f.default is MISSING else f.default
+            # Where the drafter says something about a field, its value counts even when it is the default.
+            if f.name != "blocks" and value == default and f.name not in remarks:
+                continue
+            if f.name in remarks:
+                lines.append(f"# {' '.join(remarks[f.name].split())}")
+            lines.append(f"{f.name} = {_toml_value(value)}")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    # JSON's strings, numbers and booleans are TOML's.
+    return json.dumps(value)
 
 
 def _stack(table: dict[str, Any], path: Path) -> Stack:
