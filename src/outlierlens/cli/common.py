@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from outlierlens.errors import BadInput
-from outlierlens.results import save, to_json
 
 Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
 Data = Annotated[
@@ -61,6 +60,8 @@ class Show:
 
     def result(self, value: Any, human: Callable[[Any], None]) -> None:
         """Write `value` to the file asked for, and show it as asked."""
+        from outlierlens.results import save, to_json  # brings numpy, which --help does not need
+
         if self.output:
             save(value, self.output)
         if self.format == "json":

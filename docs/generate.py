@@ -1,0 +1,74 @@
+"""Write the generated parts of the docs from the code: `--help` of every command, and the architecture table.
+
+python docs/generate.py            # write
+python docs/generate.py --check    # exit 1 when something is stale
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+COMMANDS = ("scan", "compare", "observe", "disable", "report", "samples", "fetch")
+
+
+def main() -> int:
+    """Write or check every generated file; the exit status."""
+    stale = []
+    for path, text in ((DOCS / "cli.md", cli()), (DOCS / "architectures.md", architectures())):
+        if "--check" not in sys.argv:
+            path.write_text(text, "utf-8")
+        elif not path.exists() or path.read_text("utf-8") != text:
+            stale.append(path.name)
+    if stale:
+        print(f"stale: {', '.join(stale)}; run: make docs", file=sys.stderr)
+    return bool(stale)
+
+
+def cli() -> str:
+    """Every command's help, as printed."""
+    parts = ["# Command line\n\nGenerated from `--help`; run `make docs` after a change.\n"]
+    environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+    for command in ("", *COMMANDS):
+        words = ["-m", "outlierlens", *([command] if command else []), "--help"]
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+        )
+        text = "\n".join(
+            line.rstrip() for line in done.stdout.replace("python -m outlierlens", "outlierlens").splitlines()
+        )
+        parts.append(f"## outlierlens {command}".rstrip() + f"\n\n```text\n{text.strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def architectures() -> str:
+    """The architecture table as Markdown."""
+    from outlierlens.arch import ARCHITECTURES
+
+    lines = [
+        "# Architectures\n",
+        "Generated from `src/outlierlens/arch`; run `make docs` after a change. `stream`: the block ends in a norm of the",
+        "residual stream (post-norm). `write`: what the last operation adds is normed first. `read`: pre-norm; the rule then",
+        "rests on the rows of the last linear. Rows marked *by config* depend on the model's configuration.\n",
+        "| model_type | stream | norm site | last operation | other writes |",
+        "|---|---|---|---|---|",
+    ]
+    for model_type, row in sorted(ARCHITECTURES.items()):
+        if callable(row):
+            lines.append(f"| {model_type} | *by config* | | {first_line(row.__doc__)} | |")
+            continue
+        for stack in row:
+            last = stack.last_norm or " + ".join(stack.last_linear)
+            others = ", ".join(f"`{write}`" for write in stack.other_writes)
+            lines.append(f"| {model_type} | {stack.name} | {stack.norm_site} | `{last}` | {others} |")
+    return "\n".join(lines) + "\n"
+
+
+def first_line(text: str | None) -> str:
+    """The first sentence of a docstring."""
+    return (text or "").strip().splitlines()[0] if text else ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
