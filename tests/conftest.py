@@ -58,7 +58,9 @@ class Words:
         inner = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
         inner.pre_tokenizer = WhitespaceSplit()
         if kind == "masked":
-            inner.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+            inner.post_processor = TemplateProcessing(
+                single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+            )
         return PreTrainedTokenizerFast(
             tokenizer_object=inner,
             pad_token="[PAD]",

@@ -90,7 +90,7 @@ def test_p_against_ten_thousand_permutations() -> None:
 
 def test_combined_p_is_the_larger_and_holm_corrects() -> None:
     peaks = {(i, 7): 30.0 for i in range(4)}
-    measured = Measured(flat_with(4, 100, peaks), flat_with(4, 100, {k: 30.0 for k in list(peaks)[:2]}, seed=1))
+    measured = Measured(flat_with(4, 100, peaks), flat_with(4, 100, dict.fromkeys(list(peaks)[:2], 30.0), seed=1))
     (outlier,), _ = find(measured, Rule())
     scale_p, bias_p = (position_p(np.abs(z) >= 3)[7] for z in (measured.z_scale, measured.z_bias))
     assert scale_p < bias_p
@@ -156,7 +156,9 @@ def test_puccetti_is_blind_to_depth_and_empty_without_bias() -> None:
     three = Measured(flat_with(12, 100, peaks), flat_with(12, 100, peaks, seed=1))
     assert find(three, Rule("puccetti"))[0] == ()
     four = {(i, 5): 30.0 for i in range(4)}
-    assert [o.dim for o in find(Measured(flat_with(24, 100, four), flat_with(24, 100, four, 1)), Rule("puccetti"))[0]] == [5]
+    assert [
+        o.dim for o in find(Measured(flat_with(24, 100, four), flat_with(24, 100, four, 1)), Rule("puccetti"))[0]
+    ] == [5]
     assert find(Measured(flat_with(24, 100, four)), Rule("puccetti"))[0] == ()
 
 

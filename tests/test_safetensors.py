@@ -175,11 +175,11 @@ def test_shards_read_like_one_file(tmp_path: Path) -> None:
         (tmp_path / shard).write_bytes(save({name: tensors[name] for name in part}))
     _index(tmp_path, {name: "ab"[i % 2] + ".safetensors" for i, name in enumerate(names)})
     (tmp_path / "whole.safetensors").write_bytes(save(tensors))
-    with open_checkpoint(str(tmp_path / "model.safetensors.index.json")) as shards:
-        with open_checkpoint(str(tmp_path / "whole.safetensors")) as whole:
-            assert shards.header_digest() == whole.header_digest()
-            for name, values in shards.read(names):
-                assert np.array_equal(values, tensors[name])
+    index, single = tmp_path / "model.safetensors.index.json", tmp_path / "whole.safetensors"
+    with open_checkpoint(str(index)) as shards, open_checkpoint(str(single)) as whole:
+        assert shards.header_digest() == whole.header_digest()
+        for name, values in shards.read(names):
+            assert np.array_equal(values, tensors[name])
 
 
 def test_written_header_is_read_back_by_the_library(tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_damaged_files_raise_nothing_but_our_errors(tmp_path: Path, cut: int, fl
 def test_an_extra_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.safetensors").write_bytes(save({"x": np.zeros(2)}))
-    with pytest.raises(BadFile, match="tensor 'x' also stands in a.safetensors"):
+    with pytest.raises(BadFile, match=r"tensor 'x' also stands in a\.safetensors"):
         SafetensorsCheckpoint([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], name="x", config={})
