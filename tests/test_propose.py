@@ -38,7 +38,7 @@ def test_a_draft_binds_like_the_declared_row(name: str, tmp_path: Any) -> None:
     family = FAMILIES[name]
     proposal = propose_for(family)
     path = tmp_path / "row.toml"
-    path.write_text(proposal.to_toml())
+    path.write_text(proposal.toml)
     drafted = load_toml(path)
     assert drafted == proposal.stacks
     model = build(family)
@@ -60,7 +60,7 @@ def test_a_draft_binds_like_the_declared_row(name: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "t5"])
 def test_every_line_has_its_evidence(name: str) -> None:
-    lines = propose_for(FAMILIES[name]).to_toml().splitlines()
+    lines = propose_for(FAMILIES[name]).toml.splitlines()
     assert lines[0].startswith(
         f"# Row for {name}, drafted by experiment: a random model of this config (as it is), given"
     )
@@ -90,7 +90,7 @@ def test_what_is_not_established_is_said_and_left_out() -> None:
     for name, remark in remarks.items():
         proposal = propose_for(FAMILIES[name])
         assert any(told.startswith(remark) for told in proposal.unsettled), (name, proposal.unsettled)
-        assert f"# NOT ESTABLISHED: {remark}" in proposal.to_toml()
+        assert f"# NOT ESTABLISHED: {remark}" in proposal.toml
     assert proposal.stacks[0].embeddings == proposal.stacks[0].embedding_linears == ()
     (stack,) = propose_for(FAMILIES["gpt_neo"]).stacks
     assert stack.layers == ""

@@ -1,7 +1,7 @@
 """Draft a row for a model family that the table lacks, by experiment on a small random model of it.
 
     proposal = propose(config)                   # config: the content of config.json
-    print(proposal.to_toml())                    # every line with what it rests on
+    print(proposal.toml)                         # every line with what it rests on
     stacks = proposal.stacks                     # for bind(); what could not be established is in proposal.unsettled
 
 Nothing is concluded from a name: a linear writes to the stream when changing one of its rows changes one dimension.
@@ -42,7 +42,8 @@ class Proposal:
     unsettled: tuple[str, ...]
     basis: str
 
-    def to_toml(self) -> str:
+    @property
+    def toml(self) -> str:
         """The row as TOML that `load_toml` reads, a comment with its evidence above every line."""
         head = [f"Row for {self.model_type}, drafted by experiment: {self.basis}."]
         head += [f"NOT ESTABLISHED: {remark}." for remark in self.unsettled]
