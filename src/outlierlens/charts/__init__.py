@@ -1,0 +1,32 @@
+"""Charts of results: each function takes a result dataclass and returns a `Chart`, a Vega-Lite specification with words.
+
+    from outlierlens import charts
+    charts.weight_maps(scan.stacks[0])[0]        # shows itself in a notebook
+    charts.picture(chart, "svg")                 # bytes of a file; needs pip install 'outlierlens[charts]'
+
+weight_maps      layers × dimensions of the weights, outliers named
+token_vectors    hidden values of one input's tokens
+average_vectors  mean of each layer
+largest_values   largest |h| by layer, with its token
+extreme_shares   share of tokens whose smallest / largest entry a dimension is
+losses           what switching off does, beside controls
+"""
+
+from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
+from outlierlens.charts.base import Chart
+from outlierlens.charts.export import can_export, picture
+from outlierlens.charts.losses import losses
+from outlierlens.charts.tokens import token_vectors
+from outlierlens.charts.weights import weight_maps
+
+__all__ = [
+    "Chart",
+    "average_vectors",
+    "can_export",
+    "extreme_shares",
+    "largest_values",
+    "losses",
+    "picture",
+    "token_vectors",
+    "weight_maps",
+]

@@ -1,0 +1,321 @@
+"""Pictures of hidden states, layer by layer.
+
+average_vectors(stack, named)                # mean of each named dimension against all others
+largest_values(stack, named)                 # max |h| by layer, with its token
+extreme_shares(stack, named)                 # Luo et al.: share of tokens whose smallest / largest entry it is
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outlierlens.charts.base import (
+    PLAIN_NUMBER,
+    Chart,
+    Spec,
+    chart,
+    decades,
+    dim_colour,
+    dim_shape,
+    drawable,
+    field,
+    label,
+    looks,
+    number,
+    place,
+    round_to,
+    symmetric,
+    visible,
+)
+from outlierlens.charts.palette import BAND, MUTED
+from outlierlens.observation import StackObservation
+
+
+def average_vectors(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
+    """Mean of each named dimension by layer, over a band that holds all other dimensions."""
+    statistics = stack.view("all")
+    dims, mean = np.array(stack.dims), drawable(statistics.mean)  # [layer, column]
+    shown = looks(named, dims)
+    others = mean[:, ~np.isin(dims, list(shown))]
+    band = [
+        {"layer": layer, "row": i, "low": round_to(row.min()), "high": round_to(row.max())}
+        | {"p5": round_to(np.percentile(row, 5)), "p95": round_to(np.percentile(row, 95))}
+        for i, (layer, row) in enumerate(zip(stack.layers, others, strict=True))
+        if row.size
+    ]
+    std, largest = drawable(statistics.std), drawable(statistics.abs_max)
+    marks = [
+        {"layer": layer, "name": label(dim), "v": round_to(mean[i, c]), "std": round_to(std[i, c])}
+        | {"max": round_to(largest[i, c])}
+        for dim in shown
+        for c in np.flatnonzero(dims == dim).tolist()
+        for i, layer in enumerate(stack.layers)
+    ]
+    values = np.array([v for row in band for v in (row["low"], row["high"])] + [m["v"] for m in marks], dtype=float)
+    scale = symmetric(values)
+    x = layer_axis(stack)
+    title = "mean over tokens" + (" (symmetric log scale)" if scale.log else "")
+    y = {"type": "quantitative", "title": title, "scale": scale.scale, "axis": scale.axis}
+    layers: list[Spec] = [
+        {
+            "data": {"values": band},
+            "mark": {"type": "area", "color": BAND, "opacity": opacity, "line": False},
+            "encoding": {"x": x, "y": y | {"field": low}, "y2": {"field": high}},
+        }
+        for low, high, opacity in (("low", "high", 0.55), ("p5", "p95", 1.0))
+    ]
+    tooltip = [
+        field("layer", "layer", "ordinal"),
+        field("name", "dimension", "nominal"),
+        field("v", "mean"),
+        field("std", "standard deviation"),
+        field("max", "largest |h|"),
+    ]
+    layers += dim_lines(marks, shown, x, y | {"field": "v"}, tooltip)
+    farthest = [dim for dim in shown if _outside(mean, dims, dim, others) * 2 >= len(stack.layers)]
+    reading = "The grey band holds the averages of all dimensions that are not named (dark: 5 to 95 %). "
+    reading += (
+        f"Outside the whole band in at least half of the layers: {', '.join(map(str, farthest))}."
+        if farthest
+        else "No named dimension lies outside the whole band in half of the layers."
+    )
+    return chart(
+        name=f"{prefix}average-vectors",
+        title="Average vector, layer by layer",
+        reading=reading,
+        layers=layers,
+        height=300,
+        columns=("layer", *(label(dim) for dim in shown), "others, lowest", "others, highest"),
+        rows=(
+            [layer, *(round_to(mean[i, dims == dim][0]) for dim in shown)]
+            + ([round_to(others[i].min()), round_to(others[i].max())] if others.size else [None, None])
+            for i, layer in enumerate(stack.layers)
+        ),
+    )
+
+
+def _outside(mean: np.ndarray, dims: np.ndarray, dim: int, others: np.ndarray) -> int:
+    if not others.size:
+        return 0
+    values = mean[:, dims == dim][:, 0]
+    return int(((values < others.min(axis=1)) | (values > others.max(axis=1))).sum())
+
+
+def layer_axis(stack: StackObservation) -> Spec:
+    """The layers from the embeddings upwards, as an ordinal axis."""
+    return {
+        "field": "layer",
+        "type": "ordinal",
+        "title": "layer",
+        "sort": list(stack.layers),
+        "scale": {"type": "point", "padding": 0.4},
+        "axis": {
+            "labelAngle": 0,
+            "grid": False,
+            "labelExpr": "datum.value === 'embeddings' ? 'emb' : datum.value",
+        },
+    }
+
+
+def dim_lines(marks: list, shown: dict[int, int], x: Spec, y: Spec, tooltip: list[Spec]) -> list[Spec]:
+    """A line and marks for every named dimension, in its colour and shape."""
+    if not shown:
+        return []
+    return [
+        {
+            "data": {"values": marks},
+            "mark": {"type": "line", "strokeWidth": 1.6},
+            "encoding": {"x": x, "y": y, "color": dim_colour(shown)},
+        },
+        {
+            "data": {"values": marks},
+            "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": dim_colour(shown),
+                "shape": dim_shape(shown),
+                "tooltip": tooltip,
+            },
+        },
+    ]
+
+
+def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
+    """Largest |h| by layer of the named dimensions and of any other, with token; median |h| below."""
+    statistics = stack.view("all")
+    dims, largest = np.array(stack.dims), drawable(statistics.abs_max)
+    shown = looks(named, dims)
+    rest = np.where(np.isin(dims, list(shown))[None], 0.0, largest)
+    median = drawable(statistics.median_abs)
+
+    def at(i: int, column: int) -> Spec:
+        return {
+            "layer": stack.layers[i],
+            "dim": int(dims[column]),
+            "v": round_to(largest[i, column]),
+            "token": visible(statistics.abs_max_token[i][column]),
+            "position": int(statistics.abs_max_position[i, column]),
+            "text": int(statistics.abs_max_text[i, column]),
+        }
+
+    marks = [
+        at(i, c) | {"name": label(dim)}
+        for dim in shown
+        for c in np.flatnonzero(dims == dim).tolist()
+        for i in range(len(stack.layers))
+        if largest[i, c] > 0
+    ]
+    others = [at(i, int(row.argmax())) for i, row in enumerate(rest) if row.max() > 0]
+    medians = [
+        {"layer": layer, "v": round_to(m)} for layer, m in zip(stack.layers, median.tolist(), strict=True) if m > 0
+    ]
+    x = layer_axis(stack)
+    everything = np.array([r["v"] for r in marks + others + medians] or [1.0], dtype=float)
+    axis = {"values": decades(everything.min() / 3, everything.max() * 3), "labelExpr": PLAIN_NUMBER}
+    y = field("v", "|h| (log scale)", scale={"type": "log", "nice": False, "padding": 8}, axis=axis)
+    tooltip = [
+        field("layer", "layer", "ordinal"),
+        field("dim", "dimension"),
+        field("v", "largest |h|"),
+        field("token", "token", "nominal"),
+        field("position", "position"),
+        field("text", "text"),
+    ]
+    layers: list[Spec] = [
+        *_plain_line(medians, x, y, [*tooltip[:1], field("v", "median |h|")], dash=[2, 3]),
+        *_plain_line(others, x, y, tooltip, dash=[6, 3]),
+        *dim_lines(marks, shown, x, y, tooltip),
+        *_end_labels((("largest of the others", others), ("median of all", medians)), x, y),
+    ]
+    peak = max(marks + others, key=lambda r: r["v"], default=None)
+    reading = (
+        "Lines: the largest |h| in each layer; dashes: the largest of all other dimensions; dots: the median |h|. "
+    )
+    if peak is not None:
+        i = stack.layers.index(peak["layer"])
+        ratio = f", {number(peak['v'] / median[i])} × the layer's median" if median[i] > 0 else ""
+        reading += (
+            f"The peak is {number(peak['v'])} in dimension {peak['dim']} after {place(peak['layer'])}, "
+            f"at the token “{peak['token']}”, position {peak['position']}{ratio}."
+        )
+    return chart(
+        name=f"{prefix}largest-values",
+        title="Largest hidden value, layer by layer",
+        reading=reading,
+        layers=layers,
+        height=300,
+        columns=("layer", "dimension", "largest |h|", "token", "position", "text", "median |h| of the layer"),
+        rows=(
+            [
+                r["layer"],
+                r["dim"],
+                r["v"],
+                r["token"],
+                r["position"],
+                r["text"],
+                round_to(median[stack.layers.index(r["layer"])]),
+            ]
+            for r in sorted(marks + others, key=lambda r: -r["v"])
+        ),
+    )
+
+
+def _plain_line(rows: list, x: Spec, y: Spec, tooltip: list[Spec], *, dash: list[int]) -> list[Spec]:
+    encoding = {"x": x, "y": y}
+    return [
+        {
+            "data": {"values": rows},
+            "mark": {"type": "line", "color": MUTED, "strokeDash": dash, "strokeWidth": 1.4},
+            "encoding": encoding,
+        },
+        {
+            "data": {"values": rows},
+            "mark": {"type": "circle", "color": MUTED, "size": 40, "opacity": 0.01},
+            "encoding": encoding | {"tooltip": tooltip},
+        },
+    ]
+
+
+def _end_labels(named_rows: tuple[tuple[str, list], ...], x: Spec, y: Spec) -> list[Spec]:
+    return [
+        {
+            "data": {"values": [rows[len(rows) // 2] | {"says": text}]},
+            "mark": {"type": "text", "dy": -9, "color": MUTED, "fontSize": 12},
+            "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
+        }
+        for text, rows in named_rows
+        if rows
+    ]
+
+
+def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
+    """Share of token vectors whose smallest or largest entry a dimension is (Luo et al. 2021, section 3), by layer."""
+    statistics = stack.view("all")
+    dims = np.array(stack.dims)
+    shares = {
+        "smallest entry": drawable(statistics.argmin_share),
+        "largest entry": drawable(statistics.argmax_share),
+    }
+    shown = looks(named, dims)
+    rows: list[Spec] = [
+        {"layer": layer, "name": label(dim), "share": round_to(values[i, c]), "end": end}
+        for end, values in shares.items()
+        for dim in shown
+        for c in np.flatnonzero(dims == dim).tolist()
+        if values[:, c].max() >= 0.01
+        for i, layer in enumerate(stack.layers)
+    ]
+    rest = {end: np.where(np.isin(dims, list(shown))[None], 0.0, values) for end, values in shares.items()}
+    others = [
+        {"layer": layer, "share": round_to(max(r[i].max() for r in rest.values()))}
+        for i, layer in enumerate(stack.layers)
+    ]
+    x = layer_axis(stack)
+    y = field("share", "share of token vectors", scale={"domain": [0, 1]}, axis={"format": "%", "tickCount": 5})
+    tooltip = [
+        field("layer", "layer", "ordinal"),
+        field("name", "dimension", "nominal"),
+        field("end", "is the", "nominal"),
+        field("share", "of token vectors", format=".1%"),
+    ]
+    dash = {
+        "field": "end",
+        "type": "nominal",
+        "scale": {"domain": ["smallest entry", "largest entry"], "range": [[5, 3], [1, 0]]},
+        "legend": None,  # the sentence below the picture says which is which, in less room
+    }
+    layers = _plain_line(others, x, y, [tooltip[0], field("share", "most of any other", format=".1%")], dash=[2, 3])
+    lines = dim_lines(rows, {d: n for d, n in shown.items() if any(r["name"] == label(d) for r in rows)}, x, y, tooltip)
+    if lines:
+        lines[0]["encoding"]["strokeDash"] = dash
+        lines[1]["encoding"]["detail"] = {"field": "end", "type": "nominal"}
+    best = max(rows, key=lambda r: r["share"], default=None)
+    reading = "How often a dimension is the smallest (dashed) or largest (solid) entry of a token's vector; "
+    reading += "dotted: the most frequent of all other dimensions. "
+    if best is None:
+        reading += "No named dimension is an extreme of 1 % of the token vectors in any layer."
+    else:
+        reading += f"At most: {best['name'].removeprefix('dim ')} is the {best['end']} of {best['share']:.1%} "
+        reading += f"of the token vectors after {place(best['layer'])}."
+    without = stack.views.get("without_special")
+    alone = {} if without is None else {"smallest entry": without.argmin_share, "largest entry": without.argmax_share}
+    return chart(
+        name=f"{prefix}extreme-shares",
+        title="Which dimension is the smallest or largest entry",
+        reading=reading,
+        layers=layers + lines,
+        height=260,
+        columns=("layer", "dimension", "entry", "share of tokens", "share without special tokens"),
+        rows=(
+            [r["layer"], r["name"], r["end"], r["share"], _alone(alone, r, stack)]
+            for r in sorted(rows, key=lambda r: -r["share"])
+        ),
+    )
+
+
+def _alone(alone: dict[str, np.ndarray], row: Spec, stack: StackObservation) -> float | None:
+    if not alone:
+        return None
+    column = stack.dims.index(int(row["name"].removeprefix("dim ")))
+    return round_to(float(alone[row["end"]][stack.layers.index(row["layer"]), column]))

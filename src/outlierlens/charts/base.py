@@ -1,0 +1,232 @@
+"""`Chart`: a Vega-Lite specification with its title, its one-sentence reading and its numbers as a table.
+
+chart.spec              # for the page: width of its container, colours as CSS variables
+chart.plain()           # for files and notebooks: fixed width, light colours
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outlierlens.charts.palette import COLOURED, DIM_COLOURS, GRID, INK, MUTED, SHAPES, SURFACE, concrete
+from outlierlens.errors import BadInput
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+MIME = "application/vnd.vegalite.v6+json"
+WIDTH = 820  # pixels, of pictures in files
+TABLE_ROWS = 120
+PLAIN_NUMBER = "format(datum.value, ',')"  # an axis label as 10,000 rather than 1e+4
+Spec = dict[str, Any]
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture of a result.
+
+    Attributes:
+        name: file name without ending; letters, digits, "-" and "_" only.
+        title: what is drawn, a few words.
+        reading: what one sees, in plain sentences; the text alternative of the picture.
+        spec: Vega-Lite, version 6.
+        columns, rows: the numbers behind the picture, at most `TABLE_ROWS` rows.
+        total: number of rows before that limit.
+    """
+
+    name: str
+    title: str
+    reading: str
+    spec: Spec
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    total: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise BadInput(f"chart name {self.name!r} must be letters, digits, '-' and '_'; it names a file")
+
+    def plain(self, width: int = WIDTH) -> Spec:
+        """The specification on its own: light colours, fixed width in pixels."""
+        return concrete(self.spec) | {"width": width}
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {MIME: self.plain(), "text/plain": f"{self.title}: {self.reading}"}
+
+
+def chart(
+    *, name: str, title: str, reading: str, layers: list[Spec], height: int, columns: Sequence[str], rows: Iterable[Any]
+) -> Chart:
+    """A layered chart in the house style."""
+    spec = {
+        "$schema": SCHEMA,
+        "description": reading,
+        "width": "container",
+        "height": height,
+        "background": SURFACE,
+        "config": CONFIG,
+        "layer": layers,
+    }
+    numbers = tuple(tuple(row) for row in rows)
+    return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], len(numbers))
+
+
+CONFIG: Spec = {
+    "font": "Inter, 'Segoe UI', 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "gridColor": GRID,
+        "domainColor": MUTED,
+        "tickColor": MUTED,
+        "labelFontSize": 12,
+        "titleFontSize": 12.5,
+        "titleFontWeight": 500,
+        "titlePadding": 8,
+        "labelOverlap": True,
+    },
+    "legend": {
+        "labelColor": INK,
+        "titleColor": MUTED,
+        "labelFontSize": 12.5,
+        "titleFontSize": 12.5,
+        "titleFontWeight": 500,
+        "orient": "top",
+        "symbolSize": 90,
+        "symbolStrokeWidth": 0,
+        "columnPadding": 14,
+        "columns": 4,
+    },
+    "text": {"color": INK, "fontSize": 12.5},
+    "point": {"strokeWidth": 1.3},
+}
+
+
+def visible(text: str) -> str:
+    """`text` with what cannot be seen made visible: line breaks, tabs, control and direction characters."""
+    signs = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
+    return "".join(
+        signs.get(c, f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c) for c in text
+    )
+
+
+def round_to(value: float, digits: int = 4) -> float | None:
+    """`value` to that many significant digits, None where it is not finite (JSON has no such number)."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def drawable(values: np.ndarray) -> np.ndarray:
+    """Values as float64 in which an undefined one is 0 and an infinite one the largest float32, so that it still shows."""
+    top = float(np.finfo(np.float32).max)
+    return np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=top, neginf=-top)
+
+
+def number(value: float) -> str:
+    """A number for reading: three significant digits, thousands apart; two decimals below 10."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    size = abs(value)
+    if size >= 1e6:
+        return ("−" if value < 0 else "") + power_of_ten(math.log10(size))
+    if size >= 99.95:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    if size >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 0.095 or size == 0 else f"{value:.2g}"
+
+
+def power_of_ten(exponent: float) -> str:
+    """10 to that power for reading: "3.1·10⁹", "∞"."""
+    if not math.isfinite(exponent):
+        return "∞"
+    power = math.floor(exponent)
+    lead = 10 ** (exponent - power)
+    if round(lead, 1) >= 10:
+        lead, power = 1.0, power + 1
+    return f"{lead:.1f}·10{str(power).translate(SUPERSCRIPT)}"
+
+
+def place(layer: str) -> str:
+    """A row of an observation in words."""
+    return "the embeddings" if layer == "embeddings" else f"layer {layer}"
+
+
+def field(name: str, title: str | list[str], kind: str = "quantitative", **more: Any) -> Spec:
+    """An encoding of a field."""
+    return {"field": name, "type": kind, "title": title, **more}
+
+
+def label(dim: int) -> str:
+    """How a dimension is called in legends."""
+    return f"dim {dim}"
+
+
+def looks(named: Sequence[int], among: Sequence[int] | np.ndarray) -> dict[int, int]:
+    """Dimension -> number of its colour and shape, for the named dimensions that have one and are `among` the drawn.
+
+    The number is the place in `named`, so a dimension looks the same in every chart, whichever others are drawn there.
+    """
+    drawn = {int(dim) for dim in among}
+    return {dim: number for number, dim in enumerate(list(named)[:COLOURED]) if dim in drawn}
+
+
+def dim_colour(shown: dict[int, int], *, legend: bool = True) -> Spec:
+    """Colour by dimension, of `looks`."""
+    return _by_dim(shown, DIM_COLOURS, legend)
+
+
+def dim_shape(shown: dict[int, int], *, legend: bool = True) -> Spec:
+    """Shape by dimension; goes with `dim_colour` so that colour is never the only sign."""
+    return _by_dim(shown, SHAPES, legend)
+
+
+def _by_dim(shown: dict[int, int], values: Sequence[str], legend: bool) -> Spec:
+    return {
+        "field": "name",
+        "type": "nominal",
+        "scale": {"domain": [label(dim) for dim in shown], "range": [values[place] for place in shown.values()]},
+        "legend": {"title": None} if legend else None,
+    }
+
+
+@dataclass(frozen=True)
+class Range:
+    """A scale for values that may span decades: `scale` and `axis` for Vega-Lite, `log` says which it became."""
+
+    scale: Spec
+    axis: Spec
+    log: bool
+
+
+def symmetric(values: np.ndarray, *, factor: float = 50.0) -> Range:
+    """A linear scale, or a symmetric logarithmic one where the largest |value| is over `factor` × the median.
+
+    Between −c and c (c = the median |value|, at least a millionth of the largest) the symmetric scale is near linear;
+    it has a zero and takes negatives.
+    """
+    size = np.abs(values[np.isfinite(values)])
+    top = float(size.max(initial=0.0))
+    median = float(np.median(size)) if size.size else 0.0
+    if not top > factor * median:
+        return Range({"zero": False, "nice": True}, {}, False)
+    constant = max(median, top / 1e6)
+    ticks = decades(constant, top)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    shown = [-t for t in reversed(ticks) if -t >= 10 * low and low < 0] + [0.0] + [t for t in ticks if t <= 10 * high]
+    domain = [min(low * 1.3, -constant) if low < 0 else 0.0, max(high * 1.3, constant) if high > 0 else 0.0]
+    shown = [tick for tick in shown if domain[0] <= tick <= domain[1]]
+    scale = {"type": "symlog", "constant": round_to(constant), "domain": [round_to(d) for d in domain], "nice": False}
+    return Range(scale, {"values": shown, "labelExpr": PLAIN_NUMBER}, True)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten from about `low` to about `high`, every second or third where there would be more than eight."""
+    first, last = math.floor(math.log10(low)) + 1, math.ceil(math.log10(high))
+    step = max(1, math.ceil((last - first + 1) / 8))
+    return [float(f"1e{power}") for power in range(last - (last - first) // step * step, last + 1, step)]

@@ -1,0 +1,166 @@
+"""The layers × dimensions picture of the weights, outliers named.
+
+charts = weight_maps(scan.stacks[0])         # one chart for the scale and, where there is one, one for the bias
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from outlierlens.charts.base import Chart, Spec, chart, dim_colour, dim_shape, field, label, looks, round_to
+from outlierlens.charts.palette import FAINT, INK
+from outlierlens.scan import StackScan
+
+MAX_DOTS = 2500
+LOWEST_Z = 2.0
+
+
+def weight_maps(stack: StackScan, named: Sequence[int] | None = None, prefix: str = "") -> tuple[Chart, ...]:
+    """One map of z for the scale and one for the bias where the stack has one.
+
+    `named` are the dimensions with a colour (the outliers found, unless given); `prefix` goes before the file names.
+    """
+    named = tuple(stack.dims if named is None else named)
+    parts: tuple[Literal["scale", "bias"], ...] = ("scale", "bias") if stack.z_bias.size else ("scale",)
+    return tuple(_map(stack, part, named, prefix) for part in parts)
+
+
+def _map(stack: StackScan, part: Literal["scale", "bias"], named: tuple[int, ...], prefix: str) -> Chart:
+    z = np.asarray(stack.z_scale if part == "scale" else stack.z_bias, dtype=float)  # [layer, column]
+    other = np.asarray(stack.z_bias, dtype=float) if part == "scale" and stack.z_bias.size else None
+    if part == "bias":
+        other = np.asarray(stack.z_scale, dtype=float)
+    dims = np.array(stack.map_dims)
+    shown = np.isin(dims, named)
+    floor = dot_threshold(np.abs(z[:, ~shown]))
+    names = {"scale": "z", "bias": "z_bias"} if part == "scale" else {"bias": "z", "scale": "z_scale"}
+
+    def row(layer: int, column: int) -> Spec:
+        value = round_to(z[layer, column], 3)
+        values: Spec = {"layer": layer, "dim": int(dims[column]), "z": value, "size": abs(value or 0.0)}
+        return values if other is None else values | {"other": round_to(other[layer, column], 3)}
+
+    dots = [row(*cell) for cell in np.argwhere((np.abs(z) >= floor) & ~shown[None, :]).tolist()]
+    marks = [
+        row(layer, column) | {"name": label(int(dims[column])), "passes": bool(abs(z[layer, column]) >= stack.n_sigma)}
+        for column in np.flatnonzero(shown).tolist()
+        for layer in range(len(z))
+    ]
+    what = part if part == "bias" or stack.measure.startswith("scale") else "row norm"
+    other_name = "z of the bias" if part == "scale" else "z of the scale"
+    tooltip = [field("layer", "layer"), field("dim", "dimension"), field("z", f"z of the {what}")]
+    tooltip += [field("other", other_name)] if other is not None else []
+    layers = _layers(stack, {"dots": dots, "marks": marks}, named, tooltip)
+    counts = {dim: int((np.abs(z[:, dims == dim]) >= stack.n_sigma).sum()) for dim in named if dim in dims}
+    reading = (
+        f"Every dot is a dimension (across) whose {what} in a layer (down, layer 0 on top) is {floor:.2g} or more "
+    )
+    reading += "standard deviations from the layer's mean; larger dots are further away. "
+    reading += _named_sentence(counts, stack)
+    columns = ("layer", "dimension", f"z of the {what}") + ((other_name,) if other is not None else ())
+    ordered = sorted(dots + marks, key=lambda r: -float(r["size"] or 0.0))
+    return chart(
+        name=f"{prefix}weights-{part}",
+        title=f"{'Scale' if names.get('scale') == 'z' else 'Bias'} of every layer and dimension: {stack.site}"
+        if what == part
+        else f"Writes of every layer to every dimension: {stack.site}",
+        reading=reading,
+        layers=layers,
+        height=min(560, max(200, 14 * len(z))),
+        columns=columns,
+        rows=([r["layer"], r["dim"], r["z"]] + ([r["other"]] if other is not None else []) for r in ordered),
+    )
+
+
+def dot_threshold(size: np.ndarray) -> float:
+    """The least |z| that is drawn: 2, or what keeps the number of dots within `MAX_DOTS` rounded up to a tenth."""
+    flat = size.ravel()
+    if (flat >= LOWEST_Z).sum() <= MAX_DOTS:
+        return LOWEST_Z
+    return math.ceil(float(np.partition(flat, -MAX_DOTS)[-MAX_DOTS]) * 10 + 1e-9) / 10
+
+
+def _named_sentence(counts: dict[int, int], stack: StackScan) -> str:
+    if not counts:
+        return "No dimension stands out in the same place in enough layers."
+    listed = ", ".join(f"{dim} in {n} of {stack.n_layers}" for dim, n in counts.items())
+    return f"Columns of marks are the named dimensions; layers at {stack.n_sigma:g} sigma or more (filled): {listed}."
+
+
+def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], tooltip: list[Spec]) -> list[Spec]:
+    x = field(
+        "dim",
+        "dimension",
+        scale={"domain": [-1, stack.hidden_size], "nice": False},
+        axis={"grid": False, "tickCount": 12},
+    )
+    y = field(
+        "layer",
+        "layer",
+        scale={"domain": [-0.7, stack.n_layers - 0.3], "reverse": True, "nice": False},
+        axis={"tickMinStep": 1, "format": "d", "grid": False},
+    )
+    size = {
+        "field": "size",
+        "type": "quantitative",
+        "scale": {"type": "sqrt", "domain": [2, 20], "range": [10, 150], "clamp": True},
+        "legend": None,
+    }
+    drawn = [dim for dim in named if any(mark["dim"] == dim for mark in values["marks"])]
+    coloured = looks(named, drawn)
+    colour, shape = dim_colour(coloured, legend=False), dim_shape(coloured, legend=False)
+    position = {"x": x, "y": y}
+    layers: list[Spec] = [
+        {
+            "data": {"values": values["dots"]},
+            "mark": {"type": "circle", "color": FAINT, "opacity": 0.75},
+            "encoding": position | {"size": size, "tooltip": tooltip},
+        }
+    ]
+    if not drawn:
+        return layers
+    layers.append(
+        {
+            "data": {"values": [mark for mark in values["marks"] if mark["dim"] in coloured]},
+            "mark": {"type": "point", "opacity": 1},
+            "encoding": position
+            | {
+                "size": size,
+                "shape": shape,
+                "stroke": colour,
+                "fill": {"condition": colour | {"test": "datum.passes"}, "value": "transparent"},
+                "tooltip": tooltip,
+            },
+        }
+    )
+    rest = [mark for mark in values["marks"] if mark["dim"] not in coloured]
+    if rest:
+        layers.append(
+            {
+                "data": {"values": rest},
+                "mark": {"type": "circle", "color": INK},
+                "encoding": position | {"size": size, "tooltip": tooltip},
+            }
+        )
+    return layers + _names_above(drawn, stack.hidden_size, x)
+
+
+def _names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
+    """The dimensions' numbers above their columns, on as many lines as their nearness needs."""
+    lines: list[list[int]] = []
+    for dim in sorted(dims):
+        line = next((line for line in lines if dim - line[-1] > 0.07 * width), None)
+        if line is None:
+            lines.append([dim])
+        else:
+            line.append(dim)
+    return [
+        {
+            "data": {"values": [{"dim": dim, "text": str(dim)} for dim in line]},
+            "mark": {"type": "text", "y": -9 - 14 * number, "fontWeight": 700, "fontSize": 13},
+            "encoding": {"x": x, "text": {"field": "text", "type": "nominal"}},
+        }
+        for number, line in enumerate(lines)
+    ]

@@ -1,0 +1,127 @@
+"""Which charts and rows of numbers a report shows for each residual stream and each damage."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outlierlens import charts
+from outlierlens.charts import Chart
+from outlierlens.observation import StackObservation
+from outlierlens.report.results import ReportData
+from outlierlens.report.words import counted
+from outlierlens.scan import StackScan
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row of the table of named dimensions; None where it was not measured.
+
+    `layers_scale` and `layers_bias` count layers past the threshold; `z_scale` and `z_bias` are the strongest z;
+    `abs_max` stands at `layer` and `token`; `share` is the largest share of tokens whose smallest or largest entry it
+    is; `inputs` the largest share of inputs with it beyond the threshold in its own vector.
+    """
+
+    dim: int
+    by: str
+    layers_scale: int | None = None
+    layers_bias: int | None = None
+    z_scale: float | None = None
+    z_bias: float | None = None
+    p_holm: float | None = None
+    abs_max: float | None = None
+    layer: str = ""
+    token: str = ""
+    share: float | None = None
+    inputs: float | None = None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One residual stream of the report: charts of weights, charts of hidden states, and the named dimensions."""
+
+    name: str
+    named: tuple[int, ...]
+    weights: tuple[Chart, ...]
+    states: tuple[Chart, ...]
+    rows: tuple[Found, ...]
+    sites: tuple[StackScan, ...]
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        """All charts of the stream."""
+        return self.weights + self.states
+
+
+def streams(data: ReportData) -> tuple[Stream, ...]:
+    """Every residual stream with its charts, in the order of the scan."""
+    made = []
+    for number, (name, _, seen) in enumerate(data.streams()):
+        named = data.named(name)
+        sites = tuple(stack for stack in data.scan.stacks if stack.stack == name)
+        weights = tuple(
+            chart
+            for i, stack in enumerate(sites)
+            for chart in charts.weight_maps(stack, named, _prefix(number) + (f"{i}-" if i else ""))
+        )
+        rows = tuple(_row(data, name, dim, seen) for dim in named)
+        made.append(Stream(name, named, weights, _states(data, name, seen, number), rows, sites))
+    return tuple(made)
+
+
+def _prefix(number: int) -> str:
+    return f"{number}-" if number else ""  # a stream's name is the model's to choose, a file's name is not
+
+
+def _states(data: ReportData, name: str, seen: StackObservation | None, number: int) -> tuple[Chart, ...]:
+    named, prefix = data.named(name), _prefix(number)
+    passages = [p for p in data.observation.passages if p.stack == name and p.tokens] if data.observation else []
+    made = [charts.token_vectors(passages[0], named, prefix=prefix)] if passages else []
+    if seen is not None:
+        made.append(charts.average_vectors(seen, named, prefix=prefix))
+        made.append(charts.extreme_shares(seen, named, prefix=prefix))
+        made.append(charts.largest_values(seen, named, prefix=prefix))
+    return tuple(made)
+
+
+def damage_charts(data: ReportData) -> tuple[Chart, ...]:
+    """One chart a damage."""
+    return tuple(
+        charts.losses(damage, name=f"loss-{number}" if number else "loss") for number, damage in enumerate(data.damages)
+    )
+
+
+def all_charts(data: ReportData) -> tuple[Chart, ...]:
+    """Every chart of the report, in the page's order."""
+    return tuple(chart for stream in streams(data) for chart in stream.charts) + damage_charts(data)
+
+
+def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None) -> Found:
+    by: list[str] = []
+    weights: dict[str, Any] = {}
+    states: dict[str, Any] = {}
+    for stack in (s for s in data.scan.stacks if s.stack == stream):
+        outlier = next((o for o in counted(stack, data.scan.rule.name) if o.dim == dim), None)
+        if outlier is not None and not weights:
+            by.append(data.scan.rule.name)
+            weights = {
+                "layers_scale": len(outlier.layers_scale),
+                "z_scale": max(outlier.z_scale, key=abs),
+                "p_holm": outlier.p_holm,
+            }
+            if outlier.z_bias:
+                weights |= {"layers_bias": len(outlier.layers_bias), "z_bias": max(outlier.z_bias, key=abs)}
+    if seen is not None:
+        by += [o.rule for o in seen.outliers if o.dim == dim]
+        if dim in seen.dims:
+            column, statistics = seen.dims.index(dim), seen.view("all")
+            row = int(np.argmax(statistics.abs_max[:, column]))
+            shares = np.maximum(statistics.argmin_share[:, column], statistics.argmax_share[:, column])
+            states = {
+                "abs_max": float(statistics.abs_max[row, column]),
+                "layer": seen.layers[row],
+                "token": statistics.abs_max_token[row][column],
+                "share": float(shares.max()),
+                "inputs": float(statistics.sigma_input_share[:, column].max()),
+            }
+    return Found(dim=dim, by=", ".join(dict.fromkeys(by)) or "switched off on request", **weights, **states)

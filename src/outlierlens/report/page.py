@@ -1,0 +1,180 @@
+"""`render(data)`: the page as one string; a pure function of the results.
+
+The page loads nothing. Its policy allows exactly its own two scripts, by hash, and no connection at all. Text from a
+model or a data set reaches it through Jinja's escaping or inside JSON with every "<", ">" and "&" written as an escape.
+"""
+
+import base64
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from outlierlens.charts import Chart
+from outlierlens.charts.base import number, visible
+from outlierlens.charts.losses import few
+from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
+from outlierlens.damage import Damage, Filled
+from outlierlens.report.figures import Stream, damage_charts, streams
+from outlierlens.report.results import ReportData
+from outlierlens.report.words import SIGNIFICANT, advice, factor, finding, random_control, sets_of, verdict
+from outlierlens.results import FORMAT_VERSION
+
+KINDS = {"same": "=", "other": "≠", "nonsense": "✗"}
+GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `palette.SHAPES`
+
+
+def render(data: ReportData) -> str:
+    """The report as one self-contained HTML document."""
+    runtime, script = _file("vega.js"), _file("script.js")
+    found, drawn = streams(data), damage_charts(data)
+    charts = [chart for stream in found for chart in stream.charts] + list(drawn)
+    template = _environment().get_template("template.html.jinja")
+    sentences = finding(data)
+    page = template.render(
+        data=data,
+        policy=policy(runtime, script),
+        style=Markup(_style()),
+        runtime=Markup(runtime),
+        script=Markup(script),
+        specs=Markup(escaped_json({chart.name: chart.spec for chart in charts})),
+        headline=sentences[0],
+        sentences=sentences[1:],
+        tiles=tiles(data),
+        advice=advice(data),
+        streams=found,
+        damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
+        colour=_colours(found),
+        format_version=FORMAT_VERSION,
+        notes=_notes(data),
+    )
+    # A lone surrogate, which a JSON file can hold, is no character and cannot be written as UTF-8.
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def policy(*scripts: str) -> str:
+    """The page's Content-Security-Policy: nothing from anywhere, and of scripts these alone."""
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; connect-src 'none'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def escaped_json(value: Any) -> str:
+    """JSON that is safe inside a script element: no text in it can end the element or open another."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One large number of the page's head and what it is."""
+
+    value: str
+    text: str
+    alarming: bool = False
+
+
+def tiles(data: ReportData) -> tuple[Tile, ...]:
+    """The few numbers a reader takes home."""
+    n = sum(len({o.dim for o in stack.outliers}) for stack in data.scan.stacks)
+    widths = " + ".join(f"{stack.hidden_size:,}" for stack in data.scan.stacks)
+    made = [Tile(str(n), f"outlier dimension{'' if n == 1 else 's'} of {widths}")]
+    if data.damages:
+        damage = data.damages[0]
+        control, loss = random_control(damage), damage.chosen.score.perplexity is not None
+        size = len(damage.chosen.dims)
+        show = (lambda v: f"×{factor(v)}") if loss else (lambda v: f"{v:.2g}")
+        unit = "perplexity" if loss else damage.unit
+        chosen = show(damage.chosen.change)
+        made.append(Tile(chosen, f"{unit} with {few(damage.chosen.dims)} off", verdict(damage) == "damaging"))
+        if control is not None:
+            made.append(Tile(show(control.median), f"{len(control.conditions)} random {sets_of(size)}, median"))
+            made.append(Tile(f"{control.p:.2g}", "rank p of the chosen set"))
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class DamageView:
+    """One damage as the template shows it."""
+
+    damage: Damage
+    chart: Chart
+    verdict: str
+    fills: tuple[tuple[Filled, str, str], ...]
+    counts: tuple[dict[str, int], ...]
+
+
+def _damage_view(damage: Damage, chart: Chart) -> DamageView:
+    named = []
+    for number_, filled in enumerate(damage.fills):
+        off = f"{few(filled.dims)} off" if filled.dims else "nothing switched off"
+        title = "Intact" if not filled.dims else "Random" if number_ < len(damage.fills) - 1 else "Chosen"
+        named.append((filled, title, off))
+    counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in KINDS} for f in damage.fills)
+    return DamageView(damage, chart, verdict(damage), tuple(named), counts)
+
+
+def _colours(found: tuple[Stream, ...]) -> Any:
+    """Class name and glyph of a named dimension of a stream, as its charts draw it."""
+    places = {(stream.name, dim): i for stream in found for i, dim in enumerate(stream.named[:COLOURED])}
+
+    def colour(stream: str, dim: int) -> tuple[str, str]:
+        place = places.get((stream, dim))
+        return ("dim-none", "•") if place is None else (f"dim-{place + 1}", GLYPHS[place])
+
+    return colour
+
+
+def _notes(data: ReportData) -> list[str]:
+    parts: list[tuple[str, ...]] = [data.notes, data.scan.notes, *(stack.notes for stack in data.scan.stacks)]
+    if data.observation is not None:
+        parts += [data.observation.notes, *(stack.notes for stack in data.observation.stacks)]
+    parts += [damage.notes for damage in data.damages]
+    return list(dict.fromkeys(note for part in parts for note in part))
+
+
+@functools.cache
+def _file(name: str) -> str:
+    return resources.files("outlierlens.report").joinpath(name).read_text("utf-8").replace("\r\n", "\n")
+
+
+def _style() -> str:
+    """The style sheet after the colours: light, dark on a screen whose reader prefers it, always light on paper."""
+    dark = f":root{{color-scheme:dark;{css(DARK)}}}"
+    colours = f":root{{{css(LIGHT)}}}\n@media screen and (prefers-color-scheme: dark){{{dark}}}\n"
+    return colours + _file("style.css")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("outlierlens", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "factor": factor, "visible": visible, "cell": _cell, "few": few}
+    environment.globals |= {"KINDS": KINDS, "SIGNIFICANT": SIGNIFICANT}
+    return environment
+
+
+def _cell(value: Any) -> str:
+    """A value in a table: four significant digits, a dash where there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        size = abs(value)
+        if size >= 10_000:
+            return f"{value:,.0f}" if size < 1e9 else f"{value:.3g}"
+        return f"{value:.2g}" if 0 < size < 1e-4 else f"{value:.4g}"
+    return visible(str(value))

@@ -1,0 +1,61 @@
+"""What a report is made of, which is also what `results.json` holds: `ReportData`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outlierlens.damage import Damage
+from outlierlens.observation import Observation, StackObservation
+from outlierlens.results import Provenance, result
+from outlierlens.scan import Scan, StackScan
+
+
+@result
+@dataclass(frozen=True)
+class ReportData:
+    """All results of one run of the main job.
+
+    Attributes:
+        provenance: of the whole run; its command makes the report again.
+        scan: outliers from weights.
+        observation: activation statistics; None where the model was not run.
+        damages: what switching off did; the first one is the headline.
+        notes: remarks that belong beside the results.
+    """
+
+    provenance: Provenance
+    scan: Scan
+    observation: Observation | None = None
+    damages: tuple[Damage, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The model's name for reading: as given, of a path its last part."""
+        given = self.provenance.model
+        is_path = given.startswith(("/", "./", "../", "~")) or "\\" in given
+        return (given.replace("\\", "/").rstrip("/").rpartition("/")[2] or given) if is_path else given
+
+    def streams(self) -> Iterator[tuple[str, StackScan | None, StackObservation | None]]:
+        """Each residual stream once: its name, its first scan and its observation where there is one."""
+        scans = {stack.stack: stack for stack in reversed(self.scan.stacks)}
+        seen = {stack.stack: stack for stack in self.observation.stacks} if self.observation else {}
+        for name in dict.fromkeys([*(stack.stack for stack in self.scan.stacks), *seen]):
+            yield name, scans.get(name), seen.get(name)
+
+    def named(self, stream: str) -> tuple[int, ...]:
+        """Dimensions of a stream that get a name in pictures: found in weights, then in activations, then switched off.
+
+        Rules on activations that list many dimensions do not crowd out the rest: the strongest few of each are named.
+        """
+        weights = [o.dim for stack in self.scan.stacks if stack.stack == stream for o in stack.outliers]
+        seen = [s for s in self.observation.stacks if s.stack == stream] if self.observation else []
+        by_rule: dict[str, list[tuple[float, int]]] = {}
+        for outlier in (o for stack in seen for o in stack.outliers):
+            by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
+        strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
+        off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims][:NAMED_BY_RULE]
+        return tuple(dict.fromkeys([*weights, *strongest, *off]))[:MAX_NAMED]
+
+
+NAMED_BY_RULE = 3
+MAX_NAMED = 12

@@ -1,0 +1,360 @@
+"""What a report says, by rule from its numbers: `finding(data)` in sentences, `advice(data)` in steps.
+
+The rules are plain: nothing found is said first and plainly; a set that does no more than random sets is called
+harmless; an interval that holds zero is no damage; a p-value that random sets cannot reach is not claimed.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outlierlens.charts.base import number, place, power_of_ten
+from outlierlens.damage import Control, Damage
+from outlierlens.detect import Outlier
+from outlierlens.observation import ActivationOutlier, StackObservation
+from outlierlens.report.results import ReportData
+from outlierlens.scan import StackScan
+
+SIGNIFICANT = 0.05
+SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
+LISTED = 12
+TASKS = {"causal loss": "perplexity", "masked loss": "the perplexity of masked tokens"}
+MODES = {
+    "zeroed_weights": "Switching {them} off",
+    "edited_hidden zero": "Setting {values} to zero",
+    "edited_hidden mean": "Setting {values} to their mean",
+    "edited_hidden scale": "Scaling {values}",
+    "edited_hidden resample": "Resampling {values}",
+    "removed_writes": "Removing all that writes to {them}",
+}
+
+
+def finding(data: ReportData) -> tuple[str, ...]:
+    """The result in sentences, most important first; the first one stands alone."""
+    sentences = [_found(data)]
+    sentences += list(_doubts(data))
+    if data.damages:
+        sentences += [sentence for damage in data.damages for sentence in _damage(data, damage)]
+    elif significant_dims(data):
+        sentences.append("What switching them off does was not measured.")
+    sentences += list(_activations(data))
+    return tuple(sentences)
+
+
+def counted(stack: StackScan, rule: str) -> tuple[Outlier, ...]:
+    """The outliers that count as found: all of a thresholded rule, of a rank rule those that chance does not explain."""
+    return tuple(o for o in stack.outliers if rule != "luo" or o.p_holm < SIGNIFICANT)
+
+
+def significant_dims(data: ReportData) -> set[tuple[str, int]]:
+    """Stream and dimension of everything found in weights."""
+    return {(s.stack, o.dim) for s in data.scan.stacks for o in counted(s, data.scan.rule.name)}
+
+
+def _found(data: ReportData) -> str:
+    stacks, rule = data.scan.stacks, data.scan.rule
+    lists = [sorted(o.dim for o in counted(stack, rule.name)) for stack in stacks]
+    if not any(lists):
+        return f"{data.model} has no outlier dimension in its weights: {_asked(data)}."
+    if len(stacks) == 1:
+        return f"{data.model} has {_dimensions(lists[0])}."
+    sites = len({stack.stack for stack in stacks}) < len(stacks)
+    parts = [
+        f"the {stack.stack}{f' ({stack.site})' if sites else ''} has {_dimensions(dims)}"
+        for stack, dims in zip(stacks, lists, strict=True)
+    ]
+    return f"{data.model}: {'; '.join(parts)}."
+
+
+def _asked(data: ReportData) -> str:
+    rule, stack = data.scan.rule, data.scan.stacks[0]
+    if rule.name == "luo":
+        return f"none ranks among the first {rule.top_k} in more layers than chance allows"
+    if rule.name == "puccetti":
+        return f"none is over {rule.n_sigma:g} standard deviations in scale and bias of more than three layers"
+    needed = math.ceil(rule.min_layer_fraction * stack.n_layers - 1e-9)
+    return f"none is {stack.n_sigma:g} standard deviations or more from the mean in {needed} of {stack.n_layers} layers"
+
+
+def _dimensions(dims: Sequence[int]) -> str:
+    if not dims:
+        return "none"
+    return f"{len(dims)} outlier dimension{'s' if len(dims) > 1 else ''}: {listed(dims)}"
+
+
+def listed(dims: Sequence[int]) -> str:
+    """Dimensions in a sentence: "100, 247 and 507"."""
+    shown = [str(dim) for dim in dims[:LISTED]]
+    if len(dims) > LISTED:
+        return ", ".join(shown) + f" and {len(dims) - LISTED} more"
+    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1]
+
+
+def _doubts(data: ReportData) -> Iterator[str]:
+    for stack in data.scan.stacks:
+        if stack.outliers and stack.n_sigma < data.scan.rule.n_sigma:
+            yield (
+                f"They pass only at a relaxed threshold of {stack.n_sigma:g} standard deviations; "
+                f"at {data.scan.rule.n_sigma:g} there is none."
+            )
+        weak = [o for o in counted(stack, data.scan.rule.name) if o.p_holm >= SIGNIFICANT]
+        if weak:
+            yield (
+                f"Chance is not excluded for {listed(sorted(o.dim for o in weak))}: "
+                f"corrected p up to {max(o.p_holm for o in weak):.2g}."
+            )
+
+
+def random_control(damage: Damage) -> Control | None:
+    """The random sets a damage is judged against: those that avoid all outliers, else those from all dimensions."""
+    kinds = {control.kind: control for control in reversed(damage.controls)}
+    return kinds.get("random") or next((c for kind, c in kinds.items() if kind.startswith("random")), None)
+
+
+def verdict(damage: Damage) -> str:
+    """ "damaging", "harmless" or "unclear" (no random sets to compare with, or too few for p <= 0.05).
+
+    Harmless: the 95 % interval of the change holds zero or lies below it, or the change is no more than the 95th
+    percentile of the random sets'. Damaging: neither, and rank p <= 0.05.
+    """
+    control = random_control(damage)
+    if damage.chosen.change_low <= 0:
+        return "harmless"
+    if control is None or not control.conditions:
+        return "unclear"
+    if damage.chosen.change <= control.percentile_95:
+        return "harmless"
+    return "damaging" if control.p <= SIGNIFICANT + 1e-12 else "unclear"
+
+
+def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
+    control, found = random_control(damage), verdict(damage)
+    dims = sorted(damage.chosen.dims)
+    all_found = sorted(dim for stack, dim in significant_dims(data) if stack == damage.stack)
+    them, values = _these(dims), f"the hidden values of {_these(dims)}"
+    if dims == all_found:
+        them, values = ("it", "its hidden values") if len(dims) == 1 else ("them", "their hidden values")
+    act = MODES.get(damage.mode, MODES["zeroed_weights"]).format(them=them, values=values)
+    if found == "harmless":
+        yield f"{act} does no more than chance: {_effect(damage)}{_beside(damage, control)}."
+    else:
+        yield f"{act} {_verb(damage)}{_beside(damage, control)}."
+        if abs(damage.chosen.change) < SMALL:
+            yield f"The change is small all the same: {damage.chosen.change:+.3g} {damage.unit}."
+    if found == "unclear":
+        n = len(control.conditions) if control else 0
+        yield f"With {n} random sets this cannot be told from chance at p ≤ {SIGNIFICANT:g}."
+    yield from _matched(damage, found)
+
+
+def _these(dims: Sequence[int]) -> str:
+    return f"dimension{'s' if len(dims) > 1 else ''} {listed(dims)}"
+
+
+def _verb(damage: Damage) -> str:
+    chosen, intact = damage.chosen, damage.intact.score.perplexity
+    if not math.isfinite(chosen.change):
+        return f"makes the {damage.task} infinite or undefined"
+    if damage.task in TASKS and intact is not None:
+        verb = "multiplies" if chosen.change >= 0 else "changes"
+        after = f"{number(intact)} → {number(chosen.score.perplexity or math.inf)}"
+        return f"{verb} {TASKS[damage.task]} by {factor(chosen.change)} ({after})"
+    return f"moves the model's outputs by a {damage.unit} of {chosen.change:.3g}"
+
+
+def _effect(damage: Damage) -> str:
+    if damage.task in TASKS:
+        return f"{TASKS[damage.task]} ×{factor(damage.chosen.change)}"
+    return f"{damage.unit} {damage.chosen.change:.3g}"
+
+
+def _beside(damage: Damage, control: Control | None) -> str:
+    if control is None or not control.conditions:
+        return ""
+    n, size = len(control.conditions), len(damage.chosen.dims)
+    what = sets_of(size)
+    if damage.task in TASKS:
+        middle = f"×{factor(control.median)} in the median, ×{factor(control.percentile_95)} at the 95th percentile"
+    else:
+        middle = f"{control.median:.2g} in the median, {control.percentile_95:.2g} at the 95th percentile"
+    return f"; {n} random {what}: {middle} (rank p = {control.p:.2g})"
+
+
+def sets_of(size: int) -> str:
+    """What sets of that many dimensions are called."""
+    return {1: "single dimensions", 2: "pairs", 3: "triples"}.get(size, f"sets of {size}")
+
+
+def _matched(damage: Damage, found: str) -> Iterator[str]:
+    control = next((c for c in damage.controls if c.kind == "matched" and c.conditions), None)
+    if control is None or found != "damaging":
+        return
+    n = len(control.conditions)
+    effect = (
+        f"×{factor(control.median)}" if damage.task in TASKS else f"{control.median:.2g} {damage.unit}"
+    ) + " in the median"
+    worst = max(condition.change for condition in control.conditions)
+    if damage.chosen.change > worst:
+        yield (
+            f"All {n} sets of weights as large at other positions in each layer do less ({effect}): "
+            "size alone does not explain the damage."
+        )
+    else:
+        yield (
+            f"Of {n} sets of weights as large at other positions in each layer some do as much ({effect}): "
+            "size alone may explain the damage."
+        )
+
+
+def _activations(data: ReportData) -> Iterator[str]:
+    if data.observation is None:
+        return
+    for stack in data.observation.stacks:
+        peak = largest(stack)
+        massive = {o.dim for o in stack.outliers if o.rule == "massive"}
+        if peak is None or peak.dim not in massive:
+            continue
+        where = "" if len(data.observation.stacks) == 1 else f" of the {stack.stack}"
+        at = "first token" if peak.position == 0 else f"token “{peak.token}” at position {peak.position}"
+        known = (stack.stack, peak.dim) in significant_dims(data)
+        rule = "" if known else "; the rule on weights does not name this dimension"
+        yield (
+            f"Running{where or ' it'} shows massive activations: |h| reaches {number(peak.value)} in dimension {peak.dim} "
+            f"after {place(peak.layer)}, at the {at}, {number(peak.ratio)} × the layer's median{rule}."
+        )
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest |h| of a stream and where it stands; `ratio` is to the layer's median |h|."""
+
+    dim: int
+    layer: str
+    value: float
+    ratio: float
+    token: str
+    position: int
+
+
+def largest(stack: StackObservation) -> Peak | None:
+    """The largest |h| over layers and dimensions, None where nothing was measured."""
+    statistics = stack.view("all")
+    values = np.asarray(statistics.abs_max, dtype=float)
+    if not values.size or not np.isfinite(values).any():
+        return None
+    row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
+    median = float(statistics.median_abs[row])
+    return Peak(
+        dim=stack.dims[column],
+        layer=stack.layers[row],
+        value=float(values[row, column]),
+        ratio=float(values[row, column]) / median if median > 0 else math.inf,
+        token=statistics.abs_max_token[row][column],
+        position=int(statistics.abs_max_position[row, column]),
+    )
+
+
+def factor(change: float) -> str:
+    """exp(change) for reading, without the sign ×: "1.02", "992", "12,300", "3.1·10⁹"."""
+    return power_of_ten(change / math.log(10)) if change > math.log(1e6) else number(math.exp(change))
+
+
+def percent(share: float) -> str:
+    """A share for reading that says 100 % only of all."""
+    return "over 99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to do: for whom ("prune", "quantize", "compare", "trust"), what, and the number it rests on."""
+
+    topic: str
+    text: str
+    because: str
+
+
+def advice(data: ReportData) -> tuple[Advice, ...]:
+    """What to do about it, by rule; never empty."""
+    steps = [*_prune(data), *_quantize(data), *_compare(data)]
+    if not steps:
+        why = "none stands out" if not significant_dims(data) else "no damage beyond chance was shown"
+        steps = [Advice("nothing", "No dimension needs special care by these measurements.", why)]
+    if data.observation is None or not data.damages:
+        missing = [name for name, there in (("observe", data.observation), ("disable", data.damages)) if not there]
+        text = f"Run {' and '.join(missing)} before relying on this: the weights alone do not show what breaks."
+        steps.append(Advice("trust", text, f"not measured here: {' and '.join(missing)}"))
+    return tuple(steps)
+
+
+def _prune(data: ReportData) -> Iterator[Advice]:
+    found_dims = sorted(significant_dims(data))
+    if not data.damages and found_dims:
+        streams = {stream for stream, _ in found_dims}
+        named = [(_these([d for s, d in found_dims if s == stream]), stream) for stream in sorted(streams)]
+        which = " and ".join(dims if len(streams) == 1 else f"{dims} of the {stream}" for dims, stream in named)
+        yield Advice(
+            "prune",
+            f"Until it is measured what they do, leave {which} alone when you prune or edit.",
+            "they stand out in the same place in many layers",
+        )
+    for damage in data.damages:
+        found, dims = verdict(damage), sorted(damage.chosen.dims)
+        if found == "damaging" and damage.chosen.change >= SMALL:
+            sites = sorted({s.site for s in data.scan.stacks if s.stack == damage.stack})
+            yield Advice(
+                "prune",
+                f"When you prune or edit, leave {_these(dims)} alone, in {' and '.join(sites)} of every layer: "
+                f"{damage.chosen.n_parameters:,} values carry this damage.",
+                f"{damage.mode}: {damage.chosen.change:+.3g} {damage.unit}",
+            )
+            return
+    if data.damages and significant_dims(data) and all(verdict(d) == "harmless" for d in data.damages):
+        change = max(d.chosen.change for d in data.damages)
+        yield Advice(
+            "prune",
+            "The dimensions found need no protection on this task: they stand out, but the model does without them.",
+            f"{change:+.3g} {data.damages[0].unit}, no more than random sets",
+        )
+
+
+def _quantize(data: ReportData) -> Iterator[Advice]:
+    for stack in data.observation.stacks if data.observation else ():
+        outliers: tuple[ActivationOutlier, ...] = stack.outliers
+        dims = sorted({o.dim for o in outliers if o.rule in ("massive", "llm.int8")})
+        peak = largest(stack)
+        if dims and peak is not None:
+            step, median = peak.value / 127, peak.value / peak.ratio
+            yield Advice(
+                "quantize",
+                f"Keep {_these(dims)} in 16 bits, or scale activations per channel, before you quantize activations to 8 bits.",
+                f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
+            )
+
+
+def _compare(data: ReportData) -> Iterator[Advice]:
+    for stack in data.observation.stacks if data.observation else ():
+        share = length_share(stack)
+        if share is None:
+            continue
+        row = int(share.max(axis=1).argmax())
+        column = int(share[row].argmax())
+        if share[row, column] >= 0.1:
+            dim, layer = stack.dims[column], place(stack.layers[row])
+            yield Advice(
+                "compare",
+                "Before you compare vectors by cosine or distance, standardise each dimension or leave "
+                f"{_these([dim])} out; Spearman's rank correlation is not misled.",
+                f"dimension {dim} alone holds {percent(share[row, column])} of the mean squared length after {layer}",
+            )
+
+
+def length_share(stack: StackObservation) -> np.ndarray | None:
+    """Share [layer, column] in [0, 1] of E|h|² that a dimension holds; None where not all dimensions were kept."""
+    if len(stack.dims) < stack.hidden_size:
+        return None
+    statistics = stack.view("all")
+    square = np.square(np.asarray(statistics.mean, dtype=float)) + np.square(np.asarray(statistics.std, dtype=float))
+    total = square.sum(axis=1, keepdims=True)
+    return np.divide(square, total, out=np.zeros_like(square), where=total > 0)

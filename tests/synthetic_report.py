@@ -1,0 +1,218 @@
+"""Plausible synthetic results for the charts and the report: `report_data()` looks like SmolLM2-135M's."""
+
+import numpy as np
+
+from outlierlens.damage import Blank, Condition, Control, Damage, Filled, Score
+from outlierlens.detect import Measured, Rule, find
+from outlierlens.observation import ActivationOutlier, Observation, Passage, StackObservation, Statistics
+from outlierlens.report import ReportData
+from outlierlens.results import Provenance
+from outlierlens.scan import Scan, StackScan
+
+NEEDLES = (100, 247, 507)
+TOKENS = ("<|im_start|>", "The", " Amazon", " rain", "forest", " covers", " much", " of", " the", " basin", ".", " It")
+PROVENANCE = Provenance(
+    model="smollm2-135m",
+    fingerprint="9f" * 32,
+    command="outlierlens report smollm2-135m -o runs/smollm2",
+    seed=0,
+    libraries={"python": "3.11.9", "numpy": "2.4.6"},
+    created="2025-01-01T00:00:00+00:00",
+)
+
+
+def stack_scan(needles=NEEDLES, *, n_layers=30, hidden_size=576, bias=False, height=6.0, columns=None, seed=0):
+    """A stack whose needles stand at about `height` sigma in two layers of three."""
+    random = np.random.default_rng(seed)
+
+    def values():
+        array = random.normal(1.0, 0.1, (n_layers, hidden_size))
+        for number, dim in enumerate(needles):
+            layers = np.arange(n_layers)[(np.arange(n_layers) + number) % 3 != 0]
+            array[layers, dim] = 1 + 0.1 * height * random.uniform(1.0, 2.0, len(layers)) * (-1) ** number
+        return array
+
+    measured = Measured(values(), values() if bias else None)
+    outliers, n_sigma = find(measured, Rule())
+    size = np.abs(measured.z_scale).max(axis=0)
+    dims = np.arange(hidden_size) if columns is None else np.sort(np.argsort(-size)[:columns])
+    return StackScan(
+        stack="model",
+        site="output.LayerNorm" if bias else "mlp.down_proj",
+        measure="scale of the norm" if bias else "L2 norm of the weights that write to the dimension",
+        norm_site="stream" if bias else "read",
+        n_layers=n_layers,
+        hidden_size=hidden_size,
+        outliers=outliers,
+        n_sigma=n_sigma,
+        values_read=n_layers * hidden_size * 1536,
+        notes=() if bias else ("mlp.down_proj has no bias here: the rule rests on the scale alone",),
+        map_dims=tuple(dims.tolist()),
+        z_scale=measured.z_scale[:, dims].astype(np.float32),
+        z_bias=np.empty((0, 0)) if measured.z_bias is None else measured.z_bias[:, dims].astype(np.float32),
+    )
+
+
+def scan(*stacks, model="smollm2-135m", rule=None):
+    return Scan(
+        provenance=Provenance(model, "9f" * 32, "outlierlens scan " + model),
+        model_type="llama",
+        source="gguf",
+        rule=rule or Rule(),
+        view="last",
+        stacks=stacks or (stack_scan(),),
+        bytes_read=53_084_160,
+        total_bytes=271_000_000,
+    )
+
+
+def statistics(n_layers, dims, *, massive=(507, 22_500.0), seed=1, tokens=TOKENS):
+    random = np.random.default_rng(seed)
+    rows, columns = n_layers + 1, len(dims)
+    growth = np.linspace(0.3, 6, rows)[:, None]  # [layer, 1]
+    mean = random.normal(0, 0.25, (rows, columns)) * growth
+    std = random.uniform(0.5, 1.0, (rows, columns)) * growth
+    largest = np.abs(mean) + std * random.uniform(3.5, 5.5, (rows, columns))
+    names = [[tokens[1 + (c + r) % (len(tokens) - 1)] for c in range(columns)] for r in range(rows)]
+    argmin, argmax = np.zeros((rows, columns)), random.dirichlet(np.full(columns, 0.2), rows)
+    argmin[:] = random.dirichlet(np.full(columns, 0.2), rows)
+    position = random.integers(1, 60, (rows, columns))
+    if massive[0] in dims:
+        c = list(dims).index(massive[0])
+        largest[2:-1, c] = np.geomspace(20, massive[1], 6)[np.minimum(np.arange(rows - 3), 5)]
+        mean[2:-1, c] = largest[2:-1, c] / 60
+        std[2:-1, c] = largest[2:-1, c] / 9
+        position[2:-1, c] = 0
+        for r in range(2, rows - 1):
+            names[r][c] = tokens[0]
+        argmax[2:-1, c] = np.linspace(0.1, 0.97, rows - 3)
+    return Statistics(
+        tokens=np.full(rows, 1234),
+        mean=mean,
+        std=std,
+        skewness=np.zeros_like(mean),
+        kurtosis=np.full_like(mean, 3.0),
+        min=-largest * 0.9,
+        max=largest,
+        abs_max=largest,
+        abs_max_token=tuple(tuple(row) for row in names),
+        abs_max_position=position,
+        abs_max_text=random.integers(0, 16, (rows, columns)),
+        argmin_share=argmin,
+        argmax_share=argmax,
+        sigma_token_share=argmax * 0.9,
+        sigma_input_share=np.minimum(1.0, argmax * 1.1),
+        quantiles=np.zeros((rows, columns, 0)),
+        median_abs=(0.6 * growth)[:, 0],
+    )
+
+
+def observation(*, n_layers=30, hidden_size=576, columns=None, massive=(507, 22_500.0), tokens=TOKENS, seed=2):
+    random = np.random.default_rng(seed)
+    dims = tuple(range(hidden_size)) if columns is None else tuple(sorted({*range(columns), *NEEDLES}))
+    layers = ("embeddings", *map(str, range(n_layers)))
+    found = ActivationOutlier("massive", massive[0], layers[5:-1], tuple([massive[1]] * (n_layers - 5)))
+    views = {name: statistics(n_layers, dims, massive=massive, tokens=tokens) for name in ("all", "without_special")}
+    stack = StackObservation("model", layers, hidden_size, dims, views, (found,) if massive[1] > 100 else (), 0.01)
+    wide = dims[:1024]
+    states = random.normal(0, 2, (len(layers), len(tokens), len(wide)))
+    for dim, value in ((massive[0], massive[1]), (100, -60.0), (247, 38.0)):
+        if dim in wide:
+            states[3:-1, :, wide.index(dim)] += min(30.0, value) * random.uniform(
+                0.3, 1.0, (len(layers) - 4, len(tokens))
+            )
+            states[3:-1, 0, wide.index(dim)] = value
+    return Observation(
+        provenance=Provenance("smollm2-135m", "9f" * 32),
+        data="excerpt",
+        data_digest="ab" * 32,
+        n_texts=16,
+        n_tokens=1234,
+        n_special=16,
+        max_length=128,
+        n_sigma=3.0,
+        stacks=(stack,),
+        passages=(Passage("model", tokens, layers, wide, states.astype(np.float32)),),
+    )
+
+
+def condition(label, dims, value, *, intact=3.1, spread=0.05, by_layer=None, loss=True):
+    change = value - intact
+    perplexity = float(np.exp(value)) if loss else None
+    score = Score(value, value - spread, value + spread, perplexity, (value,) * 16, {})
+    width = 0.0 if label == "intact" else 0.04 * abs(change) + 0.001
+    return Condition(label, tuple(dims), by_layer or {}, score, change, change - width, change + width, 138_240)
+
+
+def control(kind, changes, chosen, *, intact=3.1, loss=True, seed=3):
+    random = np.random.default_rng(seed)
+    conditions = []
+    for number, change in enumerate(changes):
+        dims = () if kind == "matched" else tuple(sorted(random.choice(576, 3, replace=False).tolist()))
+        by_layer = {layer: tuple(random.choice(576, 3).tolist()) for layer in range(30)} if kind == "matched" else None
+        label = f"{kind} {number}"
+        conditions.append(condition(label, dims, intact + change, intact=intact, by_layer=by_layer, loss=loss))
+    changes = np.array(changes)
+    figures = [float(f) for f in (np.median(changes), np.percentile(changes, 95), changes.mean())]
+    return Control(
+        kind,
+        tuple(conditions),
+        float((1 + (changes >= chosen).sum()) / (1 + len(changes))),
+        *figures,
+        *(chosen / f if f > 0 else None for f in figures),
+    )
+
+
+def damage(*, chosen=6.9, intact=3.1, random=0.004, matched=0.35, task="causal loss", dims=NEEDLES, fills=True):
+    generator = np.random.default_rng(4)
+    loss = task != "output change"
+    random_changes = (random * generator.standard_normal(19) + random / 2).tolist()
+    matched_changes = (matched * generator.uniform(0.5, 1.5, 5)).tolist()
+    families = (
+        control("random", random_changes, chosen, intact=intact, loss=loss),
+        control("matched", matched_changes, chosen, intact=intact, loss=loss),
+    )
+    return Damage(
+        provenance=PROVENANCE,
+        data="excerpt",
+        data_digest="ab" * 32,
+        task=task,
+        unit="nats per token" if loss else "cosine distance",
+        mode="zeroed_weights",
+        stack="model",
+        layers=tuple(range(30)),
+        n_texts=16,
+        n_tokens=1234,
+        intact=condition("intact", (), intact, intact=intact, loss=loss),
+        chosen=condition("found", dims, intact + chosen, intact=intact, loss=loss),
+        controls=families,
+        fills=fill_table(dims) if fills else (),
+    )
+
+
+def fill_table(dims=NEEDLES):
+    pieces = ("The Amazon rainforest covers most of the ", " basin of South ", ", and it is home to many ", ".")
+    original = ("Amazon", "America", "species")
+
+    def filled(label, off, words, kinds):
+        blanks = tuple(
+            Blank(position, word, intact, real, kind)
+            for position, (word, intact, real, kind) in enumerate(zip(words, original, original, kinds, strict=True))
+        )
+        return Filled(label, off, pieces, blanks)
+
+    return (
+        filled("intact", (), original, ("same",) * 3),
+        filled("random 0", (3, 77, 410), ("Amazon", "America", "animals"), ("same", "same", "other")),
+        filled("found", tuple(dims), ("the", "##ly", ","), ("other", "nonsense", "nonsense")),
+    )
+
+
+def report_data(*, scan_result=None, observed=True, damages=None, **changes):
+    return ReportData(
+        provenance=PROVENANCE,
+        scan=scan_result or scan(),
+        observation=observation() if observed is True else observed or None,
+        damages=(damage(),) if damages is None else damages,
+        **changes,
+    )
