@@ -7,7 +7,7 @@ from outlierlens.detect import Measured, Rule, find
 from outlierlens.observation import ActivationOutlier, Observation, Passage, StackObservation, Statistics
 from outlierlens.report import ReportData
 from outlierlens.results import Provenance
-from outlierlens.scan import Scan, StackScan
+from outlierlens.scanned import Scan, StackScan
 
 NEEDLES = (100, 247, 507)
 TOKENS = ("<|im_start|>", "The", " Amazon", " rain", "forest", " covers", " much", " of", " the", " basin", ".", " It")

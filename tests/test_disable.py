@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
+from outlierlens.bench import DisableOptions, disable, magnitude, rank_p, save_disabled
 from outlierlens.controls import matched_sets, random_sets
 from outlierlens.data import Texts
-from outlierlens.disable import DisableOptions, disable, magnitude, rank_p, save_disabled
 from outlierlens.errors import BadInput
 from outlierlens.fill import judge
 from outlierlens.models import LoadedModel, from_objects, load_model
@@ -128,7 +128,7 @@ def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypat
     lines = rows.read_text().splitlines()
     assert len(lines) == 1 + 1 + 5
     rows.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while writing the fourth unit
-    from outlierlens import disable as module
+    from outlierlens import bench as module
 
     calls = []
     original = module.zeroed_weights

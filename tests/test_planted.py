@@ -14,7 +14,7 @@ from architectures import FAMILIES, config_of
 from outlierlens import arch
 from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint.base import Checkpoint, TensorInfo
-from outlierlens.scan import ScanOptions, scan_checkpoint
+from outlierlens.weights import ScanOptions, scan_checkpoint
 
 WIDTH, LAYERS = 64, 4
 WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim"}

@@ -12,11 +12,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from architectures import FAMILIES, build
+from outlierlens.comparison import compare
 from outlierlens.detect import Rule
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture
 from outlierlens.models import from_objects
 from outlierlens.results import from_json, load, save, to_json
-from outlierlens.scan import ScanOptions, compare, scan, scan_live
+from outlierlens.weights import ScanOptions, scan, scan_live
 
 
 @pytest.fixture

@@ -106,7 +106,17 @@ def test_masks_are_seeded_and_spare_special_tokens(words: Any) -> None:
     assert kept == pytest.approx(0.1 + 0.1 / 40, abs=0.06)
 
 
-@pytest.mark.parametrize(("family", "head"), [("bert", ""), ("gpt2", ""), ("bert", "TokenClassification")])
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("bert", ""),
+        ("gpt2", ""),
+        ("bert", "TokenClassification"),
+        ("t5", ""),
+        ("bart", ""),
+        ("electra-discriminator", "PreTraining"),
+    ],
+)
 def test_output_change_is_zero_intact_and_positive_ablated(family: str, head: str, words: Any) -> None:
     loaded = model_of(family, head, words)
     task = make_task(loaded, TEXTS)
@@ -114,7 +124,7 @@ def test_output_change_is_zero_intact_and_positive_ablated(family: str, head: st
     values, weights = task.per_text()
     assert values == pytest.approx(np.zeros(5), abs=1e-6)
     assert weights.tolist() == [len(loaded.tokenizer(text)["input_ids"]) for text in TEXTS]
-    with zeroed_weights(loaded, [3, 4, 5]):
+    with zeroed_weights(loaded, [3, 4, 5], stack=loaded.stacks[-1].name):
         changed, _ = task.per_text()
     assert (changed > 1e-6).all()
     assert set(task.also()) >= {"cosine distance", "relative change", "pooled cosine distance"}

@@ -1,14 +1,14 @@
 """Find the handful of dimensions a Transformer cannot live without, switch them off, and measure what breaks.
 
-    import outlierlens as ol
+import outlierlens as ol
 
-    found = ol.scan("mpnet-base")                        # weights alone: no torch, no model in memory
-    loaded = ol.load_model("smollm2-135m")
-    texts = ol.read_texts("excerpt")
-    seen = ol.observe(loaded, texts)                     # activations, one streaming pass
-    damage = ol.disable(loaded, texts, [100, 247, 507])  # switched off, beside fair controls
-    with ol.zeroed_weights(loaded, [507]):
-        ...
+found = ol.scan("mpnet-base")                        # weights alone: no torch, no model in memory
+loaded = ol.load_model("smollm2-135m")
+texts = ol.read_texts("excerpt")
+seen = ol.observe(loaded, texts)                     # activations, one streaming pass
+damage = ol.disable(loaded, texts, [100, 247, 507])  # switched off, beside fair controls
+with ol.zeroed_weights(loaded, [507]):
+    ...
 """
 
 import importlib
@@ -19,21 +19,22 @@ from outlierlens.errors import OutlierlensError
 
 if TYPE_CHECKING:
     from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
+    from outlierlens.bench import DisableOptions, disable
+    from outlierlens.comparison import compare
     from outlierlens.data import read_texts
     from outlierlens.detect import Rule
-    from outlierlens.disable import DisableOptions, disable
     from outlierlens.models import from_objects, load_model
     from outlierlens.observe import ObserveOptions, observe
     from outlierlens.results import load, save
     from outlierlens.samples import fetch
-    from outlierlens.scan import ScanOptions, compare, scan
+    from outlierlens.weights import ScanOptions, scan
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch.
 _HOME = {
     "Rule": "detect",
-    "scan": "scan",
-    "ScanOptions": "scan",
-    "compare": "scan",
+    "scan": "weights",
+    "ScanOptions": "weights",
+    "compare": "comparison",
     "fetch": "samples",
     "load_model": "models",
     "from_objects": "models",
@@ -44,8 +45,8 @@ _HOME = {
     "edited_hidden": "ablate",
     "removed_writes": "ablate",
     "clip": "ablate",
-    "disable": "disable",
-    "DisableOptions": "disable",
+    "disable": "bench",
+    "DisableOptions": "bench",
     "load": "results",
     "save": "results",
 }

@@ -9,7 +9,7 @@ A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "own
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -182,6 +182,19 @@ def batches(
     for start in range(0, len(order), batch_size):
         rows = tuple(order[start : start + batch_size])
         yield collate(tokenizer, {key: [encoded[key][i] for i in rows] for key in encoded}, rows, device)
+
+
+def decoder_side(batch: Batch, config: Mapping[str, Any]) -> tuple["Tensor", "Tensor"]:
+    """(token ids, special tokens) [batch, token] that feed the decoder of an encoder-decoder model: the text shifted by one.
+
+    Each row begins with the decoder's start token, which counts as special; `batch.valid` holds for both sides.
+    """
+    start = config.get("decoder_start_token_id")
+    if start is None:
+        raise BadInput("the config has no decoder_start_token_id, so the decoder cannot be fed; set it")
+    first = batch.valid & (batch.valid.long().cumsum(1) == 1)
+    ids = batch.inputs["input_ids"].roll(1, 1).masked_fill(first, start)
+    return ids, (batch.special.roll(1, 1) | first) & batch.valid
 
 
 def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int, ...], device: Any) -> Batch:

@@ -157,7 +157,7 @@ def _encode_array(values: np.ndarray) -> Any:
     if values.dtype.kind != "f":
         return values.tolist()
     # Seven significant digits say all of a float32; the file stays half as long.
-    flat = [float(f"{x:.7g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
+    flat: list[Any] = [float(f"{x:.7g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
     for size in reversed(values.shape[1:]):
         flat = [flat[start : start + size] for start in range(0, len(flat), size)] if size else []
     return flat if values.ndim else flat[0]

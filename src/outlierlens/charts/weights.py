@@ -11,7 +11,7 @@ import numpy as np
 
 from outlierlens.charts.base import Chart, Spec, chart, dim_colour, dim_shape, field, label, looks, round_to
 from outlierlens.charts.palette import FAINT, INK
-from outlierlens.scan import StackScan
+from outlierlens.scanned import StackScan
 
 MAX_DOTS = 2500
 LOWEST_Z = 2.0

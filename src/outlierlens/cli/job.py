@@ -9,16 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlierlens.bench import DisableOptions, disable
 from outlierlens.cli.common import parse_dims, warn
 from outlierlens.data import EXCERPT, Texts, read_texts
-from outlierlens.disable import DisableOptions, disable
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.observation import Observation
-from outlierlens.report import ReportData, load_report, write
-from outlierlens.results import Provenance
-from outlierlens.scan import Scan, ScanOptions, scan, scan_live
+from outlierlens.report import ReportData, write
+from outlierlens.results import Provenance, load
+from outlierlens.scanned import Scan
 from outlierlens.tasks import TaskOptions
+from outlierlens.weights import ScanOptions, scan, scan_live
 
 ROWS = "rows.jsonl"
 
@@ -71,11 +72,11 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
         damages=damages,
         notes=notes,
     )
-    return write(data, job.directory, overwrite=True)
+    return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
 
 
 def _scan(job: Job, loaded: LoadedModel, load: LoadOptions) -> Scan:
-    """Scan the stored weights; live ones where the file's kind cannot be read without its library."""
+    """Scan the stored weights; the loaded ones where the file cannot be read (a library is missing, say)."""
     options = ScanOptions(
         row=load.row, revision=load.revision, subfolder=load.subfolder, token=load.token, offline=load.offline
     )
@@ -124,4 +125,8 @@ def _disable(
 
 def redraw(results: Path, directory: Path | None) -> Path:
     """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch."""
-    return write(load_report(results), directory or results.parent, overwrite=True)
+    data = load(results)
+    if not isinstance(data, ReportData):
+        raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
+    folder = directory or results.parent
+    return write(data, folder, overwrite=True, also=sorted(folder.glob("rows*.jsonl"))).page

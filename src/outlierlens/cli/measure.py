@@ -181,9 +181,9 @@ def disable(
     no_progress: common.NoProgress = False,
 ) -> None:
     """Switch dimensions off beside random and matched controls, and measure what breaks."""
+    from outlierlens.bench import DisableOptions, save_disabled
+    from outlierlens.bench import disable as disable_dims
     from outlierlens.data import read_texts
-    from outlierlens.disable import DisableOptions, save_disabled
-    from outlierlens.disable import disable as disable_dims
     from outlierlens.tasks import TaskOptions
 
     show = Show.choose(format, json, quiet, output, overwrite=overwrite)
@@ -224,7 +224,7 @@ def disable(
 
 def _found(loaded: "LoadedModel", stack: str | None) -> tuple[int, ...]:
     """What the weight rule finds in the live weights: no random control may hold it."""
-    from outlierlens.scan import scan_live
+    from outlierlens.weights import scan_live
 
     bound = loaded.stack(stack)
     return next(found.dims for found in scan_live(loaded).stacks if found.stack == bound.name)
@@ -309,12 +309,15 @@ def report(
 
     MODEL may also be the results.json of an earlier report: the page is then made again, without torch.
     """
-    from outlierlens.cli.job import Job, redraw, run
-
     if model.endswith(".json") and Path(model).is_file():
+        from outlierlens.cli.job import redraw
+
         page = redraw(Path(model), output)
-        say(f"report: {page}")
+        if not quiet:
+            say(f"report: {page}")
         return
+    from outlierlens.cli.job import Job, run
+
     job = Job(
         model=model, data=data, text_column=text_column, limit=limit, dims=dims, n_random=n_random, n_matched=n_matched,
         max_length=max_length, batch_size=batch_size, seed=seed,

@@ -10,7 +10,9 @@ from outlierlens.cli.common import Show, print_table, say
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from outlierlens.scan import Comparison, Scan, ScanOptions
+    from outlierlens.comparison import Comparison
+    from outlierlens.scanned import Scan
+    from outlierlens.weights import ScanOptions
 
 RuleOption = Annotated[str, typer.Option("--rule", help="kovaleva, puccetti or luo.")]
 SigmaOption = Annotated[float, typer.Option("--n-sigma", help="Threshold on |z|.")]
@@ -30,7 +32,7 @@ def _options(
     rule: str, n_sigma: float, fraction: float, same_layer: bool, top_k: int, relax_to: float | None, **rest: Any
 ) -> "ScanOptions":
     from outlierlens.detect import Rule
-    from outlierlens.scan import ScanOptions
+    from outlierlens.weights import ScanOptions
 
     if rest["view"] not in ("last", "reading"):
         raise BadInput(f"--view is {rest['view']!r}; use last or reading")
@@ -64,8 +66,8 @@ def scan(
     verbose: common.Verbose = False,
 ) -> None:
     """Find outlier dimensions in the weights of one or more models, without loading them."""
-    from outlierlens.scan import Scans
-    from outlierlens.scan import scan as scan_one
+    from outlierlens.scanned import Scans
+    from outlierlens.weights import scan as scan_one
 
     if not models:
         raise BadInput("name at least one model: a sample, directory, weight file or hub id")
@@ -93,7 +95,7 @@ def _propose(models: list[str], source: dict[str, Any]) -> None:
 
 
 def _print_scans(found: "list[Scan]", verbose: bool) -> None:
-    from outlierlens.scan import outlier_rows
+    from outlierlens.scanned import outlier_rows
 
     several = len(found) > 1
     rows = [row for scan in found for row in outlier_rows(scan)]
@@ -147,7 +149,7 @@ def compare(
     quiet: common.Quiet = False,
 ) -> None:
     """Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version."""
-    from outlierlens.scan import compare as compare_scans
+    from outlierlens.comparison import compare as compare_scans
 
     show = Show.choose(format, json, quiet, output, overwrite=overwrite)
     options = _options(
@@ -159,8 +161,8 @@ def compare(
 
 def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
     from outlierlens.results import load
-    from outlierlens.scan import Scan
-    from outlierlens.scan import scan as scan_one
+    from outlierlens.scanned import Scan
+    from outlierlens.weights import scan as scan_one
 
     if not (name.endswith(".json") and Path(name).is_file()) or name.endswith(".index.json"):
         return scan_one(name, options, command=common.reproduce())

@@ -10,7 +10,7 @@ from outlierlens.charts import Chart
 from outlierlens.observation import StackObservation
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import counted
-from outlierlens.scan import StackScan
+from outlierlens.scanned import StackScan
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from outlierlens.damage import Damage
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.results import Provenance, result
-from outlierlens.scan import Scan, StackScan
+from outlierlens.scanned import Scan, StackScan
 
 
 @result

@@ -15,7 +15,7 @@ from outlierlens.damage import Control, Damage
 from outlierlens.detect import Outlier
 from outlierlens.observation import ActivationOutlier, StackObservation
 from outlierlens.report.results import ReportData
-from outlierlens.scan import StackScan
+from outlierlens.scanned import StackScan
 
 SIGNIFICANT = 0.05
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance

@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.data import Batch, batches
+from outlierlens.data import Batch, batches, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def _classes(loaded: LoadedModel) -> int:
+    """Size of the head's distribution: the vocabulary of a generator, the labels of a classifier, 1 for a bare score."""
+    head = loaded.model.get_output_embeddings()  # type: ignore[operator]
+    if head is not None:
+        return int(head.out_features)
+    return len(loaded.config.get("id2label") or ()) if not type(loaded.model).__name__.endswith("PreTraining") else 1
 
 
 class OutputChange:
@@ -29,7 +37,9 @@ class OutputChange:
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         self.loaded = loaded
-        self._has_logits = loaded.head == "other"
+        # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
+        self._shifted = bool(loaded.config.get("is_encoder_decoder"))
+        self._has_logits = loaded.head == "other" and _classes(loaded) > 1
         self.unit = "nats (KL of the head's distribution)" if self._has_logits else "cosine distance of token vectors"
         self._batches = list(
             batches(
@@ -53,12 +63,17 @@ class OutputChange:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32 on the CPU."""
         import torch
 
+        inputs: dict[str, Any] = dict(batch.inputs)
+        if self._shifted:
+            inputs["decoder_input_ids"], _ = decoder_side(batch, self.loaded.config)
+            inputs["decoder_attention_mask"] = batch.valid.long()
         with torch.inference_mode():
-            output: Any = self.loaded.model(**batch.inputs, output_hidden_states=self._has_logits)
-        if self._has_logits:
-            states = getattr(output, "hidden_states", None) or output.decoder_hidden_states
-            return states[-1].float().cpu(), output.logits.float().cpu()
-        return output.last_hidden_state.float().cpu(), torch.empty(0)
+            output: Any = self.loaded.model(**inputs, output_hidden_states=self.loaded.head == "other")
+        if not self._has_logits:
+            last = getattr(output, "last_hidden_state", None)
+            return (output.hidden_states[-1] if last is None else last).float().cpu(), torch.empty(0)
+        states = output.decoder_hidden_states if self._shifted else output.hidden_states
+        return states[-1].float().cpu(), output.logits.float().cpu()
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""

@@ -37,8 +37,8 @@ from outlierlens.fill import Exercise, exercise, fill, filled
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
-from outlierlens.scan import combine, per_dim
 from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
+from outlierlens.weights import combine, per_dim
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack

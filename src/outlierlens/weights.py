@@ -2,11 +2,10 @@
 
 result = scan("mpnet-base")                     # needs neither torch nor the model in memory
 [outlier.dim for outlier in result.stacks[0].outliers]
-compare(scan("base"), scan("fine-tuned"))       # stayed, moved, came, went
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,119 +17,15 @@ from outlierlens.arch import BoundStack, Param, Stack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.detect import Measured, Outlier, Rule, find
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance
+from outlierlens.scanned import Scan, StackScan
 
 if TYPE_CHECKING:
-    import pandas
-
     from outlierlens.models import LoadedModel
 
 MAX_READ = 500_000_000
 MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
 View = Literal["last", "reading"]
-
-
-@dataclass(frozen=True)
-class StackScan:
-    """What the rule found in one residual stream, seen at one site of its blocks.
-
-    Attributes:
-        stack: "model", "encoder", "decoder", …; dimensions are named per stack.
-        site: parameter that was measured, relative to the block.
-        measure: "scale of the norm" or "L2 norm of the weights that write to the dimension".
-        outliers: strongest first.
-        n_sigma: threshold that was really used; below the rule's only when `relax_to` allowed it.
-        values_read: number of scalars the measure rests on.
-        map_dims: dimensions of the columns of `z_scale` and `z_bias`, all of them unless that is too many.
-        z_scale, z_bias: [layer, column]; z_bias is empty where there is no bias.
-    """
-
-    stack: str
-    site: str
-    measure: str
-    norm_site: str
-    n_layers: int
-    hidden_size: int
-    outliers: tuple[Outlier, ...]
-    n_sigma: float
-    values_read: int
-    notes: tuple[str, ...]
-    map_dims: tuple[int, ...]
-    z_scale: np.ndarray
-    z_bias: np.ndarray
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """The dimensions found, ascending."""
-        return tuple(sorted(outlier.dim for outlier in self.outliers))
-
-
-@result
-@dataclass(frozen=True)
-class Scan:
-    """Outlier dimensions of a model, from its weights alone."""
-
-    provenance: Provenance
-    model_type: str
-    source: str
-    rule: Rule
-    view: str
-    stacks: tuple[StackScan, ...]
-    bytes_read: int
-    total_bytes: int
-    notes: tuple[str, ...] = ()
-    requests: int = 0
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per outlier and stack."""
-        return table(list(outlier_rows(self)))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(list(outlier_rows(self)), caption=f"{self.provenance.model}: {self.rule.name}")
-
-
-@result
-@dataclass(frozen=True)
-class Scans:
-    """Several models scanned under one rule, for one table."""
-
-    scans: tuple[Scan, ...]
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per outlier, model and stack."""
-        return table([row for scan in self.scans for row in outlier_rows(scan)])
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table([row for scan in self.scans for row in outlier_rows(scan)], caption="outlier dimensions")
-
-
-def outlier_rows(scan: Scan) -> Iterable[dict[str, Any]]:
-    """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
-    for stack in scan.stacks:
-        for outlier in stack.outliers:
-            yield {
-                "model": scan.provenance.model,
-                "stack": stack.stack,
-                "site": stack.site,
-                "dim": outlier.dim,
-                "layers": stack.n_layers,
-                "layers_scale": len(outlier.layers_scale),
-                "layers_bias": len(outlier.layers_bias) if outlier.z_bias else None,
-                "z_scale": _strongest(outlier.z_scale),
-                "z_bias": _strongest(outlier.z_bias) if outlier.z_bias else None,
-                "rank_scale": float(np.median(outlier.rank_scale)),
-                "rank_bias": float(np.median(outlier.rank_bias)) if outlier.rank_bias else None,
-                "p": outlier.p,
-                "p_holm": outlier.p_holm,
-            }
-
-
-def _strongest(z: tuple[float, ...]) -> float:
-    return max(z, key=abs)
 
 
 @dataclass(frozen=True)
@@ -334,90 +229,3 @@ def _stack_scan(
         z_scale=measured.z_scale[:, dims].astype(np.float32),
         z_bias=np.empty((0, 0)) if measured.z_bias is None else measured.z_bias[:, dims].astype(np.float32),
     )
-
-
-@dataclass(frozen=True)
-class Change:
-    """One dimension's fate between two models: "stayed", "came" or "went"; z as the strongest over layers."""
-
-    stack: str
-    dim: int
-    fate: Literal["stayed", "came", "went"]
-    z_scale_before: float
-    z_scale_after: float
-    layers_before: int
-    layers_after: int
-
-
-@result
-@dataclass(frozen=True)
-class Comparison:
-    """Outliers of a base model against those of another, dimension by dimension.
-
-    `moved` is true for a stack where outliers went and as many came: the basis differs, as in a retrained model.
-    `jaccard` is |both| / |either| per stack, in [0, 1].
-    """
-
-    before: Provenance
-    after: Provenance
-    changes: tuple[Change, ...]
-    jaccard: dict[str, float]
-    moved: dict[str, bool]
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per dimension found in either model."""
-        return table([vars(change) for change in self.changes])
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.before.model} → {self.after.model}"
-        return html_table([vars(change) for change in self.changes], caption=title)
-
-
-def compare(before: Scan, after: Scan) -> Comparison:
-    """Which outliers stayed, came and went from `before` to `after`, both scanned under one rule and view.
-
-    Raises:
-        BadInput: rules, views, stacks or widths differ.
-    """
-    if replace(before.rule) != after.rule or before.view != after.view:
-        raise BadInput("the two scans used different rules or views; scan both the same way")
-    ours = {(s.stack, s.site): s for s in before.stacks}
-    theirs = {(s.stack, s.site): s for s in after.stacks}
-    if ours.keys() != theirs.keys() or any(ours[k].hidden_size != theirs[k].hidden_size for k in ours):
-        sizes = " against ".join(
-            ", ".join(f"{s.stack}: {s.site} × {s.hidden_size}" for s in scan.stacks) for scan in (before, after)
-        )
-        raise BadInput(f"the two models have different streams ({sizes}); compare models of one architecture")
-    changes: list[Change] = []
-    jaccard, moved = {}, {}
-    for key, stack in ours.items():
-        other = theirs[key]
-        was, now = ({o.dim: o for o in s.outliers} for s in (stack, other))
-        for dim in sorted(was.keys() | now.keys()):
-            fate: Literal["stayed", "came", "went"]
-            fate = "stayed" if dim in was and dim in now else "came" if dim in now else "went"
-            changes.append(
-                Change(
-                    stack=stack.stack,
-                    dim=dim,
-                    fate=fate,
-                    z_scale_before=_column(stack, dim),
-                    z_scale_after=_column(other, dim),
-                    layers_before=len(was[dim].layers_scale) if dim in was else 0,
-                    layers_after=len(now[dim].layers_scale) if dim in now else 0,
-                )
-            )
-        either = was.keys() | now.keys()
-        jaccard[stack.stack] = len(was.keys() & now.keys()) / len(either) if either else 1.0
-        went, came = len(was.keys() - now.keys()), len(now.keys() - was.keys())
-        moved[stack.stack] = went == came > 0
-    return Comparison(before.provenance, after.provenance, tuple(changes), jaccard, moved)
-
-
-def _column(stack: StackScan, dim: int) -> float:
-    """Strongest z of `dim` over layers; NaN where the map does not hold it."""
-    if dim not in stack.map_dims:
-        return float("nan")
-    return _strongest(tuple(stack.z_scale[:, stack.map_dims.index(dim)].tolist()))

@@ -1,0 +1,101 @@
+"""Outliers of one model against another's: what stayed, came, went and moved.
+
+compare(scan("base"), scan("fine-tuned")).changes
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from outlierlens.errors import BadInput
+from outlierlens.results import Provenance, result, table
+from outlierlens.scanned import Scan, StackScan, strongest
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Change:
+    """One dimension's fate between two models: "stayed", "came" or "went"; z as the strongest over layers."""
+
+    stack: str
+    dim: int
+    fate: Literal["stayed", "came", "went"]
+    z_scale_before: float
+    z_scale_after: float
+    layers_before: int
+    layers_after: int
+
+
+@result
+@dataclass(frozen=True)
+class Comparison:
+    """Outliers of a base model against those of another, dimension by dimension.
+
+    `moved` is true for a stack where outliers went and as many came: the basis differs, as in a retrained model.
+    `jaccard` is |both| / |either| per stack, in [0, 1].
+    """
+
+    before: Provenance
+    after: Provenance
+    changes: tuple[Change, ...]
+    jaccard: dict[str, float]
+    moved: dict[str, bool]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per dimension found in either model."""
+        return table([vars(change) for change in self.changes])
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        title = f"{self.before.model} → {self.after.model}"
+        return html_table([vars(change) for change in self.changes], caption=title)
+
+
+def compare(before: Scan, after: Scan) -> Comparison:
+    """Which outliers stayed, came and went from `before` to `after`, both scanned under one rule and view.
+
+    Raises:
+        BadInput: rules, views, stacks or widths differ.
+    """
+    if before.rule != after.rule or before.view != after.view:
+        raise BadInput("the two scans used different rules or views; scan both the same way")
+    ours = {(s.stack, s.site): s for s in before.stacks}
+    theirs = {(s.stack, s.site): s for s in after.stacks}
+    if ours.keys() != theirs.keys() or any(ours[k].hidden_size != theirs[k].hidden_size for k in ours):
+        sizes = " against ".join(
+            ", ".join(f"{s.stack}: {s.site} × {s.hidden_size}" for s in scan.stacks) for scan in (before, after)
+        )
+        raise BadInput(f"the two models have different streams ({sizes}); compare models of one architecture")
+    changes: list[Change] = []
+    jaccard, moved = {}, {}
+    for key, stack in ours.items():
+        other = theirs[key]
+        was, now = ({o.dim: o for o in s.outliers} for s in (stack, other))
+        for dim in sorted(was.keys() | now.keys()):
+            fate: Literal["stayed", "came", "went"]
+            fate = "stayed" if dim in was and dim in now else "came" if dim in now else "went"
+            changes.append(
+                Change(
+                    stack=stack.stack,
+                    dim=dim,
+                    fate=fate,
+                    z_scale_before=_column(stack, dim),
+                    z_scale_after=_column(other, dim),
+                    layers_before=len(was[dim].layers_scale) if dim in was else 0,
+                    layers_after=len(now[dim].layers_scale) if dim in now else 0,
+                )
+            )
+        either = was.keys() | now.keys()
+        jaccard[stack.stack] = len(was.keys() & now.keys()) / len(either) if either else 1.0
+        went, came = len(was.keys() - now.keys()), len(now.keys() - was.keys())
+        moved[stack.stack] = went == came > 0
+    return Comparison(before.provenance, after.provenance, tuple(changes), jaccard, moved)
+
+
+def _column(stack: StackScan, dim: int) -> float:
+    """Strongest z of `dim` over layers; NaN where the map does not hold it."""
+    if dim not in stack.map_dims:
+        return float("nan")
+    return strongest(tuple(stack.z_scale[:, stack.map_dims.index(dim)].tolist()))

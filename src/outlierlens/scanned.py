@@ -1,0 +1,121 @@
+"""What a scan found: plain data, without torch, and the flat rows that tables show.
+
+found.stacks[0].dims                       # the dimensions, ascending
+found.to_pandas()                          # a row per outlier
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.detect import Outlier, Rule
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class StackScan:
+    """What the rule found in one residual stream, seen at one site of its blocks.
+
+    Attributes:
+        stack: "model", "encoder", "decoder", …; dimensions are named per stack.
+        site: parameter that was measured, relative to the block.
+        measure: "scale of the norm" or "L2 norm of the weights that write to the dimension".
+        outliers: strongest first.
+        n_sigma: threshold that was really used; below the rule's only when `relax_to` allowed it.
+        values_read: number of scalars the measure rests on.
+        map_dims: dimensions of the columns of `z_scale` and `z_bias`, all of them unless that is too many.
+        z_scale, z_bias: [layer, column]; z_bias is empty where there is no bias.
+    """
+
+    stack: str
+    site: str
+    measure: str
+    norm_site: str
+    n_layers: int
+    hidden_size: int
+    outliers: tuple[Outlier, ...]
+    n_sigma: float
+    values_read: int
+    notes: tuple[str, ...]
+    map_dims: tuple[int, ...]
+    z_scale: np.ndarray
+    z_bias: np.ndarray
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions found, ascending."""
+        return tuple(sorted(outlier.dim for outlier in self.outliers))
+
+
+@result
+@dataclass(frozen=True)
+class Scan:
+    """Outlier dimensions of a model, from its weights alone."""
+
+    provenance: Provenance
+    model_type: str
+    source: str
+    rule: Rule
+    view: str
+    stacks: tuple[StackScan, ...]
+    bytes_read: int
+    total_bytes: int
+    notes: tuple[str, ...] = ()
+    requests: int = 0
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per outlier and stack."""
+        return table(list(outlier_rows(self)))
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table(list(outlier_rows(self)), caption=f"{self.provenance.model}: {self.rule.name}")
+
+
+@result
+@dataclass(frozen=True)
+class Scans:
+    """Several models scanned under one rule, for one table."""
+
+    scans: tuple[Scan, ...]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per outlier, model and stack."""
+        return table([row for scan in self.scans for row in outlier_rows(scan)])
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table([row for scan in self.scans for row in outlier_rows(scan)], caption="outlier dimensions")
+
+
+def outlier_rows(scan: Scan) -> Iterable[dict[str, Any]]:
+    """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
+    for stack in scan.stacks:
+        for outlier in stack.outliers:
+            yield {
+                "model": scan.provenance.model,
+                "stack": stack.stack,
+                "site": stack.site,
+                "dim": outlier.dim,
+                "layers": stack.n_layers,
+                "layers_scale": len(outlier.layers_scale),
+                "layers_bias": len(outlier.layers_bias) if outlier.z_bias else None,
+                "z_scale": strongest(outlier.z_scale),
+                "z_bias": strongest(outlier.z_bias) if outlier.z_bias else None,
+                "rank_scale": float(np.median(outlier.rank_scale)),
+                "rank_bias": float(np.median(outlier.rank_bias)) if outlier.rank_bias else None,
+                "p": outlier.p,
+                "p_holm": outlier.p_holm,
+            }
+
+
+def strongest(z: tuple[float, ...]) -> float:
+    """The value of largest magnitude, with its sign."""
+    return max(z, key=abs)

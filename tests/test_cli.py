@@ -1,0 +1,157 @@
+"""The command line end to end on a tiny saved model, with the network closed, and its small parsers."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures import FAMILIES, build
+from outlierlens.cli.common import parse_bytes, parse_dims, parse_layers
+from outlierlens.errors import BadInput
+from outlierlens.results import load
+
+
+@pytest.fixture
+def closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any attempt to look up a name or to connect fails the test."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a command tried to use the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Saves a tiny model of a family, with a head and a word-level tokenizer, once per family."""
+    from conftest import Words
+
+    root = tmp_path_factory.mktemp("models")
+
+    def make(family: str, head: str, kind: str) -> str:
+        path = root / f"{family}-{head}"
+        if not path.exists():
+            build(FAMILIES[family], head).save_pretrained(path)
+            Words.build(kind=kind).save_pretrained(path)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    lines = [" ".join(f"w{(5 * i + j) % 35}" for j in range(9 + i)) for i in range(5)]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+    from outlierlens.cli import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["outlierlens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call
+
+
+FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]
+
+
+@pytest.mark.usefixtures("closed_network")
+@pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
+def test_observe(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "o.json"
+    code, stdout, err = run("observe", folder(family, head, kind), "--data", text, "-o", str(out))
+    assert code == 0, err
+    assert "5 texts" in stdout
+    assert "embeddings" in stdout
+    observed = load(out)
+    assert [stack.stack for stack in observed.stacks] == (["encoder", "decoder"] if family == "t5" else ["model"])
+    parquet = tmp_path / "o.parquet"
+    code, stdout, _ = run("observe", folder(family, head, kind), "--data", text, "--json", "--parquet", str(parquet))
+    document = json.loads(stdout)
+    assert document["n_texts"] == 5
+    import pandas
+
+    assert set(pandas.read_parquet(parquet).columns) >= {"stack", "layer", "dim", "mean", "kurtosis", "argmin_share"}
+
+
+@pytest.mark.usefixtures("closed_network")
+@pytest.mark.parametrize(("family", "head", "kind"), FAMILY[:3])
+def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    model = folder(family, head, kind)
+    common = ("--data", text, "--random", "4", "--matched", "2")
+    code, stdout, err = run("disable", model, "--dims", "3,5", *common)
+    assert code == 0, err
+    assert "off: 3, 5" in stdout
+    assert "random, all" in stdout
+    assert "rank p" in stdout
+    code, stdout, _ = run("disable", model, "--dims", "0-1:3;2:3,5", "--json", *common)
+    document = json.loads(stdout)
+    assert document["chosen"]["by_layer"] == {"0": [3], "1": [3], "2": [3, 5]}
+    code, stdout, err = run("disable", model, "--dims", "3", "--mode", "zero", "--save", str(tmp_path / "x"), *common)
+    assert code == 1
+    assert "--save needs --mode weights or writes" in err
+    code, stdout, err = run("disable", model, "--dims", "99", *common)
+    assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
+
+
+@pytest.mark.usefixtures("closed_network")
+@pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
+def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    model, out = folder(family, head, kind), tmp_path / "run"
+    arguments = ("report", model, "--data", text, "-o", str(out), "--random", "4", "--matched", "2", "--no-progress")
+    code, stdout, err = run(*arguments, "--dims", "3,5")
+    assert code == 0, err
+    assert stdout.strip().endswith("report.html")
+    assert {path.name for path in out.iterdir()} >= {"report.html", "results.json", "manifest.json", "charts"}
+    rows = list(out.glob("rows*.jsonl"))
+    assert len(rows) == (2 if family == "t5" else 1)
+    page = (out / "report.html").read_text("utf-8")
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert "holds a report already" in err
+    before = page
+    (out / "report.html").unlink()
+    code, stdout, err = run("report", str(out / "results.json"))
+    assert code == 0, err
+    assert (out / "report.html").read_text("utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("308,381", (308, 381)),
+        (" 1 , 2 ", (1, 2)),
+        ("0-2:5;2:5,6", {0: (5,), 1: (5,), 2: (5, 6)}),
+        ("0,3:7", {0: (7,), 3: (7,)}),
+    ],
+)
+def test_dims_as_text(text: str, expected: Any) -> None:
+    assert parse_dims(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "1.5", "1:", ":1", "0-:3", "0-99999999:1"])
+def test_bad_dims_are_named(text: str) -> None:
+    with pytest.raises(BadInput, match=r"cannot read|more than 10,000"):
+        parse_dims(text)
+
+
+def test_layers_and_bytes() -> None:
+    assert parse_layers("0-2,7") == (0, 1, 2, 7)
+    assert [parse_bytes(text) for text in ("5", "5kB", "1.5MB", "2gb")] == [5, 5000, 1_500_000, 2_000_000_000]
+    for bad in ("x", "5TB", "", "-", "nan"):
+        with pytest.raises(BadInput, match="cannot read the size"):
+            parse_bytes(bad)

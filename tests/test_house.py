@@ -1,0 +1,114 @@
+"""The house rules that a machine can hold: imports go one way, files stay short, heavy libraries stay out."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outlierlens
+
+SOURCE = Path(outlierlens.__file__).parent
+ROOT = SOURCE.parent.parent
+
+# Lower layers first; a module may import from its own layer and from those below.
+LAYERS = [
+    {"errors", "_version"},
+    {"results", "rows", "detect", "scanned", "comparison", "observation", "damage", "show"},
+    {"arch", "checkpoint", "samples", "hidden", "models", "data"},
+    {
+        "stats",
+        "histogram",
+        "weights",
+        "activations",
+        "activation_rules",
+        "stats_summary",
+        "ablate",
+        "controls",
+        "fill",
+        "tasks",
+        "bench",
+    },
+    {"charts", "report"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+VIEWS = {"charts", "report", "show"}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py"))
+
+
+def place(path: Path) -> str:
+    """Name of the top-level module or package a file belongs to."""
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level modules of outlierlens that a file imports anywhere, annotations excepted."""
+    tree = ast.parse(path.read_text("utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "outlierlens":
+                found |= {f"outlierlens.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in found if name.startswith("outlierlens.")}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    home = place(path)
+    if home in ("__init__", "__main__"):
+        return
+    assert home in LEVEL, f"{home} has no layer: give it one in LAYERS"
+    upward = {name for name in imports(path) if LEVEL.get(name, -1) > LEVEL[home]}
+    assert not upward, f"{path.name} ({home}) imports upward: {upward}"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(VIEWS | {"weights", "detect", "results", "observation", "damage", "checkpoint"})
+)
+def test_views_and_results_import_no_torch(name: str) -> None:
+    heavy = ("torch", "transformers", "scipy", "pandas")
+    code = f"import outlierlens.{name}, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_files_stay_short_and_arguments_few() -> None:
+    for path in modules():
+        assert len(path.read_text("utf-8").splitlines()) <= 400, f"{path}: find the second idea"
+        if place(path) == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                count = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+                assert count <= 7, f"{path}:{node.lineno} {node.name} has {count} arguments"
+
+
+def test_every_public_name_resolves_and_is_documented() -> None:
+    for name in outlierlens.__all__:
+        value = getattr(outlierlens, name)
+        assert value.__doc__, name
+        if callable(value):
+            assert value.__module__.startswith("outlierlens"), name
+
+
+def test_no_promise_is_left_in_the_code() -> None:
+    for path in modules():
+        text = path.read_text("utf-8")
+        for word in ("raise NotImplementedError", "TODO", "FIXME", "XXX"):
+            assert word not in text, f"{path}: {word}"
