@@ -19,12 +19,12 @@ from outlierlens.errors import OutlierlensError
 
 if TYPE_CHECKING:
     from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
+    from outlierlens.activations import ObserveOptions, observe
     from outlierlens.bench import DisableOptions, disable
     from outlierlens.comparison import compare
     from outlierlens.data import read_texts
     from outlierlens.detect import Rule
     from outlierlens.models import from_objects, load_model
-    from outlierlens.observe import ObserveOptions, observe
     from outlierlens.results import load, save
     from outlierlens.samples import fetch
     from outlierlens.weights import ScanOptions, scan
@@ -39,8 +39,8 @@ _HOME = {
     "load_model": "models",
     "from_objects": "models",
     "read_texts": "data",
-    "observe": "observe",
-    "ObserveOptions": "observe",
+    "observe": "activations",
+    "ObserveOptions": "activations",
     "zeroed_weights": "ablate",
     "edited_hidden": "ablate",
     "removed_writes": "ablate",

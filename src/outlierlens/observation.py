@@ -32,8 +32,9 @@ class Statistics:
         argmin_share, argmax_share: share in [0, 1] of token vectors whose smallest / largest entry this is (Luo et al.).
         sigma_token_share: share of token vectors in which |h_d − mean(h)| >= n_sigma std(h) over the vector itself.
         sigma_input_share: share of inputs (texts) with at least one such token (Kovaleva et al.'s "95 % of the inputs").
-        quantiles: [layer, column, quantile] at `QUANTILES`, from a signed logarithmic histogram; the relative error is
-            at most `StackObservation.quantile_error`.  NaN where quantiles were not kept for the column.
+        quantiles: [layer, column, quantile] at `QUANTILES`: the value at rank ceil(quantile × tokens), from a signed
+            logarithmic histogram. The relative error is at most `StackObservation.quantile_error`, or the absolute one
+            2^-12 near zero. NaN where quantiles were not kept for the column.
         median_abs: [layer] median of |h| over all tokens and dimensions of the layer.
     """
 

@@ -59,7 +59,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     progress("loading the model", 0, 1)
     loaded = load_model(job.model, load)
     found = _scan(job, loaded, load)
-    from outlierlens.observe import ObserveOptions, observe
+    from outlierlens.activations import ObserveOptions, observe
 
     options = ObserveOptions(max_length=job.max_length, batch_size=job.batch_size, progress=progress)
     observed = observe(loaded, texts, options, command=job.command)

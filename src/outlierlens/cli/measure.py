@@ -57,9 +57,9 @@ def observe(
     show = Show.choose(format, json, quiet, output, verbose, overwrite)
     if parquet and parquet.exists() and not overwrite:
         raise BadInput(f"{parquet} exists; give another name or --overwrite")
+    from outlierlens.activations import ObserveOptions
+    from outlierlens.activations import observe as observe_model
     from outlierlens.data import read_texts
-    from outlierlens.observe import ObserveOptions
-    from outlierlens.observe import observe as observe_model
 
     texts = read_texts(data, column=text_column, limit=limit, offline=offline)
     loaded = _load(

@@ -1,0 +1,119 @@
+"""What the statistics of `observe` cost beside the bare forward pass, and whether their memory grows with the tokens.
+
+    OMP_NUM_THREADS=1 python benchmarks/observe.py                    # mpnet-base, batch 32, length 128, 1 thread
+    python benchmarks/observe.py --model DIR --repeats 7 --skip-memory
+
+Cost: a bare and an observed pass over each batch, interleaved in one process; medians and the ratio's spread.
+Memory: peak resident size of a fresh process for each number of tokens, on a small model.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he")
+
+
+def texts(n_texts: int, n_words: int) -> tuple[str, ...]:
+    """Texts of `n_words` words each, all different."""
+    return tuple(" ".join(WORDS[(i * 7 + j * j + i * j) % len(WORDS)] for j in range(n_words)) for i in range(n_texts))
+
+
+def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
+    """Print the times and return what observing adds to the bare pass's median processor time, as a share of it."""
+    import torch
+
+    from outlierlens.activations import ObserveOptions, Observer
+    from outlierlens.models import LoadOptions, load_model
+
+    torch.set_num_threads(1)
+    loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
+    observer = Observer(loaded, ObserveOptions(max_length=max_length, batch_size=batch_size))
+    warm, *fresh = observer.batches(texts(batch_size * (repeats + 1), max_length))
+    tokens = int(warm.valid.sum())
+    observer.consume(warm)
+    bare, observed = [], []
+    for batch in fresh:
+        bare.append(_seconds(lambda batch=batch: observer.forward(batch)))
+        observed.append(_seconds(lambda batch=batch: observer.consume(batch)))
+    finish, _ = _seconds(observer.finish)
+    print(
+        f"{model}: batch {batch_size} x {max_length} ({tokens:,} tokens), 1 thread, float32, {repeats} repeats interleaved"
+    )
+    for kind, which in (("processor", 0), ("wall", 1)):
+        ours, theirs = ([pair[which] for pair in pairs] for pairs in (observed, bare))
+        cost_now = statistics.median(ours) / statistics.median(theirs) - 1
+        single = sorted(b / a - 1 for a, b in zip(theirs, ours, strict=True))
+        print(f"{kind} time: bare {statistics.median(theirs):.3f} s ({min(theirs):.3f} to {max(theirs):.3f}), "
+              f"observed {statistics.median(ours):.3f} s ({min(ours):.3f} to {max(ours):.3f}), "
+              f"cost {cost_now:.1%} (single pairs {single[0]:.1%} to {single[-1]:.1%})")  # fmt: skip
+        ratio = cost_now if which == 0 else ratio
+    print(f"once at the end: {finish:.3f} s (quantiles, rules, both views)")
+    return ratio
+
+
+def _seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """Processor time of this process and wall time: on a shared machine only the first says what the work costs."""
+    start = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - start[0], time.perf_counter() - start[1]
+
+
+def peak(model: str, n_tokens: int) -> int:
+    """Peak resident bytes of a fresh process that observes about `n_tokens` tokens."""
+    command = [sys.executable, __file__, "--model", model, "--peak-of", str(n_tokens)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def observe_tokens(model: str, n_tokens: int) -> None:
+    """Observe about `n_tokens` tokens and print this process's peak resident bytes."""
+    from outlierlens.activations import ObserveOptions, observe
+    from outlierlens.data import Texts
+    from outlierlens.models import LoadOptions, load_model
+
+    loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
+    found = observe(
+        loaded, Texts("benchmark", texts(n_tokens // 128, 128)), ObserveOptions(max_length=128, batch_size=32)
+    )
+    assert 0.9 * n_tokens < found.n_tokens <= n_tokens, found.n_tokens
+    print(_peak_bytes())
+
+
+def _peak_bytes() -> int:
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss would start at the size of the process that started this one
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main() -> int:
+    """Run both measurements; exit code 1 when the cost is over 15 % or memory grows by more than 5 %."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--model", default="mpnet-base", help="sample name or directory for the cost")
+    arguments.add_argument("--memory-model", default="minilm-l6", help="sample name or directory for the memory")
+    arguments.add_argument("--batch-size", type=int, default=32)
+    arguments.add_argument("--max-length", type=int, default=128)
+    arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--skip-memory", action="store_true")
+    arguments.add_argument("--peak-of", type=int, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.peak_of:
+        observe_tokens(given.model, given.peak_of)
+        return 0
+    good = cost(given.model, given.batch_size, given.max_length, given.repeats) <= 0.15
+    if not given.skip_memory:
+        peaks = {n: peak(given.memory_model, n) for n in (10_000, 100_000)}
+        for n, size in peaks.items():
+            print(f"peak memory, {given.memory_model}, {n:>7,} tokens: {size / 2**20:,.0f} MiB")
+        good = good and peaks[100_000] <= 1.05 * peaks[10_000]
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

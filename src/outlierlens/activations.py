@@ -1,0 +1,350 @@
+"""Activation statistics of every layer and dimension in one streaming pass.
+
+    found = observe(load_model("smollm2-135m"), read_texts("excerpt"))
+    found.stacks[0].view("without_special").argmin_share          # [layer, column]
+    found.stacks[0].outliers                                      # what luo, massive and llm.int8 find
+
+Texts are padded on the right whatever the tokenizer does, because absolute positions would shift otherwise; padding is
+never counted. Special and ordinary tokens are counted apart, and "all" is both merged. Encoder-decoders read each text
+twice: the encoder as it is, the decoder shifted by one behind its start token.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.activation_rules import ActivationRules
+from outlierlens.arch import BoundStack
+from outlierlens.data import Batch, Texts, batches
+from outlierlens.errors import BadInput, need
+from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
+from outlierlens.histogram import BIN_BYTES, BINS
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.observation import Observation, Passage, StackObservation
+from outlierlens.results import Provenance
+from outlierlens.stats import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
+from outlierlens.stats_summary import summarise
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WINDOW = 32  # batches that are tokenised and sorted by length together: memory stays constant in the number of texts
+PASSAGE_DIMS = 1024
+NOT_TEXT = ("vision", "audio")
+
+
+@dataclass(frozen=True)
+class ObserveOptions:
+    """How to observe.
+
+    Attributes:
+        max_length: tokens of a text that are read, special tokens included.
+        batch_size: texts of a forward pass.
+        n_sigma: distance from a vector's own mean, in its own standard deviations, that counts.
+        rules: thresholds of the rules on top.
+        histogram_bytes: memory for histograms; beyond it, quantiles are kept for the most extreme dimensions only.
+        table_cells: layers × dimensions that a result holds; beyond it, it names the most extreme dimensions only.
+        passage: the text whose token vectors are recorded; the first text where none is given.
+        passage_tokens: at most so many tokens of it; 0 records none.
+        progress: called with what is done, texts done and texts in all.
+    """
+
+    max_length: int = 128
+    batch_size: int = 32
+    n_sigma: float = 3.0
+    rules: ActivationRules = field(default_factory=ActivationRules)
+    histogram_bytes: int = 200_000_000
+    table_cells: int = 65_536
+    passage: str | None = None
+    passage_tokens: int = 24
+    progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n_sigma < float("inf"):
+            raise BadInput(f"n_sigma is {self.n_sigma}; it must be a positive number of standard deviations")
+        if self.table_cells < 1 or self.passage_tokens < 0 or self.passage_tokens == 1:
+            raise BadInput(
+                f"table_cells is {self.table_cells} and passage_tokens {self.passage_tokens}; need at least 1, and 0 or >= 2"
+            )
+
+
+def observe(loaded: LoadedModel, texts: Texts, options: ObserveOptions | None = None, command: str = "") -> Observation:
+    """Statistics of every layer and dimension over `texts`, with special tokens and without.
+
+    Raises:
+        BadInput: the model reads no text or has no tokenizer, a state is NaN or infinite, or the limits are too small.
+    """
+    options = options or ObserveOptions()
+    observer = Observer(loaded, options)
+    for batch in observer.batches(texts.texts):
+        observer.consume(batch)
+    stacks = observer.finish()
+    return Observation(
+        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command),
+        data=texts.source,
+        data_digest=texts.digest,
+        n_texts=len(texts),
+        n_tokens=observer.n_tokens,
+        n_special=observer.n_special,
+        max_length=observer.max_length,
+        n_sigma=options.n_sigma,
+        stacks=stacks,
+        passages=observer.passages(options.passage or texts.texts[0]) if options.passage_tokens else (),
+        notes=tuple(observer.notes),
+    )
+
+
+class Observer:
+    """The streaming pass in pieces: `batches`, `consume` each, `finish`.
+
+    Attributes:
+        forward: the bare forward pass on a batch.
+        max_length: tokens of a text that are read: the option, or less where the model has fewer positions.
+        n_tokens, n_special: tokens read so far, padding not counted.
+    """
+
+    def __init__(self, loaded: LoadedModel, options: ObserveOptions):
+        self.loaded, self.options = loaded, options
+        if loaded.tokenizer is None:
+            raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+        self.notes: list[str] = []
+        self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+        if other := [stack.name for stack in loaded.stacks if stack.name in NOT_TEXT]:
+            self.notes.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
+        self.reader = _reader(loaded, self.stacks)
+        self.accepts = set(inspect.signature(self.reader.forward).parameters)
+        self.shifted = "decoder" if "decoder_input_ids" in self.accepts else ""
+        if self.shifted:
+            self.notes.append(
+                "the decoder read each text shifted by one behind its start token; that token counts as special"
+            )
+        self.max_length = _max_length(loaded, options.max_length)
+        if self.max_length < options.max_length:
+            self.notes.append(f"texts are cut at {self.max_length} tokens: the model has no more positions")
+        self.n_tokens = self.n_special = 0
+        self.groups = 1
+        # MPS has no float64.
+        device = "cpu" if loaded.device.type == "mps" else loaded.device
+        self.streams = {stack.name: _Stream(stack, options, device) for stack in self.stacks}
+
+    def batches(self, texts: tuple[str, ...]) -> Iterator[Batch]:
+        """Batches of `texts`, tokenised window by window; progress is reported as they are asked for."""
+        size = self.options.batch_size
+        done = 0
+        for start in range(0, len(texts), WINDOW * max(1, size)):
+            window = texts[start : start + WINDOW * max(1, size)]
+            for batch in self._padded(window, size, self.max_length):
+                yield Batch(batch.inputs, batch.valid, batch.special, tuple(start + text for text in batch.texts))
+                done += len(batch.texts)
+                if self.options.progress:
+                    self.options.progress("observing", done, len(texts))
+
+    def forward(self, batch: Batch) -> None:
+        """Run the model, without its head where that can be left out."""
+        import torch
+
+        inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in self.accepts}
+        if self.shifted:
+            inputs["decoder_input_ids"] = self._sides(batch)[self.shifted][1]
+            inputs["decoder_attention_mask"] = batch.valid.to(inputs["decoder_input_ids"].dtype)
+        if "use_cache" in self.accepts:
+            inputs["use_cache"] = False
+        with torch.inference_mode():
+            self.reader(**inputs)
+
+    def consume(self, batch: Batch) -> None:
+        """Run the model on a batch and count all its token vectors."""
+        import torch
+
+        sides = self._sides(batch)
+        if any(bool(special.any()) for special, _ in sides.values()):
+            self.groups = 2
+        kept = self._columns_per_layer()
+        rows = {}
+        for name, (special, tokens) in sides.items():
+            device = self.streams[name].device
+            parts = [t.to(device) for t in (batch.valid & ~special, special, batch.valid, tokens)]
+            rows[name] = (
+                rows_of(parts[0], parts[2], parts[3], batch.texts),
+                rows_of(parts[1], parts[2], parts[3], batch.texts),
+            )
+
+        def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
+            if states.shape[:2] != batch.valid.shape:
+                raise BadInput(
+                    f"stream {stack.name}, layer {layer_name(layer)}: states are {list(states.shape)}, the tokens "
+                    f"{list(batch.valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding in place"
+                )
+            self.streams[stack.name].add(layer, states, *rows[stack.name], self.groups, kept)
+
+        def look_at_read(stack: BoundStack, layer: int, part: int, read: "Tensor") -> None:
+            self.streams[stack.name].add_read(layer, part, read, rows[stack.name])
+
+        with (
+            torch.inference_mode(),
+            tapped(self.loaded.model, self.stacks, look),
+            tapped_reads(self.loaded.model, self.stacks, look_at_read),
+        ):
+            self.forward(batch)
+        self.n_tokens += int(batch.valid.sum())
+        self.n_special += int(batch.special.sum())
+
+    def finish(self) -> tuple[StackObservation, ...]:
+        """Statistics and outliers of each stream over everything consumed; raises BadInput when that is nothing."""
+        import torch
+
+        if not self.n_tokens:
+            raise BadInput("the tokenizer made no token of these texts, so there is nothing to observe")
+        with torch.inference_mode():
+            return tuple(
+                summarise(stream.stack, stream.layers, stream.large_shares(), self._token_text, self.options)
+                for stream in self.streams.values()
+            )
+
+    def passages(self, text: str) -> tuple[Passage, ...]:
+        """Token vectors of one input, for each stream."""
+        import torch
+
+        states: dict[str, list[np.ndarray]] = {name: [] for name in self.streams}
+        (batch,) = self._padded((text,), 1, min(self.max_length, self.options.passage_tokens))
+
+        def look(stack: BoundStack, layer: int, seen: "Tensor") -> None:
+            states[stack.name].append(seen[0].float().cpu().numpy())
+
+        with torch.inference_mode(), tapped(self.loaded.model, self.stacks, look):
+            self.forward(batch)
+        sides = self._sides(batch)
+        found = []
+        for stack in self.stacks:
+            vectors = np.stack(states[stack.name])  # [layer, token, dim]
+            dims = np.arange(vectors.shape[2])
+            if len(dims) > PASSAGE_DIMS:
+                dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
+            tokens = self._token_text(sides[stack.name][1][0].tolist())
+            layers = tuple(layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers)))
+            found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
+        return tuple(found)
+
+    def _sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
+        """{stream: (special tokens, token ids)}, both [batch, token]; the decoder's are shifted."""
+        ids = batch.inputs["input_ids"]
+        sides = {stack.name: (batch.special, ids) for stack in self.stacks}
+        if self.shifted:
+            start = self.loaded.config.get("decoder_start_token_id")
+            if start is None:
+                raise BadInput("the config has no decoder_start_token_id, so the decoder cannot be fed; set it")
+            first = batch.valid & (batch.valid.long().cumsum(1) == 1)
+            special = (batch.special.roll(1, 1) | first) & batch.valid
+            sides[self.shifted] = (special, ids.roll(1, 1).masked_fill(first, start))
+        return sides
+
+    def _columns_per_layer(self) -> int:
+        rows = sum(stack.n_layers + 1 for stack in self.stacks)
+        each = rows * self.groups * BINS * BIN_BYTES
+        kept = self.options.histogram_bytes // each
+        if not kept:
+            raise BadInput(
+                f"histogram_bytes is {self.options.histogram_bytes:,}; one dimension of each of {rows} layers needs {each:,}"
+            )
+        return kept
+
+    def _padded(self, texts: tuple[str, ...], batch_size: int, max_length: int) -> Iterator[Batch]:
+        tokenizer = self.loaded.tokenizer
+        found = batches(tokenizer, texts, max_length=max_length, batch_size=batch_size, device=self.loaded.device)
+        while True:
+            with _padding_right(tokenizer):
+                batch = next(found, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _token_text(self, ids: list[int]) -> tuple[str, ...]:
+        tokenizer: Any = self.loaded.tokenizer
+        known = [token for token in ids if token >= 0]
+        text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
+        return tuple(str(text.get(token) or "") for token in ids)
+
+
+class _Stream:
+    """The layers of one residual stream while they are counted."""
+
+    def __init__(self, stack: BoundStack, options: ObserveOptions, device: Any):
+        self.stack, self.options, self.device = stack, options, device
+        self.layers: dict[int, LayerStats] = {}
+        self.reads: dict[tuple[int, int], LargeCounts] = {}  # (layer, part)
+
+    def add(self, layer: int, states: "Tensor", ordinary: Rows, special: Rows, groups: int, kept: int) -> None:
+        dim = states.shape[-1]
+        if layer not in self.layers:
+            self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device)
+        stats = self.layers[layer]
+        try:
+            stats.keep_quantiles(groups, kept, states, (ordinary, special))
+            stats.add(states, ordinary, special)
+        except BadInput as error:
+            raise BadInput(f"stream {self.stack.name}, layer {layer_name(layer)}: {error}") from None
+        if not any(self.stack.reading):
+            # Without norms on what is read, the next block reads the stream itself.
+            self.add_read(layer, 0, states, (ordinary, special))
+
+    def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
+        flat = read.to(self.device).reshape(-1, read.shape[-1])
+        counts = self.reads.setdefault((layer, part), LargeCounts(flat.shape[1], self.device))
+        step = chunk_rows(flat.shape[1], flat.device, len(flat))
+        for chosen in rows:
+            for start in range(0, len(chosen), step):
+                counts.add(flat.index_select(0, chosen.index[start : start + step]))
+
+    def large_shares(self) -> dict[int, "Tensor"]:
+        """Share of token vectors with |h| >= 6 in what each layer reads [dim]: of several norms, the larger."""
+        import torch
+
+        found: dict[int, Tensor] = {}
+        for (layer, _), counts in self.reads.items():
+            found[layer] = torch.maximum(found[layer], counts.share()) if layer in found else counts.share()
+        return found
+
+
+def _reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
+    """The innermost module that takes token ids and runs all of `stacks`: the model without its head, as a rule."""
+    paths = [block.split(".") for stack in stacks for block in stack.blocks]
+    common = []
+    for names in zip(*paths, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    for length in range(len(common), -1, -1):
+        module = loaded.model.get_submodule(".".join(common[:length]))
+        if paths and "input_ids" in inspect.signature(module.forward).parameters:
+            return module
+    raise BadInput(
+        f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
+        "observe a text model, or the text tower of this one, loaded by itself"
+    )
+
+
+def _max_length(loaded: LoadedModel, wanted: int) -> int:
+    """`wanted`, or the number of positions that the model and its tokenizer have."""
+    nn = need("torch.nn", "models", "observing a model")
+    config: Any = getattr(loaded.model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limits = [getattr(config, "max_position_embeddings", None), getattr(loaded.tokenizer, "model_max_length", None)]
+    for name, module in loaded.model.named_modules():
+        # RoBERTa and its kin count positions from padding_idx + 1.
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    return min([wanted, *(limit for limit in limits if isinstance(limit, int) and limit >= 2)])
+
+
+@contextmanager
+def _padding_right(tokenizer: Any) -> Iterator[None]:
+    before = tokenizer.padding_side
+    try:
+        tokenizer.padding_side = "right"
+        yield
+    finally:
+        tokenizer.padding_side = before
