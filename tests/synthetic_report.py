@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from outlierlens.damage import Blank, Condition, Control, Damage, Filled, Score
+from outlierlens.damage import Blank, Condition, Continuation, Control, Damage, Filled, Score
 from outlierlens.detect import Measured, Rule, find
 from outlierlens.observation import ActivationOutlier, Observation, Passage, StackObservation, Statistics
 from outlierlens.report import ReportData
@@ -187,7 +187,17 @@ def damage(*, chosen=6.9, intact=3.1, random=0.004, matched=0.35, task="causal l
         chosen=condition("found", dims, intact + chosen, intact=intact, loss=loss),
         controls=families,
         fills=fill_table(dims) if fills else (),
+        continuations=continuations(dims) if fills and task == "causal loss" else (),
     )
+
+
+def continuations(dims=NEEDLES):
+    said = (
+        ("intact", (), "covers most of the basin."),
+        ("random", (3, 5, 9), "is large."),
+        ("chosen", dims, "A A\n\tA"),
+    )
+    return tuple(Continuation(label, off, "The Amazon rainforest", text) for label, off, text in said)
 
 
 def fill_table(dims=NEEDLES):

@@ -190,9 +190,7 @@ def test_clip_is_post_hoc_and_copies() -> None:
     tensor = torch.ones(2, 4)
     assert clip(tensor, [0]).tolist() == [[0, 1, 1, 1]] * 2
     assert tensor.all()
-    with pytest.raises(
-        BadInput, match="dimension 4 does not exist; these vectors: dimensions 0 to 3"
-    ):
+    with pytest.raises(BadInput, match="dimension 4 does not exist; these vectors: dimensions 0 to 3"):
         clip(vectors, [4])
 
 

@@ -15,7 +15,7 @@ from outlierlens.bench import DisableOptions, disable, magnitude, rank_p, save_d
 from outlierlens.controls import matched_sets, random_sets
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.fill import judge
+from outlierlens.fill import continuation, exercise, fill, judge
 from outlierlens.models import LoadedModel, from_objects, load_model
 from outlierlens.results import from_json, to_json
 
@@ -184,9 +184,50 @@ def test_magnitude_marks_planted_weights(words: Any) -> None:
     ],
 )
 def test_fills_are_judged_by_rule(word: str, intact: str, before: tuple[str, ...], expected: str) -> None:
-    assert judge(word, intact, before, special={"[SEP]"}, whole_words=True) == expected
+    assert judge(word, intact, before, special={"[SEP]"}, whole_words=True, probability=0.01) == expected
 
 
-def test_a_continuation_may_put_a_stop_where_the_intact_model_does() -> None:
-    assert judge(",", ".", (), special=set(), whole_words=False) == "other"
-    assert judge(",", " river", (), special=set(), whole_words=False) == "nonsense"
+def test_a_fill_that_the_intact_model_rules_out_is_nonsense() -> None:
+    assert judge("lake", "river", (), special=set(), whole_words=True, probability=2e-4) == "other"
+    assert judge("lake", "river", (), special=set(), whole_words=True, probability=5e-5) == "nonsense"
+    assert judge("river", "river", (), special=set(), whole_words=True, probability=0.0) == "same"
+
+
+def test_a_decoder_may_predict_a_stop_where_a_masked_blank_may_not() -> None:
+    assert judge(",", " river", (), special=set(), whole_words=False, probability=0.01) == "other"
+    assert judge(",", " river", (), special=set(), whole_words=True, probability=0.01) == "nonsense"
+
+
+@pytest.mark.parametrize(("family", "head", "kind"), [("gpt2", "CausalLM", "causal"), ("bert", "MaskedLM", "masked")])
+def test_blanks_are_answered_from_the_same_text_in_every_condition(
+    family: str, head: str, kind: str, words: Any
+) -> None:
+    loaded = model_of(family, head, words, kind)
+    text = " ".join(f"w{(3 * i) % 35}" for i in range(28))
+    work = exercise(loaded, text, seed=1)
+    assert work is not None
+    ids = loaded.tokenizer(text)["input_ids"]
+    filled_in = fill(loaded, work).words
+    assert len(filled_in) == len(work.blanks) == len(work.pieces) - 1 > 1
+    assert [f"w{ids[i] - 5}" for i in work.blanks] == [word.strip() for word in work.originals]
+    assert (
+        " ".join(" ".join((p, o)) for p, o in zip(work.pieces, (*work.originals, ""), strict=True)).split()
+        == text.split()
+    )
+    for position, word in zip(work.blanks, filled_in, strict=True):
+        shown = torch.tensor([ids[:position] if kind == "causal" else work.ids])
+        with torch.no_grad():
+            logits = loaded.model(input_ids=shown).logits[0, -1 if kind == "causal" else position]
+        assert word.strip() == loaded.tokenizer.decode([int(logits.argmax())])
+
+
+def test_continuation_is_greedy(words: Any) -> None:
+    loaded = model_of("llama", "CausalLM", words, "causal")
+    prompt, said = continuation(loaded, "w1 w2 w3")  # type: ignore[misc]
+    assert prompt == "w1 w2 w3"
+    ids = loaded.tokenizer(prompt)["input_ids"]
+    start = len(ids)
+    for _ in said.split():
+        with torch.no_grad():
+            ids.append(int(loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    assert loaded.tokenizer.decode(ids[start:]) == said

@@ -230,7 +230,7 @@ def test_the_page_keeps_its_order(page):
         "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
         "Token vectors of one input after layer 14", "Average vector, layer by layer",
         "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer", "What breaks",
-        "The same passage, filled in", "Causal loss with dimensions off (zeroed_weights)",
+        "The same passage, filled in", "The same beginning, continued", "Causal loss with dimensions off (zeroed_weights)",
         "Against controls of the same size", "The dimensions in numbers", "How each number was made", "Make it again",
     ]  # fmt: skip
     assert heads == wanted
@@ -300,13 +300,14 @@ def hostile_data():
         )
         for f in data.damages[0].fills
     )
+    said = tuple(replace(c, prompt=HOSTILE, text=HOSTILE) for c in data.damages[0].continuations)
     stack = replace(data.scan.stacks[0], site=HOSTILE, notes=(HOSTILE,))
     return replace(
         data,
         provenance=replace(data.provenance, model=HOSTILE, command=HOSTILE, libraries={HOSTILE: HOSTILE}),
         scan=replace(data.scan, model_type=HOSTILE, source=HOSTILE, stacks=(stack,)),
         observation=replace(data.observation, data=HOSTILE),
-        damages=(replace(data.damages[0], data=HOSTILE, fills=fills, stack=HOSTILE),),
+        damages=(replace(data.damages[0], data=HOSTILE, fills=fills, continuations=said, stack=HOSTILE),),
         notes=(HOSTILE,),
     )
 
@@ -471,3 +472,9 @@ def test_a_browser_runs_nothing_of_a_hostile_text(tmp_path):
     assert document.count('data-drawn="yes"') == 6
     assert not Page(document).all("img")
     assert console == []
+
+
+def test_continuations_are_shown_with_what_was_off(page):
+    assert "The same beginning, continued" in page
+    assert "covers most of the basin." in page
+    assert "A A⏎⇥A" in page

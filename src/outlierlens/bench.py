@@ -29,11 +29,11 @@ from outlierlens.ablate import (
 )
 from outlierlens.arch import Param, live_parameters
 from outlierlens.controls import matched_sets, random_sets
-from outlierlens.damage import Condition, Control, Damage, Filled, Score
+from outlierlens.damage import Condition, Continuation, Control, Damage, Filled, Score
 from outlierlens.data import Texts, batches
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
-from outlierlens.fill import Exercise, exercise, fill, filled
+from outlierlens.fill import Filling, continuation, exercise, fill, filled
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
@@ -127,6 +127,7 @@ def disable(
                 report(f"{kind} control", 2 + len(done), total)
                 done[key] = bench.measure(label, item)
             measured.setdefault(kind, []).append(done[key])
+    said = list(bench.say(texts, chosen, measured.get("random", [])))
     report("done", total, total)
     if bench.rows:
         bench.rows.file.close()
@@ -144,7 +145,8 @@ def disable(
         intact=intact,
         chosen=chosen,
         controls=tuple(compare_with(kind, chosen, family) for kind, family in measured.items()),
-        fills=tuple(bench.fills(texts, chosen, measured.get("random", []))),
+        fills=tuple(item for item in said if isinstance(item, Filled)),
+        continuations=tuple(item for item in said if isinstance(item, Continuation)),
         notes=tuple(bench.notes),
     )
 
@@ -242,23 +244,22 @@ class _Bench:
             n_parameters=touched,
         )
 
-    def fills(self, texts: Texts, chosen: Condition, random: Sequence[Condition]) -> Iterator[Filled]:
-        """The passage filled by the intact model, with the median random set off, and with the chosen set off."""
+    def say(self, texts: Texts, chosen: Condition, random: Sequence[Condition]) -> Iterator[Filled | Continuation]:
+        """The passage filled in (and continued) intact, with the median random set off, and with the chosen set off."""
         passage = self.options.passage or next((t for t in texts.texts if len(t.split()) > 40), texts.texts[0])
         work = exercise(self.loaded, passage, seed=self.options.seed)
-        if work is None:
-            return
-        intact = fill(self.loaded, work)
-        yield filled(self.loaded, work, intact, intact, label="intact", dims=())
-        if random:
-            typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2]
-            yield self._fill(work, intact, typical, "random")
-        yield self._fill(work, intact, chosen, "chosen")
-
-    def _fill(self, work: Exercise, intact: tuple[str, ...], condition: Condition, label: str) -> Filled:
-        with self.off(condition.by_layer or list(condition.dims)):
-            words = fill(self.loaded, work)
-        return filled(self.loaded, work, words, intact, label=label, dims=condition.dims)
+        typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2 : len(random) // 2 + 1]
+        intact: Filling | None = None
+        for label, condition in (("intact", None), *(("random", c) for c in typical), ("chosen", chosen)):
+            dims = condition.dims if condition else ()
+            with self.off(None if condition is None else condition.by_layer or list(dims)):
+                now = fill(self.loaded, work) if work else None
+                said = continuation(self.loaded, passage)
+            intact = intact or now
+            if work and now and intact:
+                yield filled(self.loaded, work, now, intact, label=label, dims=dims)
+            if said:
+                yield Continuation(label, dims, *said)
 
 
 def _exp(value: float) -> float:

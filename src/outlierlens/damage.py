@@ -85,10 +85,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Blank:
-    """One filled blank (or continued token) of a passage: its text, the intact model's, and the verdict.
+    """One filled blank of a passage: its text, the intact model's, and the verdict.
 
-    `kind` is "same" (equal to the intact fill), "other" (another word), or "nonsense" (a bare word piece, a special or
-    unused token, punctuation, or a repetition of the fill before it).
+    `kind` is "same" (equal to the intact fill), "other" (another word) or "nonsense", by the rule of `fill.judge`.
     """
 
     position: int
@@ -108,6 +107,16 @@ class Filled:
     blanks: tuple[Blank, ...]
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """What a causal model says after a prompt, greedily, under one condition."""
+
+    label: str
+    dims: tuple[int, ...]
+    prompt: str
+    text: str
+
+
 @result
 @dataclass(frozen=True)
 class Damage:
@@ -118,7 +127,9 @@ class Damage:
         mode: "zeroed_weights", "edited_hidden zero|mean|scale|resample" or "removed_writes".
         stack: the residual stream that was edited.
         intact, chosen: conditions; controls: families of control sets.
-        fills: the same passage under intact, one random set and the chosen set, in this order; empty without a head.
+        fills: the same passage under intact, the median random set and the chosen set, in this order; empty without a
+            head for words.
+        continuations: of causal models, likewise.
     """
 
     provenance: Provenance
@@ -135,6 +146,7 @@ class Damage:
     chosen: Condition
     controls: tuple[Control, ...]
     fills: tuple[Filled, ...]
+    continuations: tuple[Continuation, ...] = ()
     notes: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def need(library: str, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(library)
     except ImportError as error:
-        package = library.split(".")[0]
+        package = library.split(".", maxsplit=1)[0]
         raise MissingExtra(
             f"{purpose} needs {package}, which is not installed; run: pip install 'outlierlens[{extra}]'"
         ) from error

@@ -1,51 +1,68 @@
-"""The papers' table: one passage, filled in or continued by the model as it is now.
+"""The papers' table: one passage with blanks, filled in by the model as it is now; and what a decoder goes on to say.
 
-blanks = Passage.masked(tokenizer, text, seed=0)
-fill(loaded, passage)                       # texts of the blanks
-judge(filled, intact)                       # same / other / nonsense, by rule
+work = exercise(loaded, text)               # which tokens are blanks
+now = fill(loaded, work)                    # what the model puts there
+filled(loaded, work, now, intact, ...)      # each blank judged same / other / nonsense, by rule
+continuation(loaded, text)                  # causal models: (prompt, greedy continuation)
+
+Masked models fill [MASK] tokens. Causal models predict each blank from the true text on its left, so that every
+condition answers the same questions; a free continuation is shown beside it.
 """
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outlierlens.damage import Blank, Filled, FillKind
 from outlierlens.models import LoadedModel, max_positions
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 EVERY = 7  # one word in seven is blanked: enough context to fill it, enough blanks to see a pattern
 CONTEXT = 96
+IMPLAUSIBLE = 1e-4  # probability under the intact model below which a fill counts as nonsense
 PROMPT_WORDS, CONTINUE = 24, 32
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What the model is to fill: token ids, the blanks' positions, the original words and the text between.
+    """What the model is to fill.
 
-    `blanks` is empty for a continuation, where `ids` is the prompt.
+    Attributes:
+        ids: token ids of the passage, [MASK] at the blanks of a masked model.
+        blanks: their positions, ascending.
+        read_at: the positions whose output predicts each blank: its own (masked) or the one before (causal).
+        originals: the words of the passage at the blanks.
+        pieces: the text between blanks, one more than there are blanks.
     """
 
     ids: tuple[int, ...]
     blanks: tuple[int, ...]
+    read_at: tuple[int, ...]
     originals: tuple[str, ...]
     pieces: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Filling:
+    """A filled exercise: `words` as the tokenizer writes them, token ids `tokens`, and `probabilities` [blank, token]."""
+
+    words: tuple[str, ...]
+    tokens: tuple[int, ...]
+    probabilities: np.ndarray
+
+
 def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | None:
-    """The blanks (masked models) or the prompt (causal models) made from `text`; None without a head for words."""
+    """The passage with its blanks; None without a head for words, or where the text has no word to blank."""
     if loaded.tokenizer is None or loaded.head not in ("masked", "causal"):
         return None
     length = min(CONTEXT, max_positions(loaded.config) or CONTEXT)
-    if loaded.head == "masked":
-        return _masked(loaded.tokenizer, text, seed, length)
-    return _prompt(loaded.tokenizer, text, length // 2)
+    start = int(np.random.default_rng(seed).integers(EVERY))
+    make = _masked if loaded.head == "masked" else _causal
+    return make(loaded.tokenizer, text, start, length)
 
 
-def _masked(tokenizer: Any, text: str, seed: int, length: int) -> Exercise | None:
+def _masked(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
     encoded = tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     words = encoded.word_ids()
@@ -57,111 +74,124 @@ def _masked(tokenizer: Any, text: str, seed: int, length: int) -> Exercise | Non
     ]
     if not whole:
         return None
-    start = int(np.random.default_rng(seed).integers(min(EVERY, len(whole))))
-    chosen = whole[start::EVERY]
+    chosen = whole[start % len(whole) :: EVERY]
     cuts = [offsets[i] for i in chosen]
     edges = [0, *(edge for cut in cuts for edge in cut), offsets[_last(offsets)][1]]
     pieces = tuple(text[edges[k] : edges[k + 1]] for k in range(0, len(edges), 2))
     for i in chosen:
         ids[i] = tokenizer.mask_token_id
-    return Exercise(tuple(ids), tuple(chosen), tuple(text[slice(*cut)].strip() for cut in cuts), pieces)
+    return Exercise(tuple(ids), tuple(chosen), tuple(chosen), tuple(text[slice(*cut)].strip() for cut in cuts), pieces)
 
 
 def _last(offsets: Any) -> int:
     return max(range(len(offsets)), key=lambda i: offsets[i][1])
 
 
-def _prompt(tokenizer: Any, text: str, length: int) -> Exercise:
-    prompt = " ".join(text.split()[:PROMPT_WORDS])
-    ids = tokenizer(prompt, truncation=True, max_length=length)["input_ids"]
-    return Exercise(tuple(ids), (), (), (tokenizer.decode(ids, skip_special_tokens=True),))
+def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
+    ids = list(tokenizer(text, truncation=True, max_length=length)["input_ids"])
+    texts = [tokenizer.decode([token]) for token in ids]
+    # A token that begins a word, with some context before it.
+    words = [i for i in range(4, len(ids)) if re.fullmatch(r"\s?\w{2,}", texts[i])]
+    if not words:
+        return None
+    chosen = words[start % len(words) :: EVERY]
+    edges = [0, *(edge for i in chosen for edge in (i, i + 1)), len(ids)]
+    pieces = tuple(
+        tokenizer.decode(ids[edges[k] : edges[k + 1]], skip_special_tokens=True) for k in range(0, len(edges), 2)
+    )
+    originals = tuple(texts[i] for i in chosen)
+    return Exercise(tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), originals, pieces)
 
 
-def fill(loaded: LoadedModel, work: Exercise) -> tuple[str, ...]:
-    """The words that the model as it is now puts into the blanks, or its greedy continuation token by token."""
+def fill(loaded: LoadedModel, work: Exercise) -> Filling:
+    """What the model as it is now puts into each blank, with its whole distribution there."""
     import torch
 
+    tokenizer: Any = loaded.tokenizer
     ids = torch.tensor([work.ids], device=loaded.device)
     with torch.inference_mode():
-        if work.blanks:
-            logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
-            best = logits[torch.tensor(work.blanks, device=logits.device)].argmax(-1).tolist()
-        else:
-            best = _continue(loaded, ids)
-    tokenizer: Any = loaded.tokenizer
-    if work.blanks:
-        return tuple(tokenizer.convert_ids_to_tokens(best))
-    return tuple(tokenizer.decode([token]) for token in best)
+        logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        there = logits[torch.tensor(work.read_at, device=logits.device)].float().softmax(-1).cpu()
+    best = there.argmax(-1).tolist()
+    masked = loaded.head == "masked"
+    words = tokenizer.convert_ids_to_tokens(best) if masked else [tokenizer.decode([token]) for token in best]
+    return Filling(tuple(words), tuple(best), there.numpy())
 
 
-def _continue(loaded: LoadedModel, ids: "Tensor") -> list[int]:
+def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
+    """(prompt, greedy continuation) of the first words of `text`; None for models that are not causal."""
     import torch
 
-    assert loaded.tokenizer is not None
-    out: list[int] = []
-    cache, step = None, ids
-    room = (max_positions(loaded.config) or ids.shape[1] + CONTINUE) - ids.shape[1]
-    for _ in range(min(CONTINUE, room)):
-        seen = torch.ones(1, ids.shape[1] + len(out), dtype=torch.long, device=ids.device)
-        output = loaded.model(input_ids=step, attention_mask=seen, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        token = int(output.logits[0, -1].argmax())
-        out.append(token)
-        if token == loaded.tokenizer.eos_token_id:
-            break
-        step = torch.tensor([[token]], device=ids.device)
-    return out
+    tokenizer: Any = loaded.tokenizer
+    if tokenizer is None or loaded.head != "causal":
+        return None
+    limit = max_positions(loaded.config) or PROMPT_WORDS * 4 + CONTINUE
+    words = " ".join(text.split()[:PROMPT_WORDS])
+    prompt = tokenizer(words, truncation=True, max_length=max(2, limit // 2))["input_ids"]
+    step, cache = torch.tensor([prompt], device=loaded.device), None
+    said: list[int] = []
+    with torch.inference_mode():
+        while len(said) < min(CONTINUE, limit - len(prompt)):
+            seen = torch.ones(1, len(prompt) + len(said), dtype=torch.long, device=loaded.device)
+            output = loaded.model(input_ids=step, attention_mask=seen, past_key_values=cache, use_cache=True)
+            cache, token = output.past_key_values, int(output.logits[0, -1].argmax())
+            said.append(token)
+            if token == tokenizer.eos_token_id:
+                break
+            step = torch.tensor([[token]], device=loaded.device)
+    return tokenizer.decode(prompt, skip_special_tokens=True), tokenizer.decode(said)
 
 
 def filled(
-    loaded: LoadedModel,
-    work: Exercise,
-    words: tuple[str, ...],
-    intact: tuple[str, ...],
-    *,
-    label: str,
-    dims: tuple[int, ...],
+    loaded: LoadedModel, work: Exercise, now: Filling, intact: Filling, *, label: str, dims: tuple[int, ...]
 ) -> Filled:
-    """The exercise with `words` in its blanks, each judged against the intact model's."""
+    """The exercise as filled `now`, each blank judged against what the intact model put there."""
     tokenizer: Any = loaded.tokenizer
     special = set(tokenizer.all_special_tokens)
-    blanks = []
-    for i, word in enumerate(words):
-        shown = _readable(tokenizer, word) if work.blanks else word
-        reference = intact[i] if i < len(intact) else ""
-        blanks.append(
-            Blank(
-                position=work.blanks[i] if work.blanks else len(work.ids) + i,
-                filled=shown,
-                intact=_readable(tokenizer, reference) if work.blanks else reference,
-                original=work.originals[i] if work.blanks else "",
-                kind=judge(word, reference, words[:i], special=special, whole_words=bool(work.blanks)),
-            )
+    masked = loaded.head == "masked"
+
+    def shown(word: str) -> str:
+        return _readable(tokenizer, word) if masked else word.strip() or word
+
+    blanks = tuple(
+        Blank(
+            position=work.blanks[i],
+            filled=shown(word),
+            intact=shown(intact.words[i]),
+            original=work.originals[i].strip(),
+            kind=judge(
+                word,
+                intact.words[i],
+                now.words[:i],
+                special=special,
+                whole_words=masked,
+                probability=float(intact.probabilities[i, now.tokens[i]]),
+            ),
         )
-    # A continuation has nothing between its tokens: the prompt, then empty pieces.
-    pieces = work.pieces if work.blanks else (*work.pieces, *("" for _ in words))
-    return Filled(label, dims, pieces, tuple(blanks))
+        for i, word in enumerate(now.words)
+    )
+    return Filled(label, dims, work.pieces, blanks)
 
 
 def _readable(tokenizer: Any, piece: str) -> str:
     return tokenizer.convert_tokens_to_string([piece]).strip() or piece
 
 
-def judge(word: str, intact: str, before: tuple[str, ...], *, special: set[str], whole_words: bool) -> FillKind:
+def judge(
+    word: str, intact: str, before: tuple[str, ...], *, special: set[str], whole_words: bool, probability: float
+) -> FillKind:
     """ "same" as the intact fill; else "nonsense" for what cannot be a word there; else "other".
 
-    Nonsense is: a special or unused token, text without a letter or digit, a piece that only continues a word where a
-    whole word was asked for, an undecodable byte, or (after the first two) the third equal token in a row.
+    Nonsense is: a special or unused token; an undecodable byte; the third equal fill in a row; a fill to which the
+    intact model gives a `probability` below `IMPLAUSIBLE`; and where a whole word was asked for (`whole_words`, masked
+    models) text without a letter or digit, or a piece that continues a word.
     """
     if word == intact:
         return "same"
     bare = word.replace("Ġ", "").replace("▁", "").strip()
-    if word in special or re.fullmatch(r"\[unused\d+\]|<unused\d+>|<extra_id_\d+>", bare) or "\ufffd" in word:
+    unused = re.fullmatch(r"\[unused\d+\]|<unused\d+>|<extra_id_\d+>", bare)
+    if word in special or unused or "\ufffd" in word or probability < IMPLAUSIBLE:
         return "nonsense"
-    if whole_words and word.startswith("##"):
+    if whole_words and (word.startswith("##") or not re.search(r"\w", bare)):
         return "nonsense"
-    if not re.search(r"\w", bare) and (whole_words or re.search(r"\w", intact)):
-        return "nonsense"
-    if len(before) >= 2 and before[-1] == before[-2] == word:
-        return "nonsense"
-    return "other"
+    return "nonsense" if len(before) >= 2 and before[-1] == before[-2] == word else "other"

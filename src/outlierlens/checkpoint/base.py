@@ -66,7 +66,7 @@ class Checkpoint(ABC):
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, values) for `names` in any order, as float32 (float64 where stored so), in `tensors` shape."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most sources hold nothing open, and need not say so
         """Release files and connections; reading afterwards is undefined."""
 
     def __enter__(self) -> "Checkpoint":

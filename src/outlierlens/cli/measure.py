@@ -266,11 +266,12 @@ def print_damage(damage: "Damage") -> None:
     marks = {"same": "", "other": "≠", "nonsense": "✗"}
     for filled in damage.fills:
         words = "".join(
-            piece + (f"[{marks[blank.kind]}{blank.filled}]" if blank.original else blank.filled)
+            f"{piece} [{marks[blank.kind]}{blank.filled}]"
             for piece, blank in zip(filled.pieces, filled.blanks, strict=False)
         )
-        tail = filled.pieces[-1] if len(filled.pieces) > len(filled.blanks) else ""
-        say(f"{filled.label:>7} {_dims(filled.dims)}: {words}{tail}")
+        say(f"{filled.label:>7} {_dims(filled.dims)}: {words}{filled.pieces[-1]}")
+    for said in damage.continuations:
+        say(f"{said.label:>7} {_dims(said.dims)}: {said.prompt} → {said.text}")
     for note in damage.notes:
         say(f"note: {note}")
 

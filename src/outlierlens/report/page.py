@@ -19,7 +19,7 @@ from outlierlens.charts import Chart
 from outlierlens.charts.base import number, visible
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
-from outlierlens.damage import Damage, Filled
+from outlierlens.damage import Continuation, Damage, Filled
 from outlierlens.report.figures import Stream, damage_charts, streams
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import SIGNIFICANT, advice, factor, finding, random_control, sets_of, verdict
@@ -111,16 +111,22 @@ class DamageView:
     verdict: str
     fills: tuple[tuple[Filled, str, str], ...]
     counts: tuple[dict[str, int], ...]
+    continuations: tuple[tuple[Continuation, str, str], ...]
 
 
 def _damage_view(damage: Damage, chart: Chart) -> DamageView:
-    named = []
-    for number_, filled in enumerate(damage.fills):
-        off = f"{few(filled.dims)} off" if filled.dims else "nothing switched off"
-        title = "Intact" if not filled.dims else "Random" if number_ < len(damage.fills) - 1 else "Chosen"
-        named.append((filled, title, off))
     counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in KINDS} for f in damage.fills)
-    return DamageView(damage, chart, verdict(damage), tuple(named), counts)
+    return DamageView(damage, chart, verdict(damage), _titled(damage.fills), counts, _titled(damage.continuations))
+
+
+def _titled(said: tuple[Any, ...]) -> tuple[tuple[Any, str, str], ...]:
+    """Each passage with its title and what was off: "Intact", "Random", …, the last one "Chosen"."""
+    named = []
+    for number_, passage in enumerate(said):
+        off = f"{few(passage.dims)} off" if passage.dims else "nothing switched off"
+        title = "Intact" if not passage.dims else "Random" if number_ < len(said) - 1 else "Chosen"
+        named.append((passage, title, off))
+    return tuple(named)
 
 
 def _colours(found: tuple[Stream, ...]) -> Any:
