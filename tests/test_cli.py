@@ -155,3 +155,34 @@ def test_layers_and_bytes() -> None:
     for bad in ("x", "5TB", "", "-", "nan"):
         with pytest.raises(BadInput, match="cannot read the size"):
             parse_bytes(bad)
+
+
+def test_a_token_never_enters_a_result(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    model = folder("bert", "MaskedLM", "masked")
+    code, _, err = run(
+        "report", model, "--data", text, "-o", str(out), "--dims", "3", "--random", "1", "--matched", "1",
+        "--token", "hf_SECRET", "--offline", "--no-progress",
+    )  # fmt: skip
+    assert code == 0, err
+    for path in out.rglob("*"):
+        assert not path.is_file() or b"hf_SECRET" not in path.read_bytes(), path
+    code, stdout, _ = run("scan", model, "--json", "--token=hf_SECRET")
+    assert "hf_SECRET" not in stdout
+    assert "outlierlens scan" in json.loads(stdout)["provenance"]["command"]
+
+
+def test_what_cannot_be_written_is_said_before_any_work(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    model = folder("bert", "MaskedLM", "masked")
+    (tmp_path / "file").write_text("x")
+    code, _, err = run("scan", model, "-o", str(tmp_path / "file" / "x.json"))
+    assert code == 1
+    assert "cannot be written" in err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    code, out, err = run("disable", model, "--dims", "3", "--data", text, "--save", str(tmp_path / "full"))
+    assert (code, out) == (1, "")
+    assert "is not empty" in err
+    code, _, err = run("disable", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
+    assert code == 1
+    assert "--avoid takes dimensions" in err

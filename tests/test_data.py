@@ -138,3 +138,13 @@ def test_rows_of_other_work_are_refused(tmp_path: Path) -> None:
     path.write_text('{"identity": {"seed": 1, "model": "a"}}\nnonsense\n{"key": "a", "value": 1}\n')
     with pytest.raises(BadFile, match="line 2: not a row of outlierlens"):
         RowStore.open(path, {"seed": 1, "model": "a"})
+
+
+@pytest.mark.parametrize("content", [b"my notes, one line without an end", b"{", b"\x00\x01"])
+def test_a_file_that_is_no_row_store_is_never_cut(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    if content != b"{":  # the beginning of a first line that a killed run left
+        with pytest.raises(BadFile, match="not rows of outlierlens; name another file"):
+            RowStore.open(path, {"seed": 1})
+        assert path.read_bytes() == content

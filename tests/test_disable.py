@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
-from outlierlens.bench import DisableOptions, disable, magnitude, rank_p, save_disabled
+from outlierlens.bench import DisableOptions, compare_with, disable, magnitude, rank_p, save_disabled
 from outlierlens.controls import matched_sets, random_sets
+from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.fill import continuation, exercise, fill, judge
@@ -62,7 +63,9 @@ def test_matched_sets_are_as_large_and_elsewhere() -> None:
     decoys = {layer: 20 + 3 * np.arange(8) + layer for layer in range(6)}
     for layer, dims in decoys.items():
         strength[layer, dims] = 7.5
-    for chosen in matched_sets(strength, [9], avoid={5}, n=10, seed=1):
+    for found in matched_sets(strength, dict.fromkeys(range(6), (9,)), avoid={5}, n=10, seed=1):
+        chosen = found.plan
+        assert 0.7 < found.closeness < 1
         assert set(chosen) == set(range(6))
         picked = [chosen[layer][0] for layer in range(6)]
         assert not set(picked) & {5, 9}
@@ -110,14 +113,52 @@ def test_disable_end_to_end(family: str, head: str, kind: str, mode: Any, words:
 def test_per_layer_sets_and_layer_ranges(words: Any) -> None:
     loaded = model_of("bert", "MaskedLM", words, "masked")
     damage = disable(loaded, TEXTS, {0: [1], 1: [1, 2]}, DisableOptions(n_random=3, n_matched=3))
-    assert damage.layers == (0, 1)
+    assert damage.layers == damage.chosen.layers == (0, 1)
     assert damage.chosen.n_parameters == 6
-    sizes = [{layer: len(dims) for layer, dims in c.by_layer.items()} for c in damage.controls[0].conditions]
-    assert sizes == [{0: 1, 1: 2}] * 3
-    assert any("no matched control" in note for note in damage.notes)
+    for condition in damage.controls[0].conditions:
+        # One dimension stays one dimension: what is off in layer 0 is off in layer 1 too.
+        assert {layer: len(dims) for layer, dims in condition.by_layer.items()} == {0: 1, 1: 2}
+        assert set(condition.by_layer[0]) < set(condition.by_layer[1])
+    for condition in damage.controls[2].conditions:
+        assert not set(condition.by_layer[0]) & set(condition.by_layer[1])
     part = disable(loaded, TEXTS, [1], DisableOptions(layers=(2,), n_random=3, n_matched=2))
     assert part.layers == (2,)
     assert part.chosen.n_parameters == 2
+
+
+def test_a_map_of_some_layers_leaves_the_others_on(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    options = DisableOptions(n_random=2, n_matched=1)
+    as_map = disable(loaded, TEXTS, {1: [3]}, options)
+    as_range = disable(loaded, TEXTS, [3], DisableOptions(layers=(1,), n_random=2, n_matched=1))
+    assert as_map.chosen.n_parameters == as_range.chosen.n_parameters == 2
+    assert as_map.layers == (1,)
+    assert as_map.chosen.score.per_text == as_range.chosen.score.per_text
+    assert [c.change for c in as_map.controls[0].conditions] == [c.change for c in as_range.controls[0].conditions]
+    everywhere = disable(loaded, TEXTS, [3], options)
+    assert everywhere.chosen.score.per_text != as_map.chosen.score.per_text
+
+
+def test_controls_avoid_what_the_rule_finds_unless_told(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    with torch.no_grad():
+        for layer in range(3):
+            for param in (*loaded.stack().scale[layer], *loaded.stack().bias[layer]):
+                loaded.model.get_parameter(param.name)[6] = 40.0
+    found = disable(loaded, TEXTS, [2], DisableOptions(n_random=60, n_matched=0, also_all=False))
+    assert not any(6 in c.dims for c in found.controls[0].conditions)
+    told = disable(loaded, TEXTS, [2], DisableOptions(n_random=60, n_matched=0, also_all=False, avoid=()))
+    assert any(6 in c.dims for c in told.controls[0].conditions)
+
+
+def test_a_loss_that_is_no_number_counts_as_the_worst() -> None:
+    def condition(change: float) -> Condition:
+        score = Score(change, change, change, None, (change,), {})
+        return Condition("x", (1,), {}, score, change, change, change, 0)
+
+    control = compare_with("random", condition(1.0), [condition(float("nan")), condition(0.5), condition(2.0)])
+    assert control.p == 3 / 4
+    assert compare_with("random", condition(float("nan")), [condition(0.5)] * 9).p == 1 / 10
 
 
 def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

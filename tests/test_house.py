@@ -16,7 +16,7 @@ ROOT = SOURCE.parent.parent
 LAYERS = [
     {"errors", "_version"},
     {"results", "rows", "detect", "scanned", "comparison", "observation", "damage", "show"},
-    {"arch", "checkpoint", "samples", "hidden", "models", "data"},
+    {"arch", "checkpoint", "samples", "hidden", "models", "data", "inputs"},
     {
         "stats",
         "histogram",

@@ -478,3 +478,17 @@ def test_continuations_are_shown_with_what_was_off(page):
     assert "The same beginning, continued" in page
     assert "covers most of the basin." in page
     assert "A A⏎⇥A" in page
+
+
+def test_size_is_judged_only_where_weights_as_large_exist(data):
+    def said(closeness):
+        controls = tuple(
+            replace(control, closeness=closeness) if control.kind == "matched" else control
+            for control in data.damages[0].controls
+        )
+        return " ".join(finding(replace(data, damages=(replace(data.damages[0], controls=controls),))))
+
+    assert "size alone does not explain the damage" in said(0.95)
+    assert "the nearest in each layer reach 43% of these" in said(0.43)
+    assert "whether size alone explains the damage stays open" in said(0.43)
+    assert "size alone does not explain" not in said(0.43)

@@ -156,6 +156,37 @@ def test_compare_says_what_stayed_came_and_went(saved: Any) -> None:
         compare(one, scan(str(saved("gpt2", folder="y"))))
 
 
+def test_sites_of_one_stack_are_compared_each_on_its_own(saved: Any) -> None:
+    paths = []
+    for folder, module in (("one", "input_layernorm"), ("two", "post_attention_layernorm")):
+        path = saved("llama", folder=folder)
+        tensors = load_file(path / "model.safetensors")
+        for name in tensors:
+            if name.endswith(f"{module}.weight"):
+                tensors[name][9] = 50
+        save_file(tensors, path / "model.safetensors")
+        paths.append(str(path))
+    one, two = (scan(path, ScanOptions(view="reading")) for path in paths)
+    found = compare(one, two)
+    assert [(c.site, c.dim, c.fate) for c in found.changes] == [
+        ("input_layernorm", 9, "went"),
+        ("post_attention_layernorm", 9, "came"),
+    ]
+    assert found.jaccard == {"model, input_layernorm": 0.0, "model, post_attention_layernorm": 0.0}
+
+
+def test_what_a_linear_rule_reads_is_said_first(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from outlierlens import weights
+
+    monkeypatch.setattr(weights, "QUIET_READ", 100)
+    said: list[str] = []
+    scan(str(saved("llama")), ScanOptions(notice=said.append))
+    assert len(said) == 1
+    assert "so this reads mlp.down_proj of every layer, 0 MB" in said[0]
+    scan(str(saved("bert", folder="b")), ScanOptions(notice=said.append))
+    assert len(said) == 1
+
+
 def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
     found = scan(str(saved(dim=6)))
     path = save(found, tmp_path / "deep" / "scan.json")

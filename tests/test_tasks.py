@@ -130,6 +130,38 @@ def test_output_change_is_zero_intact_and_positive_ablated(family: str, head: st
     assert set(task.also()) >= {"cosine distance", "relative change", "pooled cosine distance"}
 
 
+@pytest.mark.parametrize(("family", "head", "kind"), [("gpt2", "CausalLM", "causal"), ("bert", "MaskedLM", "masked")])
+def test_output_change_of_language_models_is_that_of_their_distribution(
+    family: str, head: str, kind: str, words: Any
+) -> None:
+    loaded = model_of(family, head, words, kind=kind)
+    task = make_task(loaded, TEXTS[:1], TaskOptions(name="output change"))
+    ids = loaded.tokenizer(TEXTS[0], return_tensors="pt")
+    inputs = {key: ids[key] for key in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        before = loaded.model(**inputs).logits[0].log_softmax(-1)
+        with zeroed_weights(loaded, [3]):
+            after = loaded.model(**inputs).logits[0].log_softmax(-1)
+            (value,), _ = task.per_text()
+    assert task.unit == "KL divergence (nats)"
+    assert value == pytest.approx(float((before.exp() * (before - after)).sum(-1).mean()), rel=1e-4)
+
+
+def test_a_head_without_logits_is_compared_by_vectors(words: Any) -> None:
+    loaded = model_of("bert", "QuestionAnswering", words)
+    task = make_task(loaded, TEXTS)
+    assert task.unit == "cosine distance"
+    with zeroed_weights(loaded, [3, 4]):
+        assert (task.per_text()[0] > 1e-6).all()
+
+
+def test_long_limits_are_cut_to_the_model_s_positions(words: Any) -> None:
+    text = " ".join(f"w{i % 35}" for i in range(100))
+    for family, head, kind in (("bert", "", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "MaskedLM", "masked")):
+        values, _ = make_task(model_of(family, head, words, kind=kind), [text], TaskOptions(max_length=1024)).per_text()
+        assert len(values) == 1
+
+
 def test_kl_by_hand(words: Any) -> None:
     loaded = model_of("bert", "TokenClassification", words)
     task = make_task(loaded, TEXTS[:1])

@@ -150,6 +150,7 @@ def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) 
     import torch
 
     from outlierlens.hidden import tapped
+    from outlierlens.inputs import model_inputs
 
     bound = loaded.stack(stack)
     total: dict[int, Tensor] = {}
@@ -162,7 +163,7 @@ def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) 
                 total[layer] = total[layer] + part if layer in total else part
 
         with torch.inference_mode(), tapped(loaded.model, [bound], look):
-            loaded.model(**batch.inputs)
+            loaded.model(**model_inputs(loaded, batch))
         count += int(batch.valid.sum())
     if not count:
         raise BadInput("no token to take the mean over; give at least one text")

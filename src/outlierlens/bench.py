@@ -8,8 +8,8 @@ The loop is `_measure`: enter an ablation, score, leave; every condition reads t
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,17 +28,18 @@ from outlierlens.ablate import (
     zeroed_weights,
 )
 from outlierlens.arch import Param, live_parameters
-from outlierlens.controls import matched_sets, random_sets
+from outlierlens.controls import Plan, matched_sets, random_sets, relabelled
 from outlierlens.damage import Condition, Continuation, Control, Damage, Filled, Score
 from outlierlens.data import Texts, batches
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
-from outlierlens.fill import Filling, continuation, exercise, fill, filled
+from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
+from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
-from outlierlens.weights import combine, per_dim
+from outlierlens.weights import combine, per_dim, scan_live
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
@@ -57,7 +58,7 @@ class DisableOptions:
             (removed_writes).
         layers: layers to switch off in; None is all.
         stack: stream, where the model has several.
-        avoid: dimensions that no random set may hold: what the rules of this run found.
+        avoid: dimensions that no random set may hold; None is what the weight rule finds in the model.
         n_random, n_matched: number of control sets; 0 leaves a control out.
         also_all: also random sets drawn from all dimensions.
         factor: of mode "scale".
@@ -69,7 +70,7 @@ class DisableOptions:
     mode: Mode = "weights"
     layers: tuple[int, ...] | None = None
     stack: str | None = None
-    avoid: tuple[int, ...] = ()
+    avoid: tuple[int, ...] | None = None
     n_random: int = 99
     n_matched: int = 19
     also_all: bool = True
@@ -100,37 +101,37 @@ def disable(
 
     With `rows`, every finished condition is appended to that file, and conditions found there are not measured again.
 
-    `dims` is a sequence, or {layer: dims} where layers differ (random sets then have each layer's own size).
+    `dims` is a sequence, or {layer: dims} where layers differ (a random set then replaces each dimension by one other in
+    every layer it is off in).
 
     Raises:
         BadInput: unknown dimension, layer or mode; no usable text; a mode the model does not allow.
     """
     options = options or DisableOptions()
-    bench = _Bench(loaded, texts, options, rows)
-    plan = plan_dims(bench.stack, bench.width, dims, options.layers)
-    off = tuple(sorted({dim for layer in plan.values() for dim in layer}))
-    same = len(set(plan.values())) == 1
-    controls = _control_sets(bench, plan, off, same=same)
-    total = 2 + len({_key(bench, item) for family in controls.values() for _, item in family})
-    report = progress or (lambda *_: None)
-
-    report("intact", 0, total)
-    intact = bench.measure("intact", None)
-    report("found", 1, total)
-    chosen = bench.measure("chosen", list(off) if same else plan)
-    done: dict[Any, Condition] = {}
-    measured: dict[str, list[Condition]] = {}
-    for kind, family in controls.items():
-        for label, item in family:
-            key = _key(bench, item)
-            if key not in done:
-                report(f"{kind} control", 2 + len(done), total)
-                done[key] = bench.measure(label, item)
-            measured.setdefault(kind, []).append(done[key])
-    said = list(bench.say(texts, chosen, measured.get("random", [])))
-    report("done", total, total)
-    if bench.rows:
-        bench.rows.file.close()
+    with ExitStack() as files:
+        bench = _Bench(loaded, texts, options)
+        plan = plan_dims(bench.stack, bench.width, dims, options.layers)
+        work = bench.exercise(texts)
+        controls = _control_sets(bench, plan)
+        if rows:
+            bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
+        total = 2 + len({_key(item) for family in controls.values() for _, item in family})
+        report = progress or (lambda *_: None)
+        report("intact", 0, total)
+        intact = bench.measure("intact", None)
+        report("chosen", 1, total)
+        chosen = bench.measure("chosen", plan)
+        done: dict[str, Condition] = {}
+        measured: dict[str, list[Condition]] = {}
+        for kind, family in controls.items():
+            for label, item in family:
+                key = _key(item)
+                if key not in done:
+                    report(f"{kind} control", 2 + len(done), total)
+                    done[key] = bench.measure(label, item)
+                measured.setdefault(kind, []).append(done[key])
+        said = list(bench.say(work, chosen, measured.get("random", [])))
+        report("done", total, total)
     return Damage(
         provenance=Provenance.now(loaded.name, bench.fingerprint, command=command, seed=options.seed),
         data=texts.source,
@@ -144,7 +145,10 @@ def disable(
         n_tokens=bench.task.n_tokens,
         intact=intact,
         chosen=chosen,
-        controls=tuple(compare_with(kind, chosen, family) for kind, family in measured.items()),
+        controls=tuple(
+            compare_with(kind, chosen, family, bench.closeness if kind == "matched" else None)
+            for kind, family in measured.items()
+        ),
         fills=tuple(item for item in said if isinstance(item, Filled)),
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
         notes=tuple(bench.notes),
@@ -154,29 +158,27 @@ def disable(
 class _Bench:
     """A model on the bench: its task, what it scores intact, and how to switch things off."""
 
-    def __init__(self, loaded: LoadedModel, texts: Texts, options: DisableOptions, rows: Path | None):
+    def __init__(self, loaded: LoadedModel, texts: Texts, options: DisableOptions):
         self.loaded, self.options = loaded, options
         self.stack: BoundStack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
         self.fingerprint = fingerprint(loaded.model)
         self.task: Task = make_task(loaded, texts.texts, options.task)
         self.intact_values, self.weights = self.task.per_text()
-        self.rows = RowStore.open(rows, self._identity(texts)) if rows else None
+        self.rows: RowStore | None = None
         self.notes: list[str] = []
+        self.closeness: float | None = None
         self.settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
-            task = options.task
-            reading = batches(
-                loaded.tokenizer,
-                texts.texts,
-                max_length=task.max_length,
-                batch_size=task.batch_size,
-                device=loaded.device,
-            )
+            length = token_limit(loaded, options.task.max_length)
+            size = options.task.batch_size
+            reading = batches(loaded.tokenizer, texts.texts, max_length=length, batch_size=size, device=loaded.device)
             self.settings = EditSettings(means=mean_states(loaded, reading, stack=self.stack.name))
-            self.notes.append("the mean that replaces a value is taken over this very text")
+            self.notes.append(
+                f"the mean that replaces a value is taken over the first {length} tokens of each of these texts"
+            )
 
-    def _identity(self, texts: Texts) -> dict[str, Any]:
+    def identity(self, texts: Texts) -> dict[str, Any]:
         """What must be equal for measured conditions to be reusable."""
         options = self.options
         return {
@@ -184,52 +186,56 @@ class _Bench:
             "data": texts.digest,
             "task": asdict(options.task),
             "mode": _mode_name(options),
-            "layers": options.layers,
             "stack": self.stack.name,
             "seed": options.seed,
         }
 
-    def _per_text(self, dims: Dims) -> tuple[np.ndarray, dict[str, float], int]:
-        """(value of every text, further numbers, values set) with `dims` off: from the rows, or measured now."""
-        key = json.dumps(_key(self, dims))
+    def avoid(self, plan: Plan) -> set[int]:
+        """What no random set may hold: what the rules found (or the caller named), and what is switched off."""
+        off = {dim for dims in plan.values() for dim in dims}
+        if self.options.avoid is not None:
+            return off | set(self.options.avoid)
+        return off | {dim for s in scan_live(self.loaded).stacks if s.stack == self.stack.name for dim in s.dims}
+
+    def _per_text(self, plan: Plan) -> tuple[np.ndarray, dict[str, float], int]:
+        """(value of every text, further numbers, values set) with `plan` off: from the rows, or measured now."""
+        key = _key(plan)
         found = self.rows.get(key) if self.rows else None
         if found is None:
-            with self.off(dims) as touched:
+            with self.off(plan) as touched:
                 values, _ = self.task.per_text()
                 found = {"per_text": values.tolist(), "also": self.task.also(), "touched": touched}
             if self.rows:
                 self.rows.append(key, found)
         return np.array(found["per_text"]), found["also"], found["touched"]
 
-    def off(self, dims: Dims | None) -> AbstractContextManager[int]:
-        """The ablation of this run on `dims`; nothing for None."""
-        if dims is None:
+    def off(self, plan: Plan | None) -> AbstractContextManager[int]:
+        """The ablation of this run on `plan`; nothing for None."""
+        if plan is None:
             return nullcontext(0)
-        where: dict[str, Any] = {"stack": self.stack.name}
-        if not isinstance(dims, Mapping):
-            where["layers"] = self.options.layers
-        mode = self.options.mode
+        mode, stack = self.options.mode, self.stack.name
         if mode == "weights":
-            return zeroed_weights(self.loaded, dims, **where)
+            return zeroed_weights(self.loaded, plan, stack=stack)
         if mode == "writes":
-            return removed_writes(self.loaded, dims, embeddings=self.options.embeddings, **where)
-        return edited_hidden(self.loaded, dims, mode, settings=self.settings, **where)
+            return removed_writes(self.loaded, plan, stack=stack, embeddings=self.options.embeddings)
+        return edited_hidden(self.loaded, plan, mode, stack=stack, settings=self.settings)
 
-    def measure(self, label: str, dims: Dims | None) -> Condition:
-        """Switch `dims` off, score every text, switch back on."""
-        if dims is None:
+    def measure(self, label: str, plan: Plan | None) -> Condition:
+        """Switch `plan` off, score every text, switch back on."""
+        if plan is None:
             values, also, touched = self.intact_values, self.task.also(), 0
         else:
-            values, also, touched = self._per_text(dims)
+            values, also, touched = self._per_text(plan)
         seed, difference = self.options.seed, values - self.intact_values
         value = weighted_mean(values, self.weights)
         low, high = bootstrap(values, self.weights, seed=seed)
         change_low, change_high = bootstrap(difference, self.weights, seed=seed)
-        is_map = isinstance(dims, Mapping)
+        plan = plan or {}
+        uniform = len(set(plan.values())) <= 1
         return Condition(
             label=label,
-            dims=tuple(sorted({d for layer in dims.values() for d in layer})) if is_map else tuple(dims or ()),  # type: ignore[union-attr]
-            by_layer={layer: tuple(off) for layer, off in dims.items()} if is_map else {},  # type: ignore[union-attr]
+            dims=tuple(sorted({dim for dims in plan.values() for dim in dims})),
+            by_layer={} if uniform else plan,
             score=Score(
                 value=value,
                 low=low,
@@ -242,67 +248,59 @@ class _Bench:
             change_low=change_low,
             change_high=change_high,
             n_parameters=touched,
+            layers=tuple(sorted(plan)),
         )
 
-    def say(self, texts: Texts, chosen: Condition, random: Sequence[Condition]) -> Iterator[Filled | Continuation]:
-        """The passage filled in (and continued) intact, with the median random set off, and with the chosen set off."""
+    def exercise(self, texts: Texts) -> tuple[str, Exercise | None]:
+        """The passage that every condition fills in, and its blanks."""
         passage = self.options.passage or next((t for t in texts.texts if len(t.split()) > 40), texts.texts[0])
-        work = exercise(self.loaded, passage, seed=self.options.seed)
+        return passage, exercise(self.loaded, passage, seed=self.options.seed)
+
+    def say(
+        self, work: tuple[str, Exercise | None], chosen: Condition, random: Sequence[Condition]
+    ) -> Iterator[Filled | Continuation]:
+        """The passage filled in (and continued) intact, with the median random set off, and with the chosen set off."""
+        passage, blanks = work
         typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2 : len(random) // 2 + 1]
         intact: Filling | None = None
         for label, condition in (("intact", None), *(("random", c) for c in typical), ("chosen", chosen)):
             dims = condition.dims if condition else ()
-            with self.off(None if condition is None else condition.by_layer or list(dims)):
-                now = fill(self.loaded, work) if work else None
+            with self.off(self._plan(condition)):
+                now = fill(self.loaded, blanks) if blanks else None
                 said = continuation(self.loaded, passage)
             intact = intact or now
-            if work and now and intact:
-                yield filled(self.loaded, work, now, intact, label=label, dims=dims)
+            if blanks and now and intact:
+                yield filled(self.loaded, blanks, now, intact, label=label, dims=dims)
             if said:
                 yield Continuation(label, dims, *said)
+
+    def _plan(self, condition: Condition | None) -> Plan | None:
+        if condition is None:
+            return None
+        return condition.by_layer or plan_dims(self.stack, self.width, condition.dims, condition.layers)
 
 
 def _exp(value: float) -> float:
     return float(np.exp(np.minimum(value, 700.0)))
 
 
-def _control_sets(
-    bench: _Bench, plan: dict[int, tuple[int, ...]], off: tuple[int, ...], *, same: bool
-) -> dict[str, list[tuple[str, Dims]]]:
+def _control_sets(bench: _Bench, plan: Plan) -> dict[str, list[tuple[str, Plan]]]:
     options = bench.options
-    avoid = set(options.avoid) | set(off)
-    families: dict[str, list[tuple[str, Dims]]] = {}
+    size = len({dim for dims in plan.values() for dim in dims})
+    avoid = bench.avoid(plan)
+    families: dict[str, list[tuple[str, Plan]]] = {}
     if options.n_random:
-        if same:
-            sets = random_sets(bench.width, len(off), avoid=avoid, n=options.n_random, seed=options.seed)
-            free: list[Dims] = list(sets.free)
-            anywhere: list[Dims] = list(sets.anywhere)
-        else:
-            free, anywhere = _by_layer(bench, plan, avoid), _by_layer(bench, plan, set())
-        families["random"] = [(f"random {i + 1}", dims) for i, dims in enumerate(free)]
+        sets = random_sets(bench.width, size, avoid=avoid, n=options.n_random, seed=options.seed)
+        families["random"] = [(f"random {i + 1}", relabelled(plan, dims)) for i, dims in enumerate(sets.free)]
         if options.also_all:
-            families["random, all"] = [(f"random {i + 1} of all", dims) for i, dims in enumerate(anywhere)]
-    if options.n_matched and same:
+            anywhere = enumerate(sets.anywhere)
+            families["random, all"] = [(f"random {i + 1} of all", relabelled(plan, dims)) for i, dims in anywhere]
+    if options.n_matched:
         strength = magnitude(bench.loaded, bench.stack)
-        matched = matched_sets(strength, off, avoid=avoid - set(off), n=options.n_matched, seed=options.seed)
-        families["matched"] = [
-            (f"matched {i + 1}", {layer: dims for layer, dims in item.items() if layer in plan})
-            for i, item in enumerate(matched)
-        ]
-    elif options.n_matched:
-        bench.notes.append("no matched control: the dimensions already differ from layer to layer")
+        matched = matched_sets(strength, plan, avoid=avoid, n=options.n_matched, seed=options.seed)
+        families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
+        bench.closeness = float(np.median([item.closeness for item in matched]))
     return families
-
-
-def _by_layer(bench: _Bench, plan: dict[int, tuple[int, ...]], avoid: Collection[int]) -> list[Dims]:
-    """Random per-layer sets with each layer's own number of dimensions."""
-    drawn = {
-        layer: random_sets(
-            bench.width, len(dims), avoid=avoid, n=bench.options.n_random, seed=bench.options.seed + layer
-        )
-        for layer, dims in plan.items()
-    }
-    return [{layer: sets.free[i] for layer, sets in drawn.items()} for i in range(bench.options.n_random)]
 
 
 def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
@@ -322,26 +320,29 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
     return np.sqrt(np.mean(squares, axis=0))
 
 
-def _key(bench: _Bench, dims: Dims) -> Any:
-    if isinstance(dims, Mapping):
-        return tuple(sorted((layer, tuple(off)) for layer, off in dims.items()))
-    return tuple(dims)
+def _key(plan: Plan) -> str:
+    return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()))
 
 
-def compare_with(kind: str, chosen: Condition, family: Sequence[Condition]) -> Control:
+def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], closeness: float | None = None) -> Control:
     """Rank p, median, 95th percentile and mean of a control family, and the chosen change as their multiple."""
-    changes = np.array([condition.change for condition in family])
-    median, high, mean = float(np.median(changes)), float(np.quantile(changes, 0.95)), float(np.mean(changes))
+    # A loss that is no number any more is as bad as one that is infinite.
+    changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
+    change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
+    with np.errstate(invalid="ignore"):  # between infinities there is no quantile
+        figures = (np.median(changes), np.quantile(changes, 0.95), np.mean(changes))
+    median, high, mean = (float(np.nan_to_num(figure, nan=np.inf, posinf=np.inf)) for figure in figures)
     return Control(
         kind=kind,
         conditions=tuple(family),
-        p=rank_p(chosen.change, changes),
+        p=rank_p(change, changes),
         median=median,
         percentile_95=high,
         mean=mean,
-        ratio_to_median=_ratio(chosen.change, median),
-        ratio_to_percentile_95=_ratio(chosen.change, high),
-        ratio_to_mean=_ratio(chosen.change, mean),
+        ratio_to_median=_ratio(change, median),
+        ratio_to_percentile_95=_ratio(change, high),
+        ratio_to_mean=_ratio(change, mean),
+        closeness=closeness,
     )
 
 
@@ -362,18 +363,21 @@ def _mode_name(options: DisableOptions) -> str:
     return f"edited_hidden {options.mode}" + (f" × {options.factor:g}" if options.mode == "scale" else "")
 
 
+def check_save(directory: Path, mode: str) -> None:
+    """Raise BadInput where `save_disabled` could not write; ask before measuring."""
+    if mode not in ("weights", "writes"):
+        raise BadInput(f"--save needs --mode weights or writes: mode {mode!r} lives in the running network only")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BadInput(f"{directory} is not empty; name a new folder")
+
+
 def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: DisableOptions) -> int:
     """Write a loadable copy of the model with `dims` off in its weights; returns the number of values set.
 
     Raises:
         BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
     """
-    if options.mode not in ("weights", "writes"):
-        raise BadInput(
-            f"--save needs --mode weights or writes: mode {options.mode!r} lives in the running network only"
-        )
-    if directory.exists() and any(directory.iterdir()):
-        raise BadInput(f"{directory} is not empty; name a new folder")
+    check_save(directory, options.mode)
     where: dict[str, Any] = {"stack": loaded.stack(options.stack).name}
     if not isinstance(dims, Mapping):
         where["layers"] = options.layers

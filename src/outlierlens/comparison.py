@@ -19,6 +19,7 @@ class Change:
     """One dimension's fate between two models: "stayed", "came" or "went"; z as the strongest over layers."""
 
     stack: str
+    site: str
     dim: int
     fate: Literal["stayed", "came", "went"]
     z_scale_before: float
@@ -32,8 +33,8 @@ class Change:
 class Comparison:
     """Outliers of a base model against those of another, dimension by dimension.
 
-    `moved` is true for a stack where outliers went and as many came: the basis differs, as in a retrained model.
-    `jaccard` is |both| / |either| per stack, in [0, 1].
+    `moved` is true where outliers went and as many came: the basis differs, as in a retrained model.
+    `jaccard` is |both| / |either| in [0, 1], by stack, or by "stack, site" where a view has several sites.
     """
 
     before: Provenance
@@ -79,6 +80,7 @@ def compare(before: Scan, after: Scan) -> Comparison:
             changes.append(
                 Change(
                     stack=stack.stack,
+                    site=stack.site,
                     dim=dim,
                     fate=fate,
                     z_scale_before=_column(stack, dim),
@@ -88,9 +90,10 @@ def compare(before: Scan, after: Scan) -> Comparison:
                 )
             )
         either = was.keys() | now.keys()
-        jaccard[stack.stack] = len(was.keys() & now.keys()) / len(either) if either else 1.0
+        where = stack.stack if len({s for s, _ in ours}) == len(ours) else f"{stack.stack}, {stack.site}"
+        jaccard[where] = len(was.keys() & now.keys()) / len(either) if either else 1.0
         went, came = len(was.keys() - now.keys()), len(now.keys() - was.keys())
-        moved[stack.stack] = went == came > 0
+        moved[where] = went == came > 0
     return Comparison(before.provenance, after.provenance, tuple(changes), jaccard, moved)
 
 

@@ -1,7 +1,7 @@
 """Fair controls for a set of dimensions: random sets of its size, and weights as large at other positions.
 
 random_sets(width, size, avoid=found, n=99, seed=0)
-matched_sets(magnitude, dims, avoid=found, n=5, seed=0)     # {layer: dims}, other positions in each layer
+matched_sets(magnitude, plan, avoid=found, n=5, seed=0)     # other positions in each layer
 """
 
 from collections.abc import Collection, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 
+Plan = dict[int, tuple[int, ...]]  # {layer: dimensions off}
 NEAREST = 8  # how many weights of about the same size a matched control draws from, per dimension it needs
 
 
@@ -46,34 +47,54 @@ def random_sets(width: int, size: int, *, avoid: Collection[int], n: int, seed: 
     return RandomSets(tuple(free), anywhere)
 
 
-def matched_sets(
-    magnitude: np.ndarray, dims: Sequence[int], *, avoid: Collection[int], n: int, seed: int
-) -> list[dict[int, tuple[int, ...]]]:
-    """`n` per-layer sets whose weights are as large as those of `dims`, at other positions in every layer.
+def relabelled(plan: Plan, drawn: Sequence[int]) -> Plan:
+    """`plan` with each of its dimensions, in ascending order, replaced by one of `drawn` in every layer it is off in.
 
-    `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of `dims` is
-    replaced by one of the positions with the nearest magnitude, never one of `dims` or `avoid`, and within a set no
-    position serves twice as long as fresh ones are left: what is taken away is as large, but not in the same place.
+    A dimension that is off in several layers stays one dimension: what is compared is which positions, not how many.
     """
-    n_layers, width = magnitude.shape
-    taken = set(dims) | set(avoid)
-    if width - len(taken) < len(dims):
+    names = sorted({dim for dims in plan.values() for dim in dims})
+    new = dict(zip(names, drawn, strict=True))
+    return {layer: tuple(sorted(new[dim] for dim in dims)) for layer, dims in plan.items()}
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A per-layer set of positions with weights about as extreme; `closeness` is the median of theirs over the wanted."""
+
+    plan: Plan
+    closeness: float
+
+
+def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n: int, seed: int) -> list[Matched]:
+    """`n` sets whose weights are as extreme as those of `plan`, at other positions in every layer.
+
+    `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of the plan is
+    replaced by one of the positions with the nearest magnitude, never one of the plan's dimensions or of `avoid`, and no
+    position serves twice within a set while fresh ones are left: what is taken away is as large, but not in one place.
+    A weight without its like elsewhere gets the nearest there is, and `closeness` says how near that was.
+    """
+    width = magnitude.shape[1]
+    taken = {dim for dims in plan.values() for dim in dims} | set(avoid)
+    most = max(len(dims) for dims in plan.values())
+    if width - len(taken) < most:
         raise BadInput(f"only {width - len(taken)} of {width} dimensions are free: too few for a matched control")
     random = np.random.default_rng(seed)
+    free = np.setdiff1d(np.arange(width), np.array(sorted(taken), dtype=int))
     sets = []
     for _ in range(n):
         used: set[int] = set()
-        chosen: dict[int, tuple[int, ...]] = {}
-        for layer in range(n_layers):
+        chosen: Plan = {}
+        ratios = []
+        for layer, dims in plan.items():
             here: list[int] = []
             for dim in dims:
-                blocked = taken | set(here)
-                fresh = [d for d in range(width) if d not in blocked and d not in used]
-                pool = np.array(fresh or [d for d in range(width) if d not in blocked])
+                fresh = [d for d in free if d not in used and d not in here]
+                pool = np.array(fresh or [d for d in free if d not in here])
                 distance = np.abs(magnitude[layer, pool] - magnitude[layer, dim])
-                nearest = pool[np.argsort(distance, kind="stable")[:NEAREST]]
-                here.append(int(random.choice(nearest)))
+                pick = int(random.choice(pool[np.argsort(distance, kind="stable")[:NEAREST]]))
+                here.append(pick)
+                ratios.append(magnitude[layer, pick] / max(magnitude[layer, dim], 1e-12))
             used.update(here)
             chosen[layer] = tuple(sorted(here))
-        sets.append(chosen)
+        sets.append(Matched(chosen, float(np.median(ratios))))
     return sets

@@ -1,7 +1,7 @@
 """What `disable` measures: the model intact, with dimensions off, and with controls off. Plain data, no torch.
 
-damage.chosen.loss - damage.intact.loss           # nats per token
-damage.random.p                                   # rank p of the chosen set among random sets
+damage.chosen.change                              # against intact, nats per token
+damage.controls[0].p                              # rank p of the chosen set among random sets
 """
 
 from dataclasses import dataclass
@@ -40,9 +40,10 @@ class Condition:
     """One thing that was switched off, and what it did.
 
     Attributes:
-        label: "found", "random 3", "matched 1", "intact".
-        dims: dimensions off; {layer: dims} as text pairs where they differ by layer (matched control).
-        by_layer: per-layer dimension sets where layers differ; empty otherwise.
+        label: "intact", "chosen", "random 3", "matched 1".
+        dims: dimensions off in any layer.
+        by_layer: {layer: dims} where layers differ; empty otherwise.
+        layers: layers they are off in.
         score: the task's value.
         change: score.value − intact value (nats per token for a loss); 95 % paired bootstrap interval low, high.
         n_parameters: parameters set to zero (0 for edits of hidden states).
@@ -56,6 +57,7 @@ class Condition:
     change_low: float
     change_high: float
     n_parameters: int
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Control:
         median, percentile_95, mean: of the controls' changes, nats per token.
         ratio_to_median, ratio_to_percentile_95, ratio_to_mean: chosen change divided by those; None where the
             denominator is not positive (a ratio to nothing says nothing).
+        closeness: matched only: median of the controls' magnitudes over the wanted ones; 1 is a perfect match.
     """
 
     kind: str
@@ -81,6 +84,7 @@ class Control:
     ratio_to_median: float | None
     ratio_to_percentile_95: float | None
     ratio_to_mean: float | None
+    closeness: float | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from outlierlens.damage import Blank, Filled, FillKind
 from outlierlens.models import LoadedModel, max_positions
 
-EVERY = 7  # one word in seven is blanked: enough context to fill it, enough blanks to see a pattern
+EVERY = 7  # one in seven of the words that are one token: enough context to fill it, enough blanks to see a pattern
 CONTEXT = 96
 IMPLAUSIBLE = 1e-4  # probability under the intact model below which a fill counts as nonsense
 PROMPT_WORDS, CONTINUE = 24, 32
@@ -63,6 +63,8 @@ def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | Non
 
 
 def _masked(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
+    if not tokenizer.is_fast:
+        return None  # a slow tokenizer cannot say which letters a token stands for
     encoded = tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     words = encoded.word_ids()
@@ -90,8 +92,9 @@ def _last(offsets: Any) -> int:
 def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
     ids = list(tokenizer(text, truncation=True, max_length=length)["input_ids"])
     texts = [tokenizer.decode([token]) for token in ids]
-    # A token that begins a word, with some context before it.
-    words = [i for i in range(4, len(ids)) if re.fullmatch(r"\s?\w{2,}", texts[i])]
+    begins = _beginnings(tokenizer, ids)
+    # Whole words of one token, with some context before them: a blank then stands for one word.
+    words = [i for i in range(4, len(ids) - 1) if begins[i] and begins[i + 1] and re.fullmatch(r"\s?\w{2,}", texts[i])]
     if not words:
         return None
     chosen = words[start % len(words) :: EVERY]
@@ -101,6 +104,14 @@ def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | No
     )
     originals = tuple(texts[i] for i in chosen)
     return Exercise(tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), originals, pieces)
+
+
+def _beginnings(tokenizer: Any, ids: list[int]) -> list[bool]:
+    """Whether each token begins a word or is punctuation, by the marks that byte-level and SentencePiece tokens carry."""
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    if not any(piece[:1] in ("Ġ", "▁") for piece in pieces):
+        return [True] * len(ids)  # a tokenizer of whole words
+    return [piece[:1] in ("Ġ", "▁", "Ċ") or not piece[:1].isalnum() for piece in pieces]
 
 
 def fill(loaded: LoadedModel, work: Exercise) -> Filling:

@@ -73,6 +73,9 @@ def _read(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """({key: value}, bytes of whole lines)."""
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
+    start = b'{"identity":'
+    if end == 0 and raw[: len(start)] != start[: len(raw)]:
+        raise BadFile(f"{path}: not rows of outlierlens; name another file")
     done: dict[str, Any] = {}
     for number, line in enumerate(raw[:end].splitlines(), 1):
         try:

@@ -5,7 +5,7 @@ result = scan("mpnet-base")                     # needs neither torch nor the mo
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_READ = 500_000_000
 MAP_CELLS = 400_000  # scale and bias together; beyond it a result keeps the most extreme dimensions only
+QUIET_READ = 1_000_000
 View = Literal["last", "reading"]
 
 
@@ -36,6 +37,7 @@ class ScanOptions:
         view: "last" is the block's last operation; "reading" is every reading norm's scale, a view of its own.
         row: a TOML file that declares the architecture, instead of the table's row.
         max_read: bytes of tensor values above which reading is refused.
+        notice: called with a line that says what will be read, before a rule reads more than norm vectors.
     """
 
     rule: Rule = field(default_factory=Rule)
@@ -46,6 +48,7 @@ class ScanOptions:
     subfolder: str = ""
     token: str | None = None
     offline: bool = False
+    notice: Callable[[str], None] | None = None
 
 
 def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -> Scan:
@@ -82,7 +85,7 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     sites = [site for stack in bound for site in _sites(stack, options.view)]
     if not sites:
         raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")
-    _check_size(checkpoint, sites, options.max_read)
+    _check_size(checkpoint, sites, options)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     found = tuple(_scan_site(checkpoint, site, options.rule, digest) for site in sites)
     return Scan(
@@ -127,18 +130,21 @@ def _sites(stack: BoundStack, view: View) -> list[_Site]:
     return sites
 
 
-def _check_size(checkpoint: Checkpoint, sites: list[_Site], max_read: int) -> None:
+def _check_size(checkpoint: Checkpoint, sites: list[_Site], options: ScanOptions) -> None:
     params = {p.name for site in sites for layer in (*site.scale, *site.bias) for p in layer}
     linear = [site.name for site in sites if not site.is_norm]
     if not linear:
         return  # norm vectors only: a few kilobytes a layer
     needed = sum(checkpoint.tensors[name].nbytes for name in params)
-    if needed > max_read:
-        raise TooMuchToRead(
-            f"{checkpoint.name}: its blocks do not end in a norm, so this rule reads {', '.join(sorted(set(linear)))} of "
-            f"every layer, {needed / 1e6:,.0f} MB; allow it with --max-read {needed // 1_000_000 + 1}MB, or use "
-            "--view reading, which reads the norms alone"
-        )
+    what = f"{', '.join(sorted(set(linear)))} of every layer, {needed / 1e6:,.0f} MB"
+    if needed <= options.max_read:
+        if options.notice and needed > QUIET_READ:
+            options.notice(f"{checkpoint.name}: its blocks do not end in a norm, so this reads {what}")
+        return
+    raise TooMuchToRead(
+        f"{checkpoint.name}: its blocks do not end in a norm, so this rule reads {what}; allow it with "
+        f"--max-read {needed // 1_000_000 + 1}MB, or use --view reading, which reads the norms alone"
+    )
 
 
 def _scan_site(checkpoint: Checkpoint, site: _Site, rule: Rule, digest: Any) -> StackScan:

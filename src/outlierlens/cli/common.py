@@ -1,5 +1,6 @@
 """Options, output and progress that the commands share."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -43,20 +44,19 @@ class Show:
 
     format: str
     output: Path | None = None
-    verbose: bool = False
-    overwrite: bool = True
 
     @classmethod
-    def choose(
-        cls, format: str, json: bool, quiet: bool, output: Path | None, verbose: bool = False, overwrite: bool = False
-    ) -> "Show":
+    def choose(cls, format: str, json: bool, quiet: bool, output: Path | None, overwrite: bool = False) -> "Show":
         """Resolve `--format auto`: a table. A written file must not exist yet, unless `--overwrite` is given."""
         if format not in ("auto", "human", "json", "quiet"):
             raise BadInput(f"--format is {format!r}; use auto, human, json or quiet")
         if output and output.exists() and not overwrite:
             raise BadInput(f"{output} exists; give another name or --overwrite")
+        folder = next((p for p in output.absolute().parents if p.exists()), None) if output else None
+        if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise BadInput(f"{output} cannot be written: {folder} is no folder one may write in")
         chosen = "json" if json else "quiet" if quiet else "human" if format == "auto" else format
-        return cls(chosen, output, verbose)
+        return cls(chosen, output)
 
     def result(self, value: Any, human: Callable[[Any], None]) -> None:
         """Write `value` to the file asked for, and show it as asked."""
@@ -71,8 +71,13 @@ class Show:
 
 
 def reproduce() -> str:
-    """The command line that is running, quoted for a shell."""
-    return "outlierlens " + shlex.join(sys.argv[1:])
+    """The command line that is running, quoted for a shell, without the token: results are made to be shared."""
+    words, hidden = [], False
+    for word in sys.argv[1:]:
+        if not hidden and not word.startswith("--token"):
+            words.append(word)
+        hidden = word == "--token"
+    return "outlierlens " + shlex.join(words)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The main job: scan, observe, disable beside controls, and one report. Every step's result is on disk when it is done.
+"""The main job: scan, observe, disable beside controls, and one report. Every condition is on disk when it is measured.
 
     page = run(Job(model="smollm2-135m", directory=Path("runs/smollm2-135m")), LoadOptions(), progress)
 
@@ -99,7 +99,11 @@ def _disable(
     damages, notes = [], []
     rows_path = job.directory / ROWS
     if job.overwrite:
-        rows_path.unlink(missing_ok=True)
+        for old in job.directory.glob("rows*.jsonl"):
+            old.unlink()
+    unread = [stack.name for stack in loaded.stacks if stack.name not in {s.stack for s in observed.stacks}]
+    if unread:
+        return (), (f"nothing was switched off: stream {', '.join(unread)} needs inputs that texts do not give",)
     for stack in loaded.stacks:
         weights = next((s.dims for s in found.stacks if s.stack == stack.name), ())
         activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
@@ -112,7 +116,7 @@ def _disable(
             notes.append(f"stream {stack.name}: weights show none; switched off is what the activations show")
         options = DisableOptions(
             stack=stack.name,
-            avoid=tuple({*weights, *by_activation}),
+            avoid=tuple(sorted({*weights, *by_activation})),
             n_random=job.n_random,
             n_matched=job.n_matched,
             seed=job.seed,

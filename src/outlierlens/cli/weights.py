@@ -52,7 +52,9 @@ def scan(
     relax_to: RelaxOption = None,
     view: ViewOption = "last",
     arch: common.Arch = None,
-    propose: Annotated[bool, typer.Option("--propose", help="Draft a row (TOML) for an unknown architecture.")] = False,
+    propose: Annotated[
+        bool, typer.Option("--propose", help="Print a draft row (TOML) for an unknown architecture.")
+    ] = False,
     max_read: MaxReadOption = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
@@ -75,10 +77,10 @@ def scan(
     if propose:
         _propose(models, source)
         return
-    show = Show.choose(format, json, quiet, output, verbose, overwrite)
+    show = Show.choose(format, json, quiet, output, overwrite)
     options = _options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
-        view=view, row=arch, max_read=common.parse_bytes(max_read), **source,
+        view=view, row=arch, max_read=common.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
     )  # fmt: skip
     found = [scan_one(model, options, command=common.reproduce()) for model in models]
     result = found[0] if len(found) == 1 else Scans(tuple(found))
@@ -137,9 +139,15 @@ def compare(
     n_sigma: SigmaOption = 3.0,
     min_layer_fraction: FractionOption = 0.5,
     same_layer: SameLayerOption = False,
+    top_k: TopKOption = 6,
+    relax_to: RelaxOption = None,
     view: ViewOption = "last",
     arch: common.Arch = None,
     max_read: MaxReadOption = "500MB",
+    revision: common.Revision = None,
+    other_revision: Annotated[
+        str | None, typer.Option("--other-revision", help="Hub revision of the second model; default: --revision.")
+    ] = None,
     token: common.Token = None,
     offline: common.Offline = False,
     output: common.Output = None,
@@ -149,14 +157,18 @@ def compare(
     quiet: common.Quiet = False,
 ) -> None:
     """Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version."""
+    from dataclasses import replace
+
     from outlierlens.comparison import compare as compare_scans
 
-    show = Show.choose(format, json, quiet, output, overwrite=overwrite)
+    show = Show.choose(format, json, quiet, output, overwrite)
     options = _options(
-        rule, n_sigma, min_layer_fraction, same_layer, 6, None,
-        view=view, row=arch, max_read=common.parse_bytes(max_read), token=token, offline=offline,
+        rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
+        view=view, row=arch, max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
+        notice=None if quiet else common.warn,
     )  # fmt: skip
-    show.result(compare_scans(_scan_or_load(base, options), _scan_or_load(other, options)), _print_comparison)
+    later = replace(options, revision=other_revision or revision)
+    show.result(compare_scans(_scan_or_load(base, options), _scan_or_load(other, later)), _print_comparison)
 
 
 def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
@@ -179,7 +191,7 @@ def _print_comparison(comparison: "Comparison") -> None:
     for stack, share in comparison.jaccard.items():
         moved = "; all that went were replaced: the outliers moved" if comparison.moved[stack] else ""
         say(f"{title}, {stack}: {share:.0%} of the outliers in common{moved}")
-    columns = ["stack", "dim", "fate", "z_scale_before", "z_scale_after", "layers_before", "layers_after"]
+    columns = ["stack", "site", "dim", "fate", "z_scale_before", "z_scale_after", "layers_before", "layers_after"]
     if comparison.changes:
         heads = [column.replace("_", " ") for column in columns]
         print_table("", heads, ([getattr(change, c) for c in columns] for change in comparison.changes))

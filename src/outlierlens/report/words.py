@@ -21,11 +21,13 @@ SIGNIFICANT = 0.05
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 LISTED = 12
 TASKS = {"causal loss": "perplexity", "masked loss": "the perplexity of masked tokens"}
+CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
 MODES = {
     "zeroed_weights": "Switching {them} off",
     "edited_hidden zero": "Setting {values} to zero",
     "edited_hidden mean": "Setting {values} to their mean",
     "edited_hidden scale": "Scaling {values}",
+    "removed_writes with embeddings": "Removing all that writes to {them}, embeddings too,",
     "edited_hidden resample": "Resampling {values}",
     "removed_writes": "Removing all that writes to {them}",
 }
@@ -136,7 +138,8 @@ def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
     them, values = _these(dims), f"the hidden values of {_these(dims)}"
     if dims == all_found:
         them, values = ("it", "its hidden values") if len(dims) == 1 else ("them", "their hidden values")
-    act = MODES.get(damage.mode, MODES["zeroed_weights"]).format(them=them, values=values)
+    mode = damage.mode.partition(" × ")[0]  # a scale's factor stands behind its name
+    act = MODES.get(mode, MODES["zeroed_weights"]).format(them=them, values=values)
     if found == "harmless":
         yield f"{act} does no more than chance: {_effect(damage)}{_beside(damage, control)}."
     else:
@@ -196,7 +199,12 @@ def _matched(damage: Damage, found: str) -> Iterator[str]:
         f"×{factor(control.median)}" if damage.task in TASKS else f"{control.median:.2g} {damage.unit}"
     ) + " in the median"
     worst = max(condition.change for condition in control.conditions)
-    if damage.chosen.change > worst:
+    if control.closeness is not None and control.closeness < CLOSE:
+        yield (
+            f"No weights elsewhere are as extreme: the nearest in each layer reach {control.closeness:.0%} of these "
+            f"({n} sets of them: {effect}), so whether size alone explains the damage stays open."
+        )
+    elif damage.chosen.change > worst:
         yield (
             f"All {n} sets of weights as large at other positions in each layer do less ({effect}): "
             "size alone does not explain the damage."

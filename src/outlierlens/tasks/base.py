@@ -7,6 +7,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 
+DRAWN_AT_ONCE = 4_000_000  # indices of the bootstrap held in memory: 32 MB
 TaskName = Literal["auto", "masked loss", "causal loss", "output change"]
 
 
@@ -75,8 +76,12 @@ def bootstrap(
     n = len(values)
     if n < 2 or not np.isfinite(values).all():
         return float("nan"), float("nan")
-    drawn = np.random.default_rng(seed).integers(0, n, size=(n_draws, n))
-    means = (values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)
+    random = np.random.default_rng(seed)
+    means: list[float] = []
+    while len(means) < n_draws:
+        size = min(n_draws - len(means), max(1, DRAWN_AT_ONCE // n))
+        drawn = random.integers(0, n, size=(size, n))
+        means += ((values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)).tolist()
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)

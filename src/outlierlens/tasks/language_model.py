@@ -17,7 +17,8 @@ import numpy as np
 from outlierlens.data import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_only_at
-from outlierlens.models import LoadedModel, max_positions
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class LanguageModelLoss(ABC):
         if loaded.tokenizer is None:
             raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
         self.loaded, self.options = loaded, options
-        self.max_length = min(options.max_length, max_positions(loaded.config) or options.max_length)
+        self.max_length = token_limit(loaded, options.max_length)
         windows = [window for number, text in enumerate(texts) for window in self._windows(number, text)]
         windows = [window for window in windows if window.positions]
         if not windows:

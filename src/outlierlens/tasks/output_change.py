@@ -12,21 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.data import Batch, batches, decoder_side
+from outlierlens.ablate import stream_width
+from outlierlens.data import Batch, batches
 from outlierlens.errors import BadInput
+from outlierlens.inputs import model_inputs, token_limit
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_KEPT_BYTES = 4_000_000_000  # intact outputs are kept in memory
+
 
 def _classes(loaded: LoadedModel) -> int:
     """Size of the head's distribution: the vocabulary of a generator, the labels of a classifier, 1 for a bare score."""
+    name = type(loaded.model).__name__
+    if loaded.head == "none" or name.endswith("PreTraining"):
+        return 1
     head = loaded.model.get_output_embeddings()  # type: ignore[operator]
-    if head is not None:
-        return int(head.out_features)
-    return len(loaded.config.get("id2label") or ()) if not type(loaded.model).__name__.endswith("PreTraining") else 1
+    return int(head.out_features) if head is not None else len(loaded.config.get("id2label") or ())
+
+
+def _width(loaded: LoadedModel) -> int:
+    return stream_width(loaded.model, loaded.stacks[-1])
 
 
 class OutputChange:
@@ -37,43 +46,40 @@ class OutputChange:
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         self.loaded = loaded
-        # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
-        self._shifted = bool(loaded.config.get("is_encoder_decoder"))
-        self._has_logits = loaded.head == "other" and _classes(loaded) > 1
-        self.unit = "nats (KL of the head's distribution)" if self._has_logits else "cosine distance of token vectors"
-        self._batches = list(
-            batches(
-                loaded.tokenizer,
-                texts,
-                max_length=options.max_length,
-                batch_size=options.batch_size,
-                device=loaded.device,
-            )
-        )
+        length = token_limit(loaded, options.max_length)
+        found = batches(loaded.tokenizer, texts, max_length=length, batch_size=options.batch_size, device=loaded.device)
+        self._batches = list(found)
         self.texts = tuple(sorted(number for batch in self._batches for number in batch.texts))
         if not self.texts:
             raise BadInput("no text has a token; give longer texts")
         self._row_of = {number: row for row, number in enumerate(self.texts)}
         self.n_texts = len(self.texts)
         self.n_tokens = sum(int(batch.valid.sum()) for batch in self._batches)
+        # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
+        classes = _classes(loaded)
+        needed = sum(batch.valid.numel() for batch in self._batches) * (classes + _width(loaded)) * 4
+        if needed > MAX_KEPT_BYTES:
+            raise BadInput(
+                f"the intact outputs of {self.n_tokens:,} tokens would take {needed / 1e9:.1f} GB; use fewer texts (--limit)"
+            )
         self._intact = [self._run(batch) for batch in self._batches]
+        self._has_logits = classes > 1 and all(len(logits) for _, logits in self._intact)
+        self.unit = "KL divergence (nats)" if self._has_logits else "cosine distance"
         self._also: dict[str, float] = {}
 
     def _run(self, batch: Batch) -> tuple["Tensor", "Tensor"]:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32 on the CPU."""
         import torch
 
-        inputs: dict[str, Any] = dict(batch.inputs)
-        if self._shifted:
-            inputs["decoder_input_ids"], _ = decoder_side(batch, self.loaded.config)
-            inputs["decoder_attention_mask"] = batch.valid.long()
+        headless = self.loaded.head == "none"
         with torch.inference_mode():
-            output: Any = self.loaded.model(**inputs, output_hidden_states=self.loaded.head == "other")
-        if not self._has_logits:
-            last = getattr(output, "last_hidden_state", None)
-            return (output.hidden_states[-1] if last is None else last).float().cpu(), torch.empty(0)
-        states = output.decoder_hidden_states if self._shifted else output.hidden_states
-        return states[-1].float().cpu(), output.logits.float().cpu()
+            output: Any = self.loaded.model(**model_inputs(self.loaded, batch), output_hidden_states=not headless)
+        states = getattr(output, "last_hidden_state", None)
+        if states is None:
+            # An encoder-decoder's answer is the decoder's.
+            states = (getattr(output, "decoder_hidden_states", None) or output.hidden_states)[-1]
+        logits = getattr(output, "logits", None)
+        return states.float().cpu(), torch.empty(0) if logits is None else logits.float().cpu()
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""
