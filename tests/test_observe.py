@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from architectures import FAMILIES, Family, build
+from outlierlens import data
 from outlierlens.activation_rules import ActivationRules, Measured, activation_outliers
 from outlierlens.activations import ObserveOptions, Observer, observe
 from outlierlens.data import Texts, read_texts
@@ -318,7 +319,7 @@ def test_a_result_survives_json(words: Callable[..., Any]) -> None:
     document = json.loads(text)
     assert document["data_digest"] == some_texts(6).digest
     assert document["provenance"]["command"] == "outlierlens observe planted"
-    assert len(found.to_pandas()) == 4 * len(found.stacks[0].dims)
+    assert len(found.to_pandas()) == 2 * 4 * len(found.stacks[0].dims)
 
 
 def test_long_texts_are_cut_where_the_model_ends(words: Callable[..., Any]) -> None:
@@ -326,6 +327,29 @@ def test_long_texts_are_cut_where_the_model_ends(words: Callable[..., Any]) -> N
     # 32 rows of positions, of which RoBERTa uses those after padding_idx 0.
     assert found.max_length == 31
     assert "texts are cut at 31 tokens: the model has no more positions" in found.notes
+
+
+def test_mpnet_numbers_positions_from_its_own_padding_index(words: Callable[..., Any]) -> None:
+    """Its code fixes the padding index at 1, whatever the config says; one position more would be out of range."""
+    found = observe(wrap(FAMILIES["mpnet"], words()), some_texts(2, longest=60), ObserveOptions(max_length=500))
+    assert found.max_length == 30
+
+
+def test_one_function_feeds_decoders_and_one_limits_positions(
+    words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlierlens.activations.max_positions", lambda config: 6)
+    fed: list[list[int]] = []
+
+    def side(batch: Any, config: Any) -> Any:
+        tokens, special = data.decoder_side(batch, config)
+        fed.extend(tokens.tolist())
+        return tokens, special
+
+    monkeypatch.setattr("outlierlens.activations.decoder_side", side)
+    found = observe(wrap(FAMILIES["bart"], words()), Texts("made", ("w1 w2 w3 w4 w5 w6",)))
+    assert found.max_length == 6
+    assert {len(tokens) for tokens in fed} == {6}
 
 
 @pytest.mark.parametrize("name", ["vit", "wav2vec2", "whisper", "clip_vision_model"])

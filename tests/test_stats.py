@@ -1,6 +1,7 @@
 """Running statistics against numbers worked out by hand, NumPy, and merges in any order."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -45,6 +46,55 @@ def test_moments_by_hand() -> None:
     assert float(found.std()) == pytest.approx(math.sqrt(12.5))
     assert float(found.skewness()) == pytest.approx(45 / 12.5**1.5)
     assert float(found.kurtosis()) == pytest.approx(348.5 / 156.25)
+
+
+def exact(points: dict[int, int]) -> tuple[int, Fraction, Fraction, Fraction, Fraction]:
+    """Count, mean and centred power sums of {value: how often}, in fractions."""
+    count = sum(points.values())
+    mean = Fraction(sum(value * times for value, times in points.items()), count)
+    return count, mean, *(sum(times * (value - mean) ** k for value, times in points.items()) for k in (2, 3, 4))
+
+
+def summed(points: dict[int, int]) -> Moments:
+    """The same as `Moments`, as if so many rows had been read."""
+    count, *sums = exact(points)
+    return Moments(count, *(torch.tensor([float(value)], dtype=torch.float64) for value in sums))
+
+
+def assert_merges_exactly(first: dict[int, int], second: dict[int, int]) -> None:
+    both = {value: first.get(value, 0) + second.get(value, 0) for value in first.keys() | second.keys()}
+    count, mean, *sums = exact(both)
+    merged = summed(first).merged(summed(second))
+    assert merged.count == count
+    assert float(merged.mean) == pytest.approx(float(mean), rel=1e-12, abs=1e-12 * max(map(abs, both)))
+    for k, found, wanted in zip((2, 3, 4), (merged.m2, merged.m3, merged.m4), sums, strict=True):
+        # The third power sum may cancel: what counts is its error against the terms that were added.
+        size = sum(times * abs(value - mean) ** k for value, times in both.items())
+        assert float(found) == pytest.approx(float(wanted), rel=0, abs=1e-12 * float(size)), k
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(10**6, 10**5), (10**5, 10**6), (10**9, 32), (10**9, 10**9), (10**12, 1), (10**12, 10**12)]
+)
+def test_moments_of_many_rows_merge_like_fractions(first: int, second: int) -> None:
+    assert_merges_exactly({-3: first // 4, 5: first - first // 4}, {-2: second // 3, 22_500: second - second // 3})
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    *(st.dictionaries(st.integers(-30_000, 30_000), st.integers(1, 10**12), min_size=1, max_size=4) for _ in range(2))
+)
+def test_moments_merge_like_fractions_at_any_count(first: dict[int, int], second: dict[int, int]) -> None:
+    assert_merges_exactly(first, second)
+
+
+def test_a_group_goes_on_counting_after_millions_of_vectors() -> None:
+    group = GroupStats(1, 3.0)
+    group.moments = summed({-1: 10**7, 1: 10**7})
+    group.add(torch.tensor([[22_500.0]]), rows(1))
+    assert group.count == 2 * 10**7 + 1
+    count, _, second, _, fourth = exact({-1: 10**7, 1: 10**7, 22_500: 1})
+    assert float(group.moments.kurtosis()) == pytest.approx(float(count * fourth / second**2), rel=1e-12)
 
 
 def test_a_dimension_that_never_varies_has_no_shape() -> None:

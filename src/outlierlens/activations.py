@@ -19,11 +19,11 @@ import numpy as np
 
 from outlierlens.activation_rules import ActivationRules
 from outlierlens.arch import BoundStack
-from outlierlens.data import Batch, Texts, batches
-from outlierlens.errors import BadInput, need
+from outlierlens.data import Batch, Texts, batches, decoder_side
+from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel, fingerprint, max_positions
 from outlierlens.observation import Observation, Passage, StackObservation
 from outlierlens.results import Provenance
 from outlierlens.stats import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
@@ -149,7 +149,7 @@ class Observer:
 
         inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in self.accepts}
         if self.shifted:
-            inputs["decoder_input_ids"] = self._sides(batch)[self.shifted][1]
+            inputs["decoder_input_ids"] = self._sides(batch)[self.shifted][0]
             inputs["decoder_attention_mask"] = batch.valid.to(inputs["decoder_input_ids"].dtype)
         if "use_cache" in self.accepts:
             inputs["use_cache"] = False
@@ -161,11 +161,11 @@ class Observer:
         import torch
 
         sides = self._sides(batch)
-        if any(bool(special.any()) for special, _ in sides.values()):
+        if any(bool(special.any()) for _, special in sides.values()):
             self.groups = 2
         kept = self._columns_per_layer()
         rows = {}
-        for name, (special, tokens) in sides.items():
+        for name, (tokens, special) in sides.items():
             device = self.streams[name].device
             parts = [t.to(device) for t in (batch.valid & ~special, special, batch.valid, tokens)]
             rows[name] = (
@@ -224,22 +224,16 @@ class Observer:
             dims = np.arange(vectors.shape[2])
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
-            tokens = self._token_text(sides[stack.name][1][0].tolist())
+            tokens = self._token_text(sides[stack.name][0][0].tolist())
             layers = tuple(layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers)))
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
         return tuple(found)
 
     def _sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{stream: (special tokens, token ids)}, both [batch, token]; the decoder's are shifted."""
-        ids = batch.inputs["input_ids"]
-        sides = {stack.name: (batch.special, ids) for stack in self.stacks}
+        """{stream: (token ids, special tokens)}, both [batch, token]; the decoder's are shifted."""
+        sides = {stack.name: (batch.inputs["input_ids"], batch.special) for stack in self.stacks}
         if self.shifted:
-            start = self.loaded.config.get("decoder_start_token_id")
-            if start is None:
-                raise BadInput("the config has no decoder_start_token_id, so the decoder cannot be fed; set it")
-            first = batch.valid & (batch.valid.long().cumsum(1) == 1)
-            special = (batch.special.roll(1, 1) | first) & batch.valid
-            sides[self.shifted] = (special, ids.roll(1, 1).masked_fill(first, start))
+            sides[self.shifted] = decoder_side(batch, self.loaded.config)
         return sides
 
     def _columns_per_layer(self) -> int:
@@ -328,13 +322,16 @@ def _reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
 
 
 def _max_length(loaded: LoadedModel, wanted: int) -> int:
-    """`wanted`, or the number of positions that the model and its tokenizer have."""
-    nn = need("torch.nn", "models", "observing a model")
+    """`wanted`, or the number of positions that the text model and its tokenizer have.
+
+    Beside the config this asks the position tables themselves: MPNet keeps its padding index in the code, not the config.
+    """
+    from torch import nn
+
     config: Any = getattr(loaded.model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limits = [getattr(config, "max_position_embeddings", None), getattr(loaded.tokenizer, "model_max_length", None)]
+    text_config = config.get_text_config().to_dict() if hasattr(config, "get_text_config") else loaded.config
+    limits = [max_positions(text_config), getattr(loaded.tokenizer, "model_max_length", None)]
     for name, module in loaded.model.named_modules():
-        # RoBERTa and its kin count positions from padding_idx + 1.
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limits.append(module.num_embeddings - module.padding_idx - 1)
     return min([wanted, *(limit for limit in limits if isinstance(limit, int) and limit >= 2)])

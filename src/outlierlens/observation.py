@@ -2,21 +2,28 @@
 
 observation.stacks[0].view("all").mean           # [layer, column]; layer 0 here is the embeddings row
 observation.stacks[0].layers                     # ("embeddings", "0", "1", …)
+observation.to_pandas()                          # every statistic, a row per stack, view, layer and dimension
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
+from outlierlens.errors import BadInput, need
+from outlierlens.results import Provenance, result
 
 if TYPE_CHECKING:
     import pandas
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+FLAT = (
+    "mean", "std", "skewness", "kurtosis", "min", "max", "abs_max", "abs_max_position", "abs_max_text",
+    "argmin_share", "argmax_share", "sigma_token_share", "sigma_input_share",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,29 @@ class StackObservation:
             raise BadInput(f"no view {name!r}; views are {', '.join(self.views)}")
         return self.views[name]
 
+    def columns(self, name: str) -> dict[str, np.ndarray]:
+        """Every statistic of a view as flat columns [layer * dimension], with the stack, view, layer and dimension.
+
+        Quantile columns are called q0.001 … q0.999; what a layer has one of (tokens, median_abs) is repeated.
+        """
+        statistics = self.view(name)
+        shape = (len(self.layers), len(self.dims))
+
+        def layerwise(values: Any) -> np.ndarray:
+            return np.broadcast_to(np.asarray(values)[:, None], shape).ravel()
+
+        return {
+            "stack": np.full(shape, self.stack, dtype=object).ravel(),
+            "view": np.full(shape, name, dtype=object).ravel(),
+            "layer": layerwise(np.array(self.layers, dtype=object)),
+            "dim": np.broadcast_to(np.array(self.dims, dtype=np.int64), shape).ravel(),
+            "tokens": layerwise(statistics.tokens),
+            **{field: getattr(statistics, field).ravel() for field in FLAT},
+            "abs_max_token": np.array(statistics.abs_max_token, dtype=object).ravel(),
+            **{f"q{share}": statistics.quantiles[:, :, i].ravel() for i, share in enumerate(QUANTILES)},
+            "median_abs": layerwise(statistics.median_abs),
+        }
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -127,23 +157,38 @@ class Observation:
     passages: tuple[Passage, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def rows(self, view: str = "all") -> Iterator[dict[str, Any]]:
-        """One flat row per stack, layer and dimension."""
-        for stack in self.stacks:
-            statistics = stack.view(view)
-            for row, layer in enumerate(stack.layers):
-                for column, dim in enumerate(stack.dims):
-                    yield {"stack": stack.stack, "layer": layer, "dim": dim} | {
-                        name: float(getattr(statistics, name)[row, column])
-                        for name in (
-                            "mean", "std", "skewness", "kurtosis", "min", "max", "abs_max", "abs_max_position",
-                            "argmin_share", "argmax_share", "sigma_token_share", "sigma_input_share",
-                        )
-                    } | {"abs_max_token": statistics.abs_max_token[row][column]}  # fmt: skip
+    def rows(self, view: str | None = None) -> Iterator[dict[str, Any]]:
+        """One flat row per stack, view, layer and dimension: of both views, or of `view` alone."""
+        columns = self._columns(view)
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield dict(zip(columns, values, strict=True))
 
-    def to_pandas(self, view: str = "all") -> "pandas.DataFrame":
-        """One row per stack, layer and dimension."""
-        return table(list(self.rows(view)))
+    def to_pandas(self, view: str | None = None) -> "pandas.DataFrame":
+        """Every statistic, one row per stack, view, layer and dimension: of both views, or of `view` alone.
+
+        Raises:
+            BadInput: no such view.
+            MissingExtra: pandas is not installed.
+        """
+        return need("pandas", "models", "to_pandas()").DataFrame(self._columns(view))
+
+    def to_parquet(self, path: Path | str) -> Path:
+        """Write the table of `to_pandas` to exactly `path`, through a temporary file beside it that is then renamed."""
+        path = Path(path)
+        need("pyarrow", "models", "writing parquet")
+        frame = self.to_pandas()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            frame.to_parquet(part, engine="pyarrow", index=False)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+    def _columns(self, view: str | None) -> dict[str, np.ndarray]:
+        blocks = [stack.columns(name) for stack in self.stacks for name in (stack.views if view is None else (view,))]
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]} if blocks else {}
 
     def _repr_html_(self) -> str:
         from outlierlens.show import html_table

@@ -58,13 +58,15 @@ class Moments:
         if not a or not b:
             return self if a else other
         n = a + b
+        # Shares instead of counts: products of counts pass 2^64 from some 100,000 rows on, where torch takes no more.
+        p, q, between = a / n, b / n, a * (b / n)
         delta = other.mean - self.mean
-        step = delta / n
-        m2 = self.m2 + other.m2 + delta * step * (a * b)
-        m3 = self.m3 + other.m3 + delta * step * step * (a * b * (a - b)) + 3 * step * (a * other.m2 - b * self.m2)
-        m4 = self.m4 + other.m4 + delta * step * step * step * (a * b * (a * a - a * b + b * b))
-        m4 = m4 + 6 * step * step * (a * a * other.m2 + b * b * self.m2) + 4 * step * (a * other.m3 - b * self.m3)
-        return Moments(n, self.mean + step * b, m2, m3, m4)
+        square = delta * delta
+        m2 = self.m2 + other.m2 + between * square
+        m3 = self.m3 + other.m3 + between * ((a - b) / n) * square * delta + 3 * delta * (p * other.m2 - q * self.m2)
+        m4 = self.m4 + other.m4 + between * (1 - 3 * p * q) * square * square
+        m4 = m4 + 6 * square * (p * p * other.m2 + q * q * self.m2) + 4 * delta * (p * other.m3 - q * self.m3)
+        return Moments(n, self.mean + q * delta, m2, m3, m4)
 
     def std(self) -> "Tensor":
         """Population standard deviation [dim]."""
