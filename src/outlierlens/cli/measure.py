@@ -54,7 +54,7 @@ def observe(
     no_progress: common.NoProgress = False,
 ) -> None:
     """Stream a text through the model once and report statistics of every layer and dimension."""
-    show = Show.choose(format, json, quiet, output, verbose, overwrite)
+    show = Show.choose(format, json, quiet, output, overwrite)
     if parquet and parquet.exists() and not overwrite:
         raise BadInput(f"{parquet} exists; give another name or --overwrite")
     if parquet:
@@ -183,12 +183,12 @@ def disable(
     no_progress: common.NoProgress = False,
 ) -> None:
     """Switch dimensions off beside random and matched controls, and measure what breaks."""
-    from outlierlens.bench import DisableOptions, save_disabled
+    from outlierlens.bench import DisableOptions, check_save, save_disabled
     from outlierlens.bench import disable as disable_dims
     from outlierlens.data import read_texts
     from outlierlens.tasks import TaskOptions
 
-    show = Show.choose(format, json, quiet, output, overwrite=overwrite)
+    show = Show.choose(format, json, quiet, output, overwrite)
     plan = common.parse_dims(dims)
     task_options = TaskOptions(
         name=task.replace("-", " "),  # type: ignore[arg-type]
@@ -199,6 +199,12 @@ def disable(
     )
     if rows and rows.exists() and overwrite:
         rows.unlink()
+    spared = common.parse_dims(avoid) if avoid else None
+    if isinstance(spared, dict):
+        raise BadInput(f"--avoid takes dimensions, 308,381; {avoid!r} names layers")
+    texts = read_texts(data, column=text_column, limit=limit, offline=offline)
+    if save:
+        check_save(save, mode)
     loaded = _load(
         model, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, offline=offline, row=arch,
@@ -207,7 +213,7 @@ def disable(
         mode=mode,  # type: ignore[arg-type]
         layers=common.parse_layers(layers) if layers else None,
         stack=stack,
-        avoid=_found(loaded, stack) if not avoid else tuple(common.parse_dims(avoid)),
+        avoid=spared,
         n_random=n_random,
         n_matched=n_matched,
         factor=factor,
@@ -215,21 +221,12 @@ def disable(
         seed=seed,
         task=task_options,
     )
-    texts = read_texts(data, column=text_column, limit=limit, offline=offline)
     with Progress(not no_progress and show.format != "quiet") as progress:
         damage = disable_dims(loaded, texts, plan, options, command=common.reproduce(), progress=progress, rows=rows)
+    show.result(damage, print_damage)
     if save:
         n_values = save_disabled(loaded, plan, save, options)
         common.warn(f"{save}: model with {n_values:,} values off")
-    show.result(damage, print_damage)
-
-
-def _found(loaded: "LoadedModel", stack: str | None) -> tuple[int, ...]:
-    """What the weight rule finds in the live weights: no random control may hold it."""
-    from outlierlens.weights import scan_live
-
-    bound = loaded.stack(stack)
-    return next(found.dims for found in scan_live(loaded).stacks if found.stack == bound.name)
 
 
 def print_damage(damage: "Damage") -> None:
