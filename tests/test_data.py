@@ -21,12 +21,12 @@ def write(path: Path, text: str) -> Path:
 def test_every_kind_of_file_gives_the_same_texts(tmp_path: Path) -> None:
     import pandas
 
-    expected = ("one, two", "three\tfour", "fünf")
+    expected = ("one, two", 'three "four', "fünf")
     rows = [{"label": i, "sentence": text} for i, text in enumerate(expected)]
-    write(tmp_path / "a.txt", "one, two\n\n  \nthree\tfour\r\nfünf\n")
+    write(tmp_path / "a.txt", 'one, two\n\n  \nthree "four\r\nfünf\n')
     write(tmp_path / "a.jsonl", "\n".join(json.dumps(row) for row in rows))
-    write(tmp_path / "a.csv", 'label,sentence\n0,"one, two"\n1,three\tfour\n2,fünf\n')
-    write(tmp_path / "a.tsv", 'label\tsentence\n0\tone, two\n1\t"three\tfour"\n2\tfünf\n')
+    write(tmp_path / "a.csv", 'label,sentence\n0,"one, two"\n1,"three ""four"\n2,fünf\n')
+    write(tmp_path / "a.tsv", 'label\tsentence\n0\tone, two\n1\tthree "four\n2\tfünf\n')
     pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
     digests = set()
     for ending in ("txt", "jsonl", "csv", "tsv", "parquet"):
@@ -54,6 +54,11 @@ def test_the_excerpt_is_there() -> None:
         ("x.txt", "\n\n", None, "holds no non-empty text"),
         ("x.docx", "x", None, "unknown ending '.docx'; use .txt, .jsonl, .csv, .tsv or .parquet"),
         ("x.parquet", "not parquet", None, "not a parquet file"),
+        ("x.jsonl", "[" * 200_000, None, "line 1: not valid JSON"),
+        ("x.jsonl", "\n", None, "holds no non-empty text"),
+        ("x.csv", "", None, "holds no non-empty text"),
+        ("x.csv", "text\nfine\n" + "x" * 140_000, None, "line 3: field larger than field limit .*convert the file to"),
+        ("x.tsv", "text\tlabel\nfine\t1\na\rb\t2\n", None, "line 3: new-line character seen in unquoted field"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: str, column: str | None, message: str) -> None:
@@ -71,6 +76,75 @@ def test_bad_names(tmp_path: Path) -> None:
         read_texts(tmp_path / "latin.txt")
     with pytest.raises(BadInput, match="limit is 0"):
         read_texts("excerpt", limit=0)
+
+
+ODD = "a\u2028b\u2029c\x85d\x0ce\x1cf"
+
+
+def test_lines_end_at_line_feeds_only(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\r\n" for text in (ODD, "next"))
+    assert "\u2028" in rows
+    assert read_texts(write(tmp_path / "a.jsonl", rows)).texts == (ODD, "next")
+    for ending in ("txt", "csv", "tsv"):
+        head = "" if ending == "txt" else "text\n"
+        assert read_texts(write(tmp_path / f"a.{ending}", f"{head}{ODD}\r\nnext\n")).texts == (ODD, "next"), ending
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\rstill one\r\ntwo")
+    assert read_texts(tmp_path / "b.txt").texts == ("one\rstill one", "two")
+
+
+def test_rows_of_tables(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'label,text\n0,"two\nlines"\n1\n\n2,last,extra\n')
+    assert read_texts(path).texts == ("two\nlines", "last")
+    path = write(tmp_path / "a.tsv", 'text\tlabel\n"open\t0\n\n5" and 6"\t1\n')
+    assert read_texts(path).texts == ('"open', '5" and 6"')
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str | None, str], Any]:
+    """Data sets by (name, config, split) in place of the hub; an exception is raised."""
+    import datasets
+
+    known: dict[tuple[str, str | None, str], Any] = {}
+
+    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        assert streaming
+        found = known.get((name, config, split), FileNotFoundError(f"no data set {name}"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return known
+
+
+def test_hub_ids_may_hold_dots(hub: Any) -> None:
+    hub["legacy-datasets/wikipedia", "20220301.en", "train"] = [{"id": 1, "text": "one"}, {"id": 2, "text": "two"}]
+    hub["owner/name.v2", None, "test"] = [{"sentence": "three"}]
+    assert read_texts("legacy-datasets/wikipedia:20220301.en:train").texts == ("one", "two")
+    assert read_texts("owner/name.v2").texts == ("three",)
+    for name in ("missing.TSV", "folder/missing.parquet", "./owner/name", "~/texts"):
+        with pytest.raises(BadInput, match="no such data file"):
+            read_texts(name)
+
+
+def test_hub_data_sets_that_cannot_be_read(hub: Any) -> None:
+    from datasets.exceptions import DatasetGenerationError
+
+    hub["owner/empty", None, "train"] = []
+    with pytest.raises(BadInput, match="owner/empty::train: the split 'train' of this data set is empty; name another"):
+        read_texts("owner/empty::train")
+    with pytest.raises(
+        BadInput, match=r"no such file, and it cannot be read as a hub data set .*: no data set owner/x"
+    ):
+        read_texts("owner/x")
+    for error, text in (
+        (RuntimeError("Dataset scripts are no longer supported"), "scripts are no longer"),
+        (DatasetGenerationError(), "DatasetGenerationError"),
+        (ValueError(""), "ValueError"),
+    ):
+        hub["owner/bad", None, "test"] = error
+        with pytest.raises(BadInput, match=text):
+            read_texts("owner/bad")
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,11 +3,13 @@
     texts = read_texts("passages.txt", limit=100)
     for batch in batches(tokenizer, texts, max_length=128, batch_size=16): ...
 
-A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split".
+A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split". Lines end at
+"\\n" or "\\r\\n" and nowhere else: a text may hold U+2028, U+0085 and their kind. Quotes mean something in .csv alone.
 """
 
 import csv
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
+ENDINGS = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ def read_texts(
     """Non-empty texts of `data`, at most `limit`, in file order; "excerpt" is the text shipped with the package.
 
     Raises:
-        BadInput: no such file, unknown ending, missing column (the message lists the columns), or no text at all.
+        BadInput: no such file or data set, unknown ending, missing column (the message lists the columns), a row that
+            cannot be read, or no text at all.
         Offline: a hub id while offline.
     """
     if limit is not None and limit < 1:
@@ -63,7 +67,7 @@ def read_texts(
         )
     elif path.is_file():
         found, used = _from_file(path, column)
-    elif path.suffix or source.startswith((".", "/", "~")):
+    elif path.suffix.lower() in ENDINGS or source.startswith((".", "/", "~")):
         raise BadInput(f"{source}: no such data file")
     else:
         found, used = _from_hub(source, column, offline)
@@ -79,7 +83,8 @@ def read_texts(
 
 
 def _lines(text: str) -> Iterator[str]:
-    return iter(text.splitlines())
+    """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
+    return (line.removesuffix("\r") for line in text.split("\n"))
 
 
 def _from_file(path: Path, column: str | None) -> tuple[Iterator[Any], str]:
@@ -93,26 +98,44 @@ def _from_file(path: Path, column: str | None) -> tuple[Iterator[Any], str]:
         except need("pyarrow", "models", "reading parquet").ArrowInvalid as error:
             raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
     try:
-        text = path.read_text("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 at byte {error.start:,}; convert it first") from None
     if suffix in (".txt", ""):
         return _lines(text), ""
     if suffix in (".jsonl", ".ndjson"):
-        rows = [_json_row(line, number, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        used = _column(column, list(rows[0]) if rows else [], path)
+        rows = [_json_row(line, number, path) for number, line in enumerate(_lines(text), 1) if line.strip()]
+        if not rows:
+            return iter(()), ""
+        used = _column(column, list(rows[0]), path)
         return (row.get(used) for row in rows), used
     if suffix in (".csv", ".tsv"):
-        reader = csv.DictReader(text.splitlines(keepends=True), delimiter="," if suffix == ".csv" else "\t")
-        used = _column(column, list(reader.fieldnames or []), path)
-        return (row[used] for row in reader), used
+        table = _table(text, path, quoted=suffix == ".csv")
+        header = next(table, [])
+        if not header:
+            return iter(()), ""
+        used = _column(column, header, path)
+        place = header.index(used)
+        return (row[place] for row in table if len(row) > place), used
     raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, .jsonl, .csv, .tsv or .parquet")
+
+
+def _table(text: str, path: Path, *, quoted: bool) -> Iterator[list[str]]:
+    """Rows of a .csv, or of a .tsv, where a quote is a character like any other (as in GLUE)."""
+    if quoted:
+        reader = csv.reader(io.StringIO(text, newline=""))
+    else:
+        reader = csv.reader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        yield from (row for row in reader if row)
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {reader.line_num}: {error}; correct it, or convert the file to .jsonl") from None
 
 
 def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadInput(f"{path}, line {number}: not valid JSON") from None
     if not isinstance(row, dict):
         raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
@@ -138,11 +161,15 @@ def _from_hub(data: str, column: str | None, offline: bool) -> tuple[Iterator[An
     config, split = (rest[0] or None if rest else None), (rest[1] if len(rest) > 1 else "test")
     try:
         rows = datasets.load_dataset(name, config, split=split, streaming=True)
-        first = next(iter(rows))
-    except (OSError, ValueError, StopIteration) as error:
+        first = next(iter(rows), None)
+    # RuntimeError is what the library raises for data sets that are scripts.
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(
-            f"{data}: cannot be read as a hub data set (owner/name:config:split): {str(error).splitlines()[0][:200]}"
+            f"{data}: no such file, and it cannot be read as a hub data set (owner/name:config:split): {text[:200]}"
         ) from None
+    if first is None:
+        raise BadInput(f"{data}: the split {split!r} of this data set is empty; name another one")
     used = _column(column, list(first), data)
     return (row[used] for row in rows), used
 

@@ -5,16 +5,18 @@ loaded.model, loaded.tokenizer, loaded.head          # head: "causal", "masked",
 loaded.stacks                                        # residual streams, bound to the live parameters
 """
 
+import contextlib
 import hashlib
-import os
-from collections.abc import Mapping
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens import arch
 from outlierlens.arch import BoundStack
-from outlierlens.errors import BadInput, Offline, UnknownModel, need
+from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +26,31 @@ if TYPE_CHECKING:
 Head = Literal["causal", "masked", "other", "none"]
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Families whose causal classes attend in both directions unless the config says is_decoder.
+ENCODER_FAMILIES = frozenset({
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+# What no state depends on, so that it may be absent from a file: buffers, and in a bare model its pooler.
+BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
+)  # fmt: skip
+
+
+def say(message: str) -> None:
+    """Write one line to stderr."""
+    print(message, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """How to load: revision, precision, device and trust, as in every command.
 
-    `dtype` "auto" means float32 on CPU (bf16 is slower there without hardware support) and the stored type on GPUs.
+    `dtype` "auto" means bfloat16 where the hardware computes in it (CUDA devices that support it, CPUs with AVX512-BF16
+    or AMX) and float32 everywhere else; name one to have the same numbers on every machine. `offline` forbids the
+    network while this model is loaded and changes nothing afterwards. `notice` receives a line before slow work that
+    is done once, such as the conversion of a sample.
     """
 
     revision: str | None = None
@@ -42,6 +62,7 @@ class LoadOptions:
     offline: bool = False
     row: Path | None = None
     attention: str | None = None
+    notice: Callable[[str], None] = say
 
 
 @dataclass(frozen=True)
@@ -95,29 +116,30 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
     found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     if not found:
         return None
-    # RoBERTa and its kin number positions from the padding index + 1.
-    offset = config.get("pad_token_id", 1) + 1 if config.get("model_type") in OFFSET_POSITIONS else 0
-    return min(found) - offset
+    if config.get("model_type") not in OFFSET_POSITIONS:
+        return min(found)
+    # RoBERTa and its kin number positions from the padding index + 1; the index is 1 unless the config names another.
+    padding = config.get("pad_token_id")
+    return min(found) - (1 if padding is None else padding) - 1
 
 
 def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
     """Load `name` (sample, directory or hub id) with its tokenizer and bind its residual streams.
 
     The class is the one the config's `architectures` names; where the file lacks that class's head (sentence
-    encoders are often saved so), the bare encoder is loaded instead.
+    encoders are often saved so), the bare encoder is loaded instead. A pooler that the file lacks is set to zero: no
+    state depends on it, and random values would make every load another model.
 
     Raises:
+        BadFile: damaged weights, a config that does not fit them, or weights that are missing.
+        MissingExtra: the model or its tokenizer needs a library that is not installed.
         UnknownModel, UnknownArchitecture, Offline, BadInput: see those.
     """
     options = options or LoadOptions()
     if options.dtype not in DTYPES:
         raise BadInput(f"dtype is {options.dtype!r}; use one of {', '.join(DTYPES)}")
-    need("torch", "models", "running a model")
-    if options.offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # read when the libraries are imported, so before the next line
+    torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
-    import torch
-
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source = _source(name, options)
@@ -130,18 +152,46 @@ def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
     }
     device = pick_device(options.device)
     dtype = getattr(torch, options.dtype) if options.dtype != "auto" else _auto_dtype(device)
-    try:
-        config = transformers.AutoConfig.from_pretrained(source, **common)
-        model = _load(transformers, source, config, dtype, {**common, "attention": options.attention})
-        tokenizer = _tokenizer(transformers, source, common)
-    except (OSError, ValueError) as error:
-        text = " ".join(str(error).split())
-        if options.offline and not Path(source).exists():
-            raise Offline(
-                f"{name}: not in the local cache, and offline mode is on; run once without --offline"
-            ) from None
-        raise UnknownModel(f"{name}: cannot be loaded: {text[:300]}") from error
+    with _no_network() if options.offline else contextlib.nullcontext():
+        try:
+            config = transformers.AutoConfig.from_pretrained(source, **common)
+            model = _load(transformers, source, config, dtype, {**common, "attention": options.attention})
+            tokenizer = _tokenizer(transformers, source, common)
+        except (OutlierlensError, MemoryError):
+            raise
+        except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
+            raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
     return from_objects(model.to(device), tokenizer, name=name, row=options.row)
+
+
+@contextlib.contextmanager
+def _no_network() -> Iterator[None]:
+    """Have the hub library refuse every request: `local_files_only` alone lets some through (metadata, telemetry)."""
+    constants: Any = need("huggingface_hub.constants", "models", "running a model")
+    before = constants.HF_HUB_OFFLINE
+    try:
+        constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensError:
+    """The error of ours, in one line, that says what another library's error means for loading `name`."""
+    if missing and isinstance(error, OSError):
+        return Offline(f"{name}: not in the local cache, and offline mode is on; run once without --offline")
+    text = (" ".join(str(error).split()) or type(error).__name__)[:300]
+    if isinstance(error, ImportError):
+        return MissingExtra(f"{name}: needs a library that is not installed: {text}")
+    if isinstance(error, pickle.UnpicklingError):
+        # The library's own message recommends unpickling without protection.
+        return BadFile(f"{name}: its weights are damaged or hold more than tensors; fetch or save them again")
+    if isinstance(error, OSError | ValueError):
+        return UnknownModel(f"{name}: cannot be loaded: {text}")
+    return BadFile(
+        f"{name}: a file in it is damaged or does not fit the others ({type(error).__name__}: {text}); "
+        f"fetch or save the model again"
+    )
 
 
 def _source(name: str, options: LoadOptions) -> str:
@@ -150,7 +200,7 @@ def _source(name: str, options: LoadOptions) -> str:
     if Path(name).is_dir():
         return name
     if name in samples.SAMPLES:
-        return str(samples.model_directory(name))
+        return str(samples.model_directory(name, options.notice))
     if Path(name).is_file() or name.startswith((".", "/", "~")):
         raise UnknownModel(
             f"{name}: running a model needs its folder (config, tokenizer and weights), a sample or a hub id, not one file"
@@ -162,36 +212,87 @@ def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict
     attention = options.pop("attention")
     extra = {"attn_implementation": attention} if attention else {}
     # A pre-training class adds a head of its own (next sentence, replaced tokens) to the masked-LM head.
-    named = (getattr(config, "architectures", None) or [""])[0].replace("ForPreTraining", "ForMaskedLM")
-    classes = [getattr(transformers, named, None) if named else None, transformers.AutoModel]
-    for cls in classes:
-        if cls is None:
-            continue
-        model, info = cls.from_pretrained(
-            source, config=config, dtype=dtype, output_loading_info=True, **options, **extra
-        )
+    named = str((getattr(config, "architectures", None) or [""])[0]).replace("ForPreTraining", "ForMaskedLM")
+    with_head = getattr(transformers, named, None)
+    if isinstance(with_head, type) and issubclass(with_head, transformers.PreTrainedModel):
+        model, lacking = _read(with_head, source, config, dtype, {**options, **extra})
         # A head that is not stored would be random: its outputs would mean nothing.
-        if not info["missing_keys"] or cls is transformers.AutoModel:
+        if not lacking:
             return model
-    raise UnknownModel(f"{source}: no class of transformers loads it")
+    model, lacking = _read(transformers.AutoModel, source, config, dtype, {**options, **extra})
+    poolers = [key for key in lacking if "pooler" in key]
+    lacking = [key for key in lacking if key not in poolers]
+    if lacking:
+        raise BadFile(
+            f"{source}: its weights lack {len(lacking)} parameters of {type(model).__name__} ({_first(lacking)}), which "
+            f"would be random; fetch or save the whole model, or correct config.json if it promises too much"
+        )
+    for key in poolers:
+        model.state_dict()[key].zero_()
+    return model
+
+
+def _read(cls: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> tuple["nn.Module", list[str]]:
+    """The model as class `cls` and the names of the parameters that the files lack; raises BadFile for wrong shapes."""
+    model, info = cls.from_pretrained(
+        source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
+    wrong = [f"{key} {tuple(stored)} for {tuple(wanted)}" for key, stored, wanted in sorted(info["mismatched_keys"])]
+    if wrong:
+        raise BadFile(
+            f"{source}: {len(wrong)} weights have another shape than config.json says (stored for expected: "
+            f"{_first(wrong)}); use the config.json that belongs to these weights"
+        )
+    return model, sorted(key for key in info["missing_keys"] if not key.endswith(BUFFERS))
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _tokenizer(transformers: Any, source: str, common: dict[str, Any]) -> Any:
+    """The tokenizer beside the model; None where there is none: commands that need texts say so."""
+    folder = Path(source) / common["subfolder"]
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
-    except (OSError, ValueError):
-        return None  # a bare model: commands that need texts say so
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
+        if any((folder / file).is_file() for file in VOCABULARIES):
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BadFile(f"{source}: its tokenizer cannot be read ({text}); fetch or save it again") from error
+        if isinstance(error, OSError | ValueError):
+            return None
+        raise
+    # Without a vocabulary file some classes are made all the same, and read every word as unknown.
+    if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2:
+        return None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
 
 
 def _head_of(model: "nn.Module") -> Head:
-    name = type(getattr(model, "_orig_mod", getattr(model, "module", model))).__name__
+    """What the outputs are: "causal" (next token), "masked", "other" (another head) or "none" (states).
+
+    A class name ending in ForCausalLM or LMHeadModel counts as causal only where the model attends to the left alone.
+    "other" are therefore: XLNet (both directions unless it is given a permutation mask), encoder families whose config
+    says is_decoder false (BertLMHeadModel, RobertaForCausalLM, …), XLM and Flaubert with causal false, and Gemma with
+    use_bidirectional_attention.
+    """
+    inner: Any = getattr(model, "_orig_mod", getattr(model, "module", model))
+    name, config = type(inner).__name__, config_dict(inner)
     if name.endswith("ForMaskedLM"):
         return "masked"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
-        return "causal"
+        family = config.get("model_type")
+        both_directions = (
+            family == "xlnet"
+            or (family in ENCODER_FAMILIES and not config.get("is_decoder", False))
+            or config.get("causal") is False
+            or config.get("use_bidirectional_attention") is True
+        )
+        return "other" if both_directions else "causal"
     return "other" if "For" in name else "none"
 
 
@@ -211,23 +312,34 @@ def pick_device(device: str) -> "torch.device":
     return chosen
 
 
-def _auto_dtype(device: "torch.device") -> Any:
+def _auto_dtype(device: "torch.device") -> "torch.dtype":
     import torch
 
-    if device.type == "cpu":
-        return torch.float32
-    return "auto"
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu":
+        tests = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        fast = any(test is not None and test() for test in tests)
+    else:
+        fast = False
+    return torch.bfloat16 if fast else torch.float32
 
 
 def fingerprint(model: "nn.Module") -> str:
-    """SHA-256 over names, shapes, types and a strided sample of every parameter: cheap, and changed by training."""
+    """SHA-256 over names, shapes, types and all bytes of every parameter; parameters that are shared count once.
+
+    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer.
+
+    Raises:
+        BadInput: a parameter has no values here (it is on the meta device).
+    """
     import torch
 
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            flat = parameter.detach().reshape(-1)
-            sample = flat[:: max(1, len(flat) // 256)].to("cpu", torch.float32)
+            if parameter.is_meta:
+                raise BadInput(f"{name} is on the meta device and has no values; load the whole model on one device")
             digest.update(f"{name}\0{tuple(parameter.shape)}\0{parameter.dtype}\n".encode())
-            digest.update(sample.numpy().tobytes())
+            digest.update(parameter.detach().reshape(-1).view(torch.uint8).to("cpu").numpy().data)
     return digest.hexdigest()
