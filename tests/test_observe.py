@@ -338,7 +338,7 @@ def test_mpnet_numbers_positions_from_its_own_padding_index(words: Callable[...,
 def test_one_function_feeds_decoders_and_one_limits_positions(
     words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outlierlens.activations.max_positions", lambda config: 6)
+    monkeypatch.setattr("outlierlens.inputs.max_positions", lambda config: 6)
     fed: list[list[int]] = []
 
     def side(batch: Any, config: Any) -> Any:

@@ -11,7 +11,6 @@ twice: the encoder as it is, the decoder shifted by one behind its start token.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,8 @@ from outlierlens.data import Batch, Texts, batches, decoder_side
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
-from outlierlens.models import LoadedModel, fingerprint, max_positions
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.observation import Observation, Passage, StackObservation
 from outlierlens.results import Provenance
 from outlierlens.stats import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
@@ -122,7 +122,7 @@ class Observer:
             self.notes.append(
                 "the decoder read each text shifted by one behind its start token; that token counts as special"
             )
-        self.max_length = _max_length(loaded, options.max_length)
+        self.max_length = token_limit(loaded, options.max_length)
         if self.max_length < options.max_length:
             self.notes.append(f"texts are cut at {self.max_length} tokens: the model has no more positions")
         self.n_tokens = self.n_special = 0
@@ -247,14 +247,9 @@ class Observer:
         return kept
 
     def _padded(self, texts: tuple[str, ...], batch_size: int, max_length: int) -> Iterator[Batch]:
-        tokenizer = self.loaded.tokenizer
-        found = batches(tokenizer, texts, max_length=max_length, batch_size=batch_size, device=self.loaded.device)
-        while True:
-            with _padding_right(tokenizer):
-                batch = next(found, None)
-            if batch is None:
-                return
-            yield batch
+        return batches(
+            self.loaded.tokenizer, texts, max_length=max_length, batch_size=batch_size, device=self.loaded.device
+        )
 
     def _token_text(self, ids: list[int]) -> tuple[str, ...]:
         tokenizer: Any = self.loaded.tokenizer
@@ -319,29 +314,3 @@ def _reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
         f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
         "observe a text model, or the text tower of this one, loaded by itself"
     )
-
-
-def _max_length(loaded: LoadedModel, wanted: int) -> int:
-    """`wanted`, or the number of positions that the text model and its tokenizer have.
-
-    Beside the config this asks the position tables themselves: MPNet keeps its padding index in the code, not the config.
-    """
-    from torch import nn
-
-    config: Any = getattr(loaded.model, "config", None)
-    text_config = config.get_text_config().to_dict() if hasattr(config, "get_text_config") else loaded.config
-    limits = [max_positions(text_config), getattr(loaded.tokenizer, "model_max_length", None)]
-    for name, module in loaded.model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)
-    return min([wanted, *(limit for limit in limits if isinstance(limit, int) and limit >= 2)])
-
-
-@contextmanager
-def _padding_right(tokenizer: Any) -> Iterator[None]:
-    before = tokenizer.padding_side
-    try:
-        tokenizer.padding_side = "right"
-        yield
-    finally:
-        tokenizer.padding_side = before

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from outlierlens.damage import Blank, Filled, FillKind
-from outlierlens.models import LoadedModel, max_positions
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel
 
 EVERY = 7  # one in seven of the words that are one token: enough context to fill it, enough blanks to see a pattern
 CONTEXT = 96
@@ -56,7 +57,7 @@ def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | Non
     """The passage with its blanks; None without a head for words, or where the text has no word to blank."""
     if loaded.tokenizer is None or loaded.head not in ("masked", "causal"):
         return None
-    length = min(CONTEXT, max_positions(loaded.config) or CONTEXT)
+    length = token_limit(loaded, CONTEXT)
     start = int(np.random.default_rng(seed).integers(EVERY))
     make = _masked if loaded.head == "masked" else _causal
     return make(loaded.tokenizer, text, start, length)
@@ -136,7 +137,7 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
     tokenizer: Any = loaded.tokenizer
     if tokenizer is None or loaded.head != "causal":
         return None
-    limit = max_positions(loaded.config) or PROMPT_WORDS * 4 + CONTINUE
+    limit = token_limit(loaded, PROMPT_WORDS * 4 + CONTINUE)
     words = " ".join(text.split()[:PROMPT_WORDS])
     prompt = tokenizer(words, truncation=True, max_length=max(2, limit // 2))["input_ids"]
     step, cache = torch.tensor([prompt], device=loaded.device), None

@@ -20,5 +20,16 @@ def model_inputs(loaded: LoadedModel, batch: Batch) -> dict[str, Any]:
 
 
 def token_limit(loaded: LoadedModel, asked: int) -> int:
-    """`asked` tokens, or fewer where the model has fewer positions."""
-    return min(asked, max_positions(loaded.config) or asked)
+    """`asked` tokens, or fewer where the text model or its tokenizer has fewer positions.
+
+    Beside the config this asks the position tables themselves: MPNet keeps its padding index in the code, not the config.
+    """
+    from torch import nn
+
+    config: Any = getattr(loaded.model, "config", None)
+    text_config = config.get_text_config().to_dict() if hasattr(config, "get_text_config") else loaded.config
+    limits = [max_positions(text_config), getattr(loaded.tokenizer, "model_max_length", None)]
+    for name, module in loaded.model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    return min([asked, *(limit for limit in limits if isinstance(limit, int) and limit >= 2)])
