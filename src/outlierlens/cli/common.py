@@ -24,7 +24,7 @@ Subfolder = Annotated[str, typer.Option("--subfolder", help="Folder inside the m
 Token = Annotated[str | None, typer.Option("--token", envvar="HF_TOKEN", help="Hub token.", show_envvar=False)]
 Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0, mps.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16; auto is bfloat16 where it is fast.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts in one forward pass.")]
 MaxLength = Annotated[int, typer.Option("--max-length", min=2, help="Tokens of a text (or window) at most.")]
 RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings. Off.")]

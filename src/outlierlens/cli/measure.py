@@ -19,10 +19,10 @@ StackOption = Annotated[
 ]
 
 
-def _load(model: str, **options: Any) -> "LoadedModel":
+def _load(model: str, *, quiet: bool, **options: Any) -> "LoadedModel":
     from outlierlens.models import LoadOptions, load_model
 
-    return load_model(model, LoadOptions(**options))
+    return load_model(model, LoadOptions(notice=(lambda _: None) if quiet else common.warn, **options))
 
 
 def observe(
@@ -65,7 +65,7 @@ def observe(
 
     texts = read_texts(data, column=text_column, limit=limit, offline=offline)
     loaded = _load(
-        model, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
+        model, quiet=quiet, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, offline=offline, row=arch,
     )  # fmt: skip
     with Progress(not no_progress and show.format != "quiet") as progress:
@@ -206,7 +206,7 @@ def disable(
     if save:
         check_save(save, mode)
     loaded = _load(
-        model, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
+        model, quiet=quiet, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, offline=offline, row=arch,
     )  # fmt: skip
     options = DisableOptions(
@@ -328,6 +328,7 @@ def report(
     load = LoadOptions(
         revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, offline=offline, row=arch,
+        notice=(lambda _: None) if quiet else common.warn,
     )  # fmt: skip
     with Progress(not no_progress and not quiet) as progress:
         page = run(job, load, progress)

@@ -1,0 +1,98 @@
+"""What the docs say is so: commands exist, links lead somewhere, code runs, generated pages are fresh."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outlierlens
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = ("scan", "compare", "observe", "disable", "report", "samples", "fetch")
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist_with_their_options(page: Path) -> None:
+    import typer
+
+    from outlierlens.cli.app import app
+
+    known = typer.main.get_command(app)
+    text = page.read_text("utf-8")
+    lines = [line[2:] for block in blocks(text, "console") for line in block.splitlines() if line.startswith("$ ")]
+    lines += re.findall(r"`(outlierlens [a-z][^`]*)`", text)
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[0] != "outlierlens" or len(words) == 1:
+            continue
+        command = known.commands[words[1].strip(",")]  # type: ignore[attr-defined]
+        options = {name for parameter in command.params for name in parameter.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= options, line
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for page in PAGES:
+        for target in re.findall(r"\bmake ([a-z]+)\b", " ".join(blocks(page.read_text("utf-8"), "console"))):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_command_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    assert all(f"## outlierlens {command}\n" in text for command in COMMANDS)
+
+
+def test_generated_pages_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_in_the_readme_s_python_exist() -> None:
+    (code,) = blocks((ROOT / "README.md").read_text("utf-8"), "python")
+    compile(code, "README.md", "exec")
+    names = set(re.findall(r"\bol\.(\w+)", code))
+    assert len(names) >= 5
+    assert names <= set(outlierlens.__all__)
+
+
+@pytest.mark.real
+def test_the_readme_s_first_command_prints_what_it_shows(sample: Any) -> None:
+    sample("smollm2-135m")
+    shown = blocks((ROOT / "README.md").read_text("utf-8"), "console")[0].split("\n\n")[0].splitlines()[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "outlierlens", "scan", "smollm2-135m"], capture_output=True, text=True, check=True
+    )
+    printed = [line.rstrip() for line in done.stdout.splitlines()]
+    assert all(line in printed for line in shown), done.stdout
+
+
+@pytest.mark.real
+def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: Any) -> None:
+    from outlierlens import DisableOptions, disable, load_model, read_texts
+
+    loaded = load_model(sample("smollm2-135m"))
+    texts = read_texts("excerpt", limit=2)
+    options = DisableOptions(mode="zero", n_random=3, n_matched=0, also_all=False)
+    damage = disable(loaded, texts, [507], options)
+    assert damage.chosen.change > 6.9  # perplexity × 1,000
+    assert damage.controls[0].median < 0.05
+    verdicts = {filled.label: [blank.kind for blank in filled.blanks] for filled in damage.fills}
+    assert verdicts["chosen"].count("same") < verdicts["random"].count("same")
