@@ -186,3 +186,34 @@ def test_what_cannot_be_written_is_said_before_any_work(folder: Any, text: str, 
     code, _, err = run("disable", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
     assert code == 1
     assert "--avoid takes dimensions" in err
+
+
+def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
+    folder: Any, text: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outlierlens.tasks.language_model import MaskedLoss
+
+    model, out = folder("bert", "MaskedLM", "masked"), tmp_path / "run"
+    arguments = ("report", model, "--data", text, "-o", str(out), "--dims", "3", "--random", "6", "--matched", "1")
+    measure, calls = MaskedLoss.per_text, []
+
+    def interrupted(task: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return measure(task)
+
+    monkeypatch.setattr(MaskedLoss, "per_text", interrupted)
+    code, _, err = run(*arguments, "--no-progress", "--overwrite")
+    assert code == 130
+    assert "rows.jsonl keeps what was measured; go on with: outlierlens report" in err
+    assert "--overwrite" not in err
+    kept = (out / "rows.jsonl").read_text().splitlines()
+    assert len(kept) == 1 + 2
+    calls.clear()
+    monkeypatch.setattr(MaskedLoss, "per_text", lambda task: calls.append(1) or measure(task))
+    code, _, err = run(*arguments, "--no-progress")
+    assert code == 0, err
+    rows = (out / "rows.jsonl").read_text().splitlines()
+    assert rows[:3] == kept
+    assert len(calls) == 1 + len(rows) - 3  # intact, and what was not kept

@@ -3,7 +3,8 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -205,3 +206,15 @@ def parse_bytes(text: str) -> int:
         return int(float(number) * units[unit])
     except (ValueError, KeyError, OverflowError):
         raise BadInput(f"cannot read the size {text!r}; write it as 500MB or 2GB") from None
+
+
+@contextmanager
+def resumable(rows: Path | None) -> Iterator[None]:
+    """On Ctrl-C keep what is measured, say how to go on, and end with exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        command = reproduce().replace(" --overwrite", "")
+        kept = f"{rows} keeps what was measured; go on with: {command}" if rows else "nothing was kept (no --rows FILE)"
+        warn(f"interrupted; {kept}")
+        raise typer.Exit(130) from None

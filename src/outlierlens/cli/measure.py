@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlierlens.cli import common
-from outlierlens.cli.common import Progress, Show, print_table, say
+from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.errors import BadInput, need
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def disable(
         seed=seed,
         task=task_options,
     )
-    with Progress(not no_progress and show.format != "quiet") as progress:
+    with resumable(rows), Progress(not no_progress and show.format != "quiet") as progress:
         damage = disable_dims(loaded, texts, plan, options, command=common.reproduce(), progress=progress, rows=rows)
     show.result(damage, print_damage)
     if save:
@@ -330,7 +330,7 @@ def report(
         trust_remote_code=trust_remote_code, offline=offline, row=arch,
         notice=(lambda _: None) if quiet else common.warn,
     )  # fmt: skip
-    with Progress(not no_progress and not quiet) as progress:
+    with resumable(job.directory / "rows.jsonl"), Progress(not no_progress and not quiet) as progress:
         page = run(job, load, progress)
     if not quiet:
         say(f"report: {page}")
