@@ -198,6 +198,25 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
     assert not list(path.parent.glob(".*"))
 
 
+def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
+    import synthetic_report
+
+    from outlierlens.results import _KINDS, HOMES
+    from outlierlens.scanned import Scans
+
+    data = synthetic_report.report_data()
+    made = {"Scan": data.scan, "Observation": data.observation, "Damage": data.damages[0], "ReportData": data}
+    made |= {"Scans": Scans((data.scan,)), "Comparison": compare(data.scan, data.scan)}
+    assert set(made) == set(HOMES) == set(_KINDS)
+    for kind, value in made.items():
+        save(value, tmp_path / f"{kind}.json")
+    code = "import outlierlens, sys; print(*(type(outlierlens.load(path)).__name__ for path in sys.argv[1:]))"
+    for kind in made:
+        path = str(tmp_path / f"{kind}.json")
+        done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == kind
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -7,6 +7,7 @@ A result carries where it came from (`Provenance`) and the settings of the rule 
 """
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 MAX_JSON_BYTES = 512 * 2**20
+# Where each kind of result file is defined: reading one imports its home, which then registers it.
+HOMES = {
+    "Scan": "scanned",
+    "Scans": "scanned",
+    "Comparison": "comparison",
+    "Observation": "observation",
+    "Damage": "damage",
+    "ReportData": "report.results",
+}
 _KINDS: dict[str, type] = {}
 T = TypeVar("T")
 
@@ -95,8 +105,10 @@ def from_json(text: str | bytes, where: str = "result") -> Any:
 def decode_document(document: Any, where: str) -> Any:
     """The result in an already parsed document; raises BadFile like `from_json`."""
     kind = document.get("kind") if isinstance(document, dict) else None
+    if kind in HOMES and kind not in _KINDS:
+        importlib.import_module(f"outlierlens.{HOMES[kind]}")
     if kind not in _KINDS:
-        raise BadFile(f"{where}: kind {kind!r} is no result of outlierlens; known: {', '.join(_KINDS)}")
+        raise BadFile(f"{where}: kind {kind!r} is no result of outlierlens; known: {', '.join(HOMES)}")
     if document.get("format_version") != FORMAT_VERSION:
         raise BadFile(
             f"{where}: format_version {document.get('format_version')!r}; this version reads {FORMAT_VERSION}; "
