@@ -200,7 +200,6 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
 
 def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
     import synthetic_report
-
     from outlierlens.results import _KINDS, HOMES
     from outlierlens.scanned import Scans
 
