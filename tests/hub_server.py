@@ -183,8 +183,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         for start in range(0, len(body), 16_384):
-            self.wfile.write(body[start : start + 16_384])
+            # Counted first: the client may have read it all before a line after the write would run.
             self.seen.sent += len(body[start : start + 16_384])
+            self.wfile.write(body[start : start + 16_384])
 
 
 def _span(header: str | None) -> tuple[int, int] | None:

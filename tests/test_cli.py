@@ -217,3 +217,34 @@ def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
     rows = (out / "rows.jsonl").read_text().splitlines()
     assert rows[:3] == kept
     assert len(calls) == 1 + len(rows) - 3  # intact, and what was not kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mode", "scale", "--factor", "nan"], "factor is nan; it must be a number"),
+        (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
+        (["--avoid", "900"], "dimension 900 does not exist"),
+        (["--task", "foo"], "unknown task 'foo'; tasks are auto, causal loss, masked loss, output change"),
+        (["--data", "t.json"], "t.json: no such file, and no hub id"),
+    ],
+)
+def test_options_that_could_do_nothing_are_refused(
+    arguments: list[str], message: str, folder: Any, text: str, run: Any
+) -> None:
+    model = folder("bert", "MaskedLM", "masked")
+    code, out, err = run("disable", model, "--dims", "3", "--data", text, "--random", "2", *arguments)
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(folder: Any, text: str, run: Any) -> None:
+    model = folder("bert", "MaskedLM", "masked")
+    few = ("--data", text, "--random", "1", "--matched", "1")
+    _, out, _ = run("disable", model, "--dims", "0-1:3;2:3,5", *few)
+    assert "off: 0,1: 3; 2: 3, 5" in out
+    _, out, _ = run("disable", model, "--dims", "3", "--limit", "1", *few)
+    assert "nan" not in out
+    assert "one text: there is no interval" in out
+    _, out, _ = run("compare", model, model)
+    assert "no outlier in either model" in out

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
-from outlierlens.bench import DisableOptions, compare_with, disable, magnitude, rank_p, save_disabled
-from outlierlens.controls import matched_sets, random_sets
+from outlierlens.bench import DisableOptions, disable, magnitude, save_disabled
+from outlierlens.controls import compare_with, matched_sets, random_sets, rank_p
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from architectures import FAMILIES, build
 from outlierlens.comparison import compare
 from outlierlens.detect import Rule
-from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture
+from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture, UnknownModel
 from outlierlens.models import from_objects
 from outlierlens.results import from_json, load, save, to_json
 from outlierlens.weights import ScanOptions, scan, scan_live
@@ -75,6 +75,24 @@ def test_half_precision_is_widened(saved: Any, dtype: str) -> None:
     model = AutoModel.from_pretrained(path, dtype=getattr(torch, dtype))
     model.save_pretrained(path)
     assert scan(str(path)).stacks[0].dims == (6,)
+
+
+def test_a_dimension_that_passes_on_one_side_only_is_mentioned(saved: Any) -> None:
+    path = saved()
+    tensors = load_file(path / "model.safetensors")
+    for layer in range(3):
+        tensors[f"encoder.layer.{layer}.output.LayerNorm.weight"][6] = 40
+    save_file(tensors, path / "model.safetensors")
+    (stack,) = scan(str(path)).stacks
+    assert stack.dims == ()
+    assert any("for scale or bias, but not for both: 6 (scale 3/3, bias 0/3)" in note for note in stack.notes)
+    llama = scan(str(saved("llama", folder="l")), ScanOptions(rule=Rule("puccetti"))).stacks[0]
+    assert any("has no bias here: so this rule can find nothing" in note for note in llama.notes)
+
+
+def test_a_mistyped_sample_is_asked_back_before_any_request() -> None:
+    with pytest.raises(UnknownModel, match=r"did you mean the sample smollm2-135m\?"):
+        scan("smolm2-135m")
 
 
 def test_fingerprint_changes_with_the_values_only(saved: Any) -> None:

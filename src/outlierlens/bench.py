@@ -28,8 +28,8 @@ from outlierlens.ablate import (
     zeroed_weights,
 )
 from outlierlens.arch import Param, live_parameters
-from outlierlens.controls import Plan, matched_sets, random_sets, relabelled
-from outlierlens.damage import Condition, Continuation, Control, Damage, Filled, Score
+from outlierlens.controls import Plan, compare_with, matched_sets, random_sets, relabelled
+from outlierlens.damage import Condition, Continuation, Damage, Filled, Score
 from outlierlens.data import Texts, batches
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
@@ -83,6 +83,10 @@ class DisableOptions:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise BadInput(f"unknown mode {self.mode!r}; modes are {', '.join(MODES)}")
+        if not np.isfinite(self.factor):
+            raise BadInput(f"factor is {self.factor}; it must be a number")
+        if self.embeddings and self.mode != "writes":
+            raise BadInput(f"embeddings belongs to mode writes, not to mode {self.mode!r}")
         if self.n_random < 0 or self.n_matched < 0:
             raise BadInput("the number of controls cannot be negative")
 
@@ -167,6 +171,8 @@ class _Bench:
         self.intact_values, self.weights = self.task.per_text()
         self.rows: RowStore | None = None
         self.notes: list[str] = []
+        if self.task.n_texts < 2:
+            self.notes.append("one text: there is no interval, for nothing can be resampled")
         self.closeness: float | None = None
         self.settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
@@ -194,6 +200,8 @@ class _Bench:
         """What no random set may hold: what the rules found (or the caller named), and what is switched off."""
         off = {dim for dims in plan.values() for dim in dims}
         if self.options.avoid is not None:
+            if self.options.avoid:
+                plan_dims(self.stack, self.width, self.options.avoid)
             return off | set(self.options.avoid)
         return off | {dim for s in scan_live(self.loaded).stacks if s.stack == self.stack.name for dim in s.dims}
 
@@ -322,37 +330,6 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
 
 def _key(plan: Plan) -> str:
     return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()))
-
-
-def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], closeness: float | None = None) -> Control:
-    """Rank p, median, 95th percentile and mean of a control family, and the chosen change as their multiple."""
-    # A loss that is no number any more is as bad as one that is infinite.
-    changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
-    change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
-    with np.errstate(invalid="ignore"):  # between infinities there is no quantile
-        figures = (np.median(changes), np.quantile(changes, 0.95), np.mean(changes))
-    median, high, mean = (float(np.nan_to_num(figure, nan=np.inf, posinf=np.inf)) for figure in figures)
-    return Control(
-        kind=kind,
-        conditions=tuple(family),
-        p=rank_p(change, changes),
-        median=median,
-        percentile_95=high,
-        mean=mean,
-        ratio_to_median=_ratio(change, median),
-        ratio_to_percentile_95=_ratio(change, high),
-        ratio_to_mean=_ratio(change, mean),
-        closeness=closeness,
-    )
-
-
-def rank_p(chosen: float, controls: np.ndarray) -> float:
-    """(1 + #{control >= chosen}) / (1 + n)."""
-    return float((1 + np.sum(controls >= chosen)) / (1 + len(controls)))
-
-
-def _ratio(chosen: float, reference: float) -> float | None:
-    return chosen / reference if reference > 0 and np.isfinite(reference) else None
 
 
 def _mode_name(options: DisableOptions) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.damage import Condition, Control
 from outlierlens.errors import BadInput
 
 Plan = dict[int, tuple[int, ...]]  # {layer: dimensions off}
@@ -98,3 +99,34 @@ def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n
             chosen[layer] = tuple(sorted(here))
         sets.append(Matched(chosen, float(np.median(ratios))))
     return sets
+
+
+def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], closeness: float | None = None) -> Control:
+    """Rank p, median, 95th percentile and mean of a control family, and the chosen change as their multiple."""
+    # A loss that is no number any more is as bad as one that is infinite.
+    changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
+    change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
+    with np.errstate(invalid="ignore"):  # between infinities there is no quantile
+        figures = (np.median(changes), np.quantile(changes, 0.95), np.mean(changes))
+    median, high, mean = (float(np.nan_to_num(figure, nan=np.inf, posinf=np.inf)) for figure in figures)
+    return Control(
+        kind=kind,
+        conditions=tuple(family),
+        p=rank_p(change, changes),
+        median=median,
+        percentile_95=high,
+        mean=mean,
+        ratio_to_median=_ratio(change, median),
+        ratio_to_percentile_95=_ratio(change, high),
+        ratio_to_mean=_ratio(change, mean),
+        closeness=closeness,
+    )
+
+
+def rank_p(chosen: float, controls: np.ndarray) -> float:
+    """(1 + #{control >= chosen}) / (1 + n)."""
+    return float((1 + np.sum(controls >= chosen)) / (1 + len(controls)))
+
+
+def _ratio(chosen: float, reference: float) -> float | None:
+    return chosen / reference if reference > 0 and np.isfinite(reference) else None

@@ -156,6 +156,10 @@ def _column(asked: str | None, columns: list[str], where: Path | str) -> str:
 def _from_hub(data: str, column: str | None, offline: bool) -> tuple[Iterator[Any], str]:
     if offline:
         raise Offline(f"{data}: a hub data set, and offline mode is on; give a local file instead")
+    if "/" not in data and ":" not in data:
+        raise BadInput(
+            f"{data}: no such file, and no hub id (owner/name:config:split); files end in {', '.join(ENDINGS)}"
+        )
     datasets = need("datasets", "models", "reading a hub data set")
     name, *rest = data.split(":")
     config, split = (rest[0] or None if rest else None), (rest[1] if len(rest) > 1 else "test")

@@ -5,6 +5,7 @@ result = scan("mpnet-base")                     # needs neither torch nor the mo
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,7 +168,7 @@ def _scan_site(checkpoint: Checkpoint, site: _Site, rule: Rule, digest: Any) -> 
     scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
     measured = Measured(scale, bias, where=f"{checkpoint.name}, {site.name}")
     outliers, n_sigma = find(measured, rule)
-    return _stack_scan(site, measured, outliers, (n_sigma, rule.n_sigma), n_values)
+    return _stack_scan(site, measured, outliers, n_sigma, rule, n_values)
 
 
 def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
@@ -199,14 +200,32 @@ def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) 
         )
 
 
+def _one_sided(measured: Measured, rule: Rule, n_sigma: float) -> list[str]:
+    """A note on dimensions that pass in scale or in bias but not in both."""
+    assert measured.z_bias is not None
+    counts = [(np.abs(z) >= n_sigma).sum(axis=0) for z in (measured.z_scale, measured.z_bias)]  # [dim] each
+    n_layers = len(measured.z_scale)
+    passes = [count >= math.ceil(rule.min_layer_fraction * n_layers - 1e-9) for count in counts]
+    only = np.flatnonzero(passes[0] != passes[1]).tolist()
+    if not only:
+        return []
+    shown = "; ".join(
+        f"{dim} (scale {counts[0][dim]}/{n_layers}, bias {counts[1][dim]}/{n_layers})" for dim in only[:4]
+    )
+    return [f"in enough layers for scale or bias, but not for both: {shown}" + (" and more" if len(only) > 4 else "")]
+
+
 def _stack_scan(
-    site: _Site, measured: Measured, outliers: tuple[Outlier, ...], n_sigma: tuple[float, float], n_values: int
+    site: _Site, measured: Measured, outliers: tuple[Outlier, ...], used: float, rule: Rule, n_values: int
 ) -> StackScan:
-    used, asked = n_sigma
+    asked = rule.n_sigma
     declared = site.stack.stack
     notes = list(declared.notes)
     if measured.bias is None:
-        notes.append(f"{site.name} has no bias here: the rule rests on the scale alone")
+        alone = "so this rule can find nothing" if rule.name == "puccetti" else "the rule rests on the scale alone"
+        notes.append(f"{site.name} has no bias here: {alone}")
+    elif rule.name == "kovaleva":
+        notes += _one_sided(measured, rule, used)
     if used < asked:
         notes.append(f"relaxed: nothing passes {asked:g} sigma, these pass {used:g} sigma")
     if declared.shared_blocks:

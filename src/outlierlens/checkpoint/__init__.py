@@ -6,6 +6,7 @@
 Opening reads headers only; `read` touches only the bytes of the tensors that are asked for.
 """
 
+import difflib
 import re
 from pathlib import Path
 
@@ -42,6 +43,9 @@ def open_checkpoint(
 
     if model in samples.SAMPLES:
         return _open_directory(samples.directory(model), model)
+    near = difflib.get_close_matches(model, samples.SAMPLES, n=1, cutoff=0.8)
+    if near:
+        raise UnknownModel(f"{model}: no such file or directory; did you mean the sample {near[0]}?")
     if path.suffix in _SUFFIXES or model.startswith((".", "/", "~")) or not HUB_ID.match(model):
         raise UnknownModel(
             f"{model}: no such file or directory, and not a hub id; samples are {', '.join(samples.SAMPLES)}"

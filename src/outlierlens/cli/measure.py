@@ -10,7 +10,7 @@ from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.errors import BadInput, need
 
 if TYPE_CHECKING:
-    from outlierlens.damage import Damage
+    from outlierlens.damage import Condition, Damage
     from outlierlens.models import LoadedModel
     from outlierlens.observation import Observation
 
@@ -122,7 +122,9 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
         )
         for outlier in stack.outliers:
             layers = f"layers {outlier.layers[0]}–{outlier.layers[-1]}" if outlier.layers else "all layers pooled"
-            say(f"  {outlier.rule}: dimension {outlier.dim}, {layers}, strongest {max(outlier.strength):,.3g}")
+            say(
+                f"  {outlier.rule} (all tokens): dimension {outlier.dim}, {layers}, strongest {max(outlier.strength):,.3g}"
+            )
         for note in stack.notes:
             say(f"  note: {note}")
     for note in found.notes:
@@ -236,9 +238,10 @@ def print_damage(damage: "Damage") -> None:
     )
     say(f"mode {damage.mode}, stream {damage.stack}, {len(damage.layers)} layers")
     rows: list[list[Any]] = []
-    for label, condition in (("intact", damage.intact), ("off: " + _dims(damage.chosen.dims), damage.chosen)):
+    for label, condition in (("intact", damage.intact), ("off: " + _off(damage.chosen), damage.chosen)):
         score = condition.score
-        interval = f"[{condition.change_low:+.3f}, {condition.change_high:+.3f}]" if condition.dims else None
+        known = condition.dims and condition.change_low == condition.change_low  # NaN: one text has no interval
+        interval = f"[{condition.change_low:+.3f}, {condition.change_high:+.3f}]" if known else None
         change = f"{condition.change:+.4f}" if condition.dims else None
         perplexity = None if score.perplexity is None else f"{score.perplexity:,.2f}"
         rows.append([label, f"{score.value:.4f}", perplexity, change, interval, condition.n_parameters])
@@ -273,6 +276,18 @@ def print_damage(damage: "Damage") -> None:
         say(f"{said.label:>7} {_dims(said.dims)}: {said.prompt} → {said.text}")
     for note in damage.notes:
         say(f"note: {note}")
+
+
+def _off(condition: "Condition") -> str:
+    """The dimensions off, layer by layer where layers differ."""
+    if not condition.by_layer:
+        return _dims(condition.dims)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for layer, dims in sorted(condition.by_layer.items()):
+        groups.setdefault(dims, []).append(layer)
+    return "; ".join(f"{','.join(map(str, layers))}: {_dims(dims)}" for dims, layers in list(groups.items())[:4]) + (
+        "; …" if len(groups) > 4 else ""
+    )
 
 
 def _dims(dims: tuple[int, ...]) -> str:
@@ -312,6 +327,8 @@ def report(
     if model.endswith(".json") and Path(model).is_file():
         from outlierlens.cli.job import redraw
 
+        if dims is not None or data != "excerpt":
+            raise BadInput(f"{model} holds measured results: --dims and --data need the model itself")
         page = redraw(Path(model), output)
         if not quiet:
             say(f"report: {page}")

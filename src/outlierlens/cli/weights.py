@@ -190,7 +190,9 @@ def _print_comparison(comparison: "Comparison") -> None:
     title = f"{comparison.before.model} → {comparison.after.model}"
     for stack, share in comparison.jaccard.items():
         moved = "; all that went were replaced: the outliers moved" if comparison.moved[stack] else ""
-        say(f"{title}, {stack}: {share:.0%} of the outliers in common{moved}")
+        none = not any(change.stack == stack.partition(", ")[0] for change in comparison.changes)
+        said = "no outlier in either model" if none else f"{share:.0%} of the outliers in common{moved}"
+        say(f"{title}, {stack}: {said}")
     columns = ["stack", "site", "dim", "fate", "z_scale_before", "z_scale_after", "layers_before", "layers_after"]
     if comparison.changes:
         heads = [column.replace("_", " ") for column in columns]

@@ -77,7 +77,8 @@ def _asked(data: ReportData) -> str:
     if rule.name == "puccetti":
         return f"none is over {rule.n_sigma:g} standard deviations in scale and bias of more than three layers"
     needed = math.ceil(rule.min_layer_fraction * stack.n_layers - 1e-9)
-    return f"none is {stack.n_sigma:g} standard deviations or more from the mean in {needed} of {stack.n_layers} layers"
+    both = " in both scale and bias" if stack.z_bias.size else ""
+    return f"none is {stack.n_sigma:g} standard deviations or more from the mean{both} in {needed} of {stack.n_layers} layers"
 
 
 def _dimensions(dims: Sequence[int]) -> str:

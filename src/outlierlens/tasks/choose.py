@@ -21,6 +21,8 @@ def make_task(loaded: LoadedModel, texts: Sequence[str], options: TaskOptions | 
         from outlierlens.tasks.output_change import OutputChange
 
         return OutputChange(loaded, texts, options)
+    if name not in FITTING.values():
+        raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(dict.fromkeys(FITTING.values()))}")
     if name != FITTING[loaded.head]:
         fitting = FITTING[loaded.head]
         raise BadInput(f"{loaded.name} has no head for {name!r}; the task that fits it is {fitting!r}")
