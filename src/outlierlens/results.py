@@ -133,12 +133,17 @@ def save(value: Any, path: Path | str) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write `text` to `path` so that a reader sees the old content or the new, never half of it."""
+    """`write_bytes` of `text` as UTF-8."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Write `content` to `path` so that a reader sees the old content or the new, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import advice, finding
-from outlierlens.results import FORMAT_VERSION, from_json, load, to_json
+from outlierlens.results import FORMAT_VERSION, from_json, load, to_json, write_bytes
 
 NO_PICTURES = (
     "charts were not drawn as SVG and PNG: vl-convert is not installed; run: pip install 'outlierlens[charts]'"
@@ -127,14 +126,5 @@ def _entry(content: bytes) -> dict[str, Any]:
 
 
 def _write(path: Path, content: bytes) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_bytes(path, content)
     return _entry(content)
