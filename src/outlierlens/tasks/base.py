@@ -1,11 +1,15 @@
 """What every task offers, and the bootstrap over texts that turns its values into an interval."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DRAWN_AT_ONCE = 4_000_000  # indices of the bootstrap held in memory: 32 MB
 TaskName = Literal["auto", "masked loss", "causal loss", "output change"]
@@ -17,7 +21,9 @@ class TaskOptions:
 
     Attributes:
         name: "auto" takes the loss that fits the model's head, or the change of outputs where there is none.
-        max_length: tokens of a window (causal) or of a text (masked, output change).
+        blocks: causal: join all texts with blank lines and cut them into blocks of `max_length` tokens; a text is then
+            one block, and what remains after the last whole block is left out.
+        max_length: tokens of a window (causal), of a block, or of a text (masked, output change).
         stride: causal: tokens by which the window moves; None is `max_length` − 1, windows that overlap by one token.
         batch_size: rows of a forward pass.
         mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
@@ -25,6 +31,7 @@ class TaskOptions:
     """
 
     name: TaskName = "auto"
+    blocks: bool = False
     max_length: int = 128
     stride: int | None = None
     batch_size: int = 16
@@ -43,10 +50,15 @@ class TaskOptions:
 class Task(Protocol):
     """A measurement of the model it was made for, as that model is at the moment of the call.
 
+    The value of a text is the sum over its rows of what `sums` gives, divided by its weight.
+
     Attributes:
         name, unit: for tables: "causal loss", "nats per token".
+        text: what a text is: "block of 128 tokens".
         is_loss: whether exp(value) is a perplexity and the intact model has a value of its own.
         n_texts, n_tokens: texts and tokens that count.
+        weights: tokens that count of each text, float64 [text]; the score is the weighted mean of the values.
+        lengths: tokens that the model reads of each text, int [text].
     """
 
     name: str
@@ -54,9 +66,27 @@ class Task(Protocol):
     is_loss: bool
     n_texts: int
     n_tokens: int
+    weights: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def text(self) -> str:
+        """See above."""
+        ...
+
+    def feeds(self, texts: Sequence[int], rows: int | None = None) -> Iterator[Any]:
+        """Inputs of forward passes that together read the given texts (repeats allowed), `rows` rows each, longest first.
+
+        Each has `slots`, of each row the place of its text in `texts`, and `n_tokens`, padding not counted.
+        """
+        ...
+
+    def sums(self, feed: Any) -> "Tensor":
+        """Value × weight of each row of `feed` [row], on the model's device, without waiting for it."""
+        ...
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
-        """(values [text], weights [text]); the score is the weighted mean of the values."""
+        """(values [text], weights [text]) of all texts."""
         ...
 
     def also(self) -> dict[str, float]:

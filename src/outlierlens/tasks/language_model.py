@@ -8,13 +8,12 @@ only where a token is predicted.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.data import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_only_at
 from outlierlens.inputs import token_limit
@@ -24,17 +23,23 @@ from outlierlens.tasks.base import TaskOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
+BLANK_LINE = "\n\n"  # between the texts of a block
 HEAD_ROWS = 4096  # logits of this many tokens at once: 0.8 GB for a vocabulary of 50,000 in fp32
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """One batch: where to predict (bool [batch, token]), what ([selected]) and for which text ([selected])."""
+    """One forward pass: its inputs, where to predict (bool [batch, token]) and what ([selected], row by row).
 
-    batch: Batch
+    `row_of` says which row each predicted token is in [selected]; `slots` which text asked for each row is of.
+    """
+
+    inputs: dict[str, "Tensor"]
     positions: "Tensor"
     targets: "Tensor"
-    texts: "Tensor"
+    row_of: "Tensor"
+    slots: tuple[int, ...]
+    n_tokens: int
 
 
 @dataclass(frozen=True)
@@ -59,66 +64,96 @@ class LanguageModelLoss(ABC):
             raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
         self.loaded, self.options = loaded, options
         self.max_length = token_limit(loaded, options.max_length)
-        windows = [window for number, text in enumerate(texts) for window in self._windows(number, text)]
-        windows = [window for window in windows if window.positions]
+        windows = [window for window in self._all_windows(texts) if window.positions]
         if not windows:
             raise BadInput(f"no text has a token to predict ({len(texts)} texts); give longer texts")
-        numbers = sorted({window.text for window in windows})
-        self._row_of = {number: row for row, number in enumerate(numbers)}
-        self.n_texts, self.n_tokens = len(numbers), sum(len(window.positions) for window in windows)
-        self.texts = tuple(numbers)
-        self._batches = list(self._collate(windows))
+        by_text: dict[int, list[_Window]] = {}
+        for window in windows:
+            by_text.setdefault(window.text, []).append(window)
+        self.texts = tuple(sorted(by_text))
+        self._windows_of = [by_text[number] for number in self.texts]
+        self.weights = np.array([sum(len(w.positions) for w in mine) for mine in self._windows_of], dtype=np.float64)
+        self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
+        self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
+        self._kept: list[_Rows] = []
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """What a text is."""
 
     @abstractmethod
     def _windows(self, number: int, text: str) -> list[_Window]:
         """Rows of token ids for one text."""
 
-    def _collate(self, windows: list[_Window]) -> Any:
+    def _all_windows(self, texts: Sequence[str]) -> Iterator[_Window]:
+        for number, text in enumerate(texts):
+            yield from self._windows(number, text)
+
+    def feeds(self, texts: Sequence[int], rows: int | None = None) -> Iterator[_Rows]:
+        """See `Task`."""
+        rows = rows or self.options.batch_size
+        windows = [(slot, window) for slot, text in enumerate(texts) for window in self._windows_of[text]]
+        windows.sort(key=lambda item: -len(item[1].ids))
+        for start in range(0, len(windows), rows):
+            yield self._collate(windows[start : start + rows])
+
+    def _collate(self, rows: list[tuple[int, _Window]]) -> _Rows:
+        """Pad on the right, as `data.collate` does, straight into tensors: this runs once per forward pass of a sweep."""
+        tokenizer: Any = self.loaded.tokenizer
+        longest = max(len(window.ids) for _, window in rows)
+        ids = np.full((len(rows), longest), tokenizer.pad_token_id or 0, dtype=np.int64)
+        valid = np.zeros((len(rows), longest), dtype=np.int64)
+        positions = np.zeros((len(rows), longest), dtype=bool)
+        for row, (_, window) in enumerate(rows):
+            ids[row, : len(window.ids)] = window.ids
+            valid[row, : len(window.ids)] = 1
+            positions[row, window.positions] = True
+        counts = [len(window.positions) for _, window in rows]
+        targets = np.array([token for _, window in rows for token in window.targets], dtype=np.int64)
+        return _Rows(
+            inputs={"input_ids": self._move(ids), "attention_mask": self._move(valid)},
+            positions=self._move(positions),
+            targets=self._move(targets),
+            row_of=self._move(np.repeat(np.arange(len(rows)), counts)),
+            slots=tuple(slot for slot, _ in rows),
+            n_tokens=int(valid.sum()),
+        )
+
+    def _move(self, values: np.ndarray) -> "Tensor":
         import torch
 
-        ordered = sorted(windows, key=lambda window: (-len(window.ids), window.text))
-        device = self.loaded.device
-        for start in range(0, len(ordered), self.options.batch_size):
-            rows = ordered[start : start + self.options.batch_size]
-            encoded = {"input_ids": [row.ids for row in rows], "attention_mask": [[1] * len(row.ids) for row in rows]}
-            batch = collate(self.loaded.tokenizer, encoded, tuple(row.text for row in rows), device)
-            positions = torch.zeros_like(batch.valid)
-            for i, row in enumerate(rows):
-                positions[i, torch.tensor(row.positions, device=device)] = True
-            targets = torch.tensor([token for row in rows for token in row.targets], device=device)
-            texts = torch.tensor([self._row_of[row.text] for row in rows for _ in row.positions], device=device)
-            yield _Rows(batch, positions, targets, texts)
+        return torch.from_numpy(values).to(self.loaded.device, non_blocking=True)
+
+    def sums(self, feed: _Rows) -> "Tensor":
+        """Nats of each row, summed over its predicted tokens [row]; see `Task`."""
+        import torch
+        from torch.nn import functional
+
+        model, device = self.loaded.model, self.loaded.device
+        with head_only_at(model, feed.positions):
+            logits = model(**feed.inputs, **self._model_options).logits
+        parts = [
+            functional.cross_entropy(
+                logits[i : i + HEAD_ROWS].float(), feed.targets[i : i + HEAD_ROWS], reduction="none"
+            )
+            for i in range(0, len(logits), HEAD_ROWS)
+        ]
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        total = torch.zeros(len(feed.slots), dtype=wide, device=device)
+        return total.index_add(0, feed.row_of, torch.cat(parts).to(wide))
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(mean nats [text], predicted tokens [text]) of the model as it is now."""
         import torch
 
-        device = self.loaded.device
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        sums = torch.zeros(self.n_texts, dtype=wide, device=device)
-        counts = torch.zeros(self.n_texts, dtype=wide, device=device)
+        self._kept = self._kept or list(self.feeds(range(self.n_texts)))
+        values = np.zeros(self.n_texts)
         with torch.inference_mode():
-            for rows in self._batches:
-                losses = self._losses(rows).to(wide)
-                sums.index_add_(0, rows.texts, losses)
-                counts.index_add_(0, rows.texts, torch.ones_like(losses))
-        return (sums / counts).cpu().double().numpy(), counts.cpu().double().numpy()
-
-    def _losses(self, rows: _Rows) -> "Tensor":
-        """Nats of every predicted token of a batch [selected]."""
-        import torch
-        from torch.nn import functional
-
-        model = self.loaded.model
-        with head_only_at(model, rows.positions):
-            logits = model(**rows.batch.inputs, **self._model_options).logits
-        parts = [
-            functional.cross_entropy(
-                logits[i : i + HEAD_ROWS].float(), rows.targets[i : i + HEAD_ROWS], reduction="none"
-            )
-            for i in range(0, len(logits), HEAD_ROWS)
-        ]
-        return torch.cat(parts)
+            found = [(feed.slots, self.sums(feed)) for feed in self._kept]
+        for slots, sums in found:
+            np.add.at(values, list(slots), sums.cpu().double().numpy())
+        return values / self.weights, self.weights
 
     @property
     def _model_options(self) -> dict[str, Any]:
@@ -133,6 +168,25 @@ class CausalLoss(LanguageModelLoss):
     """Next-token loss over sliding windows; every token but the text's first is predicted exactly once."""
 
     name = "causal loss"
+
+    @property
+    def text(self) -> str:
+        """A block, or a line cut into windows."""
+        return (
+            f"block of {self.max_length} tokens"
+            if self.options.blocks
+            else f"line, windows of {self.max_length} tokens"
+        )
+
+    def _all_windows(self, texts: Sequence[str]) -> Iterator[_Window]:
+        if not self.options.blocks:
+            yield from super()._all_windows(texts)
+            return
+        length = self.max_length
+        ids = list(self.loaded.tokenizer(BLANK_LINE.join(texts))["input_ids"])  # type: ignore[misc]
+        for number in range(max(1, len(ids) // length)):
+            block = ids[number * length : (number + 1) * length]
+            yield _Window(number, block, list(range(len(block) - 1)), block[1:])
 
     def _windows(self, number: int, text: str) -> list[_Window]:
         length = self.max_length
@@ -158,6 +212,11 @@ class MaskedLoss(LanguageModelLoss):
     """
 
     name = "masked loss"
+
+    @property
+    def text(self) -> str:
+        """A line."""
+        return f"line of at most {self.max_length} tokens"
 
     def _windows(self, number: int, text: str) -> list[_Window]:
         tokenizer: Any = self.loaded.tokenizer

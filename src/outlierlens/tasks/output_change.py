@@ -7,19 +7,21 @@ The value is the KL divergence of the head's distribution (nats) where there are
 between intact and present vectors, in [0, 2]; it says how much outputs change, not whether they get worse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.ablate import stream_width
-from outlierlens.data import Batch, batches
+from outlierlens.data import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.inputs import model_inputs, token_limit
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, weighted_mean
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 MAX_KEPT_BYTES = 4_000_000_000  # intact outputs are kept in memory
@@ -38,6 +40,16 @@ def _width(loaded: LoadedModel) -> int:
     return stream_width(loaded.model, loaded.stacks[-1])
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """One forward pass: its batch, the slot and the number of the text of each row."""
+
+    batch: Batch
+    slots: tuple[int, ...]
+    texts: tuple[int, ...]
+    n_tokens: int
+
+
 class OutputChange:
     """Change of outputs against the model as it was when the task was made."""
 
@@ -45,77 +57,116 @@ class OutputChange:
     is_loss = False
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        self.loaded = loaded
+        self.loaded, self.options = loaded, options
         length = token_limit(loaded, options.max_length)
-        found = batches(loaded.tokenizer, texts, max_length=length, batch_size=options.batch_size, device=loaded.device)
-        self._batches = list(found)
-        self.texts = tuple(sorted(number for batch in self._batches for number in batch.texts))
+        self.text = f"line of at most {length} tokens"
+        if loaded.tokenizer is None:
+            raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+        encoded = loaded.tokenizer(list(texts), truncation=True, max_length=length)
+        self.texts = tuple(number for number, ids in enumerate(encoded["input_ids"]) if ids)
         if not self.texts:
             raise BadInput("no text has a token; give longer texts")
-        self._row_of = {number: row for row, number in enumerate(self.texts)}
+        self._encoded = [{key: encoded[key][number] for key in encoded} for number in self.texts]
         self.n_texts = len(self.texts)
-        self.n_tokens = sum(int(batch.valid.sum()) for batch in self._batches)
+        self.lengths = np.array([len(one["input_ids"]) for one in self._encoded])
+        self.weights = self.lengths.astype(np.float64)
+        self.n_tokens = int(self.lengths.sum())
         # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
         classes = _classes(loaded)
-        needed = sum(batch.valid.numel() for batch in self._batches) * (classes + _width(loaded)) * 4
+        needed = self.n_tokens * (classes + _width(loaded)) * 4
         if needed > MAX_KEPT_BYTES:
             raise BadInput(
                 f"the intact outputs of {self.n_tokens:,} tokens would take {needed / 1e9:.1f} GB; use fewer texts (--limit)"
             )
-        self._intact = [self._run(batch) for batch in self._batches]
-        self._has_logits = classes > 1 and all(len(logits) for _, logits in self._intact)
+        self._intact: list[tuple[Tensor, Tensor]] = [()] * self.n_texts  # type: ignore[list-item]
+        for feed in self.feeds(range(self.n_texts)):
+            states, logits = self._run(feed)
+            for row, slot in enumerate(feed.slots):
+                length = int(self.lengths[slot])
+                kept = logits[row, :length] if logits.ndim == 3 else logits[row] if len(logits) else logits
+                self._intact[slot] = (states[row, :length].clone(), kept.clone())
+        self._has_logits = classes > 1 and all(logits.numel() for _, logits in self._intact)
         self.unit = "KL divergence (nats)" if self._has_logits else "cosine distance"
         self._also: dict[str, float] = {}
 
-    def _run(self, batch: Batch) -> tuple["Tensor", "Tensor"]:
-        """(token vectors [batch, token, dim], logits or an empty tensor), as float32 on the CPU."""
+    def feeds(self, texts: Sequence[int], rows: int | None = None) -> Iterator[_Rows]:
+        """See `Task`."""
+        rows = rows or self.options.batch_size
+        order = sorted(range(len(texts)), key=lambda slot: -self.lengths[texts[slot]])
+        for start in range(0, len(order), rows):
+            slots = tuple(order[start : start + rows])
+            mine = [self._encoded[texts[slot]] for slot in slots]
+            batch = collate(
+                self.loaded.tokenizer, {key: [one[key] for one in mine] for key in mine[0]}, slots, self.loaded.device
+            )
+            yield _Rows(batch, slots, tuple(texts[slot] for slot in slots), sum(len(one["input_ids"]) for one in mine))
+
+    def _run(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
+        """(token vectors [batch, token, dim], logits or an empty tensor), as float32."""
         import torch
 
         headless = self.loaded.head == "none"
         with torch.inference_mode():
-            output: Any = self.loaded.model(**model_inputs(self.loaded, batch), output_hidden_states=not headless)
+            output: Any = self.loaded.model(**model_inputs(self.loaded, feed.batch), output_hidden_states=not headless)
         states = getattr(output, "last_hidden_state", None)
         if states is None:
             # An encoder-decoder's answer is the decoder's.
             states = (getattr(output, "decoder_hidden_states", None) or output.hidden_states)[-1]
         logits = getattr(output, "logits", None)
-        return states.float().cpu(), torch.empty(0) if logits is None else logits.float().cpu()
+        return states.float(), torch.empty(0) if logits is None else logits.float()
+
+    def _changes(self, feed: _Rows) -> dict[str, "Tensor"]:
+        """Each measure's mean over the tokens of each row [row]."""
+        import torch
+        from torch.nn import functional
+        from torch.nn.utils.rnn import pad_sequence
+
+        after, logits_after = self._run(feed)
+        kept = [self._intact[text] for text in feed.texts]
+        before = pad_sequence([states for states, _ in kept], batch_first=True)
+        valid = feed.batch.valid
+        n_valid = valid.sum(1)  # [row]
+
+        def mean(per_token: "Tensor") -> "Tensor":
+            return (per_token.to(_wide(per_token)) * valid).sum(1) / n_valid
+
+        pooled = [(states * valid[..., None]).sum(1) / n_valid[:, None] for states in (before, after)]
+        changes = {
+            "cosine distance": mean(1 - functional.cosine_similarity(before, after, dim=-1)),
+            "relative change": mean((after - before).norm(dim=-1) / before.norm(dim=-1).clamp_min(1e-12)),
+            "pooled cosine distance": 1 - functional.cosine_similarity(pooled[0], pooled[1], dim=-1),
+        }
+        if self._has_logits:
+            per_token = logits_after.ndim == 3
+            kept_logits = [logits for _, logits in kept]
+            logits_before = pad_sequence(kept_logits, batch_first=True) if per_token else torch.stack(kept_logits)
+            kl = functional.kl_div(
+                logits_after.log_softmax(-1), logits_before.log_softmax(-1), reduction="none", log_target=True
+            ).sum(-1)
+            changes["kl"] = mean(kl) if kl.shape == valid.shape else kl.reshape(len(kept), -1).mean(1)
+        return changes
+
+    def sums(self, feed: _Rows) -> "Tensor":
+        """Change of each row's text × its tokens [row]; see `Task`."""
+        change = self._changes(feed)["kl" if self._has_logits else "cosine distance"]
+        return change.to(_wide(change)) * feed.batch.valid.sum(1)
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""
-        from torch.nn import functional
-
-        named: dict[str, np.ndarray] = {
-            name: np.zeros(self.n_texts)
-            for name in ("cosine distance", "relative change", "pooled cosine distance", "kl")
-        }
-        weights = np.zeros(self.n_texts)
-        for batch, (before, logits_before) in zip(self._batches, self._intact, strict=True):
-            after, logits_after = self._run(batch)
-            valid = batch.valid.cpu()
-            rows = [self._row_of[number] for number in batch.texts]
-            n_valid = valid.sum(1)  # [batch]
-
-            def mean(per_token: "Tensor", valid: "Tensor" = valid, n: "Tensor" = n_valid) -> np.ndarray:
-                return ((per_token.double() * valid).sum(1) / n).numpy()
-
-            named["cosine distance"][rows] = mean(1 - functional.cosine_similarity(before, after, dim=-1))
-            named["relative change"][rows] = mean((after - before).norm(dim=-1) / before.norm(dim=-1).clamp_min(1e-12))
-            pooled = [(states * valid[..., None]).sum(1) / n_valid[:, None] for states in (before, after)]
-            named["pooled cosine distance"][rows] = (
-                1 - functional.cosine_similarity(pooled[0], pooled[1], dim=-1)
-            ).numpy()
-            if self._has_logits:
-                kl = functional.kl_div(
-                    logits_after.log_softmax(-1), logits_before.log_softmax(-1), reduction="none", log_target=True
-                ).sum(-1)
-                named["kl"][rows] = mean(kl) if kl.shape == valid.shape else kl.reshape(len(rows), -1).mean(1).numpy()
-            weights[rows] = n_valid.numpy()
-        if not self._has_logits:
-            del named["kl"]
-        self._also = {name: weighted_mean(values, weights) for name, values in named.items()}
-        return named["kl" if self._has_logits else "cosine distance"], weights
+        named: dict[str, np.ndarray] = {}
+        for feed in self.feeds(range(self.n_texts)):
+            for name, change in self._changes(feed).items():
+                values = named.setdefault(name, np.zeros(self.n_texts))
+                values[list(feed.slots)] = change.cpu().double().numpy()
+        self._also = {name: weighted_mean(values, self.weights) for name, values in named.items()}
+        return named["kl" if self._has_logits else "cosine distance"], self.weights
 
     def also(self) -> dict[str, float]:
         """All measures of the last call: cosine distance, relative change, pooled cosine distance, and KL if any."""
         return dict(self._also)
+
+
+def _wide(values: "Tensor") -> "torch.dtype":
+    import torch
+
+    return torch.float32 if values.device.type == "mps" else torch.float64
