@@ -7,11 +7,12 @@
 finding(data)    the result in sentences, by rule
 advice(data)     what to do about it, by rule
 render(data)     the page as one string
+chart_page(chart)    one chart as a page of its own
 """
 
 from outlierlens.report.files import Written, rerender, write
-from outlierlens.report.page import render
+from outlierlens.report.page import chart_page, render
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import Advice, advice, finding
 
-__all__ = ["Advice", "ReportData", "Written", "advice", "finding", "render", "rerender", "write"]
+__all__ = ["Advice", "ReportData", "Written", "advice", "chart_page", "finding", "render", "rerender", "write"]

@@ -57,6 +57,21 @@ def render(data: ReportData) -> str:
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
+def chart_page(chart: Chart) -> str:
+    """One chart as a self-contained HTML document, under the same policy as a report."""
+    runtime, script = _file("vega.js"), _file("script.js")
+    template = _environment().get_template("chart.html.jinja")
+    page = template.render(
+        chart=chart,
+        policy=policy(runtime, script),
+        style=Markup(_style()),
+        runtime=Markup(runtime),
+        script=Markup(script),
+        specs=Markup(escaped_json({chart.name: chart.spec})),
+    )
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
 def policy(*scripts: str) -> str:
     """The page's Content-Security-Policy: nothing from anywhere, and of scripts these alone."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
