@@ -169,7 +169,7 @@ def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypat
     lines = rows.read_text().splitlines()
     assert len(lines) == 1 + 1 + 5
     rows.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while writing the fourth unit
-    from outlierlens import bench as module
+    from outlierlens import modes as module
 
     calls = []
     original = module.zeroed_weights

@@ -9,33 +9,24 @@ The loop is `_measure`: enter an ablation, score, leave; every condition reads t
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.ablate import (
-    EDIT_MODES,
-    Dims,
-    EditSettings,
-    edited_hidden,
-    mean_states,
-    plan_dims,
-    removed_writes,
-    stream_width,
-    zeroed_weights,
-)
+from outlierlens.ablate import Dims, EditSettings, plan_dims, stream_width
 from outlierlens.arch import Param, live_parameters
 from outlierlens.controls import Plan, compare_with, matched_sets, random_sets, relabelled
 from outlierlens.damage import Condition, Continuation, Damage, Filled, Score
-from outlierlens.data import Texts, batches
+from outlierlens.data import Texts
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.modes import Ablation, Mode, check_mode, means_over
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
@@ -44,8 +35,6 @@ from outlierlens.weights import combine, per_dim, scan_live
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
-Mode = Literal["weights", "zero", "mean", "scale", "resample", "writes"]
-MODES: tuple[Mode, ...] = ("weights", *EDIT_MODES, "writes")
 Progress = Callable[[str, int, int], None]
 
 
@@ -81,12 +70,7 @@ class DisableOptions:
     task: TaskOptions = field(default_factory=TaskOptions)
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise BadInput(f"unknown mode {self.mode!r}; modes are {', '.join(MODES)}")
-        if not np.isfinite(self.factor):
-            raise BadInput(f"factor is {self.factor}; it must be a number")
-        if self.embeddings and self.mode != "writes":
-            raise BadInput(f"embeddings belongs to mode writes, not to mode {self.mode!r}")
+        check_mode(self.mode, self.factor, self.embeddings)
         if self.n_random < 0 or self.n_matched < 0:
             raise BadInput("the number of controls cannot be negative")
 
@@ -142,7 +126,7 @@ def disable(
         data_digest=texts.digest,
         task=bench.task.name,
         unit=bench.task.unit,
-        mode=_mode_name(options),
+        mode=bench.ablation.name,
         stack=bench.stack.name,
         layers=tuple(sorted(plan)),
         n_texts=bench.task.n_texts,
@@ -174,15 +158,15 @@ class _Bench:
         if self.task.n_texts < 2:
             self.notes.append("one text: there is no interval, for nothing can be resampled")
         self.closeness: float | None = None
-        self.settings = EditSettings(factor=options.factor, seed=options.seed)
+        settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
             length = token_limit(loaded, options.task.max_length)
-            size = options.task.batch_size
-            reading = batches(loaded.tokenizer, texts.texts, max_length=length, batch_size=size, device=loaded.device)
-            self.settings = EditSettings(means=mean_states(loaded, reading, stack=self.stack.name))
+            means = means_over(loaded, self.stack, texts.texts, length=length, batch_size=options.task.batch_size)
+            settings = EditSettings(means=means)
             self.notes.append(
                 f"the mean that replaces a value is taken over the first {length} tokens of each of these texts"
             )
+        self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
 
     def identity(self, texts: Texts) -> dict[str, Any]:
         """What must be equal for measured conditions to be reusable."""
@@ -191,7 +175,7 @@ class _Bench:
             "model": self.fingerprint,
             "data": texts.digest,
             "task": asdict(options.task),
-            "mode": _mode_name(options),
+            "mode": self.ablation.name,
             "stack": self.stack.name,
             "seed": options.seed,
         }
@@ -210,23 +194,12 @@ class _Bench:
         key = _key(plan)
         found = self.rows.get(key) if self.rows else None
         if found is None:
-            with self.off(plan) as touched:
+            with self.ablation.off(plan) as touched:
                 values, _ = self.task.per_text()
                 found = {"per_text": values.tolist(), "also": self.task.also(), "touched": touched}
             if self.rows:
                 self.rows.append(key, found)
         return np.array(found["per_text"]), found["also"], found["touched"]
-
-    def off(self, plan: Plan | None) -> AbstractContextManager[int]:
-        """The ablation of this run on `plan`; nothing for None."""
-        if plan is None:
-            return nullcontext(0)
-        mode, stack = self.options.mode, self.stack.name
-        if mode == "weights":
-            return zeroed_weights(self.loaded, plan, stack=stack)
-        if mode == "writes":
-            return removed_writes(self.loaded, plan, stack=stack, embeddings=self.options.embeddings)
-        return edited_hidden(self.loaded, plan, mode, stack=stack, settings=self.settings)
 
     def measure(self, label: str, plan: Plan | None) -> Condition:
         """Switch `plan` off, score every text, switch back on."""
@@ -273,7 +246,7 @@ class _Bench:
         intact: Filling | None = None
         for label, condition in (("intact", None), *(("random", c) for c in typical), ("chosen", chosen)):
             dims = condition.dims if condition else ()
-            with self.off(self._plan(condition)):
+            with self.ablation.off(self._plan(condition)):
                 now = fill(self.loaded, blanks) if blanks else None
                 said = continuation(self.loaded, passage)
             intact = intact or now
@@ -332,14 +305,6 @@ def _key(plan: Plan) -> str:
     return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()))
 
 
-def _mode_name(options: DisableOptions) -> str:
-    if options.mode == "weights":
-        return "zeroed_weights"
-    if options.mode == "writes":
-        return "removed_writes" + (" with embeddings" if options.embeddings else "")
-    return f"edited_hidden {options.mode}" + (f" × {options.factor:g}" if options.mode == "scale" else "")
-
-
 def check_save(directory: Path, mode: str) -> None:
     """Raise BadInput where `save_disabled` could not write; ask before measuring."""
     if mode not in ("weights", "writes"):
@@ -355,15 +320,11 @@ def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: Dis
         BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
     """
     check_save(directory, options.mode)
-    where: dict[str, Any] = {"stack": loaded.stack(options.stack).name}
-    if not isinstance(dims, Mapping):
-        where["layers"] = options.layers
-    ablation = (
-        zeroed_weights(loaded, dims, **where)
-        if options.mode == "weights"
-        else removed_writes(loaded, dims, embeddings=options.embeddings, **where)
+    stack = loaded.stack(options.stack)
+    plan = plan_dims(
+        stack, stream_width(loaded.model, stack), dims, None if isinstance(dims, Mapping) else options.layers
     )
-    with ablation as touched:
+    with Ablation(loaded, stack, options.mode, options.embeddings).off(plan) as touched:
         loaded.model.save_pretrained(directory)  # type: ignore[operator]
     if loaded.tokenizer is not None:
         loaded.tokenizer.save_pretrained(directory)

@@ -4,6 +4,8 @@
         model(**batch)
     with edited(model, stack, edit, layers):     # edit(layer, states) returns the states that go on
         model(**batch)
+    with written(model, stack, edit, layers):    # likewise, for the output of each block's last operation
+        model(**batch)
 
 The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0.
 """
@@ -85,6 +87,42 @@ def edited(
         yield
 
 
+def last_operations(stack: BoundStack) -> tuple[str, ...] | None:
+    """Module whose output is each block's last operation [layer]: the norm of the stream, or the linear that writes last.
+
+    None where no single module's output is: experts, bare parameters, blocks that several layers share.
+    """
+    paths = []
+    for params in stack.scale:
+        module, dot, leaf = params[0].name.rpartition(".")
+        if len(params) != 1 or not dot or leaf not in ("weight", "gamma"):
+            return None
+        paths.append(module)
+    return tuple(paths) if len(set(paths)) == len(paths) else None
+
+
+@contextmanager
+def written(
+    model: "nn.Module",
+    stack: BoundStack,
+    edit: Callable[[int, "Tensor"], "Tensor | None"],
+    layers: Sequence[int],
+) -> Iterator[None]:
+    """Show the output of the last operation of `layers` to `edit(layer, states)`; what it returns, if anything, goes on.
+
+    Zero at a dimension there is what zero scale and bias of that operation give.
+
+    Raises:
+        BadInput: the last operation is no single module's output (see `last_operations`).
+    """
+    paths = last_operations(stack)
+    if paths is None:
+        raise BadInput(f"stream {stack.name!r}: the blocks' last operation is no single module's output")
+    with ExitStack() as hooks:
+        _hook(model, stack, layers, edit, hooks, paths)
+        yield
+
+
 @contextmanager
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
     """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
@@ -148,12 +186,15 @@ def _hook(
     layers: Sequence[int],
     use: Callable[[int, "Tensor"], "Tensor | None"],
     hooks: ExitStack,
+    paths: Sequence[str] = (),
 ) -> None:
+    """Hook the outputs of `layers` at `paths` [layer], by default the blocks."""
     refuse_compiled(model)
     wanted = set(layers)
     modules = dict(model.named_modules())
+    paths = paths or stack.blocks
     runs: dict[int, list[int]] = {}  # id of a module -> the layers it runs, in order; several where blocks are shared
-    for layer, path in enumerate(stack.blocks):
+    for layer, path in enumerate(paths):
         runs.setdefault(id(modules[path]), []).append(layer)
     calls = dict.fromkeys(runs, 0)
 
@@ -176,7 +217,9 @@ def _hook(
         return None if changed is None else (args, {**kwargs, "hidden_states": changed})
 
     hooks.callback(model.register_forward_pre_hook(restart).remove)
-    for path in dict.fromkeys(stack.blocks):
+    # The first block's input is told apart by counting that block's turns.
+    needed = [path for layer, path in enumerate(paths) if layer in wanted or EMBEDDINGS in wanted]
+    for path in dict.fromkeys(needed):
         hooks.callback(modules[path].register_forward_hook(after).remove)
     if EMBEDDINGS in wanted:
         first = modules[stack.blocks[0]]

@@ -1,0 +1,80 @@
+"""The ablations by name, as commands take them: one object that switches a plan off the way a run asks for.
+
+ablation = Ablation(loaded, stack, mode="weights")
+with ablation.off({3: (507,)}) as n_values: ...
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from outlierlens.ablate import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_weights
+from outlierlens.controls import Plan
+from outlierlens.data import batches
+from outlierlens.errors import BadInput
+from outlierlens.models import LoadedModel
+
+if TYPE_CHECKING:
+    from outlierlens.arch import BoundStack
+
+Mode = Literal["weights", "zero", "mean", "scale", "resample", "writes"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def check_mode(mode: str, factor: float, embeddings: bool) -> None:
+    """Raise BadInput for a mode that does not exist, or settings that do not belong to it."""
+    if mode not in MODES:
+        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(MODES)}")
+    if not np.isfinite(factor):
+        raise BadInput(f"factor is {factor}; it must be a number")
+    if embeddings and mode != "writes":
+        raise BadInput(f"embeddings belongs to mode writes, not to mode {mode!r}")
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """How dimensions are switched off in one run.
+
+    Attributes:
+        mode: "weights" (zeroed_weights), "zero" / "mean" / "scale" / "resample" (edited_hidden), "writes"
+            (removed_writes).
+        embeddings: of mode "writes": the embeddings' writes too.
+        settings: of the modes that edit hidden states; mode "mean" needs its means, see `with_means`.
+    """
+
+    loaded: LoadedModel
+    stack: "BoundStack"
+    mode: Mode = "weights"
+    embeddings: bool = False
+    settings: EditSettings = field(default_factory=EditSettings)
+
+    def off(self, plan: Plan | None) -> AbstractContextManager[int]:
+        """Switch `plan` off inside the block; yields the number of values set. Nothing is off for None or {}."""
+        if not plan:
+            return nullcontext(0)
+        if self.mode == "weights":
+            return zeroed_weights(self.loaded, plan, stack=self.stack.name)
+        if self.mode == "writes":
+            return removed_writes(self.loaded, plan, stack=self.stack.name, embeddings=self.embeddings)
+        return edited_hidden(self.loaded, plan, self.mode, stack=self.stack.name, settings=self.settings)
+
+    @property
+    def name(self) -> str:
+        """ "zeroed_weights", "edited_hidden scale × 0.5", … as results say it."""
+        if self.mode == "weights":
+            return "zeroed_weights"
+        if self.mode == "writes":
+            return "removed_writes" + (" with embeddings" if self.embeddings else "")
+        factor = f" × {self.settings.factor:g}" if self.mode == "scale" else ""
+        return f"edited_hidden {self.mode}{factor}"
+
+
+def means_over(
+    loaded: LoadedModel, stack: "BoundStack", texts: Sequence[str], *, length: int, batch_size: int
+) -> np.ndarray:
+    """What mode "mean" puts in place: means [layer, dim] over the first `length` tokens of each text."""
+    reading = batches(loaded.tokenizer, texts, max_length=length, batch_size=batch_size, device=loaded.device)
+    return mean_states(loaded, reading, stack=stack.name)

@@ -1,0 +1,309 @@
+"""Measure many ablations of one model on the same texts, several in one batch: the inner loop of a sweep.
+
+    runner = make_runner(loaded, texts, SweepOptions())
+    runner.values([{}, {0: (507,)}], (0, 16))        # [plan, text]: the task's values on the first 16 texts of the order
+
+Two things make it fast, and both are checked against the plain way when a runner is made. Each row of a batch has its own
+dimensions off (`written` / `edited` hooks); and what lies before the first touched layer is computed once (`prefix`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.ablate import EditSettings, stream_width
+from outlierlens.controls import Plan
+from outlierlens.data import Texts
+from outlierlens.hidden import edited, last_operations, written
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel
+from outlierlens.modes import Ablation, means_over
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.sweeps.prefix import Kept, can_resume, capture, resumed
+from outlierlens.tasks import Task, make_task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOKENS_AT_ONCE = {"cpu": 2048, "mps": 8192, "cuda": 65536}  # of one forward pass, where no batch size is given
+MAX_KEPT_BYTES = 2**30  # of states kept for reuse
+MEANS_TEXTS = 512  # lines that mode "mean" takes its means over
+CHECK_TEXTS = 2
+
+
+def make_runner(loaded: LoadedModel, texts: Texts, options: SweepOptions) -> "Runner":
+    """The runner of a sweep: the same one for the same model, texts and options, on whatever machine.
+
+    Raises:
+        BadInput: no text that the task can use, or a mode that the model does not allow.
+    """
+    runner = Runner(loaded, texts, options)
+    runner.check()
+    return runner
+
+
+class Runner:
+    """A model, its task on ordered texts, and an ablation.
+
+    Attributes:
+        order: the sweep's seeded random order of the task's texts, int [text]; spans (start, stop) count in it.
+        weights: tokens that count, in that order [text].
+        site: where hidden states are edited: `written` for mode weights, else `edited`.
+        mixes, reuses: whether batches mix ablations, and passes start behind the first touched layer.
+        notes: what a reader of the results should know about how they were measured.
+    """
+
+    def __init__(self, loaded: LoadedModel, texts: Texts, options: SweepOptions):
+        self.loaded, self.options = loaded, options
+        self.stack = loaded.stack(options.stack)
+        self.width = stream_width(loaded.model, self.stack)
+        self.task: Task = make_task(loaded, texts.texts, options.task)
+        self.n_texts = self.task.n_texts
+        self.order = np.random.default_rng([options.seed, 1]).permutation(self.n_texts)
+        self.weights = self.task.weights[self.order]
+        self.notes: list[str] = []
+        settings = EditSettings(factor=options.factor, seed=options.seed)
+        if options.mode == "mean":
+            length = token_limit(loaded, options.task.max_length)
+            size = options.task.batch_size
+            some = texts.texts[:MEANS_TEXTS]
+            settings = EditSettings(means=means_over(loaded, self.stack, some, length=length, batch_size=size))
+            self.notes.append(
+                f"the mean that replaces a value is taken over the first {length} tokens of the first {len(some)} lines"
+            )
+        self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
+        self.tokens = TOKENS_AT_ONCE.get(loaded.device.type, TOKENS_AT_ONCE["cpu"])
+        at_last = options.mode == "weights"
+        self.mixes = options.mode in ("zero", "scale", "mean") or (at_last and last_operations(self.stack) is not None)
+        self.reuses = self.mixes and can_resume(self.stack)
+        self.site = written if at_last else edited
+        self._kept: tuple[tuple[int, int], dict[int, Kept]] = ((0, 0), {})
+
+    def values(self, plans: Sequence[Plan], span: tuple[int, int]) -> np.ndarray:
+        """The task's values with each plan off (an empty one is the intact model), float64 [plan, text]."""
+        if not self.mixes:
+            return np.stack([self._alone(plan, span) for plan in plans])
+        found = np.empty((len(plans), span[1] - span[0]))
+        for kept, numbers in self._groups(plans, span):
+            found[numbers] = self._mixed([plans[number] for number in numbers], span, kept)
+        return found
+
+    def _groups(self, plans: Sequence[Plan], span: tuple[int, int]) -> Iterator[tuple[Kept | None, list[int]]]:
+        """Plans that start behind the same block, with its states where keeping them pays; else all together."""
+        first = [min(plan, default=self.stack.n_layers) for plan in plans]
+        by_layer: dict[int, list[int]] = {}
+        for number, layer in enumerate(first):
+            by_layer.setdefault(layer, []).append(number)
+        layers = sorted(layer for layer in by_layer if layer < self.stack.n_layers)
+        kept = self._keep(layers, span, sum(layer + 1 for layer in first if layer < self.stack.n_layers))
+        together = [number for layer, numbers in by_layer.items() if layer not in kept for number in numbers]
+        if together:
+            yield None, sorted(together)
+        for layer in layers:
+            if layer in kept:
+                yield kept[layer], by_layer[layer]
+
+    def _keep(self, layers: list[int], span: tuple[int, int], blocks_saved: int) -> dict[int, Kept]:
+        """States of the texts of `span` behind each of `layers`; {} where computing them costs more than it saves."""
+        if not (self.reuses and layers):
+            return {}
+        if self._kept[0] == span and set(layers) <= set(self._kept[1]):
+            return self._kept[1]
+        texts = self._texts(span)
+        bare = self.site is written
+        n_bytes = int(self.task.lengths[texts].sum()) * self.width * 4 * len(layers) * (1 + bare)
+        cost = layers[-1] + 1 + bare * len(layers)
+        if blocks_saved <= cost or n_bytes > MAX_KEPT_BYTES:
+            return {}
+        self._kept = (span, {})  # let go of the old states before the new ones are made
+        self._kept = (span, self._captured(layers, texts, bare=bare))
+        return self._kept[1]
+
+    def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
+        parts: dict[int, list[Kept]] = {}
+        slots: list[int] = []
+        for feed in self.task.feeds(texts.tolist(), self.rows(texts)):
+            lengths = [int(self.task.lengths[texts[slot]]) for slot in feed.slots]
+            found = None
+            if len(set(feed.slots)) == len(feed.slots):
+                run = partial(self._sums, feed)
+                found = capture(self.loaded.model, self.stack, layers, run, lengths, bare=bare)
+            if found is None:
+                self.reuses = False
+                return {}
+            slots += feed.slots
+            for layer, one in found.items():
+                parts.setdefault(layer, []).append(one)
+        if len(slots) != len(texts):  # a text has several rows
+            self.reuses = False
+            return {}
+        place = np.argsort(slots)
+        return {layer: _joined(layer, some, place) for layer, some in parts.items()}
+
+    def _mixed(self, plans: list[Plan], span: tuple[int, int], kept: Kept | None) -> np.ndarray:
+        """Values with each plan off, several plans in one batch; the batch shrinks where memory runs out."""
+        texts = self._texts(span)
+        # Rows of one text stand together, so that those of one batch are about equally long.
+        pairs = [(plan, text) for text in range(len(texts)) for plan in range(len(plans))]
+        while True:
+            try:
+                return self._pass(plans, pairs, texts, kept)
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error) or self.tokens < 2 * int(self.task.lengths.min()):
+                    raise
+            self.tokens //= 2
+            self._kept = ((0, 0), {})
+
+    def _pass(
+        self, plans: list[Plan], pairs: list[tuple[int, int]], texts: np.ndarray, kept: Kept | None
+    ) -> np.ndarray:
+        import torch
+
+        found: list[tuple[list[int], Tensor]] = []
+        for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.rows(texts)):
+            off = [plans[pairs[slot][0]] for slot in feed.slots]
+            with torch.inference_mode(), self._rows_off(off, kept, [pairs[slot][1] for slot in feed.slots]):
+                found.append((list(feed.slots), self.task.sums(feed)))
+        totals = np.zeros(len(pairs))
+        sums = torch.cat([part for _, part in found]).cpu().double().numpy()  # the only wait for the device
+        np.add.at(totals, [slot for slots, _ in found for slot in slots], sums)
+        values = totals.reshape(len(texts), len(plans)).T
+        return values / self.task.weights[texts]
+
+    @contextmanager
+    def _rows_off(self, plans: list[Plan], kept: Kept | None, texts: list[int]) -> Iterator[None]:
+        """Row by row, the dimensions of its plan off; passes start behind `kept`, if any."""
+        layers = _positions(plans, self.loaded.device)
+        model, settings, mode = self.loaded.model, self.ablation.settings, self.ablation.mode
+
+        def edit(layer: int, states: "Tensor") -> None:
+            rows, dims = layers[layer]
+            shaped = states.view(len(plans), -1, states.shape[-1])  # some MLPs run on [batch * token, dim]
+            if mode == "scale":
+                shaped[rows, :, dims] *= settings.factor
+            elif mode == "mean":
+                assert settings.means is not None
+                means = torch.from_numpy(settings.means[layer]).to(shaped)
+                shaped[rows, :, dims] = means[dims][:, None]
+            else:
+                shaped[rows, :, dims] = 0
+
+        import torch
+
+        with ExitStack() as inside:
+            if kept is not None:
+                at = layers.get(kept.layer)
+                inside.enter_context(resumed(model, self.stack, kept, texts, at))
+            # What `resumed` stands in for never runs its last operation; a block's output it does give.
+            wanted = [layer for layer in layers if kept is None or self.site is edited or layer > kept.layer]
+            if wanted:
+                inside.enter_context(self.site(model, self.stack, edit, wanted))  # type: ignore[arg-type]
+            yield
+
+    def _alone(self, plan: Plan, span: tuple[int, int]) -> np.ndarray:
+        """Values with one plan off by its context manager, the plain way."""
+        import torch
+
+        texts = self._texts(span)
+        totals = np.zeros(len(texts))
+        with self.ablation.off(plan), torch.inference_mode():
+            for feed in self.task.feeds(texts.tolist(), self.rows(texts)):
+                np.add.at(totals, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
+        return totals / self.task.weights[texts]
+
+    def _sums(self, feed: Any) -> "Tensor":
+        import torch
+
+        with torch.inference_mode():
+            return self.task.sums(feed)
+
+    def _texts(self, span: tuple[int, int]) -> np.ndarray:
+        return self.order[span[0] : span[1]]
+
+    def rows(self, texts: np.ndarray) -> int:
+        """Rows of a forward pass over these texts."""
+        return self.options.batch_size or max(1, self.tokens // max(1, int(self.task.lengths[texts].max())))
+
+    def check(self) -> None:
+        """Hold the fast ways against the plain one on a few texts, and give up those that differ."""
+        if not self.mixes:
+            return
+        span = (0, min(CHECK_TEXTS, self.n_texts))
+        last = self.stack.n_layers - 1
+        plan: Plan = dict.fromkeys(range(self.stack.n_layers), (self.width // 2,))
+        plans: list[Plan] = [{}, plan, {last: (0,)}]
+        plain = np.stack([self._alone(one, span) for one in plans])
+        ways: list[tuple[str, Callable[[], np.ndarray]]] = [
+            ("mixing several ablations in a batch", lambda: self._mixed(plans, span, None))
+        ]
+        if self.reuses:
+            ways.append(("reusing the part before the first touched layer", lambda: self._resumed(plans, span)))
+        exact = self.loaded.model.dtype is _float32()
+        for name, way in ways:
+            why = ""
+            try:
+                if not _close(way(), plain, exact=exact):
+                    why = "gives other numbers"
+            except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+                why = f"fails ({type(error).__name__})"
+            if why:
+                self.notes.append(f"{name} {why} with this model, so it is not done; the sweep is slower")
+                self.mixes, self.reuses = self.mixes and way is not ways[0][1], False
+                return
+
+    def _resumed(self, plans: list[Plan], span: tuple[int, int]) -> np.ndarray:
+        """Values with each plan resumed from behind its own first layer, however little that saves."""
+        found = [self._mixed([{}], span, None)[0]]
+        for plan in plans[1:]:
+            states = self._captured([min(plan)], self._texts(span), bare=self.site is written)
+            found.append(self._mixed([plan], span, states.get(min(plan)))[0])
+        return np.stack(found)
+
+
+def _positions(plans: list[Plan], device: Any) -> "dict[int, tuple[Tensor, Tensor]]":
+    """{layer: (rows, dimensions)} of all that is off in a batch; layers with the same share their tensors."""
+    import torch
+
+    pairs: dict[int, list[tuple[int, int]]] = {}
+    for row, plan in enumerate(plans):
+        for layer, dims in plan.items():
+            pairs.setdefault(layer, []).extend((row, dim) for dim in dims)
+    made: dict[tuple[tuple[int, int], ...], tuple[Tensor, Tensor]] = {}
+    found = {}
+    for layer, some in pairs.items():
+        key = tuple(some)
+        if key not in made:
+            both = torch.tensor(some, device=device).T
+            made[key] = (both[0].contiguous(), both[1].contiguous())
+        found[layer] = made[key]
+    return found
+
+
+def _joined(layer: int, parts: list[Kept], place: np.ndarray) -> Kept:
+    """Kept states of several passes as one, rows in the order `place`."""
+    whole = [row for part in parts for row in part.whole]
+    bare = [row for part in parts for row in part.bare or ()]
+    return Kept(layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None)
+
+
+def _close(one: np.ndarray, other: np.ndarray, *, exact: bool) -> bool:
+    relative = 1e-3 if exact else 3e-2
+    return bool(np.allclose(one, other, rtol=relative, atol=relative / 10, equal_nan=True))
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    text = str(error).lower()
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text
+    )

@@ -1,0 +1,121 @@
+"""The units of a sweep: what is switched off (`Unit`), and on which of the ordered texts (`Work`).
+
+units = tested(options, stream, found)
+Work(units[0], 0, 8).key              # "[[0,[507]],[1,[507]]]|0-8": the row it becomes
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outlierlens.controls import Plan
+from outlierlens.errors import BadInput
+from outlierlens.sweeps.options import SweepOptions
+
+
+def plan_key(plan: Plan) -> str:
+    """The name of a plan in row files."""
+    return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()), separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing that is switched off: `plan` is {layer: dims}; an empty plan is the intact model."""
+
+    label: str
+    window: str
+    plan: Plan = field(hash=False)
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", plan_key(self.plan) if self.plan else "intact")
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Dimensions off in any layer, ascending."""
+        return tuple(sorted({dim for dims in self.plan.values() for dim in dims}))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers with something off, ascending."""
+        return tuple(sorted(self.plan))
+
+    @property
+    def by_layer(self) -> Plan:
+        """`plan` where layers differ, else empty."""
+        return {} if len(set(self.plan.values())) <= 1 else self.plan
+
+
+INTACT = Unit("intact", "", {})
+
+
+@dataclass(frozen=True)
+class Work:
+    """A unit on the texts start to stop (exclusive) of the sweep's order: what is measured, kept or lost as one."""
+
+    unit: Unit
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> str:
+        """Its name in row files."""
+        return f"{self.unit.key}|{self.start}-{self.stop}"
+
+    @property
+    def n_texts(self) -> int:
+        """Number of texts."""
+        return self.stop - self.start
+
+
+def layer_windows(options: SweepOptions, n_layers: int) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, layers) of every window of a stream with `n_layers` layers.
+
+    Raises:
+        BadInput: a layer that does not exist.
+    """
+    layers = tuple(range(n_layers)) if options.layers is None else tuple(sorted(set(options.layers)))
+    if not layers or not 0 <= layers[0] <= layers[-1] < n_layers:
+        raise BadInput(f"layers {options.layers} are not all layers of this stream; it has layers 0 to {n_layers - 1}")
+    if options.windows == "single":
+        return [(f"layer {layer}", (layer,)) for layer in layers]
+    if options.windows == "from":
+        return [(f"from layer {layer}", tuple(other for other in layers if other >= layer)) for layer in layers]
+    if options.windows == "upto":
+        return [(f"up to layer {layer}", tuple(other for other in layers if other <= layer)) for layer in layers]
+    return [("all layers" if len(layers) == n_layers else f"layers {_runs(layers)}", layers)]
+
+
+def tested(options: SweepOptions, n_layers: int, width: int, found: Sequence[int]) -> list[Unit]:
+    """Everything whose effect is wanted: single dimensions first, then sets, window by window.
+
+    Raises:
+        BadInput: a layer or dimension that does not exist, or nothing to test.
+    """
+    dims = range(width) if options.dims is None else dict.fromkeys(options.dims)
+    sets = [tuple(sorted(set(one))) for one in options.sets]
+    if options.with_found and len(found) > 1:
+        sets.append(tuple(sorted(found)))
+    sets = [one for one in dict.fromkeys(sets) if len(one) > 1 or (one and one[0] not in dims)]
+    wrong = [dim for dim in (*dims, *(dim for one in sets for dim in one)) if not 0 <= dim < width]
+    if wrong:
+        raise BadInput(f"dimension {wrong[0]} does not exist; this stream has dimensions 0 to {width - 1}")
+    units = []
+    for name, layers in layer_windows(options, n_layers):
+        for one in (*((dim,) for dim in dims), *sets):
+            where = "" if name == "all layers" else f" in {name}" if name.startswith("layer") else f" {name}"
+            units.append(Unit(", ".join(map(str, one)) + where, name, dict.fromkeys(layers, one)))
+    if not units:
+        raise BadInput("nothing to sweep: name dimensions or sets, or leave both out to sweep every dimension")
+    return units
+
+
+def _runs(layers: tuple[int, ...]) -> str:
+    """(0, 1, 2, 5) as "0–2, 5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

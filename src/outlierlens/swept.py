@@ -1,0 +1,250 @@
+"""What `sweep` measures: the effect of every set of dimensions, with intervals, beside nulls. Plain data, no torch.
+
+swept.top(5)                              # the strongest effects, largest first
+swept.effect(507).change                  # nats per token against the intact model
+swept.map()                               # changes as [layer window, dim], NaN where nothing was measured
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+Stopped = Literal["precise", "all texts", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What switching one set of dimensions off does.
+
+    Attributes:
+        label: "507", "507 in layer 3", "100, 247, 507".
+        dims: dimensions off in any layer; by_layer: {layer: dims} where layers differ, else empty.
+        window: name of the layers it is off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2".
+        change: mean change of the task's value against the intact model (nats per token for a loss).
+        low, high: 95 % interval of `change`, valid whenever the measuring stopped.
+        spread: standard deviation of the change over texts.
+        n_texts: texts it was measured on, the first of the sweep's order.
+        stopped: why no more: "precise" (narrow enough), "all texts", or "unfinished".
+        first_order: estimate from gradients on `Cost.gradient_texts` texts, beside the measurement; None without one.
+        p: rank p-value, (1 + #{others >= change}) / (1 + n), among the other dimensions of the same window; None for sets.
+        q: `p` adjusted over all dimensions of the window (Benjamini & Hochberg 1995).
+        q_found: likewise, over the dimensions alone that the weights named beforehand; None for others.
+        times_random: change over the mean change of the dimensions that the weights did not name (or of random sets);
+            None where that mean is not positive. Puccetti et al. (2022) ask for 5.
+        n_parameters: parameters that are zero while it is off; 0 for edits of hidden states.
+    """
+
+    label: str
+    dims: tuple[int, ...]
+    by_layer: dict[int, tuple[int, ...]]
+    window: str
+    layers: tuple[int, ...]
+    change: float
+    low: float
+    high: float
+    spread: float
+    n_texts: int
+    stopped: Stopped
+    first_order: float | None = None
+    p: float | None = None
+    q: float | None = None
+    q_found: float | None = None
+    times_random: float | None = None
+    n_parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Null:
+    """One set of dimensions against control sets of its size, all on the same `n_texts` texts.
+
+    Attributes:
+        label, window: of the set.
+        kind: "random" (dimensions that neither the weights nor the caller named), "matched" (as extreme weights, at
+            other positions by layer), or "dimensions" (every other single dimension of this sweep).
+        dims: of each control set; empty for "matched", where they differ by layer, and for "dimensions".
+        changes: of each control set; sorted ascending.
+        change: of the set itself on the same texts.
+        p: (1 + #{control >= change}) / (1 + n).
+        median, percentile_95, mean: of `changes`.
+        times_mean: change / mean; None where the mean is not positive.
+        closeness: matched only: median of the controls' magnitudes over the wanted ones; 1 is a perfect match.
+    """
+
+    label: str
+    window: str
+    kind: str
+    n_texts: int
+    change: float
+    changes: tuple[float, ...]
+    p: float
+    median: float
+    percentile_95: float
+    mean: float
+    times_mean: float | None
+    closeness: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the sweep took, in evaluations of one text by the whole model.
+
+    Attributes:
+        intact, effects, nulls: texts evaluated for each.
+        gradient_texts: texts of the gradient pass; each costs about three evaluations, which `total` counts.
+        total: all of them.
+        exact: what measuring every effect (nulls apart) on every text takes.
+        tokens: tokens of the evaluated texts in `total`, padding not counted.
+        seconds: time spent measuring, summed over runs that continued each other; 0 when unknown.
+    """
+
+    intact: int
+    effects: int
+    nulls: int
+    gradient_texts: int
+    total: int
+    exact: int
+    tokens: int
+    seconds: float = 0.0
+
+    @property
+    def saving(self) -> float:
+        """Exact evaluations over those spent on effects, the intact model and gradients."""
+        spent = self.intact + self.effects + 3 * self.gradient_texts
+        return self.exact / spent if spent else float("nan")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How far a reduced precision moves the effects: the largest |change − change in float32| over some sets and texts."""
+
+    dtype: str
+    deviation: float
+    n_sets: int
+    n_texts: int
+
+
+@result
+@dataclass(frozen=True)
+class Sweep:
+    """Every dimension (or set, or layer window × dimension) switched off in turn.
+
+    Attributes:
+        task, unit: "causal loss", "nats per token".
+        text: what a text is: "block of 128 tokens", "line of at most 128 tokens".
+        mode: the ablation, as in `Damage`.
+        windows: "all", "single", "from", "upto", or "given".
+        method: "exact" or "adaptive"; adaptive stops an effect when its interval is narrower than
+            ± max(tolerance, relative × |change|), and separates the `top` strongest.
+        level: confidence of each interval; look_level: confidence that each single look was held to instead, so that
+            the interval is valid at whichever look the measuring stopped (1.0 less the level of the looks).
+        looks: numbers of texts at which intervals are looked at; one look in exact mode.
+        n_texts, n_tokens: of the whole evaluation set; intact: the intact model's value on the texts that were used.
+        found: dimensions that the weight rule names in this stream.
+        separated: whether the order of the `top` strongest is settled (or they differ by less than the tolerance).
+        effects: in the order planned.
+        nulls: comparisons with control sets.
+    """
+
+    provenance: Provenance
+    data: str
+    data_digest: str
+    task: str
+    unit: str
+    text: str
+    mode: str
+    stack: str
+    n_layers: int
+    width: int
+    windows: str
+    method: str
+    tolerance: float
+    relative: float
+    top_k: int
+    level: float
+    look_level: float
+    looks: tuple[int, ...]
+    n_texts: int
+    n_tokens: int
+    intact: float
+    intact_low: float
+    intact_high: float
+    found: tuple[int, ...]
+    separated: bool
+    effects: tuple[Effect, ...]
+    nulls: tuple[Null, ...]
+    cost: Cost
+    precision: Precision | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether exp(value) is a perplexity."""
+        return self.unit == "nats per token"
+
+    @property
+    def windows_swept(self) -> tuple[str, ...]:
+        """Names of the layer windows, in the order planned."""
+        return tuple(dict.fromkeys(effect.window for effect in self.effects))
+
+    def singles(self, window: str | None = None) -> tuple[Effect, ...]:
+        """Effects of single dimensions (in one window), in the order planned."""
+        return tuple(e for e in self.effects if len(e.dims) == 1 and window in (None, e.window))
+
+    def top(self, k: int = 5, window: str | None = None) -> tuple[Effect, ...]:
+        """The `k` largest effects (in one window), largest first; of equal ones the smaller dimension first."""
+        among = [e for e in self.effects if window in (None, e.window)]
+        return tuple(sorted(among, key=lambda e: (-np.nan_to_num(e.change, nan=np.inf), e.dims))[:k])
+
+    def effect(self, dim: int, window: str | None = None) -> Effect:
+        """The effect of one dimension alone (in one window); raises KeyError for one that was not swept."""
+        for effect in self.singles(window):
+            if effect.dims == (dim,):
+                return effect
+        raise KeyError(f"dimension {dim} was not swept")
+
+    def map(self) -> np.ndarray:
+        """Changes of single dimensions as [window, dim] in the order of `windows_swept`; NaN where none was measured."""
+        names = self.windows_swept
+        changes = np.full((len(names), self.width), np.nan)
+        for effect in self.singles():
+            changes[names.index(effect.window), effect.dims[0]] = effect.change
+        return changes
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row per effect, largest first."""
+        return [
+            {
+                "label": effect.label,
+                "dims": ",".join(map(str, effect.dims)),
+                "window": effect.window,
+                "change": effect.change,
+                "low": effect.low,
+                "high": effect.high,
+                "spread": effect.spread,
+                "texts": effect.n_texts,
+                "stopped": effect.stopped,
+                "first_order": effect.first_order,
+                "p": effect.p,
+                "q": effect.q,
+                "q_found": effect.q_found,
+                "times_random": effect.times_random,
+                "found": set(effect.dims) <= set(self.found),
+                "parameters": effect.n_parameters,
+            }
+            for effect in self.top(len(self.effects))
+        ]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per effect, largest first."""
+        return table(self.rows())
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table(self.rows()[:10], caption=f"{self.provenance.model}: {self.task}, {self.mode}")
