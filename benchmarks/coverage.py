@@ -1,0 +1,190 @@
+"""How often the intervals of the adaptive sweep contain the value that measuring every text gives, and what they cost.
+
+    OMP_NUM_THREADS=1 python benchmarks/coverage.py DIR --data FILE                      # a small model, 50 seeds
+    python benchmarks/coverage.py DIR --data FILE --matrix changes.npz --first 8 12 16   # measure once, try first looks
+
+The model is measured exhaustively once, every dimension on every text. The adaptive procedure is then replayed on those
+numbers for each seed, which only reorders the texts, by the library's own schedule.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from outlierlens.sweeps.estimate import Estimate, look_level, look_sizes
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.sweeps.schedule import Measured, State, adaptive
+from outlierlens.sweeps.units import Unit
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Per-text changes and their first-order estimates, both [dim, text], and the weights [text]."""
+
+    changes: np.ndarray
+    gradients: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def truth(self) -> np.ndarray:
+        """The exhaustive value of every dimension."""
+        return np.average(self.changes, axis=1, weights=self.weights)
+
+    def shuffled(self, seed: int) -> "Matrix":
+        """The same texts in another order."""
+        order = np.random.default_rng(seed).permutation(len(self.weights))
+        return Matrix(self.changes[:, order], self.gradients[:, order], self.weights[order])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the adaptive procedure looks and stops."""
+
+    first: int = 8
+    tolerance: float = 0.01
+    relative: float = 0.1
+    gradients: int = 256
+    k: int = 5
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What one replay found."""
+
+    estimates: list[Estimate]
+    covered: np.ndarray  # bool [dim]
+    saving: float
+    top_agrees: bool
+    controlled: float  # share of dimensions that use their gradients
+
+
+def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
+    """The adaptive sweep of one order of the texts."""
+    now, truth = matrix.shuffled(seed), matrix.truth
+    n_units, n_texts = now.changes.shape
+    looks = look_sizes(n_texts, rule.first)
+    n_gradients = min(rule.gradients, n_texts)
+    units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(n_units)]
+    options = SweepOptions(tolerance=rule.tolerance, relative=rule.relative, top=rule.k)
+    gradients = now.gradients[:, :n_gradients].T if n_gradients else None
+    state = State(units, options, looks, look_level(looks), Measured(now.weights), gradients)
+    for _, works in adaptive(state):
+        for work in works:
+            state.measured.add(work.unit.key, now.changes[work.unit.dims[0], work.start : work.stop])
+    found = [one for one in state.estimates if one is not None]
+    used = [one.n_texts for one in found]
+    return Seed(
+        found,
+        np.array([one.low <= value <= one.high for one, value in zip(found, truth, strict=True)]),
+        n_texts * n_units / (sum(used) + max(used) + 3 * n_gradients),
+        agrees([one.change for one in found], truth, rule.k, rule.tolerance),
+        float(np.mean([state.control(unit) is not None for unit in range(n_units)])),
+    )
+
+
+def agrees(changes: Sequence[float], truth: np.ndarray, k: int, tolerance: float) -> bool:
+    """Whether none of the top `k` is ranked above a dimension whose exhaustive value is larger by the tolerance or more."""
+    order = np.argsort(-np.asarray(changes), kind="stable")
+    return all(truth[order[rank + 1 :]].max(initial=-np.inf) - truth[order[rank]] < tolerance for rank in range(k))
+
+
+def table(matrix: Matrix, rule: Rule, n_seeds: int) -> bool:
+    """Replay all seeds, print their figures, and return whether both groups are covered to 93 %."""
+    seeds = [replay(matrix, rule, seed) for seed in range(n_seeds)]
+    large = np.abs(matrix.truth) > 2 * rule.tolerance
+    looks = look_sizes(len(matrix.weights), rule.first)
+    texts = np.array([[one.n_texts for one in seed.estimates] for seed in seeds])
+    widths = np.array([[one.half_width for one in seed.estimates] for seed in seeds])
+    covered = np.array([seed.covered for seed in seeds])
+    saving = np.array([seed.saving for seed in seeds])
+    print(f"\nfirst look {rule.first}, {rule.gradients or 'no'} gradient texts (used by "
+          f"{np.mean([seed.controlled for seed in seeds]):.0%} of dimensions), "
+          f"each look at {look_level(looks):.4f}")  # fmt: skip
+    for name, group in (("effects above twice the tolerance", large), ("the rest", ~large)):
+        if group.any():
+            by_seed = covered[:, group].mean(1)
+            print(f"  {name} ({group.sum()}): coverage {covered[:, group].mean():.2%} (worst seed {by_seed.min():.1%}, "
+                  f"worst dimension {covered[:, group].mean(0).min():.0%}), mean half-width {widths[:, group].mean():.4f}, "
+                  f"texts {texts[:, group].mean():.1f}")  # fmt: skip
+    print(f"  texts a dimension {texts.mean():.1f} (worst seed {texts.mean(1).max():.1f}) of {len(matrix.weights)}; "
+          f"saving {saving.mean():.1f} times (worst seed {saving.min():.1f}); "
+          f"top {rule.k} agrees in {sum(seed.top_agrees for seed in seeds)} of {n_seeds} seeds")  # fmt: skip
+    return all(covered[:, group].mean() >= 0.93 for group in (large, ~large) if group.any())
+
+
+def measure(model: str, data: str, limit: int | None, min_words: int, max_length: int) -> Matrix:
+    """Every dimension of a model on every text, with the library's runner and gradient pass."""
+    import torch
+
+    from outlierlens.data import Texts, read_texts
+    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.sweeps.first_order import first_order
+    from outlierlens.sweeps.runner import make_runner
+    from outlierlens.sweeps.units import INTACT, tested
+    from outlierlens.tasks import TaskOptions
+
+    torch.set_num_threads(1)
+    loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
+    read = read_texts(data)
+    lines = tuple(text for text in read.texts if len(text.split()) > min_words)[:limit]
+    options = SweepOptions(task=TaskOptions(blocks=True, max_length=max_length))
+    runner = make_runner(loaded, Texts(read.source, lines, read.column), options)
+    units = tested(options, runner.stack.n_layers, runner.width, ())
+    span = (0, runner.n_texts)
+    intact = runner.values([INTACT.plan], span)[0]
+    changes = np.empty((len(units), runner.n_texts))
+    for number, unit in enumerate(units):
+        changes[number] = runner.values([unit.plan], span)[0] - intact
+        print(f"\rmeasured {number + 1} of {len(units)} dimensions", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    gradients = first_order(runner, units, span).T
+    print(f"{loaded.name}: {runner.task.name}, {runner.n_texts} texts ({runner.task.text}), "
+          f"intact {np.average(intact, weights=runner.weights):.4f} {runner.task.unit}")  # fmt: skip
+    return Matrix(changes, gradients.astype(float), runner.weights)
+
+
+def main() -> int:
+    """Measure or read the matrix, and replay it; exit code 1 where a group's coverage is below 93 %."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("model", help="directory or name of a model small enough to sweep exhaustively")
+    arguments.add_argument("--data", default="excerpt", help="file of texts")
+    arguments.add_argument("--min-words", type=int, default=70, help="only lines of more words")
+    arguments.add_argument("--max-length", type=int, default=128)
+    arguments.add_argument("--limit", type=int, help="number of lines")
+    arguments.add_argument(
+        "--matrix", type=Path, help="keep the measured changes here, and read them from here next time"
+    )
+    arguments.add_argument("--seeds", type=int, default=50)
+    arguments.add_argument("--tolerance", type=float, default=0.01)
+    arguments.add_argument("--relative", type=float, default=0.1)
+    arguments.add_argument(
+        "--first", type=int, nargs="+", default=[8], help="texts of the first look, to compare several"
+    )
+    arguments.add_argument(
+        "--gradients", type=int, nargs="+", default=[256, 0], help="texts of the gradient pass, likewise"
+    )
+    given = arguments.parse_args()
+    if given.matrix and given.matrix.exists():
+        with np.load(given.matrix) as kept:
+            matrix = Matrix(kept["changes"], kept["gradients"], kept["weights"])
+    else:
+        matrix = measure(given.model, given.data, given.limit, given.min_words, given.max_length)
+        if given.matrix:
+            np.savez(given.matrix, changes=matrix.changes, gradients=matrix.gradients, weights=matrix.weights)
+    spread = matrix.changes.std(axis=1, ddof=1)
+    correlation = [np.corrcoef(x, g)[0, 1] for x, g in zip(matrix.changes, matrix.gradients, strict=True)]
+    print(f"{len(matrix.changes)} dimensions, {len(matrix.weights)} texts; ± max({given.tolerance}, {given.relative:.0%}); "
+          f"spread over texts {np.median(spread):.4f} (median dimension), "
+          f"correlation with the gradients {np.nanmedian(correlation):.2f}")  # fmt: skip
+    rule = Rule(tolerance=given.tolerance, relative=given.relative)
+    rules = [replace(rule, first=first, gradients=texts) for texts in given.gradients for first in given.first]
+    good = [table(matrix, one, given.seeds) for one in rules]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

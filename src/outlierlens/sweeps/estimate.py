@@ -1,0 +1,328 @@
+"""How large an effect is and how surely that is known, from per-text differences; pure functions, no torch.
+
+    looks = look_sizes(2000)                             # (8, 12, 16, 24, 32, ..., 2000) texts
+    level = look_level(looks)                            # 0.991: what each look must hold for 95 % over all of them
+    slopes = gradient_scale(first, weights, gradients) * gradients               # [unit, text], where there are some
+    found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
+    precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
+    unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
+    benjamini_hochberg(rank_p_among(changes))
+
+Texts come in random order, so the first n of them are a random sample. Intervals are looked at only at the numbers of
+texts `look_sizes` names, each at a confidence that makes the chance that *any* of them misses 1 − 0.95 in all: repeated
+confidence intervals (Jennison & Turnbull 1989), which hold for whatever reason the measuring stopped.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput, need
+
+FIRST_LOOK = 8
+EQUAL_TEXTS = 32  # so many equal differences in a row leave at most 1 text in 7 that could differ, at confidence 0.99
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean change over texts with its interval.
+
+    Attributes:
+        change: weighted mean of the differences; infinite where a difference is infinite or no number.
+        half_width: of the interval; infinite for a single text.
+        spread: standard deviation of the differences over texts, all texts alike; NaN for a single text.
+        n_texts: texts the differences were measured on.
+    """
+
+    change: float
+    half_width: float
+    spread: float
+    n_texts: int
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.change - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.change + self.half_width
+
+
+def look_sizes(n_texts: int, first: int = FIRST_LOOK) -> tuple[int, ...]:
+    """Numbers of texts at which intervals are looked at: first, 1.5 × first, and their doubles, then all `n_texts`.
+
+    Raises:
+        BadInput: no text, or a first look at fewer than 2 texts.
+    """
+    if n_texts < 1 or first < 2:
+        raise BadInput(f"cannot look at {first} of {n_texts} texts first; need at least one text and a first look of 2")
+    sizes, step = [], first
+    while step < n_texts:
+        sizes += [step, step + step // 2]
+        step *= 2
+    return (*(size for size in sizes if size < n_texts), n_texts)
+
+
+@lru_cache(maxsize=64)
+def look_level(looks: tuple[int, ...], level: float = 0.95, draws: int = 200_000) -> float:
+    """The confidence of each look's t interval at which all looks together hold with probability `level`.
+
+    Pocock's (1977) equal significance level at every look, applied to t intervals (Jennison & Turnbull 2000, section
+    4.4): the smallest of the looks' two-sided p-values is simulated for sequences of independent normal values, and one
+    less its (1 − level) quantile is the answer. Deterministic; its Monte Carlo error is 0.0005 in overall confidence.
+    A single look needs no more than `level` itself. `looks` ascend.
+    """
+    if len(looks) == 1:
+        return level
+    special = _special()
+    random = np.random.default_rng(1977)
+    total, squares = np.zeros(draws), np.zeros(draws)
+    smallest = np.ones(draws)
+    for before, now in zip((0, *looks), looks, strict=False):
+        fresh = now - before
+        sums = random.standard_normal(draws) * np.sqrt(fresh)
+        total += sums
+        # The sum of squares of `fresh` normal values, given their sum: the part about their mean is independent of it.
+        squares += sums**2 / fresh + (random.chisquare(fresh - 1, draws) if fresh > 1 else 0)
+        if now < 2:
+            continue  # the interval from one text is infinite and cannot miss
+        t = np.abs(total) / np.sqrt(now * (squares - total**2 / now) / (now - 1))
+        far = t > _critical(now - 1, level)  # the answer is stricter than `level`: other p-values do not matter
+        smallest[far] = np.minimum(smallest[far], 2 * special.stdtr(now - 1, -t[far]))
+    return float(1 - np.quantile(smallest, 1 - level))
+
+
+def estimate(
+    values: np.ndarray,
+    weights: np.ndarray,
+    level: float,
+    gradients: np.ndarray | None = None,
+    gradient_weights: np.ndarray | None = None,
+) -> Estimate:
+    """Weighted mean of `values` with a t interval of confidence `level`.
+
+    Without gradients the mean is Σ w x / Σ w, a ratio of two means, and its variance that of the mean of
+    w (x − mean) / mean(w) (linearisation: Cochran 1977, section 6.4), with n − 1 degrees of freedom.
+
+    `gradients` [m] are first-order estimates of the same differences on the first m > n texts. They serve as control
+    variate with coefficient 1 (difference estimator in double sampling: Cochran 1977, section 12.9): the estimate is
+    mean_n(x − g) + mean_m(g), which is unbiased however wrong g is, with variance s²(x)/m + s²(x − g) (1/n − 1/m). On m
+    or fewer texts than n they have nothing to add and are ignored.
+
+    A loss that exploded on one text (infinite or no number) makes the change infinite: worse than any finite one and
+    not to be refined, so its half-width is 0. Where all values are equal the half-width is 0 too, which is what the
+    formula says but no proof that other texts do the same: see `precise`.
+
+    Args:
+        values: differences to the intact model, one a text.
+        weights: how much each text counts (its tokens); those beyond the texts of `values` are ignored.
+        gradients: first-order estimates, the texts of `values` first.
+        gradient_weights: weights of the texts of `gradients`; by default the first of `weights`.
+
+    Raises:
+        BadInput: no value, or fewer weights than values.
+    """
+    n = len(values)
+    wide = weights if gradient_weights is None else gradient_weights
+    short = gradients is not None and len(gradients) > n and len(wide) < len(gradients)
+    if not n or len(weights) < n or short:
+        raise BadInput(f"cannot estimate from {n} values and {len(weights)} weights; every text needs both")
+    values = np.asarray(values, dtype=float)
+    if not np.isfinite(values).all():
+        return Estimate(np.inf, 0.0, np.inf, n)
+    change, half_width = _intervals(values, weights, level, gradients, wide)
+    if n == 1:
+        spread = float("nan")
+    else:
+        spread = float(values.std(ddof=1)) if np.ptp(values) else 0.0  # exactly: `precise` asks
+    return Estimate(float(change), float(half_width), spread, n)
+
+
+def gradient_scale(values: np.ndarray, weights: np.ndarray, gradients: np.ndarray) -> float:
+    """The one number by which all `gradients` [unit, text] are multiplied before they serve as control variate.
+
+    First-order estimates move with the true changes but may be too large all alike: by about two where blocks end in a
+    norm, whose output does not grow with its input. The scale is the median over units of the least-squares slope
+    cov(values, gradients) / var(gradients), not below 0; 1 where no unit says anything. It is taken once, at the first
+    look, over the units of one window together, so that it is nearly a constant beside any one unit's estimate: a slope
+    fitted to each unit's own few texts would make its residuals look smaller than they are.
+
+    Args:
+        values: [unit, text], of the first look; units with an exploded loss are left out.
+        gradients: [unit, text or more].
+    """
+    values = np.asarray(values, dtype=float)
+    n = values.shape[1]
+    gradients = np.asarray(gradients, dtype=float)[:, :n]
+    usable = np.isfinite(values).all(1) & np.isfinite(gradients).all(1) & (np.ptp(gradients, axis=1) > 0)
+    if not usable.any():
+        return 1.0
+    weights = np.asarray(weights, dtype=float)[:n]
+    x, g = _linear(values[usable], weights), _linear(gradients[usable], weights)
+    return max(0.0, float(np.median((x * g).sum(1) / (g**2).sum(1))))
+
+
+def use_gradients(values: np.ndarray, weights: np.ndarray, gradients: np.ndarray) -> bool:
+    """Whether `gradients` explain `values` so well that their residuals vary less than the values themselves.
+
+    Asked once, at the first look, and kept: a choice made anew at every look would favour lucky small variances.
+    """
+    values = np.asarray(values, dtype=float)
+    gradients = np.asarray(gradients, dtype=float)
+    n = len(values)
+    if n < 2 or len(gradients) < n or not (np.isfinite(values).all() and np.isfinite(gradients).all()):
+        return False
+    weights = np.asarray(weights, dtype=float)[:n]
+    return bool(_variance(values - gradients[:n], weights) < _variance(values, weights))
+
+
+def precise(found: Estimate, tolerance: float, relative: float) -> bool:
+    """Whether the interval is narrower than ± max(tolerance, relative × |change|), so that measuring may stop.
+
+    An infinite change is settled. Equal differences have an interval of no width, but a few of them say little about
+    texts not yet seen, so fewer than `EQUAL_TEXTS` never suffice; and 32 equal ones still leave it possible, at
+    confidence 0.99, that 1 text in 7 differs (1 − 0.01^(1/32)). Differences of a loss are equal only when nothing
+    changes at all; a task whose values are few, such as right or wrong, should be measured on all texts.
+    """
+    if np.isinf(found.change):
+        return True
+    if found.spread == 0 and found.n_texts < EQUAL_TEXTS:
+        return False
+    return found.half_width <= max(tolerance, relative * abs(found.change))
+
+
+def unsettled(
+    estimates: Sequence[Estimate],
+    series: Callable[[int], np.ndarray],
+    weights: np.ndarray,
+    *,
+    k: int,
+    level: float,
+    tolerance: float,
+    gradients: Callable[[int], np.ndarray | None] | None = None,
+) -> set[int]:
+    """Indices of the units that need more texts before the `k` largest changes are known, in order.
+
+    A unit among the top k and one ranked below it are in the right order, or differ by less than the tolerance, once the
+    lower is shown to exceed the higher by no more than `tolerance`: by their intervals alone, or else by the interval of
+    their difference on the texts both were measured on, where what the texts have in common cancels. Of a pair that is
+    still open the unit with fewer texts needs more; both, where they have the same number.
+
+    Args:
+        series: the values of a unit.
+        weights: of the sweep's texts, at least as many as the longest series.
+        level: of each look, as for `estimate`.
+        gradients: the first-order estimates of a unit that uses them, else None; a pair uses them if both do.
+    """
+    change, low, high = np.array([(e.change, e.low, e.high) for e in estimates]).reshape(-1, 3).T
+    lengths = np.array([e.n_texts for e in estimates])
+    order = np.lexsort((np.arange(len(change)), -change))
+    needed: set[int] = set()
+    for rank, upper in enumerate(order[:k].tolist()):
+        below = order[rank + 1 :]
+        if np.isinf(change[upper]):
+            continue  # nothing is worse
+        close = below[high[below] > low[upper] + tolerance]
+        for length in np.unique(lengths[close]).tolist():
+            lowers = close[lengths[close] == length]
+            common = min(length, int(lengths[upper]))
+            open_ = lowers[_may_exceed(upper, lowers.tolist(), common, (series, gradients, weights, level)) > tolerance]
+            if len(open_):
+                needed |= set(open_.tolist()) if length <= lengths[upper] else set()
+                needed |= {upper} if lengths[upper] <= length else set()
+    return needed
+
+
+def rank_p_among(changes: np.ndarray) -> np.ndarray:
+    """Rank p-value of each change among the others: (1 + #{others ≥ change}) / (1 + n of others).
+
+    It is valid under the null that a unit's change is exchangeable with the others'. What is no number counts as
+    infinite.
+    """
+    changes = np.nan_to_num(np.asarray(changes, dtype=float), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    # A change is at least as large as itself: counting it is the 1 in the numerator.
+    return (len(changes) - np.searchsorted(np.sort(changes), changes, side="left")) / max(1, len(changes))
+
+
+def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
+    """Adjusted p-values: the smallest false discovery rate at which each is still rejected.
+
+    Benjamini & Hochberg (1995): q of the i-th smallest p is the minimum over j ≥ i of n p_j / j, at most 1. They hold
+    for independent or positively dependent p-values (Benjamini & Yekutieli 2001).
+    """
+    p = np.asarray(p, dtype=float)
+    order = np.argsort(-p, kind="stable")
+    adjusted = np.minimum.accumulate(p[order] * len(p) / np.arange(len(p), 0, -1))
+    q = np.empty_like(p)
+    q[order] = np.minimum(adjusted, 1)
+    return q
+
+
+def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -> np.ndarray:
+    """Upper ends of the intervals of value(lower) − value(upper) on the first `n` texts."""
+    series, gradients, weights, level = known
+    ends = np.full(len(lowers), -np.inf)
+    slope = gradients(upper) if gradients else None
+    slopes = {i: gradients(lower) for i, lower in enumerate(lowers)} if gradients and slope is not None else {}
+    controlled = {i: one for i, one in slopes.items() if one is not None}
+    for places in (list(controlled), [i for i in range(len(lowers)) if i not in controlled]):
+        if not places:
+            continue
+        values = np.stack([series(lowers[i])[:n] for i in places]) - series(upper)[:n]
+        control = np.stack([controlled[i] for i in places]) - slope if places[0] in controlled else None
+        change, half_width = _intervals(values, weights, level, control, weights)
+        ends[places] = change + half_width
+    return ends
+
+
+def _intervals(
+    values: np.ndarray, weights: np.ndarray, level: float, gradients: np.ndarray | None, wide: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, half-width) of the rows of `values` [..., text]; `wide` are the weights of `gradients`. See `estimate`."""
+    n = values.shape[-1]
+    weights = np.asarray(weights, dtype=float)[:n]
+    mean, variance = np.average(values, axis=-1, weights=weights), _variance(values, weights) / n
+    m = 0 if gradients is None else gradients.shape[-1]
+    if gradients is not None and m > n:
+        gradients = np.asarray(gradients, dtype=float)
+        residuals = values - gradients[..., :n]
+        control = np.average(gradients, axis=-1, weights=np.asarray(wide, dtype=float)[:m])
+        controlled = _variance(values, weights) / m + _variance(residuals, weights) * (1 / n - 1 / m)
+        # Where every value is the same, gradients that disagree have shown themselves wrong.
+        same = variance == 0
+        mean = np.where(same, mean, np.average(residuals, axis=-1, weights=weights) + control)
+        variance = np.where(same, variance, controlled)
+    if n == 1:
+        return mean, np.full_like(variance, np.inf)
+    return mean, _critical(n - 1, level) * np.sqrt(variance)
+
+
+def _variance(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Variance of w (x − mean) / mean(w) along the last axis: n times that of the weighted mean, linearised.
+
+    Infinite for a single text, and exactly 0 where all values are equal, which rounding would hide.
+    """
+    n = values.shape[-1]
+    if n == 1:
+        return np.full(values.shape[:-1], np.inf)
+    return np.where(np.ptp(values, axis=-1) == 0, 0.0, (_linear(values, weights) ** 2).sum(-1) / (n - 1))
+
+
+def _linear(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """w (x − mean) / mean(w) of every value: what it adds to the error of the weighted mean, times n."""
+    return weights * (values - np.average(values, axis=-1, weights=weights)[..., None]) / weights.mean()
+
+
+@lru_cache(maxsize=4096)
+def _critical(degrees: int, level: float) -> float:
+    """What |t| stays below with probability `level`."""
+    return float(_special().stdtrit(degrees, (1 + level) / 2))
+
+
+def _special() -> Any:
+    return need("scipy.special", "models", "an interval")
