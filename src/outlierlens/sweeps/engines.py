@@ -13,7 +13,7 @@ import numpy as np
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.units import Work
 
-ROWS_AT_ONCE = 1024  # rows of (unit, text) handed to the runner in one go: what is lost at most by a kill
+PASSES_AT_ONCE = 4  # forward passes handed to the runner in one go: what is lost at most by a kill
 
 
 class Engine(Protocol):
@@ -28,27 +28,34 @@ class Engine(Protocol):
         ...
 
 
-def shares(works: Iterable[Work], rows: int) -> Iterator[list[Work]]:
-    """Pieces of work on the same texts, together up to `rows` rows: what one forward pass can mix."""
+def by_span(works: Iterable[Work]) -> Iterator[tuple[tuple[int, int], list[Work]]]:
+    """((start, stop), the work on these texts), in the order of texts; within, those that touch early layers first."""
     ordered = sorted(works, key=lambda work: (work.start, work.stop, min(work.unit.layers, default=-1)))
-    for _, same in groupby(ordered, key=lambda work: (work.start, work.stop)):
-        together = list(same)
-        step = max(1, rows // together[0].n_texts)
-        for start in range(0, len(together), step):
-            yield together[start : start + step]
+    for span, same in groupby(ordered, key=lambda work: (work.start, work.stop)):
+        yield span, list(same)
+
+
+def shares(works: Iterable[Work], rows: int) -> Iterator[list[Work]]:
+    """Pieces of work on the same texts, together up to `rows` rows of (unit, text): what one forward pass can mix."""
+    for (begin, end), same in by_span(works):
+        step = max(1, rows // (end - begin))
+        for start in range(0, len(same), step):
+            yield same[start : start + step]
 
 
 class Local:
     """This process."""
 
-    def __init__(self, runner: Runner, rows: int = ROWS_AT_ONCE):
+    def __init__(self, runner: Runner, rows: int | None = None):
         self.runner, self.rows = runner, rows
 
     def measure(self, works: Sequence[Work]) -> Iterator[tuple[Work, np.ndarray]]:
         """See `Engine`."""
-        for share in shares(works, self.rows):
-            values = self.runner.values([work.unit.plan for work in share], (share[0].start, share[0].stop))
-            yield from zip(share, values, strict=True)
+        runner = self.runner
+        for span, same in by_span(works):
+            runner.prepare([work.unit.plan for work in same], span)
+            for share in shares(same, self.rows or PASSES_AT_ONCE * runner.rows(runner.order[slice(*span)])):
+                yield from zip(share, runner.values([work.unit.plan for work in share], span), strict=True)
 
     def close(self) -> None:
         """Nothing is held."""

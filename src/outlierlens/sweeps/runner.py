@@ -86,41 +86,38 @@ class Runner:
         """The task's values with each plan off (an empty one is the intact model), float64 [plan, text]."""
         if not self.mixes:
             return np.stack([self._alone(plan, span) for plan in plans])
+        first = [min(plan, default=self.stack.n_layers) for plan in plans]
+        if self._kept[0] != span or not set(first) & set(self._kept[1]):
+            self.prepare(plans, span)
+        groups: dict[int | None, list[int]] = {}
+        for number, layer in enumerate(first):
+            groups.setdefault(layer if layer in self._kept[1] else None, []).append(number)
         found = np.empty((len(plans), span[1] - span[0]))
-        for kept, numbers in self._groups(plans, span):
+        for start, numbers in groups.items():
+            kept = None if start is None else self._kept[1][start]
             found[numbers] = self._mixed([plans[number] for number in numbers], span, kept)
         return found
 
-    def _groups(self, plans: Sequence[Plan], span: tuple[int, int]) -> Iterator[tuple[Kept | None, list[int]]]:
-        """Plans that start behind the same block, with its states where keeping them pays; else all together."""
-        first = [min(plan, default=self.stack.n_layers) for plan in plans]
-        by_layer: dict[int, list[int]] = {}
-        for number, layer in enumerate(first):
-            by_layer.setdefault(layer, []).append(number)
-        layers = sorted(layer for layer in by_layer if layer < self.stack.n_layers)
-        kept = self._keep(layers, span, sum(layer + 1 for layer in first if layer < self.stack.n_layers))
-        together = [number for layer, numbers in by_layer.items() if layer not in kept for number in numbers]
-        if together:
-            yield None, sorted(together)
-        for layer in layers:
-            if layer in kept:
-                yield kept[layer], by_layer[layer]
+    def prepare(self, plans: Sequence[Plan], span: tuple[int, int]) -> None:
+        """Keep the states of the texts of `span` that all of `plans` can start behind, where that saves more than it costs.
 
-    def _keep(self, layers: list[int], span: tuple[int, int], blocks_saved: int) -> dict[int, Kept]:
-        """States of the texts of `span` behind each of `layers`; {} where computing them costs more than it saves."""
-        if not (self.reuses and layers):
-            return {}
-        if self._kept[0] == span and set(layers) <= set(self._kept[1]):
-            return self._kept[1]
+        `values` does it for the plans it is given; whoever will ask for many plans of one span in parts says so first.
+        """
+        if not self.reuses:
+            return
+        self._kept = (span, {})  # let go of the old states before new ones are made
+        count: dict[int, int] = {}
+        for plan in plans:
+            if plan:
+                count[min(plan)] = count.get(min(plan), 0) + 1
         texts = self._texts(span)
         bare = self.site is written
-        n_bytes = int(self.task.lengths[texts].sum()) * self.width * 4 * len(layers) * (1 + bare)
-        cost = layers[-1] + 1 + bare * len(layers)
-        if blocks_saved <= cost or n_bytes > MAX_KEPT_BYTES:
-            return {}
-        self._kept = (span, {})  # let go of the old states before the new ones are made
-        self._kept = (span, self._captured(layers, texts, bare=bare))
-        return self._kept[1]
+        n_bytes = int(self.task.lengths[texts].sum()) * self.width * 4 * (1 + bare)
+        dearest = sorted(count, key=lambda layer: -count[layer] * (layer + 1))
+        layers = sorted(dearest[: MAX_KEPT_BYTES // n_bytes])
+        saved = sum(count[layer] * (layer + 1) for layer in layers)
+        if layers and saved > layers[-1] + 1 + bare * len(layers):
+            self._kept = (span, self._captured(layers, texts, bare=bare))
 
     def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
         parts: dict[int, list[Kept]] = {}
@@ -155,7 +152,7 @@ class Runner:
                 if not _out_of_memory(error) or self.tokens < 2 * int(self.task.lengths.min()):
                     raise
             self.tokens //= 2
-            self._kept = ((0, 0), {})
+            self.forget()
 
     def _pass(
         self, plans: list[Plan], pairs: list[tuple[int, int]], texts: np.ndarray, kept: Kept | None
@@ -202,6 +199,10 @@ class Runner:
             if wanted:
                 inside.enter_context(self.site(model, self.stack, edit, wanted))  # type: ignore[arg-type]
             yield
+
+    def forget(self) -> None:
+        """Let go of states kept from earlier passes: the model's values have changed."""
+        self._kept = ((0, 0), {})
 
     def _alone(self, plan: Plan, span: tuple[int, int]) -> np.ndarray:
         """Values with one plan off by its context manager, the plain way."""

@@ -1,0 +1,296 @@
+"""The sweep: switch every dimension off in turn, with as many texts as each needs, and keep every finished piece.
+
+    swept = sweep(load_model("smollm2-135m"), read_texts("excerpt"))
+    swept.top(5)                                     # strongest effects, with 95 % intervals
+    sweep(loaded, texts, rows=Path("rows.jsonl"))    # interrupted? the same call continues
+
+The loop is `_Run.measure`: take a round of work, skip what the rows hold, measure the rest, append. `schedule` decides what a
+round holds, an engine (`engines`, `ray_engine`) does it, `summary` and `nulls` turn what was measured into the result.
+"""
+
+import base64
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlierlens.data import Texts
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.results import Provenance
+from outlierlens.rows import RowStore
+from outlierlens.sweeps.engines import Engine, Local
+from outlierlens.sweeps.estimate import look_level, look_sizes
+from outlierlens.sweeps.first_order import can_differentiate, first_order
+from outlierlens.sweeps.nulls import Family, control_families, nulls_of
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.sweeps.precision import compared_with_float32
+from outlierlens.sweeps.runner import Runner, make_runner
+from outlierlens.sweeps.schedule import Measured, Round, State, adaptive, exact, pieces, until
+from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
+from outlierlens.sweeps.units import INTACT, Work, tested
+from outlierlens.swept import Sweep
+from outlierlens.weights import scan_live
+
+REPORT_SECONDS = 0.25
+ROWS_VERSION = 1  # of what the keys and values of rows mean
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is.
+
+    Attributes:
+        phase: "intact", "gradients", "effects", "telling the top apart", "controls" or "done".
+        done, total: effects that are precise (or on all texts) and planned.
+        texts: text evaluations in this run; texts_per_second: of them, since the first.
+        seconds_left: about; None while unknown.
+        leaders: the strongest so far: (label, change, half-width of the interval).
+    """
+
+    phase: str
+    done: int
+    total: int
+    texts: int
+    texts_per_second: float
+    seconds_left: float | None
+    leaders: tuple[tuple[str, float, float], ...]
+
+
+def sweep(
+    loaded: LoadedModel,
+    texts: Texts,
+    options: SweepOptions | None = None,
+    *,
+    command: str = "",
+    progress: Callable[[SweepProgress], None] | None = None,
+    rows: Path | None = None,
+    engine: Callable[[Runner], Engine] | None = None,
+) -> Sweep:
+    """Measure what switching off each dimension (and set, in each layer window) does to `loaded` on `texts`.
+
+    With `rows`, every finished piece of work is appended to that file, and pieces found there are not measured again: the
+    result is a function of the rows alone. `engine` makes what does the work; by default this process.
+
+    Raises:
+        BadInput: no usable text, an unknown dimension, layer or mode, or `rows` of other work.
+    """
+    options = options or SweepOptions()
+    with ExitStack() as held:
+        runner = make_runner(loaded, texts, options)
+        found = next((s.dims for s in scan_live(loaded).stacks if s.stack == runner.stack.name), ())
+        units = tested(options, runner.stack.n_layers, runner.width, found)
+        model = fingerprint(loaded.model)
+        store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
+        looks = _looks(runner)
+        state = State(units, options, looks, look_level(looks, options.level), Measured(runner.weights))
+        doing = (engine or Local)(runner)
+        held.callback(doing.close)
+        run = _Run(runner, store, doing, state, progress)
+        if options.gradients and not options.exact and can_differentiate(runner):
+            state.gradients = run.gradients(min(options.gradients, looks[-1]))
+        run.measure(exact(state) if options.exact else adaptive(state))
+        families = control_families(runner, units, found)
+        n_compared = next(stop for _, stop in pieces(looks) if stop >= min(options.random_texts, looks[-1]))
+        everyone = [unit for family in families for unit in (*family.of, *family.controls)]
+        run.n_controls = len({unit.key for unit in everyone}) * n_compared
+        run.measure(until(state, list({unit.key: unit for unit in everyone}.values()), n_compared))
+        precision = compared_with_float32(runner, state)
+        run.report("done")
+        nulls = nulls_of(state, families, n_compared)
+        value, low, high = intact_of(run.intact(), runner.weights, options.seed)
+        return Sweep(
+            provenance=Provenance.now(loaded.name, model, command=command, seed=options.seed),
+            data=texts.source,
+            data_digest=texts.digest,
+            task=runner.task.name,
+            unit=runner.task.unit,
+            text=runner.task.text,
+            mode=runner.ablation.name,
+            stack=runner.stack.name,
+            n_layers=runner.stack.n_layers,
+            width=runner.width,
+            windows=options.windows if options.layers is None else f"{options.windows}, of given layers",
+            method="exact" if options.exact else "adaptive",
+            tolerance=options.tolerance,
+            relative=options.relative,
+            top_k=options.top,
+            level=options.level,
+            look_level=state.level,
+            looks=looks,
+            n_texts=runner.n_texts,
+            n_tokens=runner.task.n_tokens,
+            intact=value,
+            intact_low=low,
+            intact_high=high,
+            found=tuple(found),
+            separated=state.separated,
+            effects=effects_of(runner, state, found, nulls),
+            nulls=nulls,
+            cost=cost_of(runner, state, _controls(families), len(run.intact()), run.seconds()),
+            precision=precision,
+            notes=tuple(runner.notes),
+        )
+
+
+class _Memory:
+    """A row store without a file."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, Any] = {}
+
+    def get(self, key: str) -> Any | None:
+        """The value of a finished unit, or None."""
+        return self.done.get(key)
+
+    def append(self, key: str, value: Any) -> Any:
+        """Keep one finished unit."""
+        self.done[key] = value
+        return value
+
+
+class _Run:
+    """One run of a sweep: measures rounds of work into the rows and the state."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        rows: RowStore | _Memory,
+        engine: Engine,
+        state: State,
+        progress: Callable[[SweepProgress], None] | None,
+    ):
+        self.runner, self.rows, self.engine, self.state, self.progress = runner, rows, engine, state, progress
+        self.spans = pieces(state.looks)
+        self.n_controls = 0
+        self._intact: dict[tuple[int, int], np.ndarray] = {}
+        self._texts = 0
+        self._started = time.monotonic()
+        self._phase, self._told = "", 0.0
+
+    def measure(self, rounds: Iterable[Round]) -> None:
+        """THE loop: measure every round's work that the rows do not hold, append it, and let the next round be decided."""
+        for phase, works in rounds:
+            self._need_intact({(work.start, work.stop) for work in works})
+            missing = [work for work in works if self.rows.get(work.key) is None]
+            self.report(phase)
+            begun = time.monotonic()
+            for work, values in self.engine.measure(missing):
+                difference = values - self._intact[work.start, work.stop]
+                self.rows.append(work.key, {"differences": _rounded(difference)})
+                self._texts += work.n_texts
+                self.report(phase)
+            self._clock(begun, bool(missing))
+            for work in works:
+                self.state.measured.add(work.unit.key, np.array(self.rows.get(work.key)["differences"]))  # type: ignore[index]
+
+    def _need_intact(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Have the intact model's values on these spans, measured in this process."""
+        for span in sorted(spans):
+            if span in self._intact:
+                continue
+            work = Work(INTACT, *span)
+            kept = self.rows.get(work.key)
+            if kept is None:
+                self.report("intact")
+                values = self.runner.values([{}], span)[0]
+                kept = self.rows.append(work.key, {"values": _rounded(values)})
+                self._texts += work.n_texts
+            self._intact[span] = np.array(kept["values"])
+
+    def intact(self) -> np.ndarray:
+        """Values of the intact model on all texts used, in the sweep's order [text]."""
+        return np.concatenate([self._intact[span] for span in sorted(self._intact)])
+
+    def gradients(self, n_texts: int) -> np.ndarray:
+        """First-order estimates of all units on the first texts, about `n_texts`: float32 [text, unit]."""
+        units = self.state.units
+        family = "gradients " + hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
+        parts = []
+        for span in self.spans:
+            if span[0] >= n_texts:
+                break
+            key = f"{family}|{span[0]}-{span[1]}"
+            kept = self.rows.get(key)
+            if kept is None:
+                self.report("gradients")
+                begun = time.monotonic()
+                estimates = first_order(self.runner, units, span)
+                kept = self.rows.append(key, {"float32": base64.b64encode(estimates.astype("<f4").tobytes()).decode()})
+                self._texts += 3 * len(estimates)
+                self._clock(begun, True)
+            parts.append(np.frombuffer(base64.b64decode(kept["float32"]), "<f4").reshape(-1, len(units)))
+        return np.concatenate(parts)
+
+    def _clock(self, begun: float, worked: bool) -> None:
+        """Keep in the rows how long a round took: what a sweep took is the sum over its runs."""
+        if worked:
+            self.rows.append(f"seconds {begun:.6f}", round(time.monotonic() - begun, 3))
+
+    def seconds(self) -> float:
+        """Time spent measuring, in all runs that filled these rows."""
+        return float(sum(value for key, value in self.rows.done.items() if key.startswith("seconds ")))
+
+    def report(self, phase: str) -> None:
+        """Tell how far the sweep is, a few times a second at most."""
+        now = time.monotonic()
+        if self.progress is None or (phase == self._phase and now - self._told < REPORT_SECONDS):
+            return
+        self._phase, self._told = phase, now
+        state = self.state
+        known = [(number, found) for number, found in enumerate(state.estimates) if found is not None]
+        leaders = sorted(known, key=lambda item: -item[1].change)[:5]
+        elapsed = now - self._started
+        rate = self._texts / elapsed if self._texts else 0.0
+        left = (state.texts_left() + self.n_controls) / rate if rate else None
+        done = sum(state.precise(number) or found.n_texts == state.looks[-1] for number, found in known)
+        self.progress(
+            SweepProgress(
+                phase=phase,
+                done=done,
+                total=len(state.units),
+                texts=self._texts,
+                texts_per_second=rate,
+                seconds_left=0.0 if phase == "done" else left,
+                leaders=tuple((state.units[n].label, found.change, found.half_width) for n, found in leaders),
+            )
+        )
+
+
+def _identity(runner: Runner, texts: Texts, model: str) -> dict[str, Any]:
+    """What must be equal for rows to be reusable: all that a per-text difference depends on, and the order of texts."""
+    options = runner.options
+    task = asdict(options.task)
+    del task["batch_size"]
+    return {
+        "rows": ROWS_VERSION,
+        "model": model,
+        "data": texts.digest,
+        "task": {**task, "name": runner.task.name},
+        "mode": runner.ablation.name,
+        "stack": runner.stack.name,
+        "seed": options.seed,
+        "texts": runner.n_texts,
+        "exact": options.exact,
+        "max_texts": options.max_texts,
+    }
+
+
+def _looks(runner: Runner) -> tuple[int, ...]:
+    """Numbers of texts at which effects are estimated."""
+    options = runner.options
+    most = runner.n_texts if options.max_texts is None else min(options.max_texts, runner.n_texts)
+    return (most,) if options.exact else look_sizes(most)
+
+
+def _controls(families: Sequence[Family]) -> list[Any]:
+    return list({unit.key: unit for family in families for unit in family.controls}.values())
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    """Nine significant digits say all of a float32."""
+    return [float(f"{value:.9g}") for value in values.tolist()]

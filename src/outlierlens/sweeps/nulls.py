@@ -1,0 +1,113 @@
+"""Control sets beside what a sweep tests: which there are, and how a set compares with them.
+
+families = control_families(runner, units, found)
+nulls_of(state, families, n_texts=16)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outlierlens.bench import magnitude
+from outlierlens.controls import matched_sets, random_sets, rank_p, relabelled
+from outlierlens.errors import BadInput
+from outlierlens.sweeps.runner import Runner
+from outlierlens.sweeps.schedule import State
+from outlierlens.sweeps.units import Unit
+from outlierlens.swept import Null
+
+N_RANDOM, N_RANDOM_BY_WINDOW, N_MATCHED = 200, 19, 19
+
+
+@dataclass(frozen=True)
+class Family:
+    """The control sets of one kind for the units `of`, as units themselves; `closeness` as in `Null`."""
+
+    kind: str
+    of: tuple[Unit, ...]
+    controls: tuple[Unit, ...]
+    closeness: float | None = None
+
+
+def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]) -> list[Family]:
+    """Random and matched control sets for every tested set; for single dimensions only where not all are swept.
+
+    A family of random sets serves all sets of one size and window: dimensions that neither the weights nor the caller
+    named. Too few free dimensions for a control are said in `runner.notes`.
+    """
+    options = runner.options
+    several = len({unit.window for unit in units}) > 1
+    n_random = options.n_random if options.n_random is not None else N_RANDOM_BY_WINDOW if several else N_RANDOM
+    n_matched = options.n_matched if options.n_matched is not None else 0 if several else N_MATCHED
+    wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims is not None]
+    named = {dim for unit in wanted for dim in unit.dims} | set(found)
+    families = []
+    try:
+        if n_random:
+            families += _random(runner, wanted, named, n_random)
+        if n_matched and wanted:
+            strength = magnitude(runner.loaded, runner.stack)
+            families += [_matched(runner, strength, unit, named, n_matched) for unit in wanted]
+    except BadInput as error:
+        runner.notes.append(f"no control sets of one kind: {error}")
+    return families
+
+
+def _random(runner: Runner, wanted: Sequence[Unit], named: set[int], n: int) -> list[Family]:
+    by_size: dict[tuple[int, str], list[Unit]] = {}
+    for unit in wanted:
+        by_size.setdefault((len(unit.dims), unit.window), []).append(unit)
+    families = []
+    for (size, window), some in by_size.items():
+        sets = random_sets(runner.width, size, avoid=named, n=n, seed=runner.options.seed).free
+        units = [Unit(f"random {i + 1}", window, relabelled(some[0].plan, dims)) for i, dims in enumerate(sets)]
+        families.append(Family("random", tuple(some), tuple({unit.key: unit for unit in units}.values())))
+    return families
+
+
+def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Family:
+    sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=runner.options.seed)
+    units = [Unit(f"matched {i + 1}", unit.window, item.plan) for i, item in enumerate(sets)]
+    closeness = float(np.median([item.closeness for item in sets]))
+    return Family("matched", (unit,), tuple({one.key: one for one in units}.values()), closeness)
+
+
+def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Null, ...]:
+    """Each tested set against each of its control families, on the first `n_texts` texts."""
+    weights = state.measured.weights[:n_texts]
+
+    def change(unit: Unit) -> float:
+        values = state.measured.values(unit.key)[:n_texts]
+        # A loss that is no number any more is as bad as one that is infinite.
+        return float(np.average(np.nan_to_num(values, nan=np.inf, posinf=np.inf), weights=weights))
+
+    nulls = []
+    for family in families:
+        changes = np.sort([change(unit) for unit in family.controls])
+        with np.errstate(invalid="ignore"):  # between infinities there is no quantile
+            median, high, mean = np.median(changes), np.quantile(changes, 0.95), np.mean(changes)
+        for unit in family.of:
+            own = change(unit)
+            nulls.append(
+                Null(
+                    label=unit.label,
+                    window=unit.window,
+                    kind=family.kind,
+                    n_texts=n_texts,
+                    change=own,
+                    changes=tuple(changes.tolist()),
+                    p=rank_p(own, changes),
+                    median=float(median),
+                    percentile_95=float(high),
+                    mean=float(mean),
+                    times_mean=times(own, float(mean)),
+                    closeness=family.closeness,
+                )
+            )
+    return tuple(nulls)
+
+
+def times(change: float, reference: float) -> float | None:
+    """`change` as a multiple of `reference`; None where that says nothing."""
+    return change / reference if reference > 0 and np.isfinite(reference) else None

@@ -1,0 +1,61 @@
+"""What a reduced precision does to a sweep's effects, measured against the same model in float32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outlierlens.sweeps.runner import Runner
+from outlierlens.sweeps.schedule import State
+from outlierlens.swept import Precision
+
+if TYPE_CHECKING:
+    from torch import nn
+
+N_SETS, N_TEXTS = 8, 8
+
+
+def compared_with_float32(runner: Runner, state: State) -> Precision | None:
+    """The largest difference over the strongest and some evenly spread effects; None for a model in float32 already."""
+    import torch
+
+    model = runner.loaded.model
+    dtype = next(model.parameters()).dtype
+    if dtype is torch.float32:
+        return None
+    ranked = sorted(range(len(state.units)), key=lambda number: -_change(state, number))
+    spread = np.linspace(0, len(ranked) - 1, N_SETS - N_SETS // 2).astype(int)
+    chosen = list(dict.fromkeys([*ranked[: N_SETS // 2], *(ranked[place] for place in spread)]))
+    span = (0, min(N_TEXTS, runner.n_texts))
+    plans = [{}, *(state.units[number].plan for number in chosen)]
+    reduced = runner.values(plans, span)
+    with _as_float32(model):
+        runner.forget()
+        full = runner.values(plans, span)
+    runner.forget()
+    weights = runner.weights[span[0] : span[1]]
+    changes = [np.average(values[1:] - values[0], axis=1, weights=weights) for values in (reduced, full)]
+    return Precision(
+        dtype=str(dtype).removeprefix("torch."),
+        deviation=float(np.max(np.abs(changes[0] - changes[1]))),
+        n_sets=len(chosen),
+        n_texts=span[1],
+    )
+
+
+def _change(state: State, number: int) -> float:
+    found = state.estimates[number]
+    return found.change if found is not None else 0.0
+
+
+@contextmanager
+def _as_float32(model: "nn.Module") -> Iterator[None]:
+    """The model's floating-point values as float32 inside; going back is exact, for they came from there."""
+    before = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    model.float()
+    try:
+        yield
+    finally:
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            value.data = value.data.to(before[name])

@@ -1,0 +1,192 @@
+"""What to measure next: rounds of work, decided from nothing but what was measured so far.
+
+    for phase, works in adaptive(state): measure(works)      # the loop adds what it measures to state.measured
+
+Work is cut at the looks, and where looks are far apart into pieces of `PIECE` texts. Since every decision is a function of
+rows alone, an interrupted, resumed or distributed sweep takes the same ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from outlierlens.sweeps.estimate import Estimate, estimate, gradient_scale, precise, unsettled, use_gradients
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.sweeps.units import Unit, Work
+
+PIECE = 64
+Round = tuple[str, list[Work]]
+
+
+def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, stop) of every piece of the ordered texts: cut at `looks` and at most `PIECE` long."""
+    cuts = [0]
+    for look in looks:
+        cuts += [*range(cuts[-1] + PIECE, look, PIECE), look]
+    return list(pairwise(cuts))
+
+
+@dataclass
+class Measured:
+    """Per-text differences of every unit, the first texts of the order first."""
+
+    weights: np.ndarray
+    _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
+
+    def add(self, key: str, values: np.ndarray) -> None:
+        """Append differences on the texts that follow those of `key` so far."""
+        self._parts.setdefault(key, []).append(values)
+
+    def n(self, key: str) -> int:
+        """Texts a unit was measured on."""
+        return sum(map(len, self._parts.get(key, ())))
+
+    def values(self, key: str) -> np.ndarray:
+        """All differences of a unit, float64 [text]."""
+        parts = self._parts.get(key, [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.empty(0)
+
+
+@dataclass
+class State:
+    """A sweep so far.
+
+    Attributes:
+        gradients: first-order estimates [text, unit] on the first texts, or None.
+        scales: by window, what its units' gradients are multiplied by; taken at the first look.
+        uses_gradients: of each unit, whether they serve as its control variate; decided at its first look.
+        level: of the interval at each look.
+        estimates: of each unit at its last look; None before the first.
+        separated: whether the top is told apart.
+    """
+
+    units: Sequence[Unit]
+    options: SweepOptions
+    looks: tuple[int, ...]
+    level: float
+    measured: Measured
+    gradients: np.ndarray | None = None
+    scales: dict[str, float] = field(default_factory=dict)
+    uses_gradients: dict[int, bool] = field(default_factory=dict)
+    estimates: list[Estimate | None] = field(default_factory=list)
+    separated: bool = False
+
+    def __post_init__(self) -> None:
+        self.estimates = [None] * len(self.units)
+
+    def control(self, number: int) -> np.ndarray | None:
+        """First-order estimates of a unit [text] where they serve as its control variate."""
+        return self._slopes(number) if self.uses_gradients.get(number) else None
+
+    def look(self, numbers: Sequence[int]) -> None:
+        """Estimate these units from what is measured of them."""
+        weights = self.measured.weights
+        if self.gradients is not None and not self.scales:
+            self._weigh_gradients(self.gradients)
+        for number in numbers:
+            values = self.measured.values(self.units[number].key)
+            self.estimates[number] = estimate(values, weights, self.level, self.control(number), weights)
+
+    def _weigh_gradients(self, gradients: np.ndarray) -> None:
+        """Decide how gradients serve, from all units at their first look."""
+        windows: dict[str, list[int]] = {}
+        for number, unit in enumerate(self.units):
+            windows.setdefault(unit.window, []).append(number)
+        for window, numbers in windows.items():
+            first = np.stack([self.measured.values(self.units[number].key)[: self.looks[0]] for number in numbers])
+            self.scales[window] = gradient_scale(first, self.measured.weights, gradients[:, numbers].T)
+            for number, values in zip(numbers, first, strict=True):
+                self.uses_gradients[number] = use_gradients(values, self.measured.weights, self._slopes(number))
+
+    def _slopes(self, number: int) -> np.ndarray:
+        """Scaled first-order estimates of a unit [text]."""
+        assert self.gradients is not None
+        return self.gradients[:, number].astype(float) * self.scales[self.units[number].window]
+
+    def precise(self, number: int) -> bool:
+        """Whether a unit's interval is narrow enough."""
+        found = self.estimates[number]
+        return found is not None and precise(found, self.options.tolerance, self.options.relative)
+
+    def texts_left(self) -> float:
+        """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
+        left = 0.0
+        for found in self.estimates:
+            if found is None:
+                left += 2 * self.looks[0]
+            elif not precise(found, self.options.tolerance, self.options.relative):
+                goal = max(self.options.tolerance, self.options.relative * abs(found.change))
+                left += min(found.n_texts * ((found.half_width / goal) ** 2 - 1), self.looks[-1] - found.n_texts)
+        return left
+
+
+def exact(state: State) -> Iterator[Round]:
+    """Every unit on every text, piece by piece."""
+    for start, stop in pieces(state.looks):
+        yield "effects", [Work(unit, start, stop) for unit in state.units]
+    state.look(range(len(state.units)))
+    state.separated = True
+
+
+def adaptive(state: State) -> Iterator[Round]:
+    """Every unit until its interval is narrow enough; then the strongest until their order is settled."""
+    cut = pieces(state.looks)
+    open_ = list(range(len(state.units)))
+    if state.gradients is not None:  # what gradients expect to be strong comes first: the leader board settles early
+        open_.sort(key=np.argsort(np.argsort(-state.gradients.mean(0))).tolist().__getitem__)
+    before = 0
+    for look in state.looks:
+        yield "effects", _until(state, open_, before, look, cut)
+        state.look(open_)
+        open_ = [number for number in open_ if not state.precise(number)]
+        before = look
+        if not open_:
+            break
+    while needed := _needed(state):
+        following = {number: _next(state, number) for number in needed}
+        yield (
+            "telling the top apart",
+            [work for number, (now, look) in following.items() for work in _until(state, [number], now, look, cut)],
+        )
+        state.look(sorted(needed))
+
+
+def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
+    """Every one of `units` on the first `n_texts` texts, a number at which pieces end."""
+    for start, stop in pieces(state.looks):
+        if stop <= n_texts:
+            yield "controls", [Work(unit, start, stop) for unit in units if state.measured.n(unit.key) <= start]
+
+
+def _needed(state: State) -> set[int]:
+    """Units that can still be measured and must be, for the order of the top; sets `state.separated`."""
+    found = [one for one in state.estimates if one is not None]
+    if not state.options.top:
+        state.separated = True
+        return set()
+    wanted = unsettled(
+        found,
+        lambda number: state.measured.values(state.units[number].key),
+        state.measured.weights,
+        k=state.options.top,
+        level=state.level,
+        tolerance=state.options.tolerance,
+        gradients=state.control,
+    )
+    state.separated = not wanted
+    return {number for number in wanted if found[number].n_texts < state.looks[-1]}
+
+
+def _next(state: State, number: int) -> tuple[int, int]:
+    """(texts a unit was measured on, its next look)."""
+    now = state.measured.n(state.units[number].key)
+    return now, next(look for look in state.looks if look > now)
+
+
+def _until(state: State, numbers: Sequence[int], before: int, look: int, cut: list[tuple[int, int]]) -> list[Work]:
+    spans = [span for span in cut if before <= span[0] and span[1] <= look]
+    return [Work(state.units[number], *span) for span in spans for number in numbers]

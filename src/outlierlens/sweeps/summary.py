@@ -1,0 +1,121 @@
+"""From what was measured to what is reported: effects with p-values, the intact value, the cost. Functions of the rows."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outlierlens.sweeps.estimate import Estimate, benjamini_hochberg, rank_p_among
+from outlierlens.sweeps.nulls import times
+from outlierlens.sweeps.runner import Runner
+from outlierlens.sweeps.schedule import State
+from outlierlens.sweeps.units import Unit
+from outlierlens.swept import Cost, Effect, Null, Stopped
+from outlierlens.tasks import bootstrap, weighted_mean
+
+
+def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:
+    """Every unit's effect, in the order planned."""
+    ranks = _ranks(runner, state, found)
+    by_set = {(null.label, null.window): null for null in nulls if null.kind == "random"}
+    counts: dict[tuple[tuple[int, ...], int], int] = {}
+    effects = []
+    for number, unit in enumerate(state.units):
+        estimate = _estimate(state, number)
+        shape = (unit.layers, len(unit.dims))
+        if shape not in counts:  # equal for all sets of this size in these layers
+            with runner.ablation.off(unit.plan) as touched:
+                counts[shape] = touched
+        null = by_set.get((unit.label, unit.window))
+        p, q, q_found, times_random = ranks.get(number, (None, None, None, None if null is None else null.times_mean))
+        slopes = None if state.gradients is None else state.gradients[:, number]
+        effects.append(
+            Effect(
+                label=unit.label,
+                dims=unit.dims,
+                by_layer=unit.by_layer,
+                window=unit.window,
+                layers=unit.layers,
+                change=estimate.change,
+                low=estimate.low,
+                high=estimate.high,
+                spread=estimate.spread,
+                n_texts=estimate.n_texts,
+                stopped=_stopped(state, number, runner.n_texts),
+                first_order=None
+                if slopes is None
+                else float(np.average(slopes, weights=runner.weights[: len(slopes)])),
+                p=p,
+                q=q,
+                q_found=q_found,
+                times_random=times_random,
+                n_parameters=counts[shape],
+            )
+        )
+    return tuple(effects)
+
+
+def _stopped(state: State, number: int, n_texts: int) -> Stopped:
+    if _estimate(state, number).n_texts == n_texts:
+        return "all texts"
+    return "precise" if state.precise(number) else "unfinished"
+
+
+def _estimate(state: State, number: int) -> Estimate:
+    found = state.estimates[number]
+    assert found is not None, "every unit is measured before it is summed up"
+    return found
+
+
+def _ranks(
+    runner: Runner, state: State, found: Sequence[int]
+) -> dict[int, tuple[float, float, float | None, float | None]]:
+    """(p, q, q among found, times random) of every single dimension among those of its window, where all are swept."""
+    if runner.options.dims is not None:
+        return {}
+    windows: dict[str, list[int]] = {}
+    for number, unit in enumerate(state.units):
+        if len(unit.dims) == 1:
+            windows.setdefault(unit.window, []).append(number)
+    ranks: dict[int, tuple[float, float, float | None, float | None]] = {}
+    for numbers in windows.values():
+        changes = np.array([_estimate(state, number).change for number in numbers])
+        named = np.array([state.units[number].dims[0] in found for number in numbers])
+        p = rank_p_among(changes)
+        q, q_found = benjamini_hochberg(p), np.full(len(p), np.nan)
+        q_found[named] = benjamini_hochberg(p[named])
+        mean = float(np.mean(changes[~named])) if (~named).any() else float("nan")
+        for place, number in enumerate(numbers):
+            among = float(q_found[place]) if named[place] else None
+            ranks[number] = (float(p[place]), float(q[place]), among, times(float(changes[place]), mean))
+    return ranks
+
+
+def intact_of(intact: np.ndarray, weights: np.ndarray, seed: int) -> tuple[float, float, float]:
+    """(value, low, high) of the intact model on the texts that were used; the interval is a bootstrap over texts."""
+    weights = weights[: len(intact)]
+    return weighted_mean(intact, weights), *bootstrap(intact, weights, seed=seed)
+
+
+def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: int, seconds: float) -> Cost:
+    """What the sweep took, from what was measured."""
+    lengths = runner.task.lengths[runner.order]
+    until = np.concatenate([[0], np.cumsum(lengths)])
+    gradient_texts = 0 if state.gradients is None else len(state.gradients)
+
+    def spent(units: Sequence[Unit]) -> tuple[int, int]:
+        """(texts, tokens)"""
+        counts = [state.measured.n(unit.key) for unit in units]
+        return sum(counts), int(sum(until[count] for count in counts))
+
+    effects, effect_tokens = spent(state.units)
+    nulls, null_tokens = spent(controls)
+    return Cost(
+        intact=n_intact,
+        effects=effects,
+        nulls=nulls,
+        gradient_texts=gradient_texts,
+        total=n_intact + effects + nulls + 3 * gradient_texts,
+        exact=len(state.units) * runner.n_texts,
+        tokens=int(until[n_intact]) + effect_tokens + null_tokens + 3 * int(until[gradient_texts]),
+        seconds=seconds,
+    )
