@@ -1,0 +1,117 @@
+"""How much arithmetic a benchmark's forward passes did, and how fast this machine multiplies matrices of those shapes.
+
+with counted(loaded) as work: ...          # work.flops, work.real, work.tokens, work.passes
+product_rate(loaded, 2048, 0.15)           # FLOP/s of bare products
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Work:
+    """Multiply-adds × 2 of matrix products that were really computed, and how many of the tokens were no padding."""
+
+    flops: float = 0.0
+    real: int = 0
+    tokens: int = 0
+    passes: int = 0
+
+    @property
+    def useful(self) -> float:
+        """Operations on real tokens."""
+        return self.flops * self.real / self.tokens
+
+
+@contextmanager
+def counted(loaded: Any) -> Iterator[Work]:
+    """Count the matrix products of every forward pass inside, from the shapes that the linears see."""
+    from torch import nn
+
+    work, hooks = Work(), []
+    causal = loaded.head == "causal"
+
+    def linear(module: Any, args: Any, output: Any) -> None:
+        work.flops += 2.0 * args[0].numel() * module.out_features
+
+    def attention(module: Any, args: Any, output: Any) -> None:
+        rows, length, width = output.shape
+        work.flops += 4.0 * rows * length * length * width / (2 if causal else 1)
+
+    def model(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        work.real += int(kwargs["attention_mask"].sum())
+        work.tokens += kwargs["attention_mask"].numel()
+        work.passes += 1
+
+    for name, module in loaded.model.named_modules():
+        if isinstance(module, nn.Linear):
+            hooks.append(module.register_forward_hook(linear))
+        if name.endswith((".query", ".q_proj")):
+            hooks.append(module.register_forward_hook(attention))
+    hooks.append(loaded.model.register_forward_pre_hook(model, with_kwargs=True))
+    try:
+        yield work
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def product_rate(loaded: Any, tokens: int, share_read: float, seconds: float = 3.0) -> float:
+    """FLOP/s of bare matrix products at the model's shapes, each as often as the model has it, `tokens` rows at a time.
+
+    The head counts at the share of positions that are read. Outputs are written where they were before, and factors
+    change as they do in a model, so that nothing but the product is timed.
+    """
+    import torch
+    from torch import nn
+
+    head = loaded.model.get_output_embeddings()
+    shapes: dict[tuple[int, int, int], int] = {}
+    for path in loaded.stack().blocks:
+        for module in loaded.model.get_submodule(path).modules():
+            if isinstance(module, nn.Linear):
+                key = (tokens, module.in_features, module.out_features)
+                shapes[key] = shapes.get(key, 0) + 1
+    read = max(1, round(tokens * share_read))
+    shapes[read, head.in_features, head.out_features] = 1
+    dtype = loaded.model.dtype
+    factors = {
+        (n, k, m): (torch.randn(n, k, dtype=dtype), torch.randn(m, k, dtype=dtype).T, torch.empty(n, m, dtype=dtype))
+        for n, k, m in shapes
+    }
+    taken: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
+    until = time.perf_counter() + seconds
+    with torch.inference_mode():
+        for x, w, out in factors.values():
+            torch.mm(x, w, out=out)
+        while time.perf_counter() < until:
+            for shape, (x, w, out) in factors.items():
+                start = time.perf_counter()
+                torch.mm(x, w, out=out)
+                taken[shape].append(time.perf_counter() - start)
+    flops = sum(count * 2.0 * n * k * m for (n, k, m), count in shapes.items())
+    return flops / sum(count * statistics.median(taken[shape]) for shape, count in shapes.items())
+
+
+def processor() -> str:
+    """Name of the processor."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def fast_bf16() -> bool:
+    """Whether this processor multiplies bf16 matrices in hardware."""
+    import torch
+
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(test is not None and test() for test in (getattr(torch.cpu, name, None) for name in names))
