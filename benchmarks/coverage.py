@@ -8,6 +8,7 @@ numbers for each seed, which only reorders the texts, by the library's own sched
 """
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outlierlens.sweeps.estimate import Estimate, look_level, look_sizes
+from outlierlens.sweeps.estimate import Estimate, look_level, look_sizes, stop_level
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.schedule import Measured, State, adaptive
 from outlierlens.sweeps.units import Unit
@@ -42,13 +43,18 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Rule:
-    """How the adaptive procedure looks and stops."""
+    """How the adaptive procedure looks and stops; `hold` is when its intervals hold: at "any" look, or at the "stop"."""
 
+    hold: str = "any"
     first: int = 8
     tolerance: float = 0.01
     relative: float = 0.1
     gradients: int = 256
     k: int = 5
+
+    def level(self, looks: tuple[int, ...]) -> float:
+        """Confidence of the interval of a single look."""
+        return stop_level(looks, relative=self.relative) if self.hold == "stop" else look_level(looks)
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(n_units)]
     options = SweepOptions(tolerance=rule.tolerance, relative=rule.relative, top=rule.k)
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
-    state = State(units, options, looks, look_level(looks), Measured(now.weights), gradients)
+    state = State(units, options, looks, rule.level(looks), Measured(now.weights), gradients)
     for _, works in adaptive(state):
         for work in works:
             state.measured.add(work.unit.key, now.changes[work.unit.dims[0], work.start : work.stop])
@@ -103,7 +109,7 @@ def table(matrix: Matrix, rule: Rule, n_seeds: int) -> bool:
     saving = np.array([seed.saving for seed in seeds])
     print(f"\nfirst look {rule.first}, {rule.gradients or 'no'} gradient texts (used by "
           f"{np.mean([seed.controlled for seed in seeds]):.0%} of dimensions), "
-          f"each look at {look_level(looks):.4f}")  # fmt: skip
+          f"each look at {rule.level(looks):.4f} to hold at {'any look' if rule.hold == 'any' else 'the stop'}")  # fmt: skip
     for name, group in (("effects above twice the tolerance", large), ("the rest", ~large)):
         if group.any():
             by_seed = covered[:, group].mean(1)
@@ -167,6 +173,9 @@ def main() -> int:
     arguments.add_argument(
         "--gradients", type=int, nargs="+", default=[256, 0], help="texts of the gradient pass, likewise"
     )
+    arguments.add_argument(
+        "--hold", choices=["any", "stop"], nargs="+", default=["any"], help="look_level or stop_level"
+    )
     given = arguments.parse_args()
     if given.matrix and given.matrix.exists():
         with np.load(given.matrix) as kept:
@@ -181,7 +190,8 @@ def main() -> int:
           f"spread over texts {np.median(spread):.4f} (median dimension), "
           f"correlation with the gradients {np.nanmedian(correlation):.2f}")  # fmt: skip
     rule = Rule(tolerance=given.tolerance, relative=given.relative)
-    rules = [replace(rule, first=first, gradients=texts) for texts in given.gradients for first in given.first]
+    cases = itertools.product(given.hold, given.gradients, given.first)
+    rules = [replace(rule, hold=hold, gradients=texts, first=first) for hold, texts, first in cases]
     good = [table(matrix, one, given.seeds) for one in rules]
     return 0 if all(good) else 1
 

@@ -20,6 +20,7 @@ from outlierlens.sweeps.estimate import (
     look_sizes,
     precise,
     rank_p_among,
+    stop_level,
     unsettled,
     use_gradients,
 )
@@ -85,6 +86,42 @@ class TestLooks:
                     break
             covered += found.low <= truth <= found.high
         assert covered / 1_500 > 0.95 - 4 * math.sqrt(0.05 * 0.95 / 1_500)
+
+
+class TestStopLevel:
+    def test_one_look_needs_no_more_than_the_level(self) -> None:
+        assert stop_level((40,), 0.9) == 0.9
+
+    def test_lies_between_the_level_and_that_of_any_stop(self) -> None:
+        looks = look_sizes(2000)
+        assert 0.955 < stop_level(looks) < 0.975 < look_level(looks)
+        assert stop_level(looks, 0.9) < 0.95
+
+    @pytest.mark.parametrize("relative", [0.1, 0.3])
+    def test_holds_where_the_rule_stops_and_the_bare_level_does_not(self, relative: float) -> None:
+        looks = look_sizes(256)
+        draws = np.random.default_rng(8).normal(size=(6_000, 256))
+        seen = np.arange(1, 257)
+        means = draws.cumsum(1) / seen
+        variances = ((draws**2).cumsum(1) - seen * means**2) / np.maximum(seen - 1, 1)
+        at = np.array(looks) - 1
+        means, errors = means[:, at], np.sqrt(variances[:, at] / np.array(looks))
+
+        def worst(level: float) -> float:
+            shares = []
+            widths = errors * stats.t.ppf((1 + level) / 2, at)
+            for spread in (0.6, 1, 1.5, 2, 3, 5):
+                for effect, tolerance in ((0.0, 1 / spread), (1 / (spread * relative), 0.0)):
+                    narrow = widths <= np.maximum(tolerance, relative * np.abs(effect + means))
+                    narrow[:, -1] = True
+                    stop = narrow.argmax(1)[:, None]
+                    missed = np.abs(np.take_along_axis(means, stop, 1)) > np.take_along_axis(widths, stop, 1)
+                    shares.append(1 - missed.mean())
+            return min(shares)
+
+        noise = math.sqrt(0.05 * 0.95 / 6_000)
+        assert worst(stop_level(looks, 0.95, relative)) > 0.95 - 3 * noise
+        assert worst(0.95) < 0.95 - 4 * noise
 
 
 class TestEstimate:

@@ -1,7 +1,8 @@
 """How large an effect is and how surely that is known, from per-text differences; pure functions, no torch.
 
     looks = look_sizes(2000)                             # (8, 12, 16, 24, 32, ..., 2000) texts
-    level = look_level(looks)                            # 0.991: what each look must hold for 95 % over all of them
+    level = look_level(looks)                            # 0.995: what each look must hold for 95 % over all of them
+    level = stop_level(looks)                            # 0.966: for 95 % at the look where `precise` stops
     slopes = gradient_scale(first, weights, gradients) * gradients               # [unit, text], where there are some
     found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
     precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
@@ -10,7 +11,8 @@
 
 Texts come in random order, so the first n of them are a random sample. Intervals are looked at only at the numbers of
 texts `look_sizes` names, each at a confidence that makes the chance that *any* of them misses 1 − 0.95 in all: repeated
-confidence intervals (Jennison & Turnbull 1989), which hold for whatever reason the measuring stopped.
+confidence intervals (Jennison & Turnbull 1989), which hold for whatever reason the measuring stopped. Where the only
+reason is that the interval is narrow enough, about half as many texts do (`stop_level`).
 """
 
 from collections.abc import Callable, Sequence
@@ -75,26 +77,51 @@ def look_level(looks: tuple[int, ...], level: float = 0.95, draws: int = 200_000
     Pocock's (1977) equal significance level at every look, applied to t intervals (Jennison & Turnbull 2000, section
     4.4): the smallest of the looks' two-sided p-values is simulated for sequences of independent normal values, and one
     less its (1 − level) quantile is the answer. Deterministic; its Monte Carlo error is 0.0005 in overall confidence.
-    A single look needs no more than `level` itself. `looks` ascend.
+    A single look needs no more than `level` itself. `looks` ascend from 2 or more texts.
     """
     if len(looks) == 1:
         return level
     special = _special()
-    random = np.random.default_rng(1977)
-    total, squares = np.zeros(draws), np.zeros(draws)
     smallest = np.ones(draws)
-    for before, now in zip((0, *looks), looks, strict=False):
-        fresh = now - before
-        sums = random.standard_normal(draws) * np.sqrt(fresh)
-        total += sums
-        # The sum of squares of `fresh` normal values, given their sum: the part about their mean is independent of it.
-        squares += sums**2 / fresh + (random.chisquare(fresh - 1, draws) if fresh > 1 else 0)
-        if now < 2:
-            continue  # the interval from one text is infinite and cannot miss
-        t = np.abs(total) / np.sqrt(now * (squares - total**2 / now) / (now - 1))
+    for now, means, errors in zip(looks, *_sequences(looks, draws), strict=True):
+        t = np.abs(means) / errors
         far = t > _critical(now - 1, level)  # the answer is stricter than `level`: other p-values do not matter
         smallest[far] = np.minimum(smallest[far], 2 * special.stdtr(now - 1, -t[far]))
     return float(1 - np.quantile(smallest, 1 - level))
+
+
+@lru_cache(maxsize=16)
+def stop_level(looks: tuple[int, ...], level: float = 0.95, relative: float = 0.1, draws: int = 20_000) -> float:
+    """The confidence of each look's t interval at which the interval that `precise` stops at holds with `level`.
+
+    Less is needed than for `look_level`, because that rule asks how wide the interval is and not where: the width comes
+    from the variance, which for normal values says nothing about the error of the mean, and all that is lost is lost to
+    stopping early when the variance came out small (fixed-width intervals: Chow & Robbins 1965; relative ones: Nádas
+    1969). How much that is at small samples is simulated here, for 24 spreads (that need 4 texts to all of them) under
+    both limits, ± tolerance and ± `relative` × |change|, and the level returned serves the worst of these 48 cases. It
+    lies between `level` and `look_level`, whose intervals alone may be looked at for any other reason to stop.
+    """
+    if len(looks) == 1:
+        return level
+    means, errors = _sequences(looks, draws)
+    everyone = np.arange(draws)
+
+    def worst(confidence: float) -> float:
+        widths = errors * np.array([[_critical(look - 1, confidence)] for look in looks])
+        shares = []
+        for texts in np.geomspace(4, looks[-1], 24):
+            goal = 2 / np.sqrt(texts)  # of the half-width, in spreads: about that many texts get there
+            for narrow in (widths <= goal, widths <= np.abs(goal + relative * means)):
+                narrow[-1] = True
+                stop = narrow.argmax(0)
+                shares.append(np.mean(np.abs(means[stop, everyone]) <= widths[stop, everyone]))
+        return float(min(shares))
+
+    low, high = level, look_level(looks, level)
+    while high - low > 2e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if worst(middle) >= level else (middle, high)
+    return high
 
 
 def estimate(
@@ -261,6 +288,22 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     q = np.empty_like(p)
     q[order] = np.minimum(adjusted, 1)
     return q
+
+
+def _sequences(looks: tuple[int, ...], draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and their standard errors [look, draw] at each look of sequences of independent standard normal values."""
+    random = np.random.default_rng(1977)
+    total, squares = np.zeros(draws), np.zeros(draws)
+    means, errors = np.empty((len(looks), draws)), np.empty((len(looks), draws))
+    for place, (before, now) in enumerate(zip((0, *looks), looks, strict=False)):
+        fresh = now - before
+        sums = random.standard_normal(draws) * np.sqrt(fresh)
+        total += sums
+        # The sum of squares of `fresh` normal values, given their sum: the part about their mean is independent of it.
+        squares += sums**2 / fresh + (random.chisquare(fresh - 1, draws) if fresh > 1 else 0)
+        means[place] = total / now
+        errors[place] = np.sqrt((squares - total**2 / now) / (now - 1) / now)
+    return means, errors
 
 
 def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -> np.ndarray:
