@@ -1,5 +1,7 @@
 """Plausible synthetic results for the charts and the report: `report_data()` looks like SmolLM2-135M's."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from outlierlens.damage import Blank, Condition, Continuation, Control, Damage, Filled, Score
@@ -8,6 +10,7 @@ from outlierlens.observation import ActivationOutlier, Observation, Passage, Sta
 from outlierlens.report import ReportData
 from outlierlens.results import Provenance
 from outlierlens.scanned import Scan, StackScan
+from outlierlens.swept import Cost, Effect, Null, Sweep
 
 NEEDLES = (100, 247, 507)
 TOKENS = ("<|im_start|>", "The", " Amazon", " rain", "forest", " covers", " much", " of", " the", " basin", ".", " It")
@@ -226,3 +229,142 @@ def report_data(*, scan_result=None, observed=True, damages=None, **changes):
         damages=(damage(),) if damages is None else damages,
         **changes,
     )
+
+
+# Sweeps
+
+STRONG = {507: 8.4, 100: 0.29, 247: 0.16, 31: 0.11}
+
+
+def effect(dim, change, *, window="all layers", layers=tuple(range(30)), half=0.01, n_texts=38, **more):
+    """The effect of one dimension, or of a tuple of them."""
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    where = "" if window == "all layers" else f" in {window}" if window.startswith("layer") else f" {window}"
+    half = max(half, 0.05 * abs(change)) if np.isfinite(change) else np.inf
+    return Effect(
+        label=", ".join(map(str, dims)) + where,
+        dims=dims,
+        by_layer={},
+        window=window,
+        layers=layers,
+        change=change,
+        low=change - half,
+        high=change + half,
+        spread=half * n_texts**0.5 / 2,
+        n_texts=n_texts,
+        stopped="precise",
+        n_parameters=4608,
+        **more,
+    )
+
+
+def null(of, changes, kind="random", *, n_texts=16):
+    changes = tuple(sorted(float(change) for change in changes))
+    mean = float(np.mean(changes))
+    return Null(
+        label=of.label,
+        window=of.window,
+        kind=kind,
+        n_texts=n_texts,
+        change=of.change,
+        changes=changes,
+        p=(1 + sum(change >= of.change for change in changes)) / (1 + len(changes)),
+        median=float(np.median(changes)),
+        percentile_95=float(np.percentile(changes, 95)),
+        mean=mean,
+        times_mean=of.change / mean if mean > 0 else None,
+        closeness=0.93 if kind == "matched" else None,
+    )
+
+
+def swept(effects, nulls=(), *, windows="all", found=NEEDLES, width=576, n_layers=30, **changes):
+    spent = sum(one.n_texts for one in effects)
+    made = Sweep(
+        provenance=PROVENANCE,
+        data="wikitext-2 test",
+        data_digest="cd" * 32,
+        task="causal loss",
+        unit="nats per token",
+        text="block of 128 tokens",
+        mode="zeroed_weights",
+        stack="model",
+        n_layers=n_layers,
+        width=width,
+        windows=windows,
+        method="adaptive",
+        tolerance=0.01,
+        relative=0.1,
+        top_k=5,
+        level=0.95,
+        look_level=0.991,
+        looks=(8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2261),
+        n_texts=2261,
+        n_tokens=289_408,
+        intact=3.31,
+        intact_low=3.27,
+        intact_high=3.35,
+        found=found,
+        separated=True,
+        effects=tuple(effects),
+        nulls=tuple(nulls),
+        cost=Cost(2261, spent, 3200, 256, 2261 + spent + 3200 + 768, 2261 * len(effects), 3_000_000, 4100.0),
+    )
+    return replace(made, **changes)
+
+
+def sweep(width=576, *, seed=6, strong=STRONG, **changes):
+    """A whole sweep of one window: few dimensions far above a lognormal rest, p and q by rank, gradients, nulls."""
+    random = np.random.default_rng(seed)
+    values = random.lognormal(np.log(0.02), 0.5, width) - 0.006 + random.normal(0, 0.004, width)
+    for dim, change in strong.items():
+        values[dim] = change
+    estimates = np.sign(values) * np.abs(values) ** 0.9 * random.lognormal(-0.2, 0.35, width) * 0.7
+    estimates[[d for d in strong if strong[d] > 1]] = 0.4
+    order = np.sort(values)
+    p = np.array([(np.sum(order >= v)) / width for v in values])  # itself counts as the 1 +
+    q = np.minimum.accumulate((np.sort(p) * width / np.arange(1, width + 1))[::-1])[::-1]
+    found = changes.get("found", NEEDLES)
+    rest = values[[d not in found for d in range(width)]].mean()
+    by_p = dict(zip(np.sort(p).tolist(), q.tolist(), strict=True))
+    effects = [
+        effect(
+            dim,
+            float(values[dim]),
+            n_texts=int(random.choice([16, 24, 32, 48])),
+            first_order=float(estimates[dim]),
+            p=float(p[dim]),
+            q=by_p[float(p[dim])],
+            q_found=0.005 if dim in found else None,
+            times_random=float(values[dim] / rest),
+        )
+        for dim in range(width)
+    ]
+    nulls = []
+    if len(found) > 1:
+        effects.append(effect(tuple(found), 9.1))
+        nulls = [
+            null(effects[-1], random.lognormal(np.log(0.06), 0.4, 200)),
+            null(effects[-1], random.uniform(0.3, 0.9, 19), "matched"),
+        ]
+    return swept(effects, nulls, width=width, **changes)
+
+
+def layer_sweep(dims=tuple(range(9, 589, 45))[:13] + NEEDLES, *, n_layers=30, width=576, windows="single", seed=7):
+    """Single layers (or layers from, or up to, each) × dimensions, with the found set in every window."""
+    random = np.random.default_rng(seed)
+    effects, nulls = [], []
+    for layer in range(n_layers):
+        window = {"single": f"layer {layer}", "from": f"from layer {layer}", "upto": f"up to layer {layer}"}[windows]
+        layers = {"single": (layer,), "from": tuple(range(layer, n_layers)), "upto": tuple(range(layer + 1))}[windows]
+        share = {
+            "single": np.exp(-((layer - 3) ** 2) / 4),
+            "from": 1 - layer / n_layers,
+            "upto": (layer + 1) / n_layers,
+        }
+        for dim in sorted(dims):
+            change = STRONG.get(dim, 0.0) * share[windows] * 0.6 + random.normal(0.001, 0.003)
+            effects.append(effect(dim, float(change), window=window, layers=layers, half=0.004))
+        together = effect(NEEDLES, float(6 * share[windows] + 0.02), window=window, layers=layers)
+        effects.append(together)
+        nulls.append(null(together, random.lognormal(np.log(0.01), 0.4, 19)))
+    return swept(effects, nulls, windows=windows, width=width, n_layers=n_layers)

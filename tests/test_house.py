@@ -15,7 +15,7 @@ ROOT = SOURCE.parent.parent
 # Lower layers first; a module may import from its own layer and from those below.
 LAYERS = [
     {"errors", "_version"},
-    {"results", "rows", "detect", "scanned", "comparison", "observation", "damage", "show"},
+    {"results", "rows", "detect", "scanned", "comparison", "observation", "damage", "show", "swept"},
     {"arch", "checkpoint", "samples", "hidden", "models", "data", "inputs"},
     {
         "stats",
@@ -29,6 +29,8 @@ LAYERS = [
         "fill",
         "tasks",
         "bench",
+        "sweeps",
+        "modes",
     },
     {"charts", "report"},
     {"cli"},
@@ -79,7 +81,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(VIEWS | {"weights", "detect", "results", "observation", "damage", "checkpoint"})
+    "name", sorted(VIEWS | {"weights", "detect", "results", "observation", "damage", "swept", "checkpoint"})
 )
 def test_views_and_results_import_no_torch(name: str) -> None:
     heavy = ("torch", "transformers", "scipy", "pandas")

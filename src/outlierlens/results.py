@@ -38,6 +38,7 @@ HOMES = {
     "Comparison": "comparison",
     "Observation": "observation",
     "Damage": "damage",
+    "Sweep": "swept",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

@@ -10,12 +10,19 @@ average_vectors  mean of each layer
 largest_values   largest |h| by layer, with its token
 extreme_shares   share of tokens whose smallest / largest entry a dimension is
 losses           what switching off does, beside controls
+sweep_effects    every dimension switched off in turn: change by dimension, with intervals
+sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
+sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
+sweep_nulls      sets of a sweep among their control sets
 """
 
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
 from outlierlens.charts.base import Chart
 from outlierlens.charts.export import can_export, picture
 from outlierlens.charts.losses import losses
+from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
+from outlierlens.charts.sweep_nulls import sweep_nulls
+from outlierlens.charts.sweep_windows import sweep_map, sweep_windows
 from outlierlens.charts.tokens import token_vectors
 from outlierlens.charts.weights import weight_maps
 
@@ -27,6 +34,12 @@ __all__ = [
     "largest_values",
     "losses",
     "picture",
+    "sweep_effects",
+    "sweep_first_order",
+    "sweep_map",
+    "sweep_nulls",
+    "sweep_ranked",
+    "sweep_windows",
     "token_vectors",
     "weight_maps",
 ]

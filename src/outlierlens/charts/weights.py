@@ -144,10 +144,10 @@ def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], t
                 "encoding": position | {"size": size, "tooltip": tooltip},
             }
         )
-    return layers + _names_above(drawn, stack.hidden_size, x)
+    return layers + names_above(drawn, stack.hidden_size, x)
 
 
-def _names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
+def names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
     """The dimensions' numbers above their columns, on as many lines as their nearness needs."""
     lines: list[list[int]] = []
     for dim in sorted(dims):

@@ -9,6 +9,7 @@ from outlierlens import charts
 from outlierlens.charts import Chart
 from outlierlens.observation import StackObservation
 from outlierlens.report.results import ReportData
+from outlierlens.report.sweep import views
 from outlierlens.report.words import counted
 from outlierlens.scanned import StackScan
 
@@ -93,7 +94,8 @@ def damage_charts(data: ReportData) -> tuple[Chart, ...]:
 
 def all_charts(data: ReportData) -> tuple[Chart, ...]:
     """Every chart of the report, in the page's order."""
-    return tuple(chart for stream in streams(data) for chart in stream.charts) + damage_charts(data)
+    drawn = tuple(chart for stream in streams(data) for chart in stream.charts) + damage_charts(data)
+    return drawn + tuple(chart for view in views(data) for chart in view.charts)
 
 
 def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None) -> Found:
@@ -124,4 +126,5 @@ def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None)
                 "share": float(shares.max()),
                 "inputs": float(statistics.sigma_input_share[:, column].max()),
             }
-    return Found(dim=dim, by=", ".join(dict.fromkeys(by)) or "switched off on request", **weights, **states)
+    otherwise = "strong in the sweep" if dim in data.strongest(stream) else "switched off on request"
+    return Found(dim=dim, by=", ".join(dict.fromkeys(by)) or otherwise, **weights, **states)

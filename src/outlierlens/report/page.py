@@ -8,11 +8,13 @@ import base64
 import functools
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from outlierlens.charts import Chart
@@ -21,9 +23,12 @@ from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.damage import Continuation, Damage, Filled
 from outlierlens.report.figures import Stream, damage_charts, streams
+from outlierlens.report.phrases import TASKS, factor
 from outlierlens.report.results import ReportData
-from outlierlens.report.words import SIGNIFICANT, advice, factor, finding, random_control, sets_of, verdict
+from outlierlens.report.sweep import views
+from outlierlens.report.words import SIGNIFICANT, advice, finding, random_control, sets_of, verdict
 from outlierlens.results import FORMAT_VERSION
+from outlierlens.swept import Sweep
 
 KINDS = {"same": "=", "other": "≠", "nonsense": "✗"}
 GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `palette.SHAPES`
@@ -33,7 +38,9 @@ def render(data: ReportData) -> str:
     """The report as one self-contained HTML document."""
     runtime, script = _file("vega.js"), _file("script.js")
     found, drawn = streams(data), damage_charts(data)
+    swept = views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
+    charts += [chart for view in swept for chart in view.charts]
     template = _environment().get_template("template.html.jinja")
     sentences = finding(data)
     page = template.render(
@@ -49,6 +56,7 @@ def render(data: ReportData) -> str:
         advice=advice(data),
         streams=found,
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
+        sweeps=swept,
         colour=_colours(found),
         format_version=FORMAT_VERSION,
         notes=_notes(data),
@@ -114,7 +122,29 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
         if control is not None:
             made.append(Tile(show(control.median), f"{len(control.conditions)} random {sets_of(size)}, median"))
             made.append(Tile(f"{control.p:.2g}", "rank p of the chosen set"))
+    elif data.sweeps:
+        made += _sweep_tiles(data.sweeps[0])
     return tuple(made)
+
+
+def _sweep_tiles(sweep: Sweep) -> list[Tile]:
+    singles = [e for e in sweep.singles() if math.isfinite(e.change)]
+    if not singles:
+        return []
+    show = (lambda v: f"×{factor(v)}") if sweep.task in TASKS else (lambda v: f"{v:.2g}")
+    unit = "perplexity" if sweep.task in TASKS else sweep.unit
+    first = max(singles, key=lambda e: e.change)
+    middle = float(np.median([e.change for e in singles]))
+    return [
+        Tile(show(first.change), f"{unit} with {first.label} off, the most of all", first.low > 2 * sweep.tolerance),
+        Tile(
+            show(middle),
+            f"{unit}, median of {len(singles):,} single {'dimensions' if len(sweep.windows_swept) == 1 else 'effects'}",
+        ),
+        Tile(f"×{number(sweep.cost.saving)}", "fewer evaluations than all texts for each")
+        if sweep.method == "adaptive"
+        else Tile(f"{sweep.n_texts:,}", "texts for each"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -160,6 +190,7 @@ def _notes(data: ReportData) -> list[str]:
     if data.observation is not None:
         parts += [data.observation.notes, *(stack.notes for stack in data.observation.stacks)]
     parts += [damage.notes for damage in data.damages]
+    parts += [sweep.notes for sweep in data.sweeps]
     return list(dict.fromkeys(note for part in parts for note in part))
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from outlierlens.charts.sweep_marks import names
 from outlierlens.damage import Damage
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.results import Provenance, result
 from outlierlens.scanned import Scan, StackScan
+from outlierlens.swept import Sweep
 
 
 @result
@@ -19,6 +21,7 @@ class ReportData:
         scan: outliers from weights.
         observation: activation statistics; None where the model was not run.
         damages: what switching off did; the first one is the headline.
+        sweeps: dimensions (or sets) switched off one after the other.
         notes: remarks that belong beside the results.
     """
 
@@ -26,6 +29,7 @@ class ReportData:
     scan: Scan
     observation: Observation | None = None
     damages: tuple[Damage, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -43,7 +47,7 @@ class ReportData:
             yield name, scans.get(name), seen.get(name)
 
     def named(self, stream: str) -> tuple[int, ...]:
-        """Dimensions of a stream that get a name in pictures: found in weights, then in activations, then switched off.
+        """Dimensions of a stream that get a name in pictures: found in weights, in activations, switched off, swept.
 
         Rules on activations that list many dimensions do not crowd out the rest: the strongest few of each are named.
         """
@@ -54,7 +58,12 @@ class ReportData:
             by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
         strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
         off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims][:NAMED_BY_RULE]
-        return tuple(dict.fromkeys([*weights, *strongest, *off]))[:MAX_NAMED]
+        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream)]))[:MAX_NAMED]
+
+    def strongest(self, stream: str) -> tuple[int, ...]:
+        """Dimensions of a stream that the sweeps name beside those found in weights, the first few of each sweep."""
+        sweeps = [sweep for sweep in self.sweeps if sweep.stack == stream]
+        return tuple(dim for s in sweeps for dim in [d for d in names(s) if d not in s.found][:NAMED_BY_RULE])
 
 
 NAMED_BY_RULE = 3

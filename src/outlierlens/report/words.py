@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.charts.base import number, place, power_of_ten
+from outlierlens.charts.base import number, place
 from outlierlens.damage import Control, Damage
 from outlierlens.detect import Outlier
 from outlierlens.observation import ActivationOutlier, StackObservation
+from outlierlens.report.phrases import TASKS, factor, listed, percent
 from outlierlens.report.results import ReportData
+from outlierlens.report.sweep import heavy, sentences
 from outlierlens.scanned import StackScan
 
 SIGNIFICANT = 0.05
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
-LISTED = 12
-TASKS = {"causal loss": "perplexity", "masked loss": "the perplexity of masked tokens"}
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
 MODES = {
     "zeroed_weights": "Switching {them} off",
@@ -35,14 +35,15 @@ MODES = {
 
 def finding(data: ReportData) -> tuple[str, ...]:
     """The result in sentences, most important first; the first one stands alone."""
-    sentences = [_found(data)]
-    sentences += list(_doubts(data))
+    said = [_found(data)]
+    said += list(_doubts(data))
     if data.damages:
-        sentences += [sentence for damage in data.damages for sentence in _damage(data, damage)]
-    elif significant_dims(data):
-        sentences.append("What switching them off does was not measured.")
-    sentences += list(_activations(data))
-    return tuple(sentences)
+        said += [sentence for damage in data.damages for sentence in _damage(data, damage)]
+    elif significant_dims(data) and not data.sweeps:
+        said.append("What switching them off does was not measured.")
+    said += [sentence for sweep in data.sweeps for sentence in sentences(sweep)[:2]]
+    said += list(_activations(data))
+    return tuple(said)
 
 
 def counted(stack: StackScan, rule: str) -> tuple[Outlier, ...]:
@@ -85,14 +86,6 @@ def _dimensions(dims: Sequence[int]) -> str:
     if not dims:
         return "none"
     return f"{len(dims)} outlier dimension{'s' if len(dims) > 1 else ''}: {listed(dims)}"
-
-
-def listed(dims: Sequence[int]) -> str:
-    """Dimensions in a sentence: "100, 247 and 507"."""
-    shown = [str(dim) for dim in dims[:LISTED]]
-    if len(dims) > LISTED:
-        return ", ".join(shown) + f" and {len(dims) - LISTED} more"
-    return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1]
 
 
 def _doubts(data: ReportData) -> Iterator[str]:
@@ -265,16 +258,6 @@ def largest(stack: StackObservation) -> Peak | None:
     )
 
 
-def factor(change: float) -> str:
-    """exp(change) for reading, without the sign ×: "1.02", "992", "12,300", "3.1·10⁹"."""
-    return power_of_ten(change / math.log(10)) if change > math.log(1e6) else number(math.exp(change))
-
-
-def percent(share: float) -> str:
-    """A share for reading that says 100 % only of all."""
-    return "over 99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
-
-
 @dataclass(frozen=True)
 class Advice:
     """One thing to do: for whom ("prune", "quantize", "compare", "trust"), what, and the number it rests on."""
@@ -290,15 +273,17 @@ def advice(data: ReportData) -> tuple[Advice, ...]:
     if not steps:
         why = "none stands out" if not significant_dims(data) else "no damage beyond chance was shown"
         steps = [Advice("nothing", "No dimension needs special care by these measurements.", why)]
-    if data.observation is None or not data.damages:
-        missing = [name for name, there in (("observe", data.observation), ("disable", data.damages)) if not there]
+    off = data.damages or data.sweeps
+    if data.observation is None or not off:
+        missing = [name for name, there in (("observe", data.observation), ("disable", off)) if not there]
         text = f"Run {' and '.join(missing)} before relying on this: the weights alone do not show what breaks."
         steps.append(Advice("trust", text, f"not measured here: {' and '.join(missing)}"))
     return tuple(steps)
 
 
 def _prune(data: ReportData) -> Iterator[Advice]:
-    found_dims = sorted(significant_dims(data))
+    swept = {(sweep.stack, dim) for sweep in data.sweeps for effect in sweep.effects for dim in effect.dims}
+    found_dims = sorted(significant_dims(data) - swept)
     if not data.damages and found_dims:
         streams = {stream for stream, _ in found_dims}
         named = [(_these([d for s, d in found_dims if s == stream]), stream) for stream in sorted(streams)]
@@ -317,6 +302,17 @@ def _prune(data: ReportData) -> Iterator[Advice]:
                 f"When you prune or edit, leave {_these(dims)} alone, in {' and '.join(sites)} of every layer: "
                 f"{damage.chosen.n_parameters:,} values carry this damage.",
                 f"{damage.mode}: {damage.chosen.change:+.3g} {damage.unit}",
+            )
+            return
+    for sweep in data.sweeps:
+        costly = heavy(sweep)
+        if costly:
+            yield Advice(
+                "prune",
+                f"When you prune or edit, leave {_these(sorted(e.dims[0] for e in costly))} alone: the model pays for "
+                "each of them by itself.",
+                f"{costly[0].label} off: {costly[0].change:+.3g} {sweep.unit}; "
+                f"the least of these, {costly[-1].label}: {costly[-1].change:+.3g}",
             )
             return
     if data.damages and significant_dims(data) and all(verdict(d) == "harmless" for d in data.damages):

@@ -1,0 +1,252 @@
+"""The parts that the charts of a sweep share: their scale, their dots with intervals, and names that do not collide."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from outlierlens.charts.base import (
+    PLAIN_NUMBER,
+    Range,
+    Spec,
+    dim_colour,
+    dim_shape,
+    field,
+    label,
+    looks,
+    round_to,
+    symmetric,
+)
+from outlierlens.charts.palette import FAINT, INK, MUTED, SURFACE
+from outlierlens.errors import BadInput
+from outlierlens.swept import Effect, Sweep
+
+MAX_MARKS = 1024  # ordinary dimensions drawn one by one
+MAX_TICKS = 13
+HALO = {"stroke": SURFACE, "strokeWidth": 4, "strokeJoin": "round"}
+# Where a name may stand beside its mark: alignment, shift right and down in pixels; the first that is free is taken.
+PLACES = (
+    *(("left", 9, 0), ("right", -9, 0), ("center", 0, -15), ("center", 0, 15)),
+    *(("right", -9, 15), ("left", 9, -15), ("right", -9, -15), ("left", 9, 15)),
+)
+CANVAS = (740, 300)  # pixels that names are kept apart for
+
+
+def measured(sweep: Sweep, window: str | None) -> tuple[str, list[Effect]]:
+    """The window (the first, where None) and its single dimensions with a finite change; raises BadInput for none."""
+    swept = sweep.windows_swept
+    window = window if window is not None else swept[0] if swept else ""
+    if window not in swept:
+        raise BadInput(f"no window {window!r} in this sweep; it has {', '.join(swept) or 'none'}")
+    effects = [e for e in sweep.singles(window) if math.isfinite(e.change)]
+    if not effects:
+        raise BadInput(f"no single dimension was measured in {window}; sweep without dims=() to draw dimensions")
+    return window, effects
+
+
+def names(sweep: Sweep, window: str | None = None) -> tuple[int, ...]:
+    """Dimensions with a name: those that the weights name, then the `top_k` largest above the tolerance.
+
+    Above with the whole interval: the largest of many that do nothing are noise, and get no name.
+    """
+    effects = [e for e in sweep.singles(window) if math.isfinite(e.change)]
+    swept = {e.dims[0] for e in effects}
+    above = sorted((e for e in effects if e.low > sweep.tolerance), key=lambda e: (-e.change, e.dims))
+    top = list(dict.fromkeys(e.dims[0] for e in above))[: sweep.top_k]
+    return tuple(dict.fromkeys([dim for dim in sweep.found if dim in swept] + top))
+
+
+def thin(effects: Sequence[Effect]) -> tuple[list[Effect], str]:
+    """All effects, or of more than `MAX_MARKS` the half that is most extreme and an even sample; with words that say so."""
+    if len(effects) <= MAX_MARKS:
+        return list(effects), ""
+    extreme = sorted(range(len(effects)), key=lambda i: -abs(effects[i].change))[: MAX_MARKS // 2]
+    rest = sorted(set(range(len(effects))) - set(extreme))
+    # Not every n-th: a step that divides the width of a head would see the same place of every head.
+    sample = {rest[int((k * 0.6180339887) % 1 * len(rest))] for k in range(MAX_MARKS // 2)}
+    kept = [effects[i] for i in sorted({*extreme, *sample})]
+    text = (
+        f"Drawn are the {len(extreme):,} largest changes of the {len(effects):,} dimensions without a name and an even "
+        f"sample of {len(sample):,} of the others; band, ranks and counts are of all. "
+    )
+    return kept, text
+
+
+def scale_of(effects: Iterable[Effect]) -> Range:
+    """The scale of changes and their intervals, zero among them."""
+    effects = list(effects)
+    ends = [end for e in effects for end in (e.low, e.high) if math.isfinite(end)]
+    return scale_from(np.array([e.change for e in effects] + [0.0]), np.array(ends))
+
+
+def scale_from(values: np.ndarray, ends: np.ndarray | None = None) -> Range:
+    """`symmetric` over values and the `ends` of intervals, with ticks at 1 and 3 of each decade."""
+    everything = values if ends is None else np.concatenate([values, ends])
+    scale = symmetric(everything, factor=30.0)
+    if not scale.log:
+        low, high = float(everything.min()), float(everything.max())
+        pad = 0.06 * (high - low) or 1.0
+        domain = [round_to(low - pad if low < 0 else 0.0), round_to(high + pad)]
+        return Range({"domain": domain, "nice": False}, {}, False)
+    low, high = scale.scale["domain"]
+    constant, top = scale.scale["constant"], max(-low, high)
+    powers = range(math.floor(math.log10(constant)), math.ceil(math.log10(top)) + 1)
+    for steps in ((1, 3), (1,)):
+        sizes = [float(f"{m}e{p}") for p in powers for m in steps if 0.9 * constant <= m * 10.0**p]
+        ticks = [-s for s in reversed(sizes) if -s >= low] + [0.0] + [s for s in sizes if s <= high]
+        if len(ticks) <= MAX_TICKS:
+            break
+    else:
+        ticks = scale.axis["values"]
+    return Range(scale.scale, {"values": ticks, "labelExpr": PLAIN_NUMBER, "labelOverlap": "greedy"}, True)
+
+
+def stated(scale: Range) -> str:
+    """What an axis title says of the scale: nothing where it is linear."""
+    return f"symmetric log scale, near linear within ±{scale.scale['constant']:.2g}" if scale.log else ""
+
+
+def change_axis(sweep: Sweep, scale: Range, what: str = "") -> Spec:
+    """The y encoding of a change."""
+    title = titled(what or f"change of the {sweep.task}", sweep, scale)
+    return field("change", title, scale=scale.scale, axis=scale.axis or {"tickCount": 7})
+
+
+def titled(what: str, sweep: Sweep, scale: Range) -> list[str]:
+    """An axis title of one or two lines: one long line would be cut off on a narrow screen."""
+    return [f"{what}, {sweep.unit}", *([stated(scale)] if scale.log else [])]
+
+
+def level(sweep: Sweep) -> str:
+    """The level of the intervals: "95 %"."""
+    return f"{100 * sweep.level:g} %"
+
+
+def height_in(scale: Range, value: float) -> float:
+    """Where a value stands on the scale, from 0 to 1."""
+    low, high = scale.scale["domain"]
+    if scale.log:
+        constant = scale.scale["constant"]
+        low, high, value = (math.copysign(math.log1p(abs(v) / constant), v) for v in (low, high, value))
+    return (value - low) / (high - low)
+
+
+def row(effect: Effect) -> Spec:
+    """An effect as a datum of a chart."""
+    made: Spec = {
+        "off": effect.label,
+        "dim": effect.dims[0],
+        "change": round_to(effect.change),
+        "low": round_to(effect.low),
+        "high": round_to(effect.high),
+        "texts": effect.n_texts,
+    }
+    for key, value in (("p", effect.p), ("q", effect.q), ("qf", effect.q_found), ("first", effect.first_order)):
+        if value is not None:
+            made[key] = round_to(value, 3)
+    return made
+
+
+def tooltip(sweep: Sweep, rows: Sequence[Spec]) -> list[Spec]:
+    """What hovering over one of these dimensions shows: what each of them has."""
+    optional = (
+        ("p", "rank p"),
+        ("q", "q, all dimensions"),
+        ("qf", "q, named by the weights"),
+        ("first", "first order"),
+    )
+    return [
+        field("off", "off", "nominal"),
+        field("change", f"change, {sweep.unit}"),
+        field("low", f"{level(sweep)} from"),
+        field("high", "to"),
+        field("texts", "texts"),
+        *(field(key, title) for key, title in optional if rows and all(key in one for one in rows)),
+    ]
+
+
+def dots(rows: list[Spec], x: Spec, y: Spec, sweep: Sweep) -> list[Spec]:
+    """The dimensions without a name: a dot and a thin bar each."""
+    return [
+        {
+            "data": {"values": rows},
+            "layer": [
+                _bars(x, y, {"color": FAINT, "strokeWidth": 1, "opacity": 0.55 if len(rows) <= 256 else 0.35}),
+                {
+                    "mark": {"type": "circle", "color": MUTED, "size": 22, "opacity": 0.75},
+                    "encoding": {"x": x, "y": y, "tooltip": tooltip(sweep, rows)},
+                },
+            ],
+        }
+    ]
+
+
+def _bars(x: Spec, y: Spec, mark: Spec, **more: Spec) -> Spec:
+    return {
+        "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+        "mark": {"type": "rule"} | mark,
+        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}} | more,
+    }
+
+
+def marks(rows: list[Spec], named: Sequence[int], sweep: Sweep, x: Spec, y: Spec) -> list[Spec]:
+    """The named dimensions, data of `row`: mark and interval in their colour and shape."""
+    shown = looks(named, [one["dim"] for one in rows])
+    coloured = [one | {"name": label(one["dim"])} for one in rows if one["dim"] in shown]
+    rest = [one for one in rows if one["dim"] not in shown]
+    layers: list[Spec] = []
+    for of_weights in (True, False):  # apart, because only those that the weights name have a q among them
+        some = [one for one in coloured if ("qf" in one) == of_weights]
+        if some:
+            colour, shape = dim_colour(shown, legend=False), dim_shape(shown, legend=False)
+            point: Spec = {
+                "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(sweep, some)},
+            }
+            layers.append({"data": {"values": some}, "layer": [_bars(x, y, {"strokeWidth": 2}, color=colour), point]})
+    if rest:
+        point = {
+            "mark": {"type": "circle", "color": INK, "size": 50, "opacity": 1},
+            "encoding": {"x": x, "y": y, "tooltip": tooltip(sweep, rest)},
+        }
+        layers.append({"data": {"values": rest}, "layer": [_bars(x, y, {"color": INK, "strokeWidth": 1.5}), point]})
+    return layers
+
+
+def names_beside(
+    rows: list[Spec], at: Sequence[tuple[float, float]], bold: Sequence[int], x: Spec, y: Spec, first: int = 0
+) -> list[Spec]:
+    """The number of each dimension beside its mark, kept apart from other marks and names, on a halo.
+
+    `at` are the marks' positions from 0 to 1, right and up; numbers of dimensions in `bold` are bold; the place in
+    `PLACES` numbered `first` is tried first.
+    """
+    width, height = CANVAS
+    marked = [(right * width, (1 - up) * height) for right, up in at]
+    taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in marked]
+    order = (first, *(i for i in range(len(PLACES)) if i != first))
+    layers: list[Spec] = []
+    for one, (px, py) in zip(rows, marked, strict=True):
+        wide = 8.0 * len(str(one["dim"]))
+        boxes = []
+        for align, dx, dy in PLACES:
+            left = px + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]
+            boxes.append((left, py + dy - 8, left + wide, py + dy + 8))
+        own = (px - 6, py - 6, px + 6, py + 6)
+        others = [box for box in taken if box != own]
+        inside = [i for i in order if boxes[i][0] > 0 and boxes[i][2] < width]
+        chosen = next((i for i in inside if not any(_overlap(boxes[i], other) for other in others)), first)
+        taken.append(boxes[chosen])
+        align, dx, dy = PLACES[chosen]
+        mark = {"type": "text", "align": align, "dx": dx, "dy": dy, "fontSize": 12.5}
+        mark |= {"fontWeight": 700 if one["dim"] in bold else 400}
+        text = {"x": x, "y": y, "text": {"field": "text", "type": "nominal"}}
+        layers += [
+            {"data": {"values": [one | {"text": str(one["dim"])}]}, "mark": mark | ink, "encoding": text}
+            for ink in (HALO | {"color": SURFACE}, {"color": INK})
+        ]
+    return layers
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
