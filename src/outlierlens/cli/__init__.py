@@ -1,6 +1,6 @@
 """The command line: `main` runs the app and turns our own errors into one line on stderr.
 
-Exit codes: 0 done, 1 error, 2 usage, 3 a check failed, 130 interrupted.
+Exit codes: 0 done, 1 error, 2 usage, 3 a check failed, 130 interrupted, 143 terminated.
 """
 
 import sys

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from outlierlens import __version__
-from outlierlens.cli import measure, samples, weights
+from outlierlens.cli import measure, samples, sweep, weights
 
 app = typer.Typer(
     name="outlierlens",
@@ -40,6 +40,7 @@ app.command("scan")(weights.scan)
 app.command("compare")(weights.compare)
 app.command("observe")(measure.observe)
 app.command("disable")(measure.disable)
+app.command("sweep")(sweep.sweep)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

@@ -1,13 +1,17 @@
 """Options, output and progress that the commands share."""
 
+import functools
+import inspect
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -37,6 +41,39 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but er
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More columns, notes and provenance.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress on stderr.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+
+# How a model is loaded, wherever it is run: parameter, type, default. `loads_a_model` puts them into a command.
+LOADING: tuple[tuple[str, Any, Any], ...] = (
+    ("arch", Arch, None),
+    ("revision", Revision, None),
+    ("subfolder", Subfolder, ""),
+    ("token", Token, None),
+    ("device", Device, "auto"),
+    ("dtype", Dtype, "auto"),
+    ("trust_remote_code", RemoteCode, False),
+    ("offline", Offline, False),
+)
+
+
+def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `LOADING`, in front of --overwrite; it gets them as `load`, a LoadOptions."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        from outlierlens.models import LoadOptions
+
+        options = {name: given.pop(name) for name, _, _ in LOADING}
+        notice = (lambda _: None) if given.get("quiet") else warn
+        command(**given, load=LoadOptions(row=options.pop("arch"), notice=notice, **options))
+
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "load"]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    more = [inspect.Parameter(name, kind, default=value, annotation=hint) for name, hint, value in LOADING]
+    place = [p.name for p in own].index("overwrite")
+    parameters = [*own[:place], *more, *own[place:]]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_options
 
 
 @dataclass(frozen=True)
@@ -78,7 +115,15 @@ def reproduce() -> str:
         if not hidden and not word.startswith("--token"):
             words.append(word)
         hidden = word == "--token"
-    return "outlierlens " + shlex.join(words)
+    return command(*words)
+
+
+def command(*words: str | Path) -> str:
+    """A command line of ours, quoted for a shell."""
+    return "outlierlens " + shlex.join(map(str, words))
+
+
+LEFT = ("model", "stack", "site", "fate", "rule", "off")  # columns of words
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -89,7 +134,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
     table = Table(title=Text(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("model", "stack", "site", "fate", "rule") else "right")
+        table.add_column(column, justify="left" if column in LEFT else "right")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
@@ -176,6 +221,17 @@ def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
     return plan
 
 
+def parse_sets(text: str) -> tuple[tuple[int, ...], ...]:
+    """ "100,247;507,100" -> ((100, 247), (507, 100)).
+
+    Raises:
+        BadInput: with the part that cannot be read.
+    """
+    if ":" in text:
+        raise BadInput(f"cannot read sets {text!r}; write 100,247;507,100, and name layers with --layers or --windows")
+    return tuple(tuple(_numbers(part, text)) for part in text.split(";"))
+
+
 def parse_layers(text: str) -> tuple[int, ...]:
     """ "0-3,7" -> (0, 1, 2, 3, 7)."""
     layers: list[int] = []
@@ -208,13 +264,30 @@ def parse_bytes(text: str) -> int:
         raise BadInput(f"cannot read the size {text!r}; write it as 500MB or 2GB") from None
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived: a batch system wants its machine back."""
+
+
 @contextmanager
 def resumable(rows: Path | None) -> Iterator[None]:
-    """On Ctrl-C keep what is measured, say how to go on, and end with exit code 130."""
+    """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143."""
+
+    def terminate(*_: Any) -> NoReturn:
+        raise Terminated
+
+    # Only the main thread may set a handler, and only it is interrupted.
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if here else None
     try:
         yield
-    except KeyboardInterrupt:
-        command = reproduce().replace(" --overwrite", "")
-        kept = f"{rows} keeps what was measured; go on with: {command}" if rows else "nothing was kept (no --rows FILE)"
-        warn(f"interrupted; {kept}")
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stop:
+        again = reproduce().replace(" --overwrite", "")
+        kept = f"{rows} keeps what was measured; go on with: {again}" if rows else "nothing was kept (no --rows FILE)"
+        if rows and not rows.exists():
+            kept = f"nothing was measured yet; start again with: {again}"
+        by_signal = isinstance(stop, Terminated)
+        warn(f"{'terminated' if by_signal else 'interrupted'}; {kept}")
+        raise typer.Exit(143 if by_signal else 130) from None
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

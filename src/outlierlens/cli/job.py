@@ -5,8 +5,8 @@
 An interrupted run continues: the conditions already measured are read back from `rows.jsonl`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outlierlens.bench import DisableOptions, disable
@@ -18,6 +18,7 @@ from outlierlens.observation import Observation
 from outlierlens.report import ReportData, write
 from outlierlens.results import Provenance, load
 from outlierlens.scanned import Scan
+from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
 from outlierlens.weights import ScanOptions, scan, scan_live
 
@@ -29,7 +30,7 @@ class Job:
     """What the main job runs on and how much of it.
 
     `dims` overrides what the scan finds; where the scan finds nothing, the strongest dimensions by activations are
-    switched off, and the report says so.
+    switched off, and the report says so. `sweeps` are result files of `sweep`, shown in the same report.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Job:
     seed: int = 0
     overwrite: bool = False
     command: str = ""
+    sweeps: tuple[Path, ...] = ()
 
 
 def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) -> Path:
@@ -55,10 +57,12 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     """
     if (job.directory / "report.html").exists() and not job.overwrite:
         raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
+    sweeps = read_sweeps(job.sweeps)
     texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
     progress("loading the model", 0, 1)
     loaded = load_model(job.model, load)
-    found = _scan(job, loaded, load)
+    found = scan_of(job.model, loaded, load, job.command)
+    check_streams(sweeps, found)
     from outlierlens.activations import ObserveOptions, observe
 
     options = ObserveOptions(max_length=job.max_length, batch_size=job.batch_size, progress=progress)
@@ -72,19 +76,20 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
         damages=damages,
         notes=notes,
     )
+    data = with_sweeps(data, sweeps)
     return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
 
 
-def _scan(job: Job, loaded: LoadedModel, load: LoadOptions) -> Scan:
+def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) -> Scan:
     """Scan the stored weights; the loaded ones where the file cannot be read (a library is missing, say)."""
     options = ScanOptions(
         row=load.row, revision=load.revision, subfolder=load.subfolder, token=load.token, offline=load.offline
     )
     try:
-        return scan(job.model, options, command=job.command)
+        return scan(model, options, command=command)
     except OutlierlensError as error:
         warn(f"note: scanning the loaded weights instead of the file ({error})")
-        return scan_live(loaded, options, command=job.command)
+        return scan_live(loaded, options, command=command)
 
 
 def _disable(
@@ -127,10 +132,53 @@ def _disable(
     return tuple(damages), tuple(notes)
 
 
-def redraw(results: Path, directory: Path | None) -> Path:
-    """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch."""
+def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = ()) -> Path:
+    """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch.
+
+    `sweeps` are result files of `sweep` that join it.
+    """
     data = load(results)
     if not isinstance(data, ReportData):
         raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
+    data = with_sweeps(data, read_sweeps(sweeps))
     folder = directory or results.parent
-    return write(data, folder, overwrite=True, also=sorted(folder.glob("rows*.jsonl"))).page
+    kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
+    return write(data, folder, overwrite=True, also=kept).page
+
+
+def read_sweeps(paths: Sequence[Path]) -> tuple[Sweep, ...]:
+    """The sweeps in the result files of `sweep`; raises BadInput for a file that holds another result."""
+    sweeps = tuple(load(path) for path in paths)
+    for path, sweep in zip(paths, sweeps, strict=True):
+        if not isinstance(sweep, Sweep):
+            raise BadInput(f"{path} holds a {type(sweep).__name__}; --sweep takes the sweep.json of a sweep")
+    return sweeps
+
+
+def with_sweeps(data: ReportData, sweeps: tuple[Sweep, ...]) -> ReportData:
+    """The report's data with `sweeps` added, and a note where one was measured on other values than the damages.
+
+    Raises:
+        BadInput: a sweep of a stream that the report's model does not have.
+    """
+    check_streams(sweeps, data.scan)
+    known = {damage.provenance.fingerprint for damage in data.damages}
+    notes = tuple(
+        f"the sweep by {sweep.task} was measured on {sweep.provenance.model} with other values than the rest of this report "
+        f"(another precision, or another model)"
+        for sweep in sweeps
+        if known and sweep.provenance.fingerprint not in known
+    )
+    new = tuple(sweep for sweep in sweeps if sweep not in data.sweeps)
+    return replace(data, sweeps=(*data.sweeps, *new), notes=tuple(dict.fromkeys((*data.notes, *notes))))
+
+
+def check_streams(sweeps: tuple[Sweep, ...], found: Scan) -> None:
+    """Raise BadInput for a sweep of a stream that the scanned model does not have."""
+    streams = {(stack.stack, stack.n_layers, stack.hidden_size) for stack in found.stacks}
+    for sweep in sweeps:
+        if (sweep.stack, sweep.n_layers, sweep.width) not in streams:
+            raise BadInput(
+                f"the sweep of {sweep.provenance.model} is of stream {sweep.stack!r}, {sweep.n_layers} layers × "
+                f"{sweep.width:,}, which {found.provenance.model} does not have; give sweeps of the same model"
+            )

@@ -11,20 +11,21 @@ from outlierlens.errors import BadInput, need
 
 if TYPE_CHECKING:
     from outlierlens.damage import Condition, Damage
-    from outlierlens.models import LoadedModel
+    from outlierlens.models import LoadOptions
     from outlierlens.observation import Observation
 
 StackOption = Annotated[
     str | None, typer.Option("--stack", help="Which stream, where there are several: encoder, decoder.")
 ]
+ModeOption = Annotated[
+    str, typer.Option("--mode", help="weights, zero, mean, scale, resample (hidden states) or writes.")
+]
+FactorOption = Annotated[float, typer.Option("--factor", help="Factor of mode scale.")]
+EmbeddingsOption = Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")]
+TaskOption = Annotated[str, typer.Option("--task", help="auto, masked-loss, causal-loss or output-change.")]
 
 
-def _load(model: str, *, quiet: bool, **options: Any) -> "LoadedModel":
-    from outlierlens.models import LoadOptions, load_model
-
-    return load_model(model, LoadOptions(notice=(lambda _: None) if quiet else common.warn, **options))
-
-
+@common.loads_a_model
 def observe(
     model: common.Model,
     data: common.Data = "excerpt",
@@ -36,14 +37,6 @@ def observe(
     without_special: Annotated[
         bool, typer.Option("--without-special", help="Show numbers without special tokens.")
     ] = False,
-    arch: common.Arch = None,
-    revision: common.Revision = None,
-    subfolder: common.Subfolder = "",
-    token: common.Token = None,
-    device: common.Device = "auto",
-    dtype: common.Dtype = "auto",
-    trust_remote_code: common.RemoteCode = False,
-    offline: common.Offline = False,
     parquet: Annotated[Path | None, typer.Option("--parquet", help="Also write every statistic as a table.")] = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
@@ -52,6 +45,8 @@ def observe(
     quiet: common.Quiet = False,
     verbose: common.Verbose = False,
     no_progress: common.NoProgress = False,
+    *,
+    load: "LoadOptions",
 ) -> None:
     """Stream a text through the model once and report statistics of every layer and dimension."""
     show = Show.choose(format, json, quiet, output, overwrite)
@@ -62,12 +57,10 @@ def observe(
     from outlierlens.activations import ObserveOptions
     from outlierlens.activations import observe as observe_model
     from outlierlens.data import read_texts
+    from outlierlens.models import load_model
 
-    texts = read_texts(data, column=text_column, limit=limit, offline=offline)
-    loaded = _load(
-        model, quiet=quiet, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
-        trust_remote_code=trust_remote_code, offline=offline, row=arch,
-    )  # fmt: skip
+    texts = read_texts(data, column=text_column, limit=limit, offline=load.offline)
+    loaded = load_model(model, load)
     with Progress(not no_progress and show.format != "quiet") as progress:
         options = ObserveOptions(max_length=max_length, batch_size=batch_size, n_sigma=n_sigma, progress=progress)
         found = observe_model(loaded, texts, options, command=common.reproduce())
@@ -133,6 +126,7 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
         say(f"SHA-256 of the texts: {found.data_digest}")
 
 
+@common.loads_a_model
 def disable(
     model: common.Model,
     dims: Annotated[
@@ -141,16 +135,13 @@ def disable(
     data: common.Data = "excerpt",
     text_column: common.TextColumn = None,
     limit: common.Limit = 16,
-    mode: Annotated[
-        str,
-        typer.Option("--mode", help="weights, zero, mean, scale, resample (hidden states) or writes."),
-    ] = "weights",
+    mode: ModeOption = "weights",
     layers: Annotated[
         str | None, typer.Option("--layers", help="Layers to switch off in: 0-3,7. Default: all.")
     ] = None,
     stack: StackOption = None,
-    factor: Annotated[float, typer.Option("--factor", help="Factor of mode scale.")] = 0.5,
-    embeddings: Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")] = False,
+    factor: FactorOption = 0.5,
+    embeddings: EmbeddingsOption = False,
     avoid: Annotated[
         str, typer.Option("--avoid", help="Dimensions no random set may hold; default: what scan finds.")
     ] = "",
@@ -158,36 +149,31 @@ def disable(
     n_matched: Annotated[
         int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")
     ] = 19,
-    task: Annotated[str, typer.Option("--task", help="auto, masked-loss, causal-loss or output-change.")] = "auto",
+    task: TaskOption = "auto",
     max_length: common.MaxLength = 128,
     stride: Annotated[int | None, typer.Option("--stride", min=1, help="Causal: step of the sliding window.")] = None,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
-    arch: common.Arch = None,
     save: Annotated[
         Path | None, typer.Option("--save", help="Write a copy of the model with the dimensions off.")
     ] = None,
     rows: Annotated[
         Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")
     ] = None,
-    revision: common.Revision = None,
-    subfolder: common.Subfolder = "",
-    token: common.Token = None,
-    device: common.Device = "auto",
-    dtype: common.Dtype = "auto",
-    trust_remote_code: common.RemoteCode = False,
-    offline: common.Offline = False,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",
     json: common.Json = False,
     quiet: common.Quiet = False,
     no_progress: common.NoProgress = False,
+    *,
+    load: "LoadOptions",
 ) -> None:
     """Switch dimensions off beside random and matched controls, and measure what breaks."""
     from outlierlens.bench import DisableOptions, check_save, save_disabled
     from outlierlens.bench import disable as disable_dims
     from outlierlens.data import read_texts
+    from outlierlens.models import load_model
     from outlierlens.tasks import TaskOptions
 
     show = Show.choose(format, json, quiet, output, overwrite)
@@ -204,13 +190,10 @@ def disable(
     spared = common.parse_dims(avoid) if avoid else None
     if isinstance(spared, dict):
         raise BadInput(f"--avoid takes dimensions, 308,381; {avoid!r} names layers")
-    texts = read_texts(data, column=text_column, limit=limit, offline=offline)
+    texts = read_texts(data, column=text_column, limit=limit, offline=load.offline)
     if save:
         check_save(save, mode)
-    loaded = _load(
-        model, quiet=quiet, revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
-        trust_remote_code=trust_remote_code, offline=offline, row=arch,
-    )  # fmt: skip
+    loaded = load_model(model, load)
     options = DisableOptions(
         mode=mode,  # type: ignore[arg-type]
         layers=common.parse_layers(layers) if layers else None,
@@ -294,6 +277,7 @@ def _dims(dims: tuple[int, ...]) -> str:
     return ", ".join(map(str, dims[:8])) + (f" and {len(dims) - 8} more" if len(dims) > 8 else "")
 
 
+@common.loads_a_model
 def report(
     model: Annotated[str, typer.Argument(help="Sample name, directory or hub id.")] = "smollm2-135m",
     data: common.Data = "excerpt",
@@ -308,17 +292,14 @@ def report(
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
-    arch: common.Arch = None,
-    revision: common.Revision = None,
-    subfolder: common.Subfolder = "",
-    token: common.Token = None,
-    device: common.Device = "auto",
-    dtype: common.Dtype = "auto",
-    trust_remote_code: common.RemoteCode = False,
-    offline: common.Offline = False,
+    sweeps: Annotated[
+        list[Path] | None, typer.Option("--sweep", help="Show this sweep.json as well; give it once a sweep.")
+    ] = None,
     overwrite: common.Overwrite = False,
     no_progress: common.NoProgress = False,
     quiet: common.Quiet = False,
+    *,
+    load: "LoadOptions",
 ) -> None:
     """Find outliers, observe, switch off beside controls, and write one self-contained HTML report.
 
@@ -329,7 +310,7 @@ def report(
 
         if dims is not None or data != "excerpt":
             raise BadInput(f"{model} holds measured results: --dims and --data need the model itself")
-        page = redraw(Path(model), output)
+        page = redraw(Path(model), output, tuple(sweeps or ()))
         if not quiet:
             say(f"report: {page}")
         return
@@ -339,13 +320,7 @@ def report(
         model=model, data=data, text_column=text_column, limit=limit, dims=dims, n_random=n_random, n_matched=n_matched,
         max_length=max_length, batch_size=batch_size, seed=seed,
         directory=output or Path("runs") / Path(model).name, overwrite=overwrite, command=common.reproduce(),
-    )  # fmt: skip
-    from outlierlens.models import LoadOptions
-
-    load = LoadOptions(
-        revision=revision, subfolder=subfolder, token=token, device=device, dtype=dtype,
-        trust_remote_code=trust_remote_code, offline=offline, row=arch,
-        notice=(lambda _: None) if quiet else common.warn,
+        sweeps=tuple(sweeps or ()),
     )  # fmt: skip
     with resumable(job.directory / "rows.jsonl"), Progress(not no_progress and not quiet) as progress:
         page = run(job, load, progress)

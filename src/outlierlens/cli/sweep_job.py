@@ -1,0 +1,203 @@
+"""A sweep as a run directory: rows that only grow, and results, report and chart made from them.
+
+    done = run(SweepJob(model="smollm2-135m", directory=Path("runs/smollm2-135m-sweep")), LoadOptions(), view)
+    done.sweep.top(5)
+
+    rows.jsonl       every finished unit of work, appended; what an interrupted run continues from
+    sweep.json       the result of `sweep`
+    results.json, report.html, charts/, manifest.json      the report of it, as `report` writes one
+
+The same command on a finished directory measures nothing and makes the files again from the rows.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlierlens import charts
+from outlierlens.cli.common import parse_dims
+from outlierlens.cli.job import ROWS, scan_of
+from outlierlens.data import EXCERPT, Texts, read_texts
+from outlierlens.errors import BadInput, need
+from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.report import ReportData, chart_page, write
+from outlierlens.report.files import OURS
+from outlierlens.results import save, write_bytes
+from outlierlens.scanned import Scan
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.swept import Sweep
+from outlierlens.weights import scan_live
+
+if TYPE_CHECKING:
+    from outlierlens.sweeps.engines import Engine
+    from outlierlens.sweeps.loop import SweepProgress
+    from outlierlens.sweeps.runner import Runner
+
+SWEEP = "sweep.json"
+CHART_KINDS = {".html": "html", ".svg": "svg", ".png": "png", ".json": "vl.json"}
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where the work is done: engine "local" (this process) or "ray"; `address` and what follows belong to Ray."""
+
+    engine: str = "local"
+    address: str | None = None
+    workers: int | None = None
+    cpus_per_worker: float | None = None
+    gpus_per_worker: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("local", "ray"):
+            raise BadInput(f"--engine is {self.engine!r}; use local or ray")
+        given = (self.address, self.workers, self.cpus_per_worker, self.gpus_per_worker)
+        if self.engine == "local" and any(value is not None for value in given):
+            raise BadInput("--address, --workers, --cpus-per-worker and --gpus-per-worker belong to --engine ray")
+        if self.engine == "ray" and importlib.util.find_spec("ray") is None:
+            need(
+                "ray", "ray", "--engine ray"
+            )  # before the model is loaded; not imported yet, for it reads settings then
+
+    def engine_for(self, texts: Texts, load: LoadOptions) -> "Callable[[Runner], Engine] | None":
+        """What `sweep` takes as its engine."""
+        if self.engine == "local":
+            return None
+        from outlierlens.sweeps.ray_engine import on_ray
+
+        cpus = 1.0 if self.cpus_per_worker is None else self.cpus_per_worker
+        return on_ray(
+            texts, load,
+            address=self.address, workers=self.workers, cpus_per_worker=cpus, gpus_per_worker=self.gpus_per_worker,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """What is swept. `dims` is "all", "found" (what the weights name), "none", or dimensions "507,100"."""
+
+    model: str
+    directory: Path
+    data: str = EXCERPT
+    text_column: str | None = None
+    limit: int | None = None
+    dims: str = "all"
+    options: SweepOptions = field(default_factory=SweepOptions)
+    machines: Machines = Machines()
+    chart: Path | None = None
+    overwrite: bool = False
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        chosen_dims(self.dims, ())
+        if self.chart and self.chart.suffix.lower() not in CHART_KINDS:
+            raise BadInput(f"--chart {self.chart}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
+        if self.chart and self.chart.suffix.lower() in (".svg", ".png"):
+            need("vl_convert", "charts", f"drawing {self.chart}")
+        if self.chart and self.chart.exists() and not self.overwrite:
+            raise BadInput(f"{self.chart} exists; name another file for --chart, or remove it")
+        ours = [name for name in (*OURS, SWEEP) if (self.directory / name).exists()]
+        if ours and not self.rows.exists() and not self.overwrite:
+            raise BadInput(
+                f"{self.directory} holds {ours[0]} but no {ROWS} to continue from; name another directory with -o, or use "
+                f"--overwrite"
+            )
+
+    @property
+    def rows(self) -> Path:
+        """The file of finished units."""
+        return self.directory / ROWS
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished sweep and what was written: the page, and every file."""
+
+    sweep: Sweep
+    page: Path
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def run(job: SweepJob, load: LoadOptions, progress: "Callable[[SweepProgress], None]") -> Done:
+    """Sweep, then write the run directory.
+
+    Raises:
+        BadInput: rows of other work lie in the directory, or another process is writing to it.
+    """
+    from outlierlens.sweeps import loop
+
+    texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
+    with _alone(job.directory):
+        loaded = load_model(job.model, load)
+        found = scan_of(job.model, loaded, load, job.command)
+        options = replace(job.options, dims=chosen_dims(job.dims, _named(loaded, job)))
+        if job.overwrite:
+            job.rows.unlink(missing_ok=True)
+        swept = loop.sweep(
+            loaded, texts, options,
+            command=job.command, progress=progress, rows=job.rows, engine=job.machines.engine_for(texts, load),
+        )  # fmt: skip
+        return _write(job, swept, found)
+
+
+def _write(job: SweepJob, swept: Sweep, found: Scan) -> Done:
+    save(swept, job.directory / SWEEP)
+    data = ReportData(provenance=swept.provenance, scan=found, sweeps=(swept,))
+    written = write(data, job.directory, overwrite=True, also=[job.rows, job.directory / SWEEP])
+    files = (job.directory / SWEEP, *written.files)
+    if job.chart:
+        write_bytes(job.chart, drawn(swept, CHART_KINDS[job.chart.suffix.lower()]))
+        files = (job.chart, *files)
+    return Done(swept, written.page, files, written.notes)
+
+
+def drawn(swept: Sweep, kind: Any) -> bytes:
+    """The sweep's main chart as a file: change by dimension; the damage map of several windows; controls of sets."""
+    if not swept.singles():
+        chart = charts.sweep_nulls(swept)
+    elif len(swept.windows_swept) > 1:
+        chart = charts.sweep_map(swept)
+    else:
+        chart = charts.sweep_effects(swept)
+    return chart_page(chart).encode() if kind == "html" else charts.picture(chart, kind)
+
+
+def chosen_dims(text: str, found: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The dimensions that `--dims` asks for; None is every dimension.
+
+    Raises:
+        BadInput: text that is neither a word nor dimensions.
+    """
+    words = {"all": None, "found": found, "none": ()}
+    if text in words:
+        return words[text]
+    dims = parse_dims(text)
+    if isinstance(dims, dict):
+        raise BadInput(f"--dims {text!r} names layers; name dimensions, and layers with --layers or --windows")
+    return dims
+
+
+def _named(loaded: LoadedModel, job: SweepJob) -> tuple[int, ...]:
+    """Dimensions that the weights as they were loaded name in the stream that is swept; none unless asked for."""
+    if job.dims != "found":
+        return ()
+    stream = loaded.stack(job.options.stack).name
+    return next((stack.dims for stack in scan_live(loaded).stacks if stack.stack == stream), ())
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Hold the directory: rows of two processes would mix. The lock goes with the process, however it ends."""
+    from filelock import FileLock, Timeout
+
+    if directory.exists() and not directory.is_dir():
+        raise BadInput(f"{directory} is a file; name a directory with -o")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise BadInput(f"{directory}: another sweep is writing to it; wait for it or name another directory") from None

@@ -1,0 +1,204 @@
+"""A sweep in words and tables for people: `print_sweep(swept, Marks("rank"))`."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.cli.common import print_table, say
+from outlierlens.cli.sweep_progress import duration
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from outlierlens.swept import Effect, Null, Sweep
+
+SHOWN = 10
+SIGNIFICANT = 0.05
+TIMES_RANDOM = 5.0  # Puccetti et al. (2022): a drop of at least 5 times the mean of random dimensions
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Which rows of the table carry a star: `rule` is "rank" or "5x"."""
+
+    rule: str = "rank"
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("rank", "5x"):
+            raise BadInput(f"--mark is {self.rule!r}; use rank or 5x")
+
+    def on(self, effect: "Effect", sweep: "Sweep") -> bool:
+        """Whether the effect stands out.
+
+        By rank that is asked only of what was named before measuring: the weights' dimensions (q_found), and sets and
+        listed dimensions (p among random ones). Of all dimensions some are the largest in any model: their own ranks say
+        nothing.
+        """
+        if self.rule == "5x":
+            return effect.times_random is not None and effect.times_random >= TIMES_RANDOM
+        if effect.q_found is not None:
+            return effect.q_found <= SIGNIFICANT
+        among = random_null(sweep, effect)
+        return among is not None and among.p <= SIGNIFICANT
+
+    @property
+    def meaning(self) -> str:
+        """What a star says."""
+        if self.rule == "5x":
+            return "* at least 5 times the mean of random dimensions or sets (Puccetti et al. 2022)"
+        return (
+            f"* rank test at {SIGNIFICANT:.0%}, of dimensions that the weights named (Benjamini–Hochberg over them), and of "
+            f"sets and listed dimensions (among random ones)"
+        )
+
+
+def random_null(sweep: "Sweep", effect: "Effect") -> "Null | None":
+    """The comparison with random sets (or dimensions), where there is one."""
+    found = (n for n in sweep.nulls if n.kind == "random" and (n.label, n.window) == (effect.label, effect.window))
+    return next(found, None)
+
+
+def print_sweep(sweep: "Sweep", marks: Marks) -> None:
+    """What was measured, the strongest effects, where the weights' dimensions rank, the controls and the cost."""
+    for line in _head(sweep):
+        say(line)
+    rows = [_row(effect, sweep, marks) for effect in sweep.top(SHOWN)]
+    interval = f"{sweep.level:.0%} interval"
+    heads = ["", "rank", "off", "change", interval, "texts", "p", "q", "q found", "× random", "by weights"]
+    print_table(f"largest changes of {len(sweep.effects):,}, in {sweep.unit}", heads, _ranked(rows))
+    if any(marks.on(effect, sweep) for effect in sweep.top(SHOWN)):
+        say(marks.meaning)
+    for line in _found(sweep):
+        say(line)
+    if sweep.nulls:
+        _print_nulls(sweep)
+    for line in _cost(sweep):
+        say(line)
+    for note in sweep.notes:
+        say(f"note: {note}")
+
+
+def _head(sweep: "Sweep") -> Iterator[str]:
+    yield f"{sweep.provenance.model}: {sweep.task} ({sweep.unit}), {sweep.method}, on {sweep.data}"
+    yield (
+        f"{sweep.n_texts:,} texts, {sweep.n_tokens:,} tokens in all (a text is a {sweep.text})"
+        + (f"; intact {sweep.intact:.4f} [{sweep.intact_low:.4f}, {sweep.intact_high:.4f}]" if sweep.is_loss else "")
+    )
+    windows = sweep.windows_swept
+    shown = windows[0] if len(windows) == 1 else f"{len(windows)} windows ({windows[0]} … {windows[-1]})"
+    yield f"mode {sweep.mode}, stream {sweep.stack} of {sweep.n_layers} layers × {sweep.width:,} dimensions, {shown}"
+    if sweep.method == "adaptive":
+        unfinished = sum(effect.stopped == "unfinished" for effect in sweep.effects)
+        settled = "settled" if sweep.separated else "not settled"
+        yield (
+            f"measured until the interval is within ± {sweep.tolerance:g} or ± {sweep.relative:.0%} of the change; the "
+            f"order of the {sweep.top_k} largest is {settled}"
+            + (f"; {unfinished:,} effects are wider than that" if unfinished else "")
+        )
+
+
+def _ranked(rows: list[list[Any]]) -> list[list[Any]]:
+    return [[row[0], rank, *row[1:]] for rank, row in enumerate(rows, 1)]
+
+
+def _row(effect: "Effect", sweep: "Sweep", marks: Marks) -> list[Any]:
+    among = random_null(sweep, effect)
+    return [
+        "*" if marks.on(effect, sweep) else "",
+        effect.label,
+        signed(effect.change),
+        _interval(effect),
+        f"{effect.n_texts:,}",
+        effect.p if effect.p is not None else among.p if among else None,
+        effect.q,
+        effect.q_found,
+        None if effect.times_random is None else plain(effect.times_random),
+        "yes" if set(effect.dims) <= set(sweep.found) else "no",
+    ]
+
+
+def _found(sweep: "Sweep") -> Iterator[str]:
+    """Where the dimensions that the weights name rank among all single ones, in the window where each does most."""
+    if not sweep.found:
+        yield "the weights name no dimension in this stream"
+    several = len(sweep.windows_swept) > 1
+    ranked = []
+    for dim in sweep.found:
+        own = [effect for effect in sweep.singles() if effect.dims == (dim,)]
+        if own:
+            best = max(own, key=lambda effect: _orderable(effect.change))
+            others = [_orderable(effect.change) for effect in sweep.singles(best.window)]
+            rank = 1 + sum(other > _orderable(best.change) for other in others)
+            where = f" in {best.window}, where it does most" if several else ""
+            ranked.append((rank, f"{dim} is number {rank:,} of {len(others):,}{where} ({signed(best.change)})"))
+    ranked.sort(key=lambda one: one[0])
+    for _, text in ranked[:SHOWN]:
+        yield f"named by the weights: {text}"
+    if len(ranked) > SHOWN:
+        yield f"and {len(ranked) - SHOWN:,} more that the weights name"
+
+
+def _print_nulls(sweep: "Sweep") -> None:
+    strongest = sorted(sweep.nulls, key=lambda null: -_orderable(null.change))[:SHOWN]
+    kept = [null for null in sweep.nulls if any(null is one for one in strongest)]
+    rows = [
+        [
+            null.label,
+            null.kind,
+            f"{len(null.changes):,}",
+            f"{null.n_texts:,}",
+            *map(signed, (null.change, null.median, null.percentile_95, null.mean)),
+            None if null.times_mean is None else plain(null.times_mean),
+            null.p,
+        ]
+        for null in kept
+    ]
+    heads = ["off", "control", "n", "texts", "change", "median", "95th pct", "mean", "× mean", "rank p"]
+    title = "against controls, on the same texts"
+    left_out = len(sweep.nulls) - len(kept)
+    print_table(title + (f" ({left_out:,} more in the results)" if left_out else ""), heads, rows)
+
+
+def _cost(sweep: "Sweep") -> Iterator[str]:
+    cost = sweep.cost
+    parts = [f"{cost.effects:,} for effects", f"{cost.nulls:,} for controls", f"{cost.intact:,} intact"]
+    if cost.gradient_texts:
+        parts.append(f"3 × {cost.gradient_texts:,} for gradients")
+    took = f" in {duration(cost.seconds)}" if cost.seconds else ""
+    yield f"cost: {cost.total:,} evaluations of a text ({', '.join(parts)}), {cost.tokens:,} tokens{took}"
+    if sweep.method == "adaptive" and math.isfinite(cost.saving):
+        yield (
+            f"measuring every effect on every text takes {cost.exact:,}, {plain(cost.saving)} times what was spent here "
+            f"(controls apart)"
+        )
+    if sweep.precision:
+        of = sweep.precision
+        yield (
+            f"{of.dtype}: changes differ from float32 by at most {of.deviation:.2g} {sweep.unit} "
+            f"({of.n_sets:,} sets on {of.n_texts:,} texts)"
+        )
+
+
+def _orderable(change: float) -> float:
+    """NaN, a model that broke down, above every number."""
+    return math.inf if math.isnan(change) else change
+
+
+def _interval(effect: "Effect") -> str | None:
+    """ "[low, high]", None where there is none: of one text, or of a model that broke down."""
+    known = math.isfinite(effect.low) and math.isfinite(effect.high)
+    return f"[{signed(effect.low)}, {signed(effect.high)}]" if known else None
+
+
+def signed(value: float) -> str:
+    """A change for reading: its sign, at most four decimals, thousands apart, tiny ones as powers of ten."""
+    if not math.isfinite(value):
+        return "broken" if math.isnan(value) else "+∞" if value > 0 else "−∞"
+    if 0 < abs(value) < 0.0001:
+        return f"{value:+.1e}"
+    return f"{value:+.4f}" if abs(value) < 100 else f"{value:+,.1f}"
+
+
+def plain(value: float) -> str:
+    """A factor for reading: three significant digits, thousands apart."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,543 @@
+"""`outlierlens sweep` end to end on tiny saved models: the run directory, resuming, refusals, output and progress."""
+
+import base64
+import hashlib
+import html
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import synthetic_report as synthetic
+from architectures import FAMILIES, build
+from outlierlens.cli import sweep_job, sweep_progress
+from outlierlens.cli.common import parse_sets
+from outlierlens.cli.sweep_progress import SweepView, board, duration, headline
+from outlierlens.cli.sweep_show import Marks, plain, print_sweep, signed
+from outlierlens.errors import BadInput
+from outlierlens.results import load, save
+from outlierlens.swept import Precision, Sweep
+
+FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Saves a tiny model of a family, with a head and a word-level tokenizer, once per family and seed."""
+    from conftest import Words
+
+    root = tmp_path_factory.mktemp("models")
+
+    def make(family: str = "gpt2", head: str = "CausalLM", kind: str = "causal", *, moved: float = 0.0) -> str:
+        path = root / f"{family}-{head}-{moved}"
+        if not path.exists():
+            import torch
+
+            model = build(FAMILIES[family], head)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(moved)
+            model.save_pretrained(path)
+            Words.build(kind=kind).save_pretrained(path)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def no_picture_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing every chart of a report as SVG and PNG takes a second, and is tested with the report."""
+    monkeypatch.setattr("outlierlens.report.files.can_export", lambda: False)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(8 + i % 5)) for i in range(24)))
+    return str(path)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+    from outlierlens.cli import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["outlierlens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def swept(folder: Any, text: str, run: Any, tmp_path: Path) -> Any:
+    """Runs a small sweep of a tiny model and returns (directory, sweep, stdout, stderr)."""
+
+    def call(*arguments: str, model: str = "", out: str = "run") -> tuple[Path, Sweep, str, str]:
+        directory = tmp_path / out
+        words = ("sweep", model or folder(), "--data", text, *FEW, "-o", str(directory), "--no-progress", *arguments)
+        code, stdout, stderr = run(*words)
+        assert code == 0, stderr
+        return directory, load(directory / "sweep.json"), stdout, stderr
+
+    return call
+
+
+def comparable(sweep: Sweep) -> Sweep:
+    """A sweep without what differs from run to run."""
+    return replace(
+        sweep, provenance=replace(sweep.provenance, created="", command=""), cost=replace(sweep.cost, seconds=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "kind", "task", "a_text"),
+    [
+        ("gpt2", "CausalLM", "causal", "causal loss", "block of 8 tokens"),
+        ("bert", "MaskedLM", "masked", "masked loss", "line of at most 8 tokens"),
+        ("bert", "", "masked", "output change", "line of at most 8 tokens"),
+    ],
+)
+def test_every_dimension_of_each_kind_of_model(
+    family: str, head: str, kind: str, task: str, a_text: str, folder: Any, swept: Any
+) -> None:
+    directory, sweep, stdout, _ = swept("--json", model=folder(family, head, kind))
+    document = json.loads(stdout)
+    assert (document["kind"], document["task"], document["text"]) == ("Sweep", task, a_text)
+    assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in range(16)]
+    assert len(document["effects"]) == len(sweep.effects)
+    assert document["effects"][3]["change"] == pytest.approx(sweep.effects[3].change)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    for name in ("rows.jsonl", "sweep.json", "results.json", "report.html"):
+        content = (directory / name).read_bytes()
+        assert manifest["files"][name] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert "outlierlens sweep" in sweep.provenance.command
+    (in_report,) = load(directory / "results.json").sweeps
+    assert in_report == sweep
+
+
+def test_the_table_says_what_was_measured_and_how_to_draw_it_again(swept: Any, run: Any) -> None:
+    directory, sweep, stdout, _ = swept("--sets", "3,5")
+    best = sweep.top(1)[0]
+    assert f"causal loss (nats per token), adaptive, on {sweep.data}" in stdout
+    assert "a text is a block of 8 tokens" in stdout
+    row = next(line for line in stdout.splitlines() if re.match(r"\*?\s+1\s", line))
+    assert best.label in row
+    assert signed(best.change) in row
+    assert re.search(rf"^3, 5 +random +{len(sweep.nulls[0].changes)} +{sweep.nulls[0].n_texts} ", stdout, re.MULTILINE)
+    assert f"cost: {sweep.cost.total:,} evaluations of a text" in stdout
+    again = re.search(r"draw again: outlierlens (.*)", stdout)
+    assert again
+    page = (directory / "report.html").read_text("utf-8")
+    (directory / "report.html").unlink()
+    code, _, err = run(*shlex.split(again[1]))
+    assert code == 0, err
+    assert (directory / "report.html").read_text("utf-8") == page
+    assert {"rows.jsonl", "sweep.json"} <= set(json.loads((directory / "manifest.json").read_text())["files"])
+
+
+def test_a_finished_sweep_is_made_again_from_its_rows_alone(swept: Any) -> None:
+    directory, sweep, _, err = swept()
+    assert "nothing was measured" not in err
+    rows = (directory / "rows.jsonl").read_bytes()
+    (directory / "report.html").unlink()
+    again, same, _, err = swept()
+    assert f"{again} was finished: nothing was measured, all was made again from rows.jsonl" in err
+    assert (again / "rows.jsonl").read_bytes() == rows
+    assert (again / "report.html").exists()
+    assert comparable(same) == comparable(sweep)
+
+
+def test_what_is_wanted_beyond_the_rows_is_measured_and_the_rows_only_grow(swept: Any) -> None:
+    directory, few, _, _ = swept("--dims", "3,5", "--no-found-set")
+    rows = (directory / "rows.jsonl").read_text()
+    _, all_, _, err = swept("--no-found-set")
+    assert "nothing was measured" not in err
+    assert (directory / "rows.jsonl").read_text().startswith(rows)
+    assert [effect.label for effect in few.effects] == ["3", "5"]
+    assert len(all_.effects) == 16
+    for effect in few.effects:
+        assert all_.effect(effect.dims[0]).change == pytest.approx(effect.change, abs=1e-6)
+    _, others, _, _ = swept("--dims", "4,6", "--no-found-set")
+    _, fresh, _, _ = swept("--dims", "4,6", "--no-found-set", out="fresh")
+    for effect, same in zip(others.effects, fresh.effects, strict=True):
+        assert effect.first_order == pytest.approx(same.first_order, abs=1e-6)
+        assert (effect.change, effect.low) == pytest.approx((same.change, same.low), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [(["--seed", "1"], "seed"), (["--mode", "zero"], "mode"), (["--max-length", "6"], "task")]
+)
+def test_another_seed_mode_or_task_is_refused_with_what_differs(
+    change: list[str], word: str, swept: Any, run: Any, folder: Any, text: str
+) -> None:
+    directory, _, _, _ = swept("--dims", "3", "--no-found-set")
+    rows = (directory / "rows.jsonl").read_bytes()
+    arguments = ("sweep", folder(), "--data", text, *FEW, "-o", str(directory), "--no-progress", "--dims", "3", *change)
+    code, out, err = run(*arguments)
+    assert (code, out) == (1, "")
+    assert f"{directory / 'rows.jsonl'} holds rows of other work" in err
+    assert word in err
+    assert "--overwrite to start again" in err
+    assert (directory / "rows.jsonl").read_bytes() == rows
+    code, _, err = run(*arguments, "--overwrite")
+    assert code == 0, err
+    assert (directory / "rows.jsonl").read_bytes() != rows
+
+
+def test_another_model_or_other_data_are_refused(swept: Any, run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+    directory, _, _, _ = swept("--dims", "3", "--no-found-set")
+    other = tmp_path / "other.txt"
+    other.write_text(Path(text).read_text().replace("w1 ", "w2 "))
+    ours = [*FEW, "-o", str(directory), "--no-progress", "--dims", "3"]
+    code, _, err = run("sweep", folder(), "--data", str(other), *ours)
+    assert code == 1
+    assert re.search(r"rows of other work \(.*data was '[0-9a-f]{64}', is '[0-9a-f]{64}'", err)
+    code, _, err = run("sweep", folder(moved=0.01), "--data", text, *ours)
+    assert code == 1
+    assert re.search(r"rows of other work \(.*model was", err)
+
+
+def test_a_directory_of_something_else_is_left_alone(run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "report.html").write_text("mine")
+    code, _, err = run("sweep", folder(), "--data", text, "-o", str(tmp_path / "other"))
+    assert code == 1
+    assert "holds report.html but no rows.jsonl to continue from" in err
+    assert (tmp_path / "other" / "report.html").read_text() == "mine"
+    code, _, err = run("sweep", folder(), "--data", text, "-o", text)
+    assert code == 1
+    assert "is a file; name a directory with -o" in err
+
+
+def test_a_directory_takes_one_sweep_at_a_time(run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"):
+        code, _, err = run("sweep", folder(), "--data", text, "-o", str(tmp_path / "run"))
+    assert code == 1
+    assert "another sweep is writing to it" in err
+
+
+def test_dimensions_sets_and_windows_as_asked_for(swept: Any) -> None:
+    _, sweep, _, _ = swept("--dims", "none", "--sets", "3,5;7,1", "--no-found-set", out="sets")
+    assert [effect.label for effect in sweep.effects] == ["3, 5", "1, 7"]
+    assert {null.kind for null in sweep.nulls} == {"random", "matched"}
+    _, sweep, stdout, _ = swept("--dims", "5", "--windows", "single", "--no-found-set", out="windows")
+    assert [effect.window for effect in sweep.effects] == ["layer 0", "layer 1", "layer 2"]
+    assert "3 windows (layer 0 … layer 2)" in stdout
+    _, sweep, _, _ = swept("--dims", "5", "--windows", "from", "--layers", "1-2", "--no-found-set", out="from")
+    assert [effect.layers for effect in sweep.effects] == [(1, 2), (2,)]
+
+
+def test_found_means_what_the_weights_name(swept: Any, folder: Any) -> None:
+    from outlierlens.weights import scan
+
+    model = folder("bert", "MaskedLM", "masked")
+    named = scan(model).stacks[0].dims
+    arguments = ("--dims", "found", "--sets", "3,5")
+    _, sweep, stdout, _ = swept(*arguments, model=model)
+    assert sweep.found == named
+    assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in named]
+    assert ("the weights name no dimension in this stream" in stdout) == (not named)
+
+
+def test_a_text_may_be_a_line_and_every_text_may_be_measured(swept: Any, text: str) -> None:
+    _, sweep, stdout, _ = swept("--lines", "--exact", "--dims", "3,5", "--no-found-set", "--batch-size", "4")
+    assert sweep.text == "line of at most 8 tokens" or sweep.text.startswith("line")
+    assert sweep.n_texts == len(Path(text).read_text().splitlines())
+    assert {effect.n_texts for effect in sweep.effects} == {sweep.n_texts}
+    assert sweep.method == "exact"
+    assert "times what was spent" not in stdout
+
+
+@pytest.mark.parametrize("ending", ["html", "svg", "png", "json"])
+def test_the_chart_is_drawn_to_a_file(ending: str, swept: Any, tmp_path: Path) -> None:
+    if ending in ("svg", "png"):
+        pytest.importorskip("vl_convert")
+    chart = tmp_path / f"sweep.{ending}"
+    _, _, stdout, _ = swept("--chart", str(chart), "--dims", "1,2,3,4,5")
+    content = chart.read_bytes()
+    starts = {"html": b"<!doctype html>", "svg": b"<svg", "png": b"\x89PNG", "json": b'{"$schema"'}
+    assert content.startswith(starts[ending])
+    assert f"chart: {chart}" in stdout
+
+
+def test_a_chart_s_page_is_under_the_policy_of_a_report(tmp_path: Path) -> None:
+    page = sweep_job.drawn(synthetic.sweep(width=40, strong={7: 2.0}, found=(7,)), "html").decode()
+    assert 'data-chart="sweep-effects"' in page
+    assert "charts/" not in page.partition("<script")[0]  # no picture lies beside it
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"sha256-{digest}" in html.unescape(page)
+    by_layer = sweep_job.drawn(synthetic.layer_sweep(), "html").decode()
+    assert 'data-chart="sweep-map"' in by_layer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dims", "0-3:5"], "--dims '0-3:5' names layers; name dimensions"),
+        (["--dims", "most"], "cannot read dimensions 'most'"),
+        (["--sets", "0:3,5"], "cannot read sets '0:3,5'; write 100,247;507,100"),
+        (["--mark", "best"], "--mark is 'best'; use rank or 5x"),
+        (["--full", "--random", "9"], "--full is --random 1000; give one of them"),
+        (["--batch-size", "0"], "--batch-size is '0'; use auto or a number of rows"),
+        (["--engine", "slurm"], "--engine is 'slurm'; use local or ray"),
+        (["--workers", "2"], "--cpus-per-worker and --gpus-per-worker belong to --engine ray"),
+        (["--chart", "x.gif"], "the ending says what is drawn; use .html, .svg, .png, .json"),
+        (["--windows", "some"], "unknown windows 'some'; windows are all, single, from, upto"),
+        (["--mode", "half"], "unknown mode 'half'"),
+        (["--tolerance", "0"], "tolerance is 0.0"),
+        (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
+    ],
+)
+def test_options_are_checked_before_the_model_is_looked_for(arguments: list[str], message: str, run: Any) -> None:
+    code, out, err = run("sweep", "no-such-model", *arguments)
+    assert (code, out) == (1, "")
+    assert message in err
+
+
+def ray_is(*, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Ray look installed, or not, whatever is."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *of: (object() if there else None) if name == "ray" else find(name, *of),
+    )
+
+
+def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine itself is tested elsewhere: here, that the command hands it the texts, the model and the machines."""
+    from outlierlens.sweeps import ray_engine
+    from outlierlens.sweeps.engines import Local
+
+    asked: dict[str, Any] = {}
+
+    def on_ray(texts: Any, load: Any, **options: Any) -> Any:
+        asked.update(options, n_texts=len(texts), offline=load.offline)
+        return Local
+
+    monkeypatch.setattr(ray_engine, "on_ray", on_ray)
+    ray_is(there=True, monkeypatch=monkeypatch)
+    machines = ("--engine", "ray", "--address", "head:6379", "--workers", "3", "--gpus-per-worker", "0.25", "--offline")
+    _, sweep, _, _ = swept(*machines, "--dims", "3")
+    wanted = {"address": "head:6379", "workers": 3, "cpus_per_worker": 1.0, "gpus_per_worker": 0.25}
+    assert asked == {**wanted, "n_texts": 24, "offline": True}
+    assert sweep.effect(3).n_texts >= 8
+
+
+def test_without_ray_the_engine_is_refused_with_the_line_that_installs_it(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray_is(there=False, monkeypatch=monkeypatch)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = run("sweep", "no-such-model", "--engine", "ray")
+    assert code == 1
+    assert "--engine ray needs ray, which is not installed; run: pip install 'outlierlens[ray]'" in err
+
+
+def test_a_chart_that_exists_is_not_replaced(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.svg").write_text("mine")
+    code, _, err = run("sweep", "no-such-model", "--chart", str(tmp_path / "x.svg"))
+    assert code == 1
+    assert "x.svg exists; name another file for --chart, or remove it" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
+    number: int, code: int, word: str, swept: Any, run: Any, folder: Any, text: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Any] = []
+    show: Callable[..., None] = SweepView.__call__
+
+    def watched(view: SweepView, state: Any) -> None:
+        show(view, state)
+        seen.append(state)
+        if state.phase == "effects" and state.texts > 0:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(SweepView, "__call__", watched)
+    out = tmp_path / "run"
+    arguments = ("sweep", folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
+    ended, stdout, err = run(*arguments)
+    assert (ended, stdout) == (code, "")
+    assert f"{word}; {out / 'rows.jsonl'} keeps what was measured; go on with: outlierlens sweep" in err
+    assert "--overwrite" not in err
+    assert signal.getsignal(signal.SIGTERM) is before
+    kept = (out / "rows.jsonl").read_bytes()
+    assert kept.count(b"\n") > 1
+    assert not (out / "sweep.json").exists()
+    monkeypatch.setattr(SweepView, "__call__", show)
+    directory, resumed, _, _ = swept()
+    assert (directory / "rows.jsonl").read_bytes().startswith(kept)
+    _, whole, _, _ = swept(out="whole")
+    for one, other in zip(resumed.effects, whole.effects, strict=True):
+        assert one.change == pytest.approx(other.change, abs=1e-6)
+        assert one.n_texts == other.n_texts
+
+
+def test_a_signal_before_the_first_row_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(sweep_job, "read_texts", never)
+    code, _, err = run("sweep", "no-such-model", "-o", str(tmp_path / "run"))
+    assert code == 143
+    assert (
+        err
+        == f"terminated; nothing was measured yet; start again with: outlierlens sweep no-such-model -o {tmp_path}/run\n"
+    )
+
+
+def test_a_report_shows_sweeps(swept: Any, run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+    directory, sweep, _, _ = swept()
+    out = tmp_path / "report"
+    arguments = ("report", folder(), "--data", text, "--dims", "3", "--random", "1", "--matched", "1", "--no-progress")
+    code, _, err = run(*arguments, "-o", str(out), "--sweep", str(directory / "sweep.json"))
+    assert code == 0, err
+    data = load(out / "results.json")
+    assert data.sweeps == (sweep,)
+    assert not any("with other values" in note for note in data.notes)
+    page = (out / "report.html").read_text("utf-8")
+    assert "sweep-effects" in page
+    code, _, err = run("report", str(out / "results.json"), "--sweep", str(directory / "sweep.json"))
+    assert code == 0, err
+    assert load(out / "results.json").sweeps == (sweep,)  # it was there already
+    other = replace(sweep, provenance=replace(sweep.provenance, fingerprint="00"))
+    save(other, tmp_path / "other.json")
+    code, _, err = run("report", str(out / "results.json"), "--sweep", str(tmp_path / "other.json"))
+    assert code == 0, err
+    data = load(out / "results.json")
+    assert data.sweeps == (sweep, other)
+    assert any("with other values than the rest of this report" in note for note in data.notes)
+
+
+def test_a_report_refuses_what_is_no_sweep_or_of_another_model(
+    swept: Any, run: Any, folder: Any, tmp_path: Path
+) -> None:
+    directory, sweep, _, _ = swept("--dims", "3")
+    results = str(directory / "results.json")
+    code, _, err = run("report", results, "--sweep", results)
+    assert code == 1
+    assert "holds a ReportData; --sweep takes the sweep.json of a sweep" in err
+    save(replace(sweep, width=768), tmp_path / "wide.json")
+    code, _, err = run("report", results, "--sweep", str(tmp_path / "wide.json"))
+    assert code == 1
+    assert "3 layers × 768, which" in err
+
+
+def test_a_star_is_for_what_was_named_beforehand() -> None:
+    sweep = synthetic.sweep()
+    starred = [effect.label for effect in sweep.effects if Marks("rank").on(effect, sweep)]
+    assert sorted(starred) == ["100", "100, 247, 507", "247", "507"]
+    strongest_unnamed = sweep.effect(31)
+    assert strongest_unnamed.p is not None
+    assert strongest_unnamed.p < 0.05  # among the largest of 576 whatever it does
+    assert not Marks("rank").on(strongest_unnamed, sweep)
+    assert Marks("5x").on(strongest_unnamed, sweep)  # 0.11 is 6.6 times the mean of the others
+    assert not Marks("5x").on(replace(strongest_unnamed, times_random=4.9), sweep)
+    assert not Marks("5x").on(replace(strongest_unnamed, times_random=None), sweep)
+    with pytest.raises(BadInput, match="--mark is 'p'; use rank or 5x"):
+        Marks("p")
+
+
+def test_the_printed_sweep_names_ranks_saving_precision_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = replace(synthetic.sweep(), precision=Precision("bfloat16", 0.0031, 10, 16), notes=("mind the gap",))
+    print_sweep(sweep, Marks())
+    out = capsys.readouterr().out
+    assert "named by the weights: 507 is number 1 of 576 (+8.4000)" in out
+    assert out.index("507 is number 1") < out.index("100 is number 2") < out.index("247 is number 3")
+    exact, spent = sweep.cost.exact, sweep.cost.intact + sweep.cost.effects + 3 * sweep.cost.gradient_texts
+    assert f"every text takes {exact:,}, {exact / spent:.3g} times what was spent here" in out
+    assert "bfloat16: changes differ from float32 by at most 0.0031 nats per token (10 sets on 16 texts)" in out
+    assert "note: mind the gap" in out
+    assert len([line for line in out.splitlines() if re.match(r"\*?\s+\d+\s", line)]) == 10
+    print_sweep(synthetic.layer_sweep(), Marks())
+    out = capsys.readouterr().out
+    assert "507 is number 1 of 16 in layer 3, where it does most" in out
+    assert "20 more in the results" in out
+    broken = replace(
+        sweep, effects=(replace(sweep.effects[0], change=float("inf"), low=float("inf"), high=float("inf")),)
+    )
+    print_sweep(replace(broken, nulls=()), Marks())
+    assert re.search(r"1 +0 +\+∞ +– ", capsys.readouterr().out)
+
+
+def state(phase: str = "effects", done: int = 3, texts: int = 40, **more: Any) -> Any:
+    given = {"texts_per_second": 12.34, "seconds_left": 754.0, "leaders": (("507", 8.4, 0.4), ("100", 0.29, 0.014))}
+    return SimpleNamespace(phase=phase, done=done, total=577, texts=texts, **(given | more))
+
+
+def test_progress_in_words() -> None:
+    assert headline(state()) == "effects: 3 of 577 settled, 12.3 texts/s, 13 min left"
+    assert board(state()) == ["507: +8.4 ± 0.4", "100: +0.29 ± 0.014"]
+    assert headline(state("intact", 0, 0, seconds_left=None, leaders=())) == "intact: 0 of 577 settled"
+    assert headline(state(texts_per_second=1234.5)) == "effects: 3 of 577 settled, 1,234 texts/s, 13 min left"
+    assert [duration(s) for s in (0.04, 89, 90, 3600, 18_300)] == ["0.0 s", "89 s", "2 min", "60 min", "5 h 05 min"]
+
+
+def test_a_log_gets_a_line_a_phase_and_one_each_half_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(sweep_progress.time, "monotonic", lambda: now[0])
+    with SweepView(show=True) as view:
+        for second in range(0, 70, 2):
+            now[0] = float(second)
+            view(state(done=second, texts=second))
+        view(state("controls", 0, 98))
+        view(state("effects", 70, 99))  # not new, and too soon
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" of ")[0] for line in said] == ["effects: 0", "effects: 30", "effects: 60", "controls: 0"]
+    assert said[0].endswith("; so far 507: +8.4 ± 0.4, 100: +0.29 ± 0.014")
+    assert view.texts == 99
+    with SweepView(show=False) as view:
+        view(state())
+    assert capsys.readouterr().err == ""
+    assert view.texts == 40
+
+
+def test_a_terminal_gets_a_bar_and_the_leader_board(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with SweepView(show=True) as view:
+        view(state())
+        drawn = capsys.readouterr()
+    assert drawn.out == ""
+    assert "effects: 3 of 577 settled" in drawn.err
+    assert re.search(r"\n  507: \+8\.4 ± 0\.4 *\n  100: \+0\.29 ± 0\.014", drawn.err)
+    assert "━" in drawn.err
+
+
+def test_numbers_for_reading_and_sets_as_text() -> None:
+    numbers = (0.1234567, -2.5, 0.00001234, 12345.6, 0.0, float("nan"), float("inf"))
+    shown = ["+0.1235", "-2.5000", "+1.2e-05", "+12,345.6", "+0.0000", "broken", "+∞"]
+    assert [signed(value) for value in numbers] == shown
+    assert [plain(value) for value in (0.5, 12.345, 1234.5)] == ["0.5", "12.3", "1,234"]
+    assert parse_sets("100,247; 507,100") == ((100, 247), (507, 100))
+    with pytest.raises(BadInput, match="cannot read dimensions '1,2;'"):
+        parse_sets("1,2;")

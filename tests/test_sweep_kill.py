@@ -1,0 +1,174 @@
+"""A sweep that is killed at any moment and started again ends with the rows and the table of one that was not."""
+
+import importlib
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from architectures import FAMILIES, build
+from outlierlens.results import load
+from outlierlens.swept import Sweep
+
+KILLS = 10
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[str]]:
+    """The words of a sweep of a tiny saved model into a directory: enough work for ten interruptions."""
+    from conftest import Words
+
+    root = tmp_path_factory.mktemp("killed")
+    build(FAMILIES["gpt2"], "CausalLM").save_pretrained(root / "model")
+    Words.build(kind="causal").save_pretrained(root / "model")
+    lines = (" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9 + i % 7)) for i in range(80))
+    (root / "text.txt").write_text("\n".join(lines))
+
+    def words(directory: Path) -> list[str]:
+        return [
+            "sweep", str(root / "model"), "--data", str(root / "text.txt"), "-o", str(directory), "--sets", "3,5;7,1",
+            "--max-length", "12", "--batch-size", "8", "--gradients", "24", "--tolerance", "1e-5", "--relative", "0.02",
+            "--random", "40", "--matched", "3", "--dtype", "float32", "--device", "cpu", "--no-progress", "-q",
+        ]  # fmt: skip
+
+    return words
+
+
+def start(words: list[str]) -> int:
+    """Run the real command in a child of this process, which has torch already; its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        from outlierlens.cli import main
+        from outlierlens.report import files
+
+        files.can_export = lambda: False  # pictures of charts take a second, and are tested with the report
+        sys.argv = ["outlierlens", *words]
+        main()
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    finally:
+        os._exit(status)
+
+
+def ended(pid: int) -> int | None:
+    """The exit status of a child (negative for a signal), None while it runs."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
+
+
+def finish(pid: int) -> int:
+    """Wait for a child and return its exit status."""
+    deadline = time.monotonic() + SECONDS
+    while (status := ended(pid)) is None:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return status
+
+
+def kill_when_grown(pid: int, rows: Path, target: int, number: int) -> int:
+    """Send signal `number` once `rows` is at least `target` bytes; the child's exit status."""
+    deadline = time.monotonic() + SECONDS
+    while (status := ended(pid)) is None:
+        if (rows.exists() and rows.stat().st_size >= target) or time.monotonic() > deadline:
+            os.kill(pid, number)
+            return finish(pid)
+        time.sleep(0.0005)
+    return status
+
+
+def rows_of(path: Path) -> list[tuple[str, Any]]:
+    """(key, value) of every measured row; the clock's rows left out."""
+    parsed = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["key"], row["value"]) for row in parsed[1:] if not row["key"].startswith("seconds")]
+
+
+def assert_same_table(one: Sweep, other: Sweep) -> None:
+    assert [e.label for e in one.effects] == [e.label for e in other.effects]
+    for ours, theirs in zip(one.effects, other.effects, strict=True):
+        assert (ours.n_texts, ours.stopped) == (theirs.n_texts, theirs.stopped), ours.label
+        numbers = [(e.change, e.low, e.high, e.spread, e.first_order) for e in (ours, theirs)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=1e-7, rel=1e-5), ours.label
+    assert [n.p for n in one.nulls] == [n.p for n in other.nulls]
+    assert (one.cost.effects, one.cost.nulls, one.cost.total) == (
+        other.cost.effects,
+        other.cost.nulls,
+        other.cost.total,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(command: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of an uninterrupted run."""
+    import torch
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    importlib.import_module("outlierlens.cli.sweep_job")  # what every child needs, once
+
+    directory = tmp_path_factory.mktemp("whole")
+    assert finish(start(command(directory))) == 0
+    return directory
+
+
+def test_killed_ten_times_and_resumed(command: Any, whole: Path, tmp_path: Path) -> None:
+    chance = random.Random(20)
+    rows, complete = tmp_path / "run" / "rows.jsonl", (whole / "rows.jsonl").stat().st_size
+    sizes = []
+    # Ten moments spread over the whole file, in order: each run gets some way beyond the one before it.
+    for target in sorted(chance.randrange(1, int(complete * 0.95)) for _ in range(KILLS)):
+        status = kill_when_grown(
+            start(command(rows.parent)), rows, max(target, sizes[-1] + 1 if sizes else 1), signal.SIGKILL
+        )
+        assert status == -signal.SIGKILL, f"ended by itself ({status}) before it could be killed"
+        sizes.append(rows.stat().st_size)
+    assert len(sizes) == KILLS
+    assert not (rows.parent / "sweep.json").exists()
+    assert finish(start(command(rows.parent))) == 0
+    resumed, uninterrupted = rows_of(rows), rows_of(whole / "rows.jsonl")
+    keys = [key for key, _ in resumed]
+    assert len(keys) == len(set(keys))
+    assert set(keys) == {key for key, _ in uninterrupted}
+    assert_same_table(load(rows.parent / "sweep.json"), load(whole / "sweep.json"))
+
+
+@pytest.mark.parametrize("share", [0.11, 0.97])
+def test_a_line_torn_anywhere_is_measured_again(share: float, command: Any, whole: Path, tmp_path: Path) -> None:
+    content = (whole / "rows.jsonl").read_bytes()
+    (tmp_path / "rows.jsonl").write_bytes(content[: int(share * len(content))])
+    assert finish(start(command(tmp_path))) == 0
+    keys = [key for key, _ in rows_of(tmp_path / "rows.jsonl")]
+    assert len(keys) == len(set(keys))
+    assert_same_table(load(tmp_path / "sweep.json"), load(whole / "sweep.json"))
+
+
+def test_sigterm_ends_the_real_command_with_143_and_the_line_that_resumes_it(command: Any, tmp_path: Path) -> None:
+    words = [word for word in command(tmp_path / "run") if word != "-q"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outlierlens", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    rows = tmp_path / "run" / "rows.jsonl"
+    deadline = time.monotonic() + SECONDS
+    while not (rows.exists() and rows.stat().st_size > 2000) and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr
+        time.sleep(0.002)
+    process.terminate()
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (143, "")
+    (line,) = [line for line in err.splitlines() if line.startswith("terminated")]
+    assert line.startswith(f"terminated; {rows} keeps what was measured; go on with: outlierlens sweep ")
+    again = shlex.split(line.partition("go on with: ")[2])
+    assert again == ["outlierlens", *words]
+    assert rows_of(rows)
