@@ -77,7 +77,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(n_units)]
     options = SweepOptions(tolerance=rule.tolerance, relative=rule.relative, top=rule.k)
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
-    state = State(units, options, looks, rule.level(looks), Measured(now.weights), gradients)
+    state = State(units, options, looks, rule.level(looks), look_level(looks), Measured(now.weights), gradients)
     for _, works in adaptive(state):
         for work in works:
             state.measured.add(work.unit.key, now.changes[work.unit.dims[0], work.start : work.stop])

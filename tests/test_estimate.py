@@ -34,12 +34,12 @@ def near(value: float) -> object:
 
 class TestLooks:
     def test_sizes_grow_by_halves_and_end_in_all_texts(self) -> None:
-        assert look_sizes(100) == (8, 12, 16, 24, 32, 48, 64, 96, 100)
-        assert look_sizes(96) == (8, 12, 16, 24, 32, 48, 64, 96)
+        assert look_sizes(100, 8) == (8, 12, 16, 24, 32, 48, 64, 96, 100)
+        assert look_sizes(96, 8) == (8, 12, 16, 24, 32, 48, 64, 96)
         assert look_sizes(40, first=12) == (12, 18, 24, 36, 40)
 
     def test_few_texts_are_looked_at_once(self) -> None:
-        assert [look_sizes(n) for n in (1, 7, 8, 9)] == [(1,), (7,), (8,), (8, 9)]
+        assert [look_sizes(n) for n in (1, 7, 12, 13)] == [(1,), (7,), (12,), (12, 13)]
 
     def test_no_text_and_a_first_look_of_one_are_refused(self) -> None:
         for n_texts, first in ((0, 8), (9, 1)):

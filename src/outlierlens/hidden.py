@@ -170,6 +170,34 @@ def head_only_at(model: "nn.Module", positions: "Tensor") -> Iterator[None]:
         hook.remove()
 
 
+def head_inputs(model: "nn.Module", positions: "Tensor", run: Callable[[], Any]) -> "Tensor":
+    """What the vocabulary head reads at `positions` (bool [batch, token]) while `run()` runs the model: [selected, dim].
+
+    The pass ends there: neither the head nor what the model does to logits afterwards is computed.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        raise BadInput(f"{type(model).__name__} has no vocabulary head")
+    read: list[Tensor] = []
+
+    def take(module: "nn.Module", args: tuple[Any, ...]) -> None:
+        read.append(args[0][positions])
+        raise _Enough
+
+    hook = head.register_forward_pre_hook(take)
+    try:
+        run()
+    except _Enough:
+        return read[0]
+    finally:
+        hook.remove()
+    raise BadInput(f"{type(model).__name__} does not run its vocabulary head in a forward pass")
+
+
+class _Enough(Exception):
+    """Ends a forward pass where nothing more is needed of it."""
+
+
 def refuse_compiled(model: "nn.Module") -> None:
     """Raise BadInput for a compiled model: hooks that are added after compilation are silently ignored."""
     for module in (model, *model.modules()):

@@ -27,7 +27,7 @@ class Effect:
         dims: dimensions off in any layer; by_layer: {layer: dims} where layers differ, else empty.
         window: name of the layers it is off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2".
         change: mean change of the task's value against the intact model (nats per token for a loss).
-        low, high: 95 % interval of `change`, valid whenever the measuring stopped.
+        low, high: 95 % interval of `change`, calibrated for the rule that stopped the measuring.
         spread: standard deviation of the change over texts.
         n_texts: texts it was measured on, the first of the sweep's order.
         stopped: why no more: "precise" (narrow enough), "all texts", or "unfinished".
@@ -141,8 +141,9 @@ class Sweep:
         windows: "all", "single", "from", "upto", or "given".
         method: "exact" or "adaptive"; adaptive stops an effect when its interval is narrower than
             ± max(tolerance, relative × |change|), and separates the `top` strongest.
-        level: confidence of each interval; look_level: confidence that each single look was held to instead, so that
-            the interval is valid at whichever look the measuring stopped (1.0 less the level of the looks).
+        level: confidence of each interval. Each look's t interval is held to more, so that the interval at which measuring
+            stops holds with `level`: to `stop_level` where it stops at a width, to `look_level` where the order of the
+            strongest decides, which is valid at any look for any reason.
         looks: numbers of texts at which intervals are looked at; one look in exact mode.
         n_texts, n_tokens: of the whole evaluation set; intact: the intact model's value on the texts that were used.
         found: dimensions that the weight rule names in this stream.
@@ -167,6 +168,7 @@ class Sweep:
     relative: float
     top_k: int
     level: float
+    stop_level: float
     look_level: float
     looks: tuple[int, ...]
     n_texts: int

@@ -1,6 +1,6 @@
 """How large an effect is and how surely that is known, from per-text differences; pure functions, no torch.
 
-    looks = look_sizes(2000)                             # (8, 12, 16, 24, 32, ..., 2000) texts
+    looks = look_sizes(2000)                             # (12, 18, 24, 36, 48, ..., 2000) texts
     level = look_level(looks)                            # 0.995: what each look must hold for 95 % over all of them
     level = stop_level(looks)                            # 0.966: for 95 % at the look where `precise` stops
     slopes = gradient_scale(first, weights, gradients) * gradients               # [unit, text], where there are some
@@ -24,7 +24,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput, need
 
-FIRST_LOOK = 8
+FIRST_LOOK = 12  # steadier than 8 against skewed differences, for the same number of texts in all
 EQUAL_TEXTS = 32  # so many equal differences in a row leave at most 1 text in 7 that could differ, at confidence 0.99
 
 

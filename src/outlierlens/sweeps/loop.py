@@ -24,7 +24,7 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.sweeps.engines import Engine, Local
-from outlierlens.sweeps.estimate import look_level, look_sizes
+from outlierlens.sweeps.estimate import look_level, look_sizes, stop_level
 from outlierlens.sweeps.first_order import can_differentiate, first_order
 from outlierlens.sweeps.nulls import Family, control_families, nulls_of
 from outlierlens.sweeps.options import SweepOptions
@@ -87,7 +87,9 @@ def sweep(
         model = fingerprint(loaded.model)
         store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
         looks = _looks(runner)
-        state = State(units, options, looks, look_level(looks, options.level), Measured(runner.weights))
+        strict = look_level(looks, options.level)
+        level = strict if options.anytime else stop_level(looks, options.level, options.relative)
+        state = State(units, options, looks, level, strict, Measured(runner.weights))
         doing = (engine or Local)(runner)
         held.callback(doing.close)
         run = _Run(runner, store, doing, state, progress)
@@ -120,7 +122,8 @@ def sweep(
             relative=options.relative,
             top_k=options.top,
             level=options.level,
-            look_level=state.level,
+            stop_level=state.level,
+            look_level=state.strict,
             looks=looks,
             n_texts=runner.n_texts,
             n_tokens=runner.task.n_tokens,

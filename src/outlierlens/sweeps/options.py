@@ -32,6 +32,8 @@ class SweepOptions:
         top: adaptive: how many of the strongest effects are told apart from each other and from the rest.
         max_texts: adaptive: no effect is measured on more texts; None is all there are.
         level: confidence of the intervals.
+        anytime: adaptive: have every interval hold at any look for any reason to stop, not only for the rule that stops at
+            its width; takes about twice the texts.
         gradients: texts of the gradient pass that serves as control variate; 0 does without.
         n_random: random sets for each set (or listed dimension) and window; None is 200, or 19 where there are several
             windows.
@@ -56,6 +58,7 @@ class SweepOptions:
     top: int = 5
     max_texts: int | None = None
     level: float = 0.95
+    anytime: bool = False
     gradients: int = 256
     n_random: int | None = None
     n_matched: int | None = None

@@ -59,7 +59,9 @@ class State:
         gradients: first-order estimates [text, unit] on the first texts, or None.
         scales: by window, what its units' gradients are multiplied by; taken at the first look.
         uses_gradients: of each unit, whether they serve as its control variate; decided at its first look.
-        level: of the interval at each look.
+        level: of the interval at each look, for the rule that stops at its width.
+        strict: likewise, for any reason to look or stop: what the order of the strongest is decided by, and what the
+            intervals of units hold that were measured further for it (`ranked`).
         estimates: of each unit at its last look; None before the first.
         separated: whether the top is told apart.
     """
@@ -68,11 +70,13 @@ class State:
     options: SweepOptions
     looks: tuple[int, ...]
     level: float
+    strict: float
     measured: Measured
     gradients: np.ndarray | None = None
     scales: dict[str, float] = field(default_factory=dict)
     uses_gradients: dict[int, bool] = field(default_factory=dict)
     estimates: list[Estimate | None] = field(default_factory=list)
+    ranked: set[int] = field(default_factory=set)
     separated: bool = False
 
     def __post_init__(self) -> None:
@@ -89,7 +93,8 @@ class State:
             self._weigh_gradients(self.gradients)
         for number in numbers:
             values = self.measured.values(self.units[number].key)
-            self.estimates[number] = estimate(values, weights, self.level, self.control(number), weights)
+            level = self.strict if number in self.ranked else self.level
+            self.estimates[number] = estimate(values, weights, level, self.control(number), weights)
 
     def _weigh_gradients(self, gradients: np.ndarray) -> None:
         """Decide how gradients serve, from all units at their first look."""
@@ -108,9 +113,11 @@ class State:
         return self.gradients[:, number].astype(float) * self.scales[self.units[number].window]
 
     def precise(self, number: int) -> bool:
-        """Whether a unit's interval is narrow enough."""
+        """Whether a unit's interval is narrow enough, or was before it was measured further."""
         found = self.estimates[number]
-        return found is not None and precise(found, self.options.tolerance, self.options.relative)
+        return (
+            number in self.ranked or found is not None and precise(found, self.options.tolerance, self.options.relative)
+        )
 
     def texts_left(self) -> float:
         """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
@@ -152,6 +159,7 @@ def adaptive(state: State) -> Iterator[Round]:
             "telling the top apart",
             [work for number, (now, look) in following.items() for work in _until(state, [number], now, look, cut)],
         )
+        state.ranked |= {number for number in needed if state.precise(number)}
         state.look(sorted(needed))
 
 
@@ -173,7 +181,7 @@ def _needed(state: State) -> set[int]:
         lambda number: state.measured.values(state.units[number].key),
         state.measured.weights,
         k=state.options.top,
-        level=state.level,
+        level=state.strict,
         tolerance=state.options.tolerance,
         gradients=state.control,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.hidden import head_only_at
+from outlierlens.hidden import head_inputs, head_only_at
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 BLANK_LINE = "\n\n"  # between the texts of a block
 HEAD_ROWS = 4096  # logits of this many tokens at once: 0.8 GB for a vocabulary of 50,000 in fp32
+
+VOCABULARY_PART = {
+    "cpu": 1024,
+    "cuda": 16384,
+    "mps": 8192,
+}  # words whose logits are computed at once: on a CPU, in cache
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class LanguageModelLoss(ABC):
         self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
         self._kept: list[_Rows] = []
+        self._by_parts: bool | None = None  # found out at the first pass
 
     @property
     @abstractmethod
@@ -128,20 +135,66 @@ class LanguageModelLoss(ABC):
     def sums(self, feed: _Rows) -> "Tensor":
         """Nats of each row, summed over its predicted tokens [row]; see `Task`."""
         import torch
+
+        if self._by_parts is None:
+            self._by_parts = self._agrees_by_parts()
+        losses = self._losses_by_parts(feed) if self._by_parts else self._losses(feed)
+        device = self.loaded.device
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        total = torch.zeros(len(feed.slots), dtype=wide, device=device)
+        return total.index_add(0, feed.row_of, losses.to(wide))
+
+    def _losses(self, feed: _Rows) -> "Tensor":
+        """Nats of every predicted token [selected], from the model's own logits."""
+        import torch
         from torch.nn import functional
 
-        model, device = self.loaded.model, self.loaded.device
-        with head_only_at(model, feed.positions):
-            logits = model(**feed.inputs, **self._model_options).logits
+        with head_only_at(self.loaded.model, feed.positions):
+            logits = self._run(feed).logits
         parts = [
             functional.cross_entropy(
                 logits[i : i + HEAD_ROWS].float(), feed.targets[i : i + HEAD_ROWS], reduction="none"
             )
             for i in range(0, len(logits), HEAD_ROWS)
         ]
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        total = torch.zeros(len(feed.slots), dtype=wide, device=device)
-        return total.index_add(0, feed.row_of, torch.cat(parts).to(wide))
+        return torch.cat(parts)
+
+    def _losses_by_parts(self, feed: _Rows) -> "Tensor":
+        """The same from the head's weights, a part of the vocabulary at a time: no [selected, vocabulary] is ever kept."""
+        import torch
+        from torch.nn import functional
+
+        model: Any = self.loaded.model
+        states = head_inputs(model, feed.positions, lambda: self._run(feed))
+        head = model.get_output_embeddings()
+        bias, size = head.bias, VOCABULARY_PART.get(states.device.type, VOCABULARY_PART["cpu"])
+        right = torch.zeros(len(states), device=states.device)
+        sums = []
+        for start in range(0, len(head.weight), size):
+            weight = head.weight[start : start + size]
+            logits = functional.linear(states, weight, None if bias is None else bias[start : start + size]).float()
+            place = feed.targets - start
+            inside = (place >= 0) & (place < len(weight))
+            here = logits.gather(1, place.clamp(0, len(weight) - 1)[:, None])[:, 0]
+            right = torch.where(inside, here, right)
+            sums.append(logits.logsumexp(-1))
+        return torch.stack(sums).logsumexp(0) - right
+
+    def _agrees_by_parts(self) -> bool:
+        """Whether the head is a plain linear whose output nothing changes, tried on one text."""
+        import torch
+
+        model: Any = self.loaded.model
+        if not isinstance(model.get_output_embeddings(), torch.nn.Linear):
+            return False
+        feed = next(self.feeds([int(self.lengths.argmin())], 1))
+        with torch.no_grad():
+            whole, parts = self._losses(feed), self._losses_by_parts(feed)
+        close = 1e-4 if model.dtype is torch.float32 else 2e-2
+        return bool(torch.allclose(whole, parts, rtol=close, atol=close, equal_nan=True))
+
+    def _run(self, feed: _Rows) -> Any:
+        return self.loaded.model(**feed.inputs, **self._model_options)
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(mean nats [text], predicted tokens [text]) of the model as it is now."""
