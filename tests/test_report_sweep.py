@@ -137,7 +137,7 @@ def test_the_section_has_every_chart_a_ranked_table_and_how_it_was_made(page, sw
     text = parsed.text
     assert "A text is a block of 128 tokens; 2,261 texts of wikitext-2 test" in text
     assert "narrower than ± the larger of 0.01 and 10 % of the change" in text
-    assert "after 8, 12, 16, 24, 32, 48, … 2,261 texts, and each look is held to 99.10 %" in text
+    assert "after 8, 12, 16, 24, 32, 48, … 2,261 texts, and each look's t interval is held to 96.50 %" in text
     assert f"{sweep.cost.saving:.1f} times fewer" in text
     assert "can hardly reject anything, whatever the effects" in text
     assert "cd" * 32 in text

@@ -33,7 +33,7 @@ from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.schedule import Measured, Round, State, adaptive, exact, pieces, until
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
 from outlierlens.sweeps.units import INTACT, Work, tested
-from outlierlens.swept import Sweep
+from outlierlens.swept import Precision, Sweep
 from outlierlens.weights import scan_live
 
 REPORT_SECONDS = 0.25
@@ -101,7 +101,7 @@ def sweep(
         everyone = [unit for family in families for unit in (*family.of, *family.controls)]
         run.n_controls = len({unit.key for unit in everyone}) * n_compared
         run.measure(until(state, list({unit.key: unit for unit in everyone}.values()), n_compared))
-        precision = compared_with_float32(runner, state)
+        precision = run.precision()
         run.report("done")
         nulls = nulls_of(state, families, n_compared)
         value, low, high = intact_of(run.intact(), runner.weights, options.seed)
@@ -172,7 +172,7 @@ class _Run:
         self.n_controls = 0
         self._intact: dict[tuple[int, int], np.ndarray] = {}
         self._texts = 0
-        self._started = time.monotonic()
+        self._started: float | None = None  # of the first evaluation: reading rows back is no measure of speed
         self._phase, self._told = "", 0.0
 
     def measure(self, rounds: Iterable[Round]) -> None:
@@ -182,6 +182,7 @@ class _Run:
             missing = [work for work in works if self.rows.get(work.key) is None]
             self.report(phase)
             begun = time.monotonic()
+            self._started = self._started or (begun if missing else None)
             for work, values in self.engine.measure(missing):
                 difference = values - self._intact[work.start, work.stop]
                 self.rows.append(work.key, {"differences": _rounded(difference)})
@@ -200,6 +201,7 @@ class _Run:
             kept = self.rows.get(work.key)
             if kept is None:
                 self.report("intact")
+                self._started = self._started or time.monotonic()
                 values = self.runner.values([{}], span)[0]
                 kept = self.rows.append(work.key, {"values": _rounded(values)})
                 self._texts += work.n_texts
@@ -222,12 +224,21 @@ class _Run:
             if kept is None:
                 self.report("gradients")
                 begun = time.monotonic()
+                self._started = self._started or begun
                 estimates = first_order(self.runner, units, span)
                 kept = self.rows.append(key, {"float32": base64.b64encode(estimates.astype("<f4").tobytes()).decode()})
                 self._texts += 3 * len(estimates)
                 self._clock(begun, True)
             parts.append(np.frombuffer(base64.b64decode(kept["float32"]), "<f4").reshape(-1, len(units)))
         return np.concatenate(parts)
+
+    def precision(self) -> Precision | None:
+        """What a reduced precision does to the effects; kept in the rows like all that is measured."""
+        kept = self.rows.get("precision")
+        if kept is None:
+            found = compared_with_float32(self.runner, self.state)
+            kept = self.rows.append("precision", asdict(found)) if found else None
+        return Precision(**kept) if kept else None
 
     def _clock(self, begun: float, worked: bool) -> None:
         """Keep in the rows how long a round took: what a sweep took is the sum over its runs."""
@@ -247,8 +258,7 @@ class _Run:
         state = self.state
         known = [(number, found) for number, found in enumerate(state.estimates) if found is not None]
         leaders = sorted(known, key=lambda item: -item[1].change)[:5]
-        elapsed = now - self._started
-        rate = self._texts / elapsed if self._texts else 0.0
+        rate = self._texts / (now - self._started) if self._texts and self._started is not None else 0.0
         left = (state.texts_left() + self.n_controls) / rate if rate else None
         done = sum(state.precise(number) or found.n_texts == state.looks[-1] for number, found in known)
         self.progress(
