@@ -1,0 +1,125 @@
+"""Whether two Ray workers do twice the work of one: rows of (dimension, text) a second, a thread each.
+
+    python benchmarks/sweep_ray.py                         # a random masked LM of 6 layers x 384, 1 thread a worker
+    python benchmarks/sweep_ray.py --model DIR --repeats 5 --workers 4
+
+Run it with nothing else running. Each repeat times the same work in this process, on one worker and on several, one after
+the other; workers are started and have measured once before the clock starts. Medians and their range are printed.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
+
+import torch
+
+from outlierlens.data import Texts
+from outlierlens.models import LoadOptions, load_model
+from outlierlens.sweeps.engines import Engine, Local
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.sweeps.ray_engine import RayEngine
+from outlierlens.sweeps.recipe import Recipe
+from outlierlens.sweeps.runner import make_runner
+from outlierlens.sweeps.units import Unit, Work
+from outlierlens.tasks import TaskOptions
+
+WANTED = 1.7
+N_WORDS = 500
+SPAN = 8  # texts of a piece of work
+
+
+def random_model(directory: Path) -> str:
+    """Save a random masked LM with a word-level tokenizer; returns its directory."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(N_WORDS))]
+    inner = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = WhitespaceSplit()
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
+    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(directory)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(names), hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536
+    )
+    BertForMaskedLM(config).save_pretrained(directory)
+    return str(directory)
+
+
+def texts(n_texts: int, length: int) -> Texts:
+    """Texts of about `length` words, all different."""
+    return Texts(
+        "made up", tuple(" ".join(f"w{(i * 7 + j * j) % N_WORDS}" for j in range(length)) for i in range(n_texts))
+    )
+
+
+def rate(engine: Engine, works: list[Work]) -> float:
+    """Rows of (unit, text) a second."""
+    start = time.perf_counter()
+    rows = sum(len(values) for _, values in engine.measure(works))
+    return rows / (time.perf_counter() - start)
+
+
+def compare(model: str, arguments: argparse.Namespace) -> float:
+    """Print the rates and return how many times one worker's rate several workers reach."""
+    torch.set_num_threads(1)
+    load = LoadOptions(device="cpu", dtype="float32", offline=True)
+    data = texts(4 * SPAN, arguments.length)
+    options = SweepOptions(task=TaskOptions(max_length=arguments.length, blocks=False))
+    runner = make_runner(load_model(model, load), data, options)
+    n_layers = runner.stack.n_layers
+    units = [Unit(str(dim), "all layers", dict.fromkeys(range(n_layers), (dim,))) for dim in range(arguments.units)]
+    works = [Work(unit, start, start + SPAN) for start in range(0, runner.n_texts, SPAN) for unit in units]
+    processors = os.cpu_count() or 1
+    recipe = Recipe.like(runner, data, load)
+    # All workers are there at once, busy or idle, in the one Ray that the first engine starts; each has one thread.
+    share = min(1.0, processors / (arguments.workers + 1))
+    several = RayEngine(recipe, workers=arguments.workers, cpus_per_worker=share)
+    engines: dict[str, Engine] = {
+        "this process": Local(runner),
+        "1 worker": RayEngine(recipe, workers=1, cpus_per_worker=share),
+        f"{arguments.workers} workers": several,
+    }
+    print(f"{model}: {len(works) * SPAN:,} rows of {arguments.length} tokens, float32, a thread a worker, "
+          f"{processors} processors, {arguments.repeats} repeats interleaved")  # fmt: skip
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    try:
+        for repeat in range(arguments.repeats + 1):
+            for name, engine in engines.items():
+                measured = rate(engine, works)
+                if repeat:  # the first warms up
+                    found[name].append(measured)
+    finally:
+        for engine in engines.values():
+            engine.close()
+    for name, rates in found.items():
+        print(f"{name}: {statistics.median(rates):.1f} rows/s ({min(rates):.1f} to {max(rates):.1f})")
+    here, one, many = (statistics.median(rates) for rates in found.values())
+    print(f"one worker: {one / here:.2f} x this process; {arguments.workers} workers: {many / one:.2f} x one worker")
+    return many / one
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="sample, directory or hub id; a random masked LM by default")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--units", type=int, default=32, help="dimensions switched off, one at a time")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a text")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        ratio = compare(arguments.model or random_model(Path(directory) / "random"), arguments)
+    if arguments.workers == 2:
+        print(f"two workers reach {WANTED} x one: {'yes' if ratio >= WANTED else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()
