@@ -68,9 +68,13 @@ class Timing:
 def data_of(where: tuple[str, str], words: int, n: int) -> tuple[str, ...]:
     """The first `n` texts of more than `words` words of a data set, from the data folder or the hub."""
     from outlierlens.data import read_texts
+    from outlierlens.errors import OutlierlensError
 
     folder = os.environ.get("OUTLIERLENS_DATA")
-    texts = read_texts(Path(folder) / where[0] if folder else where[1]).texts
+    try:
+        texts = read_texts(Path(folder) / where[0] if folder else where[1]).texts
+    except OutlierlensError as error:
+        raise SystemExit(f"{error}; OUTLIERLENS_DATA may name a folder with {where[0]}") from None
     return tuple(text for text in texts if len(text.split()) > words)[:n]
 
 
@@ -188,7 +192,7 @@ class Bench:
                 elif way == "b":
                     found = loop.loss(dim, self.batch)
                 else:
-                    with counted(self.ours.loaded) as self.work:
+                    with counted(self.ours.loaded, (1 + len(dims)) * self.weights.sum()) as self.work:
                         found = self.ours.losses(runner)
                 self.timings[way].seconds.append(time.perf_counter() - start)
                 self.losses[way].append(found)
@@ -246,7 +250,7 @@ def measure(workload: Workload, folder: Path, texts: Any, given: argparse.Namesp
 def conclude(bench: Bench, dtype: str, *, adaptive: bool) -> bool:
     """Print what stands below a table; returns whether all ways gave the same losses (in bf16 nobody expects it)."""
     work, spent, rate = bench.work, statistics.median(bench.timings["c"].seconds), statistics.median(bench.rates)
-    print(f"\n(c) computed {work.flops / 1e12:.2f} TFLOP of matrix products in {work.passes} passes of "
+    print(f"\n(c) computed {(work.blocks + work.head) / 1e12:.2f} TFLOP of matrix products in {work.passes} passes of "
           f"{work.tokens / work.passes:,.0f} tokens ({work.real / work.tokens:.1%} real)")  # fmt: skip
     print(f"(c) {work.useful / spent / 1e9:.1f} GFLOP/s on real tokens: {work.useful / spent / rate:.0%} of bare products of "
           f"the same shapes in {dtype}, {rate / 1e9:.1f} ({min(bench.rates) / 1e9:.1f} to {max(bench.rates) / 1e9:.1f})"

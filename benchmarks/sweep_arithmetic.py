@@ -1,6 +1,6 @@
 """How much arithmetic a benchmark's forward passes did, and how fast this machine multiplies matrices of those shapes.
 
-with counted(loaded) as work: ...          # work.flops, work.real, work.tokens, work.passes
+with counted(loaded, 900) as work: ...          # work.useful, work.real, work.tokens, work.passes
 product_rate(loaded, 2048, 0.15)           # FLOP/s of bare products
 """
 
@@ -16,9 +16,15 @@ from typing import Any
 
 @dataclass
 class Work:
-    """Multiply-adds × 2 of matrix products that were really computed, and how many of the tokens were no padding."""
+    """Operations (a multiply and an add are two) of the matrix products that were computed.
 
-    flops: float = 0.0
+    Attributes:
+        blocks: of everything before the vocabulary head, padding included; head: of the vocabulary head.
+        real, tokens: tokens that passed through the model without and with padding; passes: of the model.
+    """
+
+    blocks: float = 0.0
+    head: float = 0.0
     real: int = 0
     tokens: int = 0
     passes: int = 0
@@ -26,23 +32,27 @@ class Work:
     @property
     def useful(self) -> float:
         """Operations on real tokens."""
-        return self.flops * self.real / self.tokens
+        return self.blocks * self.real / self.tokens + self.head
 
 
 @contextmanager
-def counted(loaded: Any) -> Iterator[Work]:
-    """Count the matrix products of every forward pass inside, from the shapes that the linears see."""
+def counted(loaded: Any, n_read: float) -> Iterator[Work]:
+    """Count the matrix products inside from the shapes that the linears see: what is skipped or reused does not count.
+
+    `n_read` tokens are read by the vocabulary head, which need not run as a module.
+    """
     from torch import nn
 
-    work, hooks = Work(), []
+    head = loaded.model.get_output_embeddings()
+    work, hooks = Work(head=2.0 * n_read * head.in_features * head.out_features), []
     causal = loaded.head == "causal"
 
     def linear(module: Any, args: Any, output: Any) -> None:
-        work.flops += 2.0 * args[0].numel() * module.out_features
+        work.blocks += 2.0 * args[0].numel() * module.out_features
 
     def attention(module: Any, args: Any, output: Any) -> None:
         rows, length, width = output.shape
-        work.flops += 4.0 * rows * length * length * width / (2 if causal else 1)
+        work.blocks += 4.0 * rows * length * length * width / (2 if causal else 1)
 
     def model(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         work.real += int(kwargs["attention_mask"].sum())
@@ -50,7 +60,7 @@ def counted(loaded: Any) -> Iterator[Work]:
         work.passes += 1
 
     for name, module in loaded.model.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module is not head:
             hooks.append(module.register_forward_hook(linear))
         if name.endswith((".query", ".q_proj")):
             hooks.append(module.register_forward_hook(attention))
@@ -62,7 +72,7 @@ def counted(loaded: Any) -> Iterator[Work]:
             hook.remove()
 
 
-def product_rate(loaded: Any, tokens: int, share_read: float, seconds: float = 3.0) -> float:
+def product_rate(loaded: Any, tokens: int, share_read: float, repeats: int = 9) -> float:
     """FLOP/s of bare matrix products at the model's shapes, each as often as the model has it, `tokens` rows at a time.
 
     The head counts at the share of positions that are read. Outputs are written where they were before, and factors
@@ -86,11 +96,10 @@ def product_rate(loaded: Any, tokens: int, share_read: float, seconds: float = 3
         for n, k, m in shapes
     }
     taken: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
-    until = time.perf_counter() + seconds
     with torch.inference_mode():
         for x, w, out in factors.values():
             torch.mm(x, w, out=out)
-        while time.perf_counter() < until:
+        for _ in range(repeats):
             for shape, (x, w, out) in factors.items():
                 start = time.perf_counter()
                 torch.mm(x, w, out=out)
