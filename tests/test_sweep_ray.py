@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -255,6 +256,27 @@ def test_what_the_work_itself_raises_is_raised_here_in_one_line(cluster: Any) ->
         ):
             measured(engine, works(2)[1:2])
         measured(engine, works(1, spans=1))  # the workers themselves are well
+
+
+def test_what_a_signal_handler_raises_comes_out_as_it_is(cluster: Any) -> None:
+    class Terminated(KeyboardInterrupt): ...
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    try:
+        with running(lambda: Fake(lambda _: time.sleep(30)), address=cluster.address) as engine:
+            ready(engine)
+            timer.start()
+            started = time.monotonic()
+            with pytest.raises(Terminated):
+                measured(engine, works(1))
+            assert time.monotonic() - started < 5
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_without_room_for_a_worker_the_sweep_ends(cluster: Any) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,8 +120,8 @@ class Member:
     """A worker as seen from here: `awaits` is what its one unanswered call is, "" if it is free."""
 
     actor: Any
-    ref: Any
-    prepared: Any
+    answer: "Future[Any]"
+    prepared: "Future[Any]"
     awaits: str = "hello"
     node: str = "a node not yet known"
     pass_rows: int = 1
@@ -248,10 +249,11 @@ class RayEngine:
         """Have the workers that are wanted, give them work, and wait so long for one to answer."""
         self._recruit()
         self._hand_out()
-        refs = {member.ref: member for member in self._crew if member.awaits}
-        if refs:
-            for ref in self.ray.wait(list(refs), timeout=seconds)[0]:
-                self._answered(refs[ref])
+        asked = {member.answer: member for member in self._crew if member.awaits}
+        if asked:
+            # Not `ray.wait`: in it, what a signal handler raises would come out as a bare KeyboardInterrupt.
+            for answer in wait(asked, seconds, FIRST_COMPLETED).done:
+                self._answered(asked[answer])
             self._hand_out()
         elif not self._finished:
             time.sleep(seconds)
@@ -273,8 +275,8 @@ class RayEngine:
         wanted = self.workers or max(1, room(self.ray, self.cpus, self.gpus))
         for _ in range(wanted - len(self._crew)):
             actor = self._host.remote()
-            said = actor.hello.remote()
-            self._crew.append(Member(actor, said, actor.prepare.remote(self._make, self.cpus, self.gpus)))
+            said, prepared = actor.hello.remote(), actor.prepare.remote(self._make, self.cpus, self.gpus)
+            self._crew.append(Member(actor, said.future(), prepared.future()))
 
     def _hand_out(self) -> None:
         now = time.monotonic()
@@ -286,7 +288,8 @@ class RayEngine:
                 return
             share.copies += 1
             member.share, member.awaits, member.since = share, "values", now
-            member.ref = member.actor.values.remote([work.unit.plan for work in share.works], share.span)
+            plans = [work.unit.plan for work in share.works]
+            member.answer = member.actor.values.remote(plans, share.span).future()
 
     def _size(self, member: Member) -> int:
         """Rows for this worker: at first a few forward passes, towards the end less, so that all end together."""
@@ -315,7 +318,7 @@ class RayEngine:
         call, share = member.awaits, member.share
         errors = self.ray.exceptions
         try:
-            answer = self.ray.get(member.ref)
+            answer = member.answer.result()
         except errors.RayTaskError as error:
             if share is None or not share.done:
                 raise _explained(error, member.node, call) from error
@@ -340,7 +343,7 @@ class RayEngine:
             raise BadInput(
                 f"outlierlens is {version} on {node} and {__version__} here; install the same version on every machine"
             )
-        member.node, member.awaits, member.ref = node, "prepare", member.prepared
+        member.node, member.awaits, member.answer = node, "prepare", member.prepared
 
     def _lost(self, member: Member, error: Exception) -> None:
         """Have what a dead worker was doing done again, by whoever is free."""
