@@ -7,6 +7,7 @@ loaded = ol.load_model("smollm2-135m")
 texts = ol.read_texts("excerpt")
 seen = ol.observe(loaded, texts)                     # activations, one streaming pass
 damage = ol.disable(loaded, texts, [100, 247, 507])  # switched off, beside fair controls
+swept = ol.sweep(loaded, texts)                      # every dimension in turn, with intervals
 with ol.zeroed_weights(loaded, [507]):
     ...
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from outlierlens.models import from_objects, load_model
     from outlierlens.results import load, save
     from outlierlens.samples import fetch
+    from outlierlens.sweeps.loop import sweep
+    from outlierlens.sweeps.options import SweepOptions
     from outlierlens.weights import ScanOptions, scan
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch.
@@ -47,6 +50,8 @@ _HOME = {
     "clip": "ablate",
     "disable": "bench",
     "DisableOptions": "bench",
+    "sweep": "sweeps.loop",
+    "SweepOptions": "sweeps.options",
     "load": "results",
     "save": "results",
 }
@@ -57,6 +62,7 @@ __all__ = [
     "OutlierlensError",
     "Rule",
     "ScanOptions",
+    "SweepOptions",
     "__version__",
     "clip",
     "compare",
@@ -71,6 +77,7 @@ __all__ = [
     "removed_writes",
     "save",
     "scan",
+    "sweep",
     "zeroed_weights",
 ]
 

@@ -4,6 +4,7 @@ engine = Local(runner)
 for work, values in engine.measure(works): ...        # values [text] of the task, with the work's unit off
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Protocol
@@ -13,7 +14,9 @@ import numpy as np
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.units import Work
 
-PASSES_AT_ONCE = 4  # forward passes handed to the runner in one go: what is lost at most by a kill
+PASSES_AT_ONCE = 4  # forward passes handed to the runner in one go, until it is known how long they take
+MOST_PASSES = 64
+SHARE_SECONDS = 20.0  # what a kill may cost; more units in one go make batches of more even length
 
 
 class Engine(Protocol):
@@ -46,16 +49,28 @@ def shares(works: Iterable[Work], rows: int) -> Iterator[list[Work]]:
 class Local:
     """This process."""
 
-    def __init__(self, runner: Runner, rows: int | None = None):
-        self.runner, self.rows = runner, rows
+    def __init__(self, runner: Runner):
+        self.runner = runner
+        self._rows_per_second = 0.0
 
     def measure(self, works: Sequence[Work]) -> Iterator[tuple[Work, np.ndarray]]:
         """See `Engine`."""
-        runner = self.runner
         for span, same in by_span(works):
-            runner.prepare([work.unit.plan for work in same], span)
-            for share in shares(same, self.rows or PASSES_AT_ONCE * runner.rows(runner.order[slice(*span)])):
-                yield from zip(share, runner.values([work.unit.plan for work in share], span), strict=True)
+            self.runner.prepare([work.unit.plan for work in same], span)
+            done = 0
+            while done < len(same):
+                share = next(shares(same[done:], self._rows(span)))
+                done += len(share)
+                begun = time.monotonic()
+                values = self.runner.values([work.unit.plan for work in share], span)
+                self._rows_per_second = len(share) * share[0].n_texts / max(1e-9, time.monotonic() - begun)
+                yield from zip(share, values, strict=True)
+
+    def _rows(self, span: tuple[int, int]) -> int:
+        """Rows of the next share."""
+        pass_rows = self.runner.rows(self.runner.order[slice(*span)])
+        timely = int(SHARE_SECONDS * self._rows_per_second)
+        return min(max(timely, PASSES_AT_ONCE * pass_rows), MOST_PASSES * pass_rows)
 
     def close(self) -> None:
         """Nothing is held."""

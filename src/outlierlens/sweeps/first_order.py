@@ -20,7 +20,7 @@ from outlierlens.sweeps.units import Unit
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS_SHARE = 2  # a backward pass keeps what a forward pass lets go: its batches are smaller by this
+TOKENS_SHARE = 2  # a backward pass keeps what a forward pass lets go: its batches are smaller by this
 
 
 def can_differentiate(runner: Runner) -> bool:
@@ -46,7 +46,7 @@ def first_order(runner: Runner, units: Sequence[Unit], span: tuple[int, int]) ->
         return embedded.detach().requires_grad_()
 
     with _frozen(runner), torch.enable_grad(), edited(model, stack, start, [EMBEDDINGS]):
-        for feed in runner.task.feeds(texts.tolist(), max(1, runner.rows(texts) // ROWS_SHARE)):
+        for feed in runner.task.feeds(texts.tolist(), runner.tokens // TOKENS_SHARE):
             states.clear()
             with site(model, stack, keep, layers):  # type: ignore[arg-type]
                 total = runner.task.sums(feed).sum()

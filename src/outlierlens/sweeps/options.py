@@ -39,7 +39,8 @@ class SweepOptions:
             windows.
         n_matched: sets with as extreme weights at other positions; None is 19, or 0 where there are several windows.
         random_texts: texts, the same ones, that controls and their set are measured on.
-        batch_size: rows of a forward pass; None is found, starting from the device's usual and backing off.
+        batch_size: rows of a forward pass over the longest texts (of shorter ones as many as give the same tokens); None is
+            the device's usual. Halved when memory runs out.
         seed: of the order of texts and of control sets. (Masks have `task.seed`.)
     """
 

@@ -49,6 +49,7 @@ class Runner:
     """A model, its task on ordered texts, and an ablation.
 
     Attributes:
+        tokens: of a forward pass, padding counted; fewer once memory ran out.
         order: the sweep's seeded random order of the task's texts, int [text]; spans (start, stop) count in it.
         weights: tokens that count, in that order [text].
         site: where hidden states are edited: `written` for mode weights, else `edited`.
@@ -76,6 +77,8 @@ class Runner:
             )
         self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
         self.tokens = TOKENS_AT_ONCE.get(loaded.device.type, TOKENS_AT_ONCE["cpu"])
+        if options.batch_size is not None:
+            self.tokens = options.batch_size * int(self.task.lengths.max())
         at_last = options.mode == "weights"
         self.mixes = options.mode in ("zero", "scale", "mean") or (at_last and last_operations(self.stack) is not None)
         self.reuses = self.mixes and can_resume(self.stack)
@@ -122,7 +125,7 @@ class Runner:
     def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
         parts: dict[int, list[Kept]] = {}
         slots: list[int] = []
-        for feed in self.task.feeds(texts.tolist(), self.rows(texts)):
+        for feed in self.task.feeds(texts.tolist(), self.tokens):
             lengths = [int(self.task.lengths[texts[slot]]) for slot in feed.slots]
             found = None
             if len(set(feed.slots)) == len(feed.slots):
@@ -160,7 +163,7 @@ class Runner:
         import torch
 
         found: list[tuple[list[int], Tensor]] = []
-        for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.rows(texts)):
+        for feed in self.task.feeds([int(texts[text]) for _, text in pairs], self.tokens):
             off = [plans[pairs[slot][0]] for slot in feed.slots]
             with torch.inference_mode(), self._rows_off(off, kept, [pairs[slot][1] for slot in feed.slots]):
                 found.append((list(feed.slots), self.task.sums(feed)))
@@ -211,7 +214,7 @@ class Runner:
         texts = self._texts(span)
         totals = np.zeros(len(texts))
         with self.ablation.off(plan), torch.inference_mode():
-            for feed in self.task.feeds(texts.tolist(), self.rows(texts)):
+            for feed in self.task.feeds(texts.tolist(), self.tokens):
                 np.add.at(totals, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
         return totals / self.task.weights[texts]
 
@@ -225,8 +228,8 @@ class Runner:
         return self.order[span[0] : span[1]]
 
     def rows(self, texts: np.ndarray) -> int:
-        """Rows of a forward pass over these texts."""
-        return self.options.batch_size or max(1, self.tokens // max(1, int(self.task.lengths[texts].max())))
+        """Rows of a forward pass over the longest of these texts."""
+        return max(1, self.tokens // int(self.task.lengths[texts].max()))
 
     def check(self) -> None:
         """Hold the fast ways against the plain one on a few texts, and give up those that differ."""

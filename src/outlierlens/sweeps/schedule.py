@@ -115,8 +115,8 @@ class State:
     def precise(self, number: int) -> bool:
         """Whether a unit's interval is narrow enough, or was before it was measured further."""
         found = self.estimates[number]
-        return (
-            number in self.ranked or found is not None and precise(found, self.options.tolerance, self.options.relative)
+        return number in self.ranked or (
+            found is not None and precise(found, self.options.tolerance, self.options.relative)
         )
 
     def texts_left(self) -> float:

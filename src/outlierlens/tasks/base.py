@@ -74,10 +74,11 @@ class Task(Protocol):
         """See above."""
         ...
 
-    def feeds(self, texts: Sequence[int], rows: int | None = None) -> Iterator[Any]:
-        """Inputs of forward passes that together read the given texts (repeats allowed), `rows` rows each, longest first.
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[Any]:
+        """Inputs of forward passes that together read the given texts (repeats allowed), longest first.
 
-        Each has `slots`, of each row the place of its text in `texts`, and `n_tokens`, padding not counted.
+        Each has at most `tokens` tokens with padding (one row at least), or the task's `batch_size` rows; and `slots`, of
+        each row the place of its text in `texts`, and `n_tokens`, padding not counted.
         """
         ...
 
@@ -92,6 +93,15 @@ class Task(Protocol):
     def also(self) -> dict[str, float]:
         """Further numbers of the last call of `per_text`, by name; {} where there are none."""
         ...
+
+
+def cut(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[slice]:
+    """Slices of rows, whose `lengths` descend, for one forward pass each: `rows` rows, or as many as `tokens` allow."""
+    start = 0
+    while start < len(lengths):
+        stop = start + (rows if tokens is None else max(1, tokens // lengths[start]))
+        yield slice(start, stop)
+        start = stop
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:

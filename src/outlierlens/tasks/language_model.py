@@ -18,7 +18,7 @@ from outlierlens.errors import BadInput
 from outlierlens.hidden import head_inputs, head_only_at
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
-from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.base import TaskOptions, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ class LanguageModelLoss(ABC):
         self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
         self._kept: list[_Rows] = []
-        self._by_parts: bool | None = None  # found out at the first pass
+        self._by_parts = self._agrees_by_parts()
 
     @property
     @abstractmethod
@@ -97,13 +97,12 @@ class LanguageModelLoss(ABC):
         for number, text in enumerate(texts):
             yield from self._windows(number, text)
 
-    def feeds(self, texts: Sequence[int], rows: int | None = None) -> Iterator[_Rows]:
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
-        rows = rows or self.options.batch_size
         windows = [(slot, window) for slot, text in enumerate(texts) for window in self._windows_of[text]]
         windows.sort(key=lambda item: -len(item[1].ids))
-        for start in range(0, len(windows), rows):
-            yield self._collate(windows[start : start + rows])
+        for rows in cut([len(window.ids) for _, window in windows], self.options.batch_size, tokens):
+            yield self._collate(windows[rows])
 
     def _collate(self, rows: list[tuple[int, _Window]]) -> _Rows:
         """Pad on the right, as `data.collate` does, straight into tensors: this runs once per forward pass of a sweep."""
@@ -136,8 +135,6 @@ class LanguageModelLoss(ABC):
         """Nats of each row, summed over its predicted tokens [row]; see `Task`."""
         import torch
 
-        if self._by_parts is None:
-            self._by_parts = self._agrees_by_parts()
         losses = self._losses_by_parts(feed) if self._by_parts else self._losses(feed)
         device = self.loaded.device
         wide = torch.float32 if device.type == "mps" else torch.float64
@@ -187,7 +184,7 @@ class LanguageModelLoss(ABC):
         model: Any = self.loaded.model
         if not isinstance(model.get_output_embeddings(), torch.nn.Linear):
             return False
-        feed = next(self.feeds([int(self.lengths.argmin())], 1))
+        feed = next(self.feeds([int(self.lengths.argmin())]))
         with torch.no_grad():
             whole, parts = self._losses(feed), self._losses_by_parts(feed)
         close = 1e-4 if model.dtype is torch.float32 else 2e-2

@@ -18,7 +18,7 @@ from outlierlens.data import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.inputs import model_inputs, token_limit
 from outlierlens.models import LoadedModel
-from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:
     import torch
@@ -89,12 +89,11 @@ class OutputChange:
         self.unit = "KL divergence (nats)" if self._has_logits else "cosine distance"
         self._also: dict[str, float] = {}
 
-    def feeds(self, texts: Sequence[int], rows: int | None = None) -> Iterator[_Rows]:
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
-        rows = rows or self.options.batch_size
         order = sorted(range(len(texts)), key=lambda slot: -self.lengths[texts[slot]])
-        for start in range(0, len(order), rows):
-            slots = tuple(order[start : start + rows])
+        for rows in cut([int(self.lengths[texts[slot]]) for slot in order], self.options.batch_size, tokens):
+            slots = tuple(order[rows])
             mine = [self._encoded[texts[slot]] for slot in slots]
             batch = collate(
                 self.loaded.tokenizer, {key: [one[key] for one in mine] for key in mine[0]}, slots, self.loaded.device
