@@ -130,7 +130,7 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     from outlierlens.models import LoadOptions, load_model
     from outlierlens.sweeps.first_order import first_order
     from outlierlens.sweeps.runner import make_runner
-    from outlierlens.sweeps.units import INTACT, tested
+    from outlierlens.sweeps.units import INTACT, planned
     from outlierlens.tasks import TaskOptions
 
     torch.set_num_threads(1)
@@ -139,7 +139,7 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     lines = tuple(text for text in read.texts if len(text.split()) > min_words)[:limit]
     options = SweepOptions(task=TaskOptions(blocks=True, max_length=max_length))
     runner = make_runner(loaded, Texts(read.source, lines, read.column), options)
-    units = tested(options, runner.stack.n_layers, runner.width, ())
+    units = planned(options, runner.stack.n_layers, runner.width, ())
     span = (0, runner.n_texts)
     intact = runner.values([INTACT.plan], span)[0]
     changes = np.empty((len(units), runner.n_texts))

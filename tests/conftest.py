@@ -72,7 +72,7 @@ class Words:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def words() -> Callable[..., Any]:
     """Builder of word-level tokenizers; see `Words.build`."""
     return Words.build

@@ -15,6 +15,7 @@ from outlierlens.results import Provenance, result, table
 if TYPE_CHECKING:
     import pandas
 
+BY_LAYER = "layer by layer"  # stands for the window of sets that differ from layer to layer
 Stopped = Literal["precise", "all texts", "unfinished"]
 
 
@@ -25,7 +26,8 @@ class Effect:
     Attributes:
         label: "507", "507 in layer 3", "100, 247, 507".
         dims: dimensions off in any layer; by_layer: {layer: dims} where layers differ, else empty.
-        window: name of the layers it is off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2".
+        window: name of the layers it is off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2", or
+            "layer by layer" for a plan that names dimensions for each layer.
         change: mean change of the task's value against the intact model (nats per token for a loss).
         low, high: 95 % interval of `change`, calibrated for the rule that stopped the measuring.
         spread: standard deviation of the change over texts.
@@ -191,12 +193,14 @@ class Sweep:
 
     @property
     def windows_swept(self) -> tuple[str, ...]:
-        """Names of the layer windows, in the order planned."""
-        return tuple(dict.fromkeys(effect.window for effect in self.effects))
+        """Names of the layer windows, in the order planned; plans that differ from layer to layer are in none."""
+        return tuple(dict.fromkeys(effect.window for effect in self.effects if effect.window != BY_LAYER))
 
     def singles(self, window: str | None = None) -> tuple[Effect, ...]:
         """Effects of single dimensions (in one window), in the order planned."""
-        return tuple(e for e in self.effects if len(e.dims) == 1 and window in (None, e.window))
+        return tuple(
+            e for e in self.effects if len(e.dims) == 1 and e.window != BY_LAYER and window in (None, e.window)
+        )
 
     def top(self, k: int = 5, window: str | None = None) -> tuple[Effect, ...]:
         """The `k` largest effects (in one window), largest first; of equal ones the smaller dimension first."""

@@ -27,6 +27,9 @@ def sweep(
         str, typer.Option("--dims", help="One at a time: all, found (named by the weights), none, or 507,100.")
     ] = "all",
     sets: Annotated[str, typer.Option("--sets", help="Switched off together: 100,247;507,100.")] = "",
+    plan: Annotated[
+        list[str] | None, typer.Option("--plan", help="A set layer by layer: 0-9:896;10-16:678,896. Repeatable.")
+    ] = None,
     no_found_set: Annotated[
         bool, typer.Option("--no-found-set", help="Leave out the set of all that the weights name.")
     ] = False,
@@ -46,6 +49,9 @@ def sweep(
     top: Annotated[int, typer.Option("--top", min=0, help="Tell so many of the strongest apart.")] = 5,
     max_texts: Annotated[int | None, typer.Option("--max-texts", help="No effect is measured on more texts.")] = None,
     level: Annotated[float, typer.Option("--level", help="Confidence of the intervals.")] = 0.95,
+    anytime: Annotated[
+        bool, typer.Option("--anytime", help="Intervals that hold at any look for any reason to stop; twice the texts.")
+    ] = False,
     gradients: Annotated[
         int, typer.Option("--gradients", min=0, help="Texts of the gradient pass, the control variate; 0 does without.")
     ] = 256,
@@ -54,8 +60,11 @@ def sweep(
         typer.Option("--random", min=0, help="Random sets for each set. Default: 200, or 19 in several windows."),
     ] = None,
     n_matched: Annotated[
-        int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")
-    ] = 19,
+        int | None,
+        typer.Option(
+            "--matched", min=0, help="Sets as large, at other positions. Default: 19, or 0 in several windows."
+        ),
+    ] = None,
     random_texts: Annotated[
         int, typer.Option("--random-texts", min=1, help="Texts that sets and their controls are compared on.")
     ] = 16,
@@ -111,6 +120,7 @@ def sweep(
     size = _batch_size(batch_size)
     options = SweepOptions(
         sets=common.parse_sets(sets) if sets else (),
+        plans=tuple(_plan(text) for text in plan or ()),
         with_found=not no_found_set,
         windows=windows,  # type: ignore[arg-type]
         layers=common.parse_layers(layers) if layers else None,
@@ -124,6 +134,7 @@ def sweep(
         top=top,
         max_texts=max_texts,
         level=level,
+        anytime=anytime,
         gradients=gradients,
         n_random=KOVALEVA_RANDOM if full else n_random,
         n_matched=n_matched,
@@ -155,6 +166,14 @@ def sweep(
             say(f"chart: {chart}")
         say(f"rows: {job.rows}; result: {job.directory / 'sweep.json'}; report: {done.page}")
         say(f"draw again: {common.command('report', job.directory / 'results.json')}")
+
+
+def _plan(text: str) -> dict[int, tuple[int, ...]]:
+    """`--plan`: {layer: dims}."""
+    plan = common.parse_dims(text)
+    if not isinstance(plan, dict):
+        raise BadInput(f"--plan {text!r} names no layers; write 0-9:896;10-16:678,896, or use --sets")
+    return plan
 
 
 def _batch_size(text: str) -> int | None:

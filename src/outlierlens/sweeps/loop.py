@@ -32,7 +32,7 @@ from outlierlens.sweeps.precision import compared_with_float32
 from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.schedule import Measured, Round, State, adaptive, exact, pieces, until
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
-from outlierlens.sweeps.units import INTACT, Work, tested
+from outlierlens.sweeps.units import INTACT, Work, planned
 from outlierlens.swept import Precision, Sweep
 from outlierlens.weights import scan_live
 
@@ -83,7 +83,7 @@ def sweep(
     with ExitStack() as held:
         runner = make_runner(loaded, texts, options)
         found = next((s.dims for s in scan_live(loaded).stacks if s.stack == runner.stack.name), ())
-        units = tested(options, runner.stack.n_layers, runner.width, found)
+        units = planned(options, runner.stack.n_layers, runner.width, found)
         model = fingerprint(loaded.model)
         store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
         looks = _looks(runner)

@@ -15,7 +15,7 @@ from outlierlens.errors import BadInput
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.units import Unit
-from outlierlens.swept import Null
+from outlierlens.swept import BY_LAYER, Null
 
 N_RANDOM, N_RANDOM_BY_WINDOW, N_MATCHED = 200, 19, 19
 
@@ -37,7 +37,7 @@ def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]
     named. Too few free dimensions for a control are said in `runner.notes`.
     """
     options = runner.options
-    several = len({unit.window for unit in units}) > 1
+    several = len({unit.window for unit in units} - {BY_LAYER}) > 1
     n_random = options.n_random if options.n_random is not None else N_RANDOM_BY_WINDOW if several else N_RANDOM
     n_matched = options.n_matched if options.n_matched is not None else 0 if several else N_MATCHED
     wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims is not None]
@@ -55,11 +55,12 @@ def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]
 
 
 def _random(runner: Runner, wanted: Sequence[Unit], named: set[int], n: int) -> list[Family]:
-    by_size: dict[tuple[int, str], list[Unit]] = {}
+    by_size: dict[tuple[int, str, str], list[Unit]] = {}
     for unit in wanted:
-        by_size.setdefault((len(unit.dims), unit.window), []).append(unit)
+        alike = unit.key if unit.window == BY_LAYER else ""
+        by_size.setdefault((len(unit.dims), unit.window, alike), []).append(unit)
     families = []
-    for (size, window), some in by_size.items():
+    for (size, window, _), some in by_size.items():
         sets = random_sets(runner.width, size, avoid=named, n=n, seed=runner.options.seed).free
         units = [Unit(f"random {i + 1}", window, relabelled(some[0].plan, dims)) for i, dims in enumerate(sets)]
         families.append(Family("random", tuple(some), tuple({unit.key: unit for unit in units}.values())))

@@ -1,5 +1,6 @@
 """What a sweep switches off, how precisely it measures, and against what it compares: `SweepOptions`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,7 @@ class SweepOptions:
     Attributes:
         dims: dimensions swept one at a time; None is every dimension, () none.
         sets: sets of dimensions switched off together, each beside random and matched sets.
+        plans: sets that differ from layer to layer, {layer: dims}, whatever the windows.
         with_found: also the set of all that the weight rule finds, where it finds two or more.
         windows: layers each is off in: "all" together, each "single" layer, "from" each layer on, "upto" each layer.
         layers: restricts the windows to these layers; None is all layers.
@@ -46,6 +48,7 @@ class SweepOptions:
 
     dims: tuple[int, ...] | None = None
     sets: tuple[tuple[int, ...], ...] = ()
+    plans: tuple[Mapping[int, tuple[int, ...]], ...] = ()
     with_found: bool = True
     windows: Windows = "all"
     layers: tuple[int, ...] | None = None

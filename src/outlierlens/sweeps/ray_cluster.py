@@ -42,6 +42,8 @@ def connect(address: str | None) -> tuple[Any, bool]:
     try:
         with _signals_kept():
             if address is None:
+                # By default Ray's workers give way to whatever else runs, this process included.
+                os.environ.setdefault("RAY_worker_niceness", "0")
                 with _loopback(ray):
                     ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
             else:

@@ -9,7 +9,7 @@ from outlierlens.sweeps.nulls import times
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.units import Unit
-from outlierlens.swept import Cost, Effect, Null, Stopped
+from outlierlens.swept import BY_LAYER, Cost, Effect, Null, Stopped
 from outlierlens.tasks import bootstrap, weighted_mean
 
 
@@ -74,7 +74,7 @@ def _ranks(
         return {}
     windows: dict[str, list[int]] = {}
     for number, unit in enumerate(state.units):
-        if len(unit.dims) == 1:
+        if len(unit.dims) == 1 and unit.window != BY_LAYER:
             windows.setdefault(unit.window, []).append(number)
     ranks: dict[int, tuple[float, float, float | None, float | None]] = {}
     for numbers in windows.values():

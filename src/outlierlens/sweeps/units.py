@@ -1,6 +1,6 @@
 """The units of a sweep: what is switched off (`Unit`), and on which of the ordered texts (`Work`).
 
-units = tested(options, stream, found)
+units = planned(options, stream, found)
 Work(units[0], 0, 8).key              # "[[0,[507]],[1,[507]]]|0-8": the row it becomes
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from outlierlens.controls import Plan
 from outlierlens.errors import BadInput
 from outlierlens.sweeps.options import SweepOptions
+from outlierlens.swept import BY_LAYER
 
 
 def plan_key(plan: Plan) -> str:
@@ -86,7 +87,7 @@ def layer_windows(options: SweepOptions, n_layers: int) -> list[tuple[str, tuple
     return [("all layers" if len(layers) == n_layers else f"layers {_runs(layers)}", layers)]
 
 
-def tested(options: SweepOptions, n_layers: int, width: int, found: Sequence[int]) -> list[Unit]:
+def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[int]) -> list[Unit]:
     """Everything whose effect is wanted: single dimensions first, then sets, window by window.
 
     Raises:
@@ -105,9 +106,27 @@ def tested(options: SweepOptions, n_layers: int, width: int, found: Sequence[int
         for one in (*((dim,) for dim in dims), *sets):
             where = "" if name == "all layers" else f" in {name}" if name.startswith("layer") else f" {name}"
             units.append(Unit(", ".join(map(str, one)) + where, name, dict.fromkeys(layers, one)))
+    for given in options.plans:
+        plan = {layer: tuple(sorted(set(one))) for layer, one in sorted(given.items()) if one}
+        wrong = [dim for one in plan.values() for dim in one if not 0 <= dim < width]
+        if wrong or not plan or max(plan) >= n_layers or min(plan) < 0:
+            raise BadInput(
+                f"the plan {dict(given)} does not fit this stream: layers 0 to {n_layers - 1}, dimensions 0 to {width - 1}"
+            )
+        units.append(
+            Unit("; ".join(f"{where}: {', '.join(map(str, one))}" for one, where in _grouped(plan)), BY_LAYER, plan)
+        )
     if not units:
         raise BadInput("nothing to sweep: name dimensions or sets, or leave both out to sweep every dimension")
     return units
+
+
+def _grouped(plan: Plan) -> list[tuple[tuple[int, ...], str]]:
+    """(dimensions, "layers 0–9") of the layers that share them."""
+    by_dims: dict[tuple[int, ...], list[int]] = {}
+    for layer, dims in plan.items():
+        by_dims.setdefault(dims, []).append(layer)
+    return [(dims, f"layers {_runs(tuple(layers))}") for dims, layers in by_dims.items()]
 
 
 def _runs(layers: tuple[int, ...]) -> str:
