@@ -45,8 +45,8 @@ class Matrix:
 class Rule:
     """How the adaptive procedure looks and stops; `hold` is when its intervals hold: at "any" look, or at the "stop"."""
 
-    hold: str = "any"
-    first: int = 8
+    hold: str = "stop"
+    first: int = 12
     tolerance: float = 0.01
     relative: float = 0.1
     gradients: int = 256
@@ -80,7 +80,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     state = State(units, options, looks, rule.level(looks), look_level(looks), Measured(now.weights), gradients)
     for _, works in adaptive(state):
         for work in works:
-            state.measured.add(work.unit.key, now.changes[work.unit.dims[0], work.start : work.stop])
+            state.measured.add(work.unit.key, work.start, now.changes[work.unit.dims[0], work.start : work.stop])
     found = [one for one in state.estimates if one is not None]
     used = [one.n_texts for one in found]
     return Seed(
@@ -168,13 +168,13 @@ def main() -> int:
     arguments.add_argument("--tolerance", type=float, default=0.01)
     arguments.add_argument("--relative", type=float, default=0.1)
     arguments.add_argument(
-        "--first", type=int, nargs="+", default=[8], help="texts of the first look, to compare several"
+        "--first", type=int, nargs="+", default=[12], help="texts of the first look, to compare several"
     )
     arguments.add_argument(
         "--gradients", type=int, nargs="+", default=[256, 0], help="texts of the gradient pass, likewise"
     )
     arguments.add_argument(
-        "--hold", choices=["any", "stop"], nargs="+", default=["any"], help="look_level or stop_level"
+        "--hold", choices=["any", "stop"], nargs="+", default=["stop"], help="look_level or stop_level"
     )
     given = arguments.parse_args()
     if given.matrix and given.matrix.exists():

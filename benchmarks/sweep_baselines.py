@@ -50,7 +50,7 @@ def masked_rows(task: Any) -> list[Row]:
             raise ValueError("a text of several windows; give texts that fit one")
         ids = feed.inputs["input_ids"][0].tolist()
         labels = [IGNORED] * len(ids)
-        for position, target in zip(feed.positions[0].nonzero()[:, 0].tolist(), feed.targets.tolist(), strict=True):
+        for position, target in zip(feed.positions[1].tolist(), feed.targets.tolist(), strict=True):
             # transformers' causal models shift labels themselves.
             labels[position + causal] = target
         rows[slot] = Row(tuple(ids), tuple(labels))

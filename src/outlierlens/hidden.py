@@ -151,8 +151,8 @@ def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]
 
 
 @contextmanager
-def head_only_at(model: "nn.Module", positions: "Tensor") -> Iterator[None]:
-    """Compute the vocabulary head only at `positions` (bool [batch, token]); logits are then [selected, vocabulary].
+def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> Iterator[None]:
+    """Compute the vocabulary head only at `positions`, (rows, tokens) [selected]; logits are then [selected, vocabulary].
 
     The head is the linear that `get_output_embeddings` names; everything behind it works element by element.
     """
@@ -170,8 +170,8 @@ def head_only_at(model: "nn.Module", positions: "Tensor") -> Iterator[None]:
         hook.remove()
 
 
-def head_inputs(model: "nn.Module", positions: "Tensor", run: Callable[[], Any]) -> "Tensor":
-    """What the vocabulary head reads at `positions` (bool [batch, token]) while `run()` runs the model: [selected, dim].
+def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: Callable[[], Any]) -> "Tensor":
+    """What the vocabulary head reads at `positions`, (rows, tokens) [selected], while `run()` runs the model: [selected, dim].
 
     The pass ends there: neither the head nor what the model does to logits afterwards is computed.
     """

@@ -99,7 +99,7 @@ def sweep(
         families = control_families(runner, units, found)
         n_compared = next(stop for _, stop in pieces(looks) if stop >= min(options.random_texts, looks[-1]))
         everyone = [unit for family in families for unit in (*family.of, *family.controls)]
-        run.n_controls = len({unit.key for unit in everyone}) * n_compared
+        run.plan_controls(len({unit.key for unit in everyone}) * n_compared)
         run.measure(until(state, list({unit.key: unit for unit in everyone}.values()), n_compared))
         precision = run.precision()
         run.report("done")
@@ -169,7 +169,8 @@ class _Run:
     ):
         self.runner, self.rows, self.engine, self.state, self.progress = runner, rows, engine, state, progress
         self.spans = pieces(state.looks)
-        self.n_controls = 0
+        self._digest = hashlib.sha256("\n".join(unit.key for unit in state.units).encode()).hexdigest()[:16]
+        self.n_controls = self._before_controls = 0
         self._intact: dict[tuple[int, int], np.ndarray] = {}
         self._texts = 0
         self._started: float | None = None  # of the first evaluation: reading rows back is no measure of speed
@@ -190,7 +191,7 @@ class _Run:
                 self.report(phase)
             self._clock(begun, bool(missing))
             for work in works:
-                self.state.measured.add(work.unit.key, np.array(self.rows.get(work.key)["differences"]))  # type: ignore[index]
+                self.state.measured.add(work.unit.key, work.start, np.array(self.rows.get(work.key)["differences"]))  # type: ignore[index]
 
     def _need_intact(self, spans: Iterable[tuple[int, int]]) -> None:
         """Have the intact model's values on these spans, measured in this process."""
@@ -214,7 +215,7 @@ class _Run:
     def gradients(self, n_texts: int) -> np.ndarray:
         """First-order estimates of all units on the first texts, about `n_texts`: float32 [text, unit]."""
         units = self.state.units
-        family = "gradients " + hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
+        family = f"gradients {self._digest}"
         parts = []
         for span in self.spans:
             if span[0] >= n_texts:
@@ -225,19 +226,24 @@ class _Run:
                 self.report("gradients")
                 begun = time.monotonic()
                 self._started = self._started or begun
-                estimates = first_order(self.runner, units, span)
+                estimates = self.runner.backing_off(lambda span=span: first_order(self.runner, units, span))  # type: ignore[misc]
                 kept = self.rows.append(key, {"float32": base64.b64encode(estimates.astype("<f4").tobytes()).decode()})
                 self._texts += 3 * len(estimates)
                 self._clock(begun, True)
             parts.append(np.frombuffer(base64.b64decode(kept["float32"]), "<f4").reshape(-1, len(units)))
         return np.concatenate(parts)
 
+    def plan_controls(self, n_texts: int) -> None:
+        """Tell the progress how many evaluations the controls take."""
+        self.n_controls, self._before_controls = n_texts, self._texts
+
     def precision(self) -> Precision | None:
         """What a reduced precision does to the effects; kept in the rows like all that is measured."""
-        kept = self.rows.get("precision")
+        key = f"precision {self._digest}"
+        kept = self.rows.get(key)
         if kept is None:
             found = compared_with_float32(self.runner, self.state)
-            kept = self.rows.append("precision", asdict(found)) if found else None
+            kept = self.rows.append(key, asdict(found)) if found else None
         return Precision(**kept) if kept else None
 
     def _clock(self, begun: float, worked: bool) -> None:
@@ -259,8 +265,12 @@ class _Run:
         known = [(number, found) for number, found in enumerate(state.estimates) if found is not None]
         leaders = sorted(known, key=lambda item: -item[1].change)[:5]
         rate = self._texts / (now - self._started) if self._texts and self._started is not None else 0.0
-        left = (state.texts_left() + self.n_controls) / rate if rate else None
-        done = sum(state.precise(number) or found.n_texts == state.looks[-1] for number, found in known)
+        controls = self.n_controls - (self._texts - self._before_controls) if phase == "controls" else self.n_controls
+        left = (state.texts_left() + max(0, controls)) / rate if rate else None
+        done = sum(
+            found.n_texts == state.looks[-1] or (not state.options.exact and state.precise(number))
+            for number, found in known
+        )
         self.progress(
             SweepProgress(
                 phase=phase,
@@ -290,6 +300,8 @@ def _identity(runner: Runner, texts: Texts, model: str) -> dict[str, Any]:
         "texts": runner.n_texts,
         "exact": options.exact,
         "max_texts": options.max_texts,
+        # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
+        **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
     }
 
 

@@ -4,7 +4,7 @@ families = control_families(runner, units, found)
 nulls_of(state, families, n_texts=16)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,31 +40,52 @@ def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]
     several = len({unit.window for unit in units} - {BY_LAYER}) > 1
     n_random = options.n_random if options.n_random is not None else N_RANDOM_BY_WINDOW if several else N_RANDOM
     n_matched = options.n_matched if options.n_matched is not None else 0 if several else N_MATCHED
-    wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims is not None]
+    wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims is not None or unit.window == BY_LAYER]
     named = {dim for unit in wanted for dim in unit.dims} | set(found)
-    families = []
-    try:
-        if n_random:
-            families += _random(runner, wanted, named, n_random)
-        if n_matched and wanted:
-            strength = magnitude(runner.loaded, runner.stack)
-            families += [_matched(runner, strength, unit, named, n_matched) for unit in wanted]
-    except BadInput as error:
-        runner.notes.append(f"no control sets of one kind: {error}")
+    families: list[Family] = []
+    if n_random:
+        for some in _alike(wanted):
+            _attempt(runner, families, lambda some=some: _random(runner, some, named, n_random))  # type: ignore[misc]
+    if n_matched and wanted:
+        strength = magnitude(runner.loaded, runner.stack)
+        for unit in wanted:
+            _attempt(runner, families, lambda unit=unit: _matched(runner, strength, unit, named, n_matched))  # type: ignore[misc]
     return families
 
 
-def _random(runner: Runner, wanted: Sequence[Unit], named: set[int], n: int) -> list[Family]:
+def _attempt(runner: Runner, families: list[Family], make: Callable[[], Family]) -> None:
+    """Append a family, or the reason why there is none to the notes."""
+    try:
+        families.append(make())
+    except BadInput as error:
+        note = f"a control family is missing: {error}"
+        if note not in runner.notes:
+            runner.notes.append(note)
+
+
+def _alike(wanted: Sequence[Unit]) -> list[list[Unit]]:
+    """Units that one family of random sets serves: of one size in one window; a plan by layer has its own."""
     by_size: dict[tuple[int, str, str], list[Unit]] = {}
     for unit in wanted:
         alike = unit.key if unit.window == BY_LAYER else ""
         by_size.setdefault((len(unit.dims), unit.window, alike), []).append(unit)
-    families = []
-    for (size, window, _), some in by_size.items():
-        sets = random_sets(runner.width, size, avoid=named, n=n, seed=runner.options.seed).free
-        units = [Unit(f"random {i + 1}", window, relabelled(some[0].plan, dims)) for i, dims in enumerate(sets)]
-        families.append(Family("random", tuple(some), tuple({unit.key: unit for unit in units}.values())))
-    return families
+    return list(by_size.values())
+
+
+def _random(runner: Runner, some: Sequence[Unit], named: set[int], n: int) -> Family:
+    first, size = some[0], len(some[0].dims)
+    if size == 1:  # without replacement: each free dimension once at most
+        free = np.setdiff1d(np.arange(runner.width), sorted(named))
+        if not len(free):
+            raise BadInput("no dimension is free for a random control")
+        drawn = np.random.default_rng(runner.options.seed).permutation(free)[:n]
+        sets: list[tuple[int, ...]] = [(int(dim),) for dim in drawn]
+        if len(sets) < n:
+            runner.notes.append(f"{len(sets)} random dimensions instead of {n}: there are no more free ones")
+    else:
+        sets = list(random_sets(runner.width, size, avoid=named, n=n, seed=runner.options.seed).free)
+    units = [Unit(f"random {i + 1}", first.window, relabelled(first.plan, dims)) for i, dims in enumerate(sets)]
+    return Family("random", tuple(some), tuple({unit.key: unit for unit in units}.values()))
 
 
 def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Family:

@@ -83,5 +83,7 @@ class SweepOptions:
             raise BadInput("top, gradients, n_random and n_matched cannot be negative")
         if self.random_texts < 1 or (self.max_texts is not None and self.max_texts < 2):
             raise BadInput("random_texts must be at least 1 and max_texts at least 2")
+        if self.exact and (self.max_texts is not None or self.anytime):
+            raise BadInput("exact measures every text: max_texts and anytime belong to the adaptive way")
         if self.batch_size is not None and self.batch_size < 1:
             raise BadInput(f"batch_size is {self.batch_size}; it must be at least 1")

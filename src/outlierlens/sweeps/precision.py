@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.sweeps.runner import Runner
+from outlierlens.sweeps.runner import Runner, out_of_memory
 from outlierlens.sweeps.schedule import State
 from outlierlens.swept import Precision
 
@@ -30,10 +30,17 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     span = (0, min(N_TEXTS, runner.n_texts))
     plans = [{}, *(state.units[number].plan for number in chosen)]
     reduced = runner.values(plans, span)
-    with _as_float32(model):
-        runner.forget()
-        full = runner.values(plans, span)
     runner.forget()
+    try:
+        with _as_float32(model):
+            full = runner.values(plans, span)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        runner.notes.append("the deviation from float32 was not measured: the model in float32 does not fit in memory")
+        return None
+    finally:
+        runner.forget()
     weights = runner.weights[span[0] : span[1]]
     changes = [np.average(values[1:] - values[0], axis=1, weights=weights) for values in (reduced, full)]
     return Precision(
@@ -53,8 +60,8 @@ def _change(state: State, number: int) -> float:
 def _as_float32(model: "nn.Module") -> Iterator[None]:
     """The model's floating-point values as float32 inside; going back is exact, for they came from there."""
     before = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}
-    model.float()
     try:
+        model.float()
         yield
     finally:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:

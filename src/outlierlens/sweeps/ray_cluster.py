@@ -48,7 +48,7 @@ def connect(address: str | None) -> tuple[Any, bool]:
                     ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
             else:
                 ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises many classes for what can go wrong, some bare
         where = "Ray cannot be started here" if address is None else f"cannot use the Ray cluster at {address!r}"
         raise BadInput(f"{where}: {' '.join(str(error).split())[:300]}") from error
     return ray, True

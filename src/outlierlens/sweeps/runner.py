@@ -10,7 +10,7 @@ dimensions off (`written` / `edited` hooks); and what lies before the first touc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from outlierlens.tasks import Task, make_task
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 TOKENS_AT_ONCE = {"cpu": 2048, "mps": 8192, "cuda": 65536}  # of one forward pass, where no batch size is given
 MAX_KEPT_BYTES = 2**30  # of states kept for reuse
 MEANS_TEXTS = 512  # lines that mode "mean" takes its means over
-CHECK_TEXTS = 2
+CHECK_TEXTS = 3
 
 
 def make_runner(loaded: LoadedModel, texts: Texts, options: SweepOptions) -> "Runner":
@@ -77,8 +78,9 @@ class Runner:
             )
         self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
         self.tokens = TOKENS_AT_ONCE.get(loaded.device.type, TOKENS_AT_ONCE["cpu"])
+        self._longest = token_limit(loaded, options.task.max_length)  # tokens of a row at most
         if options.batch_size is not None:
-            self.tokens = options.batch_size * int(self.task.lengths.max())
+            self.tokens = options.batch_size * min(self._longest, int(self.task.lengths.max()))
         at_last = options.mode == "weights"
         self.mixes = options.mode in ("zero", "scale", "mean") or (at_last and last_operations(self.stack) is not None)
         self.reuses = self.mixes and can_resume(self.stack)
@@ -120,7 +122,7 @@ class Runner:
         layers = sorted(dearest[: MAX_KEPT_BYTES // n_bytes])
         saved = sum(count[layer] * (layer + 1) for layer in layers)
         if layers and saved > layers[-1] + 1 + bare * len(layers):
-            self._kept = (span, self._captured(layers, texts, bare=bare))
+            self._kept = (span, self.backing_off(lambda: self._captured(layers, texts, bare=bare)))
 
     def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
         parts: dict[int, list[Kept]] = {}
@@ -148,11 +150,15 @@ class Runner:
         texts = self._texts(span)
         # Rows of one text stand together, so that those of one batch are about equally long.
         pairs = [(plan, text) for text in range(len(texts)) for plan in range(len(plans))]
+        return self.backing_off(lambda: self._pass(plans, pairs, texts, kept))
+
+    def backing_off(self, work: "Callable[[], T]") -> "T":
+        """`work()`, with ever smaller batches where memory runs out."""
         while True:
             try:
-                return self._pass(plans, pairs, texts, kept)
+                return work()
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error) or self.tokens < 2 * int(self.task.lengths.min()):
+                if not out_of_memory(error) or self.tokens < 2 * min(self._longest, int(self.task.lengths.min())):
                     raise
             self.tokens //= 2
             self.forget()
@@ -212,11 +218,15 @@ class Runner:
         import torch
 
         texts = self._texts(span)
-        totals = np.zeros(len(texts))
-        with self.ablation.off(plan), torch.inference_mode():
-            for feed in self.task.feeds(texts.tolist(), self.tokens):
-                np.add.at(totals, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
-        return totals / self.task.weights[texts]
+
+        def measure() -> np.ndarray:
+            totals = np.zeros(len(texts))
+            with self.ablation.off(plan), torch.inference_mode():
+                for feed in self.task.feeds(texts.tolist(), self.tokens):
+                    np.add.at(totals, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
+            return totals / self.task.weights[texts]
+
+        return self.backing_off(measure)
 
     def _sums(self, feed: Any) -> "Tensor":
         import torch
@@ -229,16 +239,18 @@ class Runner:
 
     def rows(self, texts: np.ndarray) -> int:
         """Rows of a forward pass over the longest of these texts."""
-        return max(1, self.tokens // int(self.task.lengths[texts].max()))
+        return max(1, self.tokens // min(self._longest, int(self.task.lengths[texts].max())))
 
     def check(self) -> None:
         """Hold the fast ways against the plain one on a few texts, and give up those that differ."""
         if not self.mixes:
             return
         span = (0, min(CHECK_TEXTS, self.n_texts))
-        last = self.stack.n_layers - 1
-        plan: Plan = dict.fromkeys(range(self.stack.n_layers), (self.width // 2,))
-        plans: list[Plan] = [{}, plan, {last: (0,)}]
+        # Sets large enough that what they do stands far above rounding, and different on every row.
+        random = np.random.default_rng(0)
+        some = [tuple(sorted(random.permutation(self.width)[: max(1, self.width // 4)].tolist())) for _ in range(3)]
+        layers = range(self.stack.n_layers)
+        plans: list[Plan] = [{}, dict.fromkeys(layers, some[0]), {layers[-1]: some[1]}, dict.fromkeys(layers, some[2])]
         plain = np.stack([self._alone(one, span) for one in plans])
         ways: list[tuple[str, Callable[[], np.ndarray]]] = [
             ("mixing several ablations in a batch", lambda: self._mixed(plans, span, None))
@@ -293,9 +305,12 @@ def _joined(layer: int, parts: list[Kept], place: np.ndarray) -> Kept:
     return Kept(layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None)
 
 
-def _close(one: np.ndarray, other: np.ndarray, *, exact: bool) -> bool:
-    relative = 1e-3 if exact else 3e-2
-    return bool(np.allclose(one, other, rtol=relative, atol=relative / 10, equal_nan=True))
+def _close(found: np.ndarray, plain: np.ndarray, *, exact: bool) -> bool:
+    """Whether values [plan, text] agree, the first plan's as they are and the others' in what they change."""
+    relative = 1e-3 if exact else 5e-2
+    intact = np.allclose(found[0], plain[0], rtol=relative, atol=relative / 10, equal_nan=True)
+    changes = np.allclose(found[1:] - found[0], plain[1:] - plain[0], rtol=relative, atol=relative / 10, equal_nan=True)
+    return bool(intact and changes)
 
 
 def _float32() -> Any:
@@ -304,7 +319,7 @@ def _float32() -> Any:
     return torch.float32
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     import torch
 
     text = str(error).lower()

@@ -17,6 +17,7 @@ from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.units import Unit, Work
 
 PIECE = 64
+SCALE_UNITS = 16  # the fewest that a common scale of gradients is taken from
 Round = tuple[str, list[Work]]
 
 
@@ -35,8 +36,9 @@ class Measured:
     weights: np.ndarray
     _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
 
-    def add(self, key: str, values: np.ndarray) -> None:
-        """Append differences on the texts that follow those of `key` so far."""
+    def add(self, key: str, start: int, values: np.ndarray) -> None:
+        """Append differences on the texts from `start`, which follow those of `key` so far."""
+        assert start == self.n(key), f"{key} is measured up to {self.n(key)}, not {start}"
         self._parts.setdefault(key, []).append(values)
 
     def n(self, key: str) -> int:
@@ -88,13 +90,15 @@ class State:
 
     def look(self, numbers: Sequence[int]) -> None:
         """Estimate these units from what is measured of them."""
-        weights = self.measured.weights
         if self.gradients is not None and not self.scales:
             self._weigh_gradients(self.gradients)
         for number in numbers:
-            values = self.measured.values(self.units[number].key)
-            level = self.strict if number in self.ranked else self.level
-            self.estimates[number] = estimate(values, weights, level, self.control(number), weights)
+            self.estimates[number] = self.estimate(number, self.strict if number in self.ranked else self.level)
+
+    def estimate(self, number: int, level: float) -> Estimate:
+        """A unit's effect with an interval of this level, from all that is measured of it."""
+        weights = self.measured.weights
+        return estimate(self.measured.values(self.units[number].key), weights, level, self.control(number), weights)
 
     def _weigh_gradients(self, gradients: np.ndarray) -> None:
         """Decide how gradients serve, from all units at their first look."""
@@ -103,7 +107,9 @@ class State:
             windows.setdefault(unit.window, []).append(number)
         for window, numbers in windows.items():
             first = np.stack([self.measured.values(self.units[number].key)[: self.looks[0]] for number in numbers])
-            self.scales[window] = gradient_scale(first, self.measured.weights, gradients[:, numbers].T)
+            # A scale fitted to few units is fitted to their noise, and the estimate would no longer be unbiased.
+            many = len(numbers) >= SCALE_UNITS
+            self.scales[window] = gradient_scale(first, self.measured.weights, gradients[:, numbers].T) if many else 1.0
             for number, values in zip(numbers, first, strict=True):
                 self.uses_gradients[number] = use_gradients(values, self.measured.weights, self._slopes(number))
 
@@ -122,6 +128,8 @@ class State:
     def texts_left(self) -> float:
         """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
         left = 0.0
+        if self.options.exact:
+            return float(sum(self.looks[-1] - self.measured.n(unit.key) for unit in self.units))
         for found in self.estimates:
             if found is None:
                 left += 2 * self.looks[0]
@@ -135,7 +143,7 @@ def exact(state: State) -> Iterator[Round]:
     """Every unit on every text, piece by piece."""
     for start, stop in pieces(state.looks):
         yield "effects", [Work(unit, start, stop) for unit in state.units]
-    state.look(range(len(state.units)))
+        state.look(range(len(state.units)))
     state.separated = True
 
 
@@ -172,10 +180,10 @@ def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
 
 def _needed(state: State) -> set[int]:
     """Units that can still be measured and must be, for the order of the top; sets `state.separated`."""
-    found = [one for one in state.estimates if one is not None]
     if not state.options.top:
         state.separated = True
         return set()
+    found = [state.estimate(number, state.strict) for number in range(len(state.units))]
     wanted = unsettled(
         found,
         lambda number: state.measured.values(state.units[number].key),

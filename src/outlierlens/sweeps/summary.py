@@ -17,12 +17,12 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
     """Every unit's effect, in the order planned."""
     ranks = _ranks(runner, state, found)
     by_set = {(null.label, null.window): null for null in nulls if null.kind == "random"}
-    counts: dict[tuple[tuple[int, ...], int], int] = {}
+    counts: dict[tuple[tuple[int, int], ...], int] = {}
     effects = []
     for number, unit in enumerate(state.units):
         estimate = _estimate(state, number)
-        shape = (unit.layers, len(unit.dims))
-        if shape not in counts:  # equal for all sets of this size in these layers
+        shape = tuple((layer, len(dims)) for layer, dims in sorted(unit.plan.items()))
+        if shape not in counts:  # equal for all sets of these sizes in these layers
             with runner.ablation.off(unit.plan) as touched:
                 counts[shape] = touched
         null = by_set.get((unit.label, unit.window))

@@ -116,6 +116,9 @@ def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[in
         units.append(
             Unit("; ".join(f"{where}: {', '.join(map(str, one))}" for one, where in _grouped(plan)), BY_LAYER, plan)
         )
+    units = list({unit.key: unit for unit in reversed(units)}.values())[
+        ::-1
+    ]  # what is the same in two ways is one unit
     if not units:
         raise BadInput("nothing to sweep: name dimensions or sets, or leave both out to sweep every dimension")
     return units

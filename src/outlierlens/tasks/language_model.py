@@ -35,15 +35,14 @@ VOCABULARY_PART = {
 
 @dataclass(frozen=True)
 class _Rows:
-    """One forward pass: its inputs, where to predict (bool [batch, token]) and what ([selected], row by row).
+    """One forward pass: its inputs, where to predict (rows and tokens, [selected] each) and what ([selected]).
 
-    `row_of` says which row each predicted token is in [selected]; `slots` which text asked for each row is of.
+    `slots` says which of the texts asked for each row is of.
     """
 
     inputs: dict[str, "Tensor"]
-    positions: "Tensor"
+    positions: tuple["Tensor", "Tensor"]
     targets: "Tensor"
-    row_of: "Tensor"
     slots: tuple[int, ...]
     n_tokens: int
 
@@ -110,18 +109,16 @@ class LanguageModelLoss(ABC):
         longest = max(len(window.ids) for _, window in rows)
         ids = np.full((len(rows), longest), tokenizer.pad_token_id or 0, dtype=np.int64)
         valid = np.zeros((len(rows), longest), dtype=np.int64)
-        positions = np.zeros((len(rows), longest), dtype=bool)
         for row, (_, window) in enumerate(rows):
             ids[row, : len(window.ids)] = window.ids
             valid[row, : len(window.ids)] = 1
-            positions[row, window.positions] = True
         counts = [len(window.positions) for _, window in rows]
+        places = np.array([place for _, window in rows for place in window.positions], dtype=np.int64)
         targets = np.array([token for _, window in rows for token in window.targets], dtype=np.int64)
         return _Rows(
             inputs={"input_ids": self._move(ids), "attention_mask": self._move(valid)},
-            positions=self._move(positions),
+            positions=(self._move(np.repeat(np.arange(len(rows)), counts)), self._move(places)),
             targets=self._move(targets),
-            row_of=self._move(np.repeat(np.arange(len(rows)), counts)),
             slots=tuple(slot for slot, _ in rows),
             n_tokens=int(valid.sum()),
         )
@@ -139,7 +136,7 @@ class LanguageModelLoss(ABC):
         device = self.loaded.device
         wide = torch.float32 if device.type == "mps" else torch.float64
         total = torch.zeros(len(feed.slots), dtype=wide, device=device)
-        return total.index_add(0, feed.row_of, losses.to(wide))
+        return total.index_add(0, feed.positions[0], losses.to(wide))
 
     def _losses(self, feed: _Rows) -> "Tensor":
         """Nats of every predicted token [selected], from the model's own logits."""
