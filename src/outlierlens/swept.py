@@ -72,7 +72,8 @@ class Null:
         dims: of each control set; empty for "matched", where they differ by layer, and for "dimensions".
         changes: of each control set; sorted ascending.
         change: of the set itself on the same texts.
-        p: (1 + #{control >= change}) / (1 + n).
+        p: (1 + #{control >= change}) / (1 + n); q: adjusted over all sets (or listed dimensions) and windows of this sweep
+            that have controls of this kind (Benjamini & Hochberg 1995).
         median, percentile_95, mean: of `changes`.
         times_mean: change / mean; None where the mean is not positive.
         closeness: matched only: median of the controls' magnitudes over the wanted ones; 1 is a perfect match.
@@ -90,6 +91,7 @@ class Null:
     mean: float
     times_mean: float | None
     closeness: float | None = None
+    q: float | None = None
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Marks:
         """Whether the effect stands out.
 
         By rank that is asked only of what was named before measuring: the weights' dimensions (q_found), and sets and
-        listed dimensions (p among random ones). Of all dimensions some are the largest in any model: their own ranks say
+        listed dimensions (q among random ones). Of all dimensions some are the largest in any model: their own ranks say
         nothing.
         """
         if self.rule == "5x":
@@ -39,7 +39,7 @@ class Marks:
         if effect.q_found is not None:
             return effect.q_found <= SIGNIFICANT
         among = random_null(sweep, effect)
-        return among is not None and among.p <= SIGNIFICANT
+        return among is not None and among.q is not None and among.q <= SIGNIFICANT
 
     @property
     def meaning(self) -> str:
@@ -47,8 +47,8 @@ class Marks:
         if self.rule == "5x":
             return "* at least 5 times the mean of random dimensions or sets (Puccetti et al. 2022)"
         return (
-            f"* rank test at {SIGNIFICANT:.0%}, of dimensions that the weights named (Benjamini–Hochberg over them), and of "
-            f"sets and listed dimensions (among random ones)"
+            f"* rank test at {SIGNIFICANT:.0%}, of dimensions that the weights named and, among random "
+            f"ones, of sets and listed dimensions (Benjamini–Hochberg over each)"
         )
 
 

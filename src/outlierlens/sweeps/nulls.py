@@ -5,13 +5,14 @@ nulls_of(state, families, n_texts=16)
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outlierlens.bench import magnitude
 from outlierlens.controls import matched_sets, random_sets, rank_p, relabelled
 from outlierlens.errors import BadInput
+from outlierlens.sweeps.estimate import benjamini_hochberg
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.units import Unit
@@ -127,6 +128,10 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
                     closeness=family.closeness,
                 )
             )
+    for kind in {null.kind for null in nulls}:
+        places = [place for place, null in enumerate(nulls) if null.kind == kind]
+        for place, q in zip(places, benjamini_hochberg(np.array([nulls[place].p for place in places])), strict=True):
+            nulls[place] = replace(nulls[place], q=float(q))
     return tuple(nulls)
 
 
