@@ -11,7 +11,7 @@ round holds, an engine (`engines`, `ray_engine`) does it, `summary` and `nulls` 
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -90,9 +90,8 @@ def sweep(
         strict = look_level(looks, options.level)
         level = strict if options.anytime else stop_level(looks, options.level, options.relative)
         state = State(units, options, looks, level, strict, Measured(runner.weights))
-        doing = (engine or Local)(runner)
-        held.callback(doing.close)
-        run = _Run(runner, store, doing, state, progress)
+        run = _Run(runner, store, engine or Local, state, progress)
+        held.callback(run.close)
         if options.gradients and not options.exact and can_differentiate(runner):
             state.gradients = run.gradients(min(options.gradients, looks[-1]))
         run.measure(exact(state) if options.exact else adaptive(state))
@@ -163,11 +162,13 @@ class _Run:
         self,
         runner: Runner,
         rows: RowStore | _Memory,
-        engine: Engine,
+        engine: Callable[[Runner], Engine],
         state: State,
         progress: Callable[[SweepProgress], None] | None,
     ):
-        self.runner, self.rows, self.engine, self.state, self.progress = runner, rows, engine, state, progress
+        self.runner, self.rows, self.state, self.progress = runner, rows, state, progress
+        self._make_engine = engine
+        self._engine: Engine | None = None
         self.spans = pieces(state.looks)
         self._digest = hashlib.sha256("\n".join(unit.key for unit in state.units).encode()).hexdigest()[:16]
         self.n_controls = self._before_controls = 0
@@ -184,7 +185,7 @@ class _Run:
             self.report(phase)
             begun = time.monotonic()
             self._started = self._started or (begun if missing else None)
-            for work, values in self.engine.measure(missing):
+            for work, values in self._measured(missing):
                 difference = values - self._intact[work.start, work.stop]
                 self.rows.append(work.key, {"differences": _rounded(difference)})
                 self._texts += work.n_texts
@@ -192,6 +193,19 @@ class _Run:
             self._clock(begun, bool(missing))
             for work in works:
                 self.state.measured.add(work.unit.key, work.start, np.array(self.rows.get(work.key)["differences"]))  # type: ignore[index]
+
+    def _measured(self, works: list[Work]) -> Iterator[tuple[Work, np.ndarray]]:
+        """The engine's answers; it is made when there is something to do: a finished sweep needs no cluster."""
+        if not works:
+            return
+        if self._engine is None:
+            self._engine = self._make_engine(self.runner)
+        yield from self._engine.measure(works)
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        if self._engine is not None:
+            self._engine.close()
 
     def _need_intact(self, spans: Iterable[tuple[int, int]]) -> None:
         """Have the intact model's values on these spans, measured in this process."""
