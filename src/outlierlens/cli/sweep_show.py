@@ -89,10 +89,10 @@ def _head(sweep: "Sweep") -> Iterator[str]:
     yield f"mode {sweep.mode}, stream {sweep.stack} of {sweep.n_layers} layers × {sweep.width:,} dimensions, {shown}"
     if sweep.method == "adaptive":
         unfinished = sum(effect.stopped == "unfinished" for effect in sweep.effects)
-        settled = "settled" if sweep.separated else "not settled"
+        settled = f"; the order of the {sweep.top_k} largest is {'settled' if sweep.separated else 'not settled'}"
         yield (
-            f"measured until the interval is within ± {sweep.tolerance:g} or ± {sweep.relative:.0%} of the change; the "
-            f"order of the {sweep.top_k} largest is {settled}"
+            f"measured until the interval is within ± {sweep.tolerance:g} or ± {sweep.relative:.0%} of the change"
+            + (settled if sweep.top_k else "")
             + (f"; {unfinished:,} effects are wider than that" if unfinished else "")
         )
 
