@@ -261,6 +261,7 @@ def effect(dim, change, *, window="all layers", layers=tuple(range(30)), half=0.
 def null(of, changes, kind="random", *, n_texts=16):
     changes = tuple(sorted(float(change) for change in changes))
     mean = float(np.mean(changes))
+    p = (1 + sum(change >= of.change for change in changes)) / (1 + len(changes))
     return Null(
         label=of.label,
         window=of.window,
@@ -268,7 +269,8 @@ def null(of, changes, kind="random", *, n_texts=16):
         n_texts=n_texts,
         change=of.change,
         changes=changes,
-        p=(1 + sum(change >= of.change for change in changes)) / (1 + len(changes)),
+        p=p,
+        q=p,
         median=float(np.median(changes)),
         percentile_95=float(np.percentile(changes, 95)),
         mean=mean,

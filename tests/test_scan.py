@@ -224,6 +224,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     data = synthetic_report.report_data()
     made = {"Scan": data.scan, "Observation": data.observation, "Damage": data.damages[0], "ReportData": data}
     made |= {"Scans": Scans((data.scan,)), "Comparison": compare(data.scan, data.scan)}
+    made["Sweep"] = synthetic_report.sweep()
     assert set(made) == set(HOMES) == set(_KINDS)
     for kind, value in made.items():
         save(value, tmp_path / f"{kind}.json")

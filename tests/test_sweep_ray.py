@@ -175,7 +175,12 @@ def test_a_sweep_on_two_nodes_of_which_one_dies_is_the_sweep_of_one_process(
 
     def kill(progress: SweepProgress) -> None:
         # With both workers at work and most of it to do.
-        if cluster.second and progress.phase == "effects" and sum(bool(m.share) for m in engines[0]._crew) == 2:
+        if (
+            cluster.second
+            and engines
+            and progress.phase == "effects"
+            and sum(bool(m.share) for m in engines[0]._crew) == 2
+        ):
             cluster.remove_node(cluster.second)
             cluster.second = None
 
