@@ -15,12 +15,26 @@ ROOT = SOURCE.parent.parent
 # Lower layers first; a module may import from its own layer and from those below.
 LAYERS = [
     {"errors", "_version"},
-    {"results", "rows", "detect", "scanned", "comparison", "observation", "damage", "show", "swept"},
+    {
+        "results",
+        "rows",
+        "detect",
+        "scanned",
+        "comparison",
+        "observation",
+        "damage",
+        "show",
+        "swept",
+        "trajectory",
+        "tracked",
+    },
     {"arch", "checkpoint", "samples", "hidden", "models", "data", "inputs"},
     {
         "stats",
         "histogram",
         "weights",
+        "tracking",
+        "change_point",
         "activations",
         "activation_rules",
         "stats_summary",
@@ -81,7 +95,8 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(VIEWS | {"weights", "detect", "results", "observation", "damage", "swept", "checkpoint"})
+    "name",
+    sorted(VIEWS | {"weights", "detect", "results", "observation", "damage", "swept", "trajectory", "checkpoint"}),
 )
 def test_views_and_results_import_no_torch(name: str) -> None:
     heavy = ("torch", "transformers", "scipy", "pandas")

@@ -83,7 +83,7 @@ def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: st
 
 
 def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOptions, command: str) -> Scan:
-    sites = [site for stack in bound for site in _sites(stack, options.view)]
+    sites = [site for stack in bound for site in sites_of(stack, options.view)]
     if not sites:
         raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")
     _check_size(checkpoint, sites, options)
@@ -104,7 +104,7 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
 
 
 @dataclass(frozen=True)
-class _Site:
+class Site:
     """One parameter family to measure over the layers of a stack."""
 
     stack: BoundStack
@@ -114,24 +114,25 @@ class _Site:
     is_norm: bool
 
 
-def _sites(stack: BoundStack, view: View) -> list[_Site]:
+def sites_of(stack: BoundStack, view: View) -> list[Site]:
+    """What `view` measures of a stack: its last operation, or each reading norm that every layer has."""
     layers = stack.weight_layers
     declared = stack.stack
     if view == "last":
         names = [declared.last_norm] if stack.ends_in_norm else list(declared.last_linear)
         scale, bias = (tuple(values[layer] for layer in layers) for values in (stack.scale, stack.bias))
-        return [_Site(stack, " + ".join(name.removesuffix("()") for name in names), scale, bias, stack.ends_in_norm)]
+        return [Site(stack, " + ".join(name.removesuffix("()") for name in names), scale, bias, stack.ends_in_norm)]
     sites = []
     for module in declared.reading_norms:
         present = tuple(
             tuple(param for param in stack.reading[layer] if f".{module}." in param.name) for layer in layers
         )
         if all(present):
-            sites.append(_Site(stack, module, present, ((),) * len(layers), True))
+            sites.append(Site(stack, module, present, ((),) * len(layers), True))
     return sites
 
 
-def _check_size(checkpoint: Checkpoint, sites: list[_Site], options: ScanOptions) -> None:
+def _check_size(checkpoint: Checkpoint, sites: list[Site], options: ScanOptions) -> None:
     params = {p.name for site in sites for layer in (*site.scale, *site.bias) for p in layer}
     linear = [site.name for site in sites if not site.is_norm]
     if not linear:
@@ -148,7 +149,18 @@ def _check_size(checkpoint: Checkpoint, sites: list[_Site], options: ScanOptions
     )
 
 
-def _scan_site(checkpoint: Checkpoint, site: _Site, rule: Rule, digest: Any) -> StackScan:
+def _scan_site(checkpoint: Checkpoint, site: Site, rule: Rule, digest: Any) -> StackScan:
+    measured, n_values = measure(checkpoint, site, digest)
+    outliers, n_sigma = find(measured, rule)
+    return _stack_scan(site, measured, outliers, n_sigma, rule, n_values)
+
+
+def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, int]:
+    """Scale and bias of a site over its layers, and how many scalars were read; `digest` takes names and values.
+
+    Raises:
+        BadFile: layers disagree on the width of the stream, or a value is not finite.
+    """
     names = [param.name for layer in (*site.scale, *site.bias) for param in layer]
     wanted = {param.name: param for layer in (*site.scale, *site.bias) for param in layer}
     vectors: dict[str, np.ndarray] = {}
@@ -166,9 +178,7 @@ def _scan_site(checkpoint: Checkpoint, site: _Site, rule: Rule, digest: Any) -> 
         return np.stack([combine([vectors[p.name] for p in layer], layer, ranks) for layer in layers])
 
     scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
-    measured = Measured(scale, bias, where=f"{checkpoint.name}, {site.name}")
-    outliers, n_sigma = find(measured, rule)
-    return _stack_scan(site, measured, outliers, n_sigma, rule, n_values)
+    return Measured(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
 
 
 def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
@@ -216,7 +226,7 @@ def _one_sided(measured: Measured, rule: Rule, n_sigma: float) -> list[str]:
 
 
 def _stack_scan(
-    site: _Site, measured: Measured, outliers: tuple[Outlier, ...], used: float, rule: Rule, n_values: int
+    site: Site, measured: Measured, outliers: tuple[Outlier, ...], used: float, rule: Rule, n_values: int
 ) -> StackScan:
     asked = rule.n_sigma
     declared = site.stack.stack
