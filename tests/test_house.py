@@ -27,14 +27,19 @@ LAYERS = [
         "swept",
         "trajectory",
         "tracked",
+        "watch_rows",
     },
-    {"arch", "checkpoint", "samples", "hidden", "models", "data", "inputs"},
+    {"arch", "checkpoint", "samples", "hidden", "variants", "models", "data", "inputs"},
     {
         "stats",
         "histogram",
         "weights",
         "tracking",
         "change_point",
+        "watch",
+        "watch_crossings",
+        "watch_probe",
+        "callback",
         "activations",
         "activation_rules",
         "stats_summary",
@@ -45,6 +50,7 @@ LAYERS = [
         "bench",
         "sweeps",
         "modes",
+        "pretrain",
     },
     {"charts", "report"},
     {"cli"},
@@ -96,7 +102,10 @@ def test_imports_go_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(VIEWS | {"weights", "detect", "results", "observation", "damage", "swept", "trajectory", "checkpoint"}),
+    sorted(
+        VIEWS
+        | {"weights", "detect", "results", "observation", "damage", "swept", "trajectory", "watch_rows", "checkpoint"}
+    ),
 )
 def test_views_and_results_import_no_torch(name: str) -> None:
     heavy = ("torch", "transformers", "scipy", "pandas")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.activations import ObserveOptions, observe
     from outlierlens.bench import DisableOptions, disable
+    from outlierlens.callback import OutlierCallback
     from outlierlens.comparison import compare
     from outlierlens.data import read_texts
     from outlierlens.detect import Rule
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from outlierlens.samples import fetch
     from outlierlens.sweeps.loop import sweep
     from outlierlens.sweeps.options import SweepOptions
+    from outlierlens.watch import WatchOptions, watch
     from outlierlens.weights import ScanOptions, scan
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch.
@@ -52,6 +54,9 @@ _HOME = {
     "DisableOptions": "bench",
     "sweep": "sweeps.loop",
     "SweepOptions": "sweeps.options",
+    "watch": "watch",
+    "WatchOptions": "watch",
+    "OutlierCallback": "callback",
     "load": "results",
     "save": "results",
 }
@@ -59,10 +64,12 @@ _HOME = {
 __all__ = [
     "DisableOptions",
     "ObserveOptions",
+    "OutlierCallback",
     "OutlierlensError",
     "Rule",
     "ScanOptions",
     "SweepOptions",
+    "WatchOptions",
     "__version__",
     "clip",
     "compare",
@@ -78,6 +85,7 @@ __all__ = [
     "save",
     "scan",
     "sweep",
+    "watch",
     "zeroed_weights",
 ]
 

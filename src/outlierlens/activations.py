@@ -115,7 +115,7 @@ class Observer:
         self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
         if other := [stack.name for stack in loaded.stacks if stack.name in NOT_TEXT]:
             self.notes.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
-        self.reader = _reader(loaded, self.stacks)
+        self.reader = text_reader(loaded, self.stacks)
         self.accepts = set(inspect.signature(self.reader.forward).parameters)
         self.shifted = "decoder" if "decoder_input_ids" in self.accepts else ""
         if self.shifted:
@@ -298,8 +298,12 @@ class _Stream:
         return found
 
 
-def _reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
-    """The innermost module that takes token ids and runs all of `stacks`: the model without its head, as a rule."""
+def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
+    """The innermost module that takes token ids and runs all of `stacks`: the model without its head, as a rule.
+
+    Raises:
+        BadInput: no such module takes token ids.
+    """
     paths = [block.split(".") for stack in stacks for block in stack.blocks]
     common = []
     for names in zip(*paths, strict=False):

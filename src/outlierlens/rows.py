@@ -10,6 +10,7 @@ The first line holds `identity`: what must be equal for the rows to belong toget
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,34 @@ class RowStore:
         self.done[key] = value
         return value
 
+    def rewind(self, keep: Callable[[str], bool]) -> Path | None:
+        """Move the units whose key `keep` refuses to a new file beside this one; returns its path, None for no such unit.
+
+        For work that goes on from an earlier point and will make them again. A process killed meanwhile loses nothing:
+        the other file is complete before this one is replaced as a whole.
+        """
+        first, *lines = self.path.read_bytes().splitlines(keepends=True)
+        keys = [json.loads(line)["key"] for line in lines]
+        leaving = [not keep(key) for key in keys]
+        if not any(leaving):
+            return None
+        aside = _free_name(self.path)
+        for path, wanted in ((aside, True), (self.path, False)):
+            written = path.with_name(path.name + ".part")
+            with written.open("wb") as file:
+                file.write(
+                    first + b"".join(line for line, leaves in zip(lines, leaving, strict=True) if leaves is wanted)
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            written.replace(path)
+        self.file.close()
+        self.file = self.path.open("a", encoding="utf-8")
+        for key, leaves in zip(keys, leaving, strict=True):
+            if leaves:
+                self.done.pop(key, None)
+        return aside
+
     def _write(self, row: dict[str, Any]) -> None:
         self.file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
         self.file.flush()
@@ -77,8 +106,32 @@ class RowStore:
         self.file.close()
 
 
-def _read(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """({key: value}, bytes of whole lines)."""
+def read_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(identity, {key: value}) of a file of rows, which may still be growing; a torn last line is left out.
+
+    Raises:
+        BadInput: no such file.
+        BadFile: not such a file, or a line before the last is malformed.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file of rows")
+    done, end = _read(path, None)
+    if not end:
+        raise BadFile(f"{path}: holds no row; its first line was not written completely")
+    with path.open("rb") as file:
+        identity = json.loads(file.readline())["identity"]
+    return identity, done
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.replayed-{number}{path.suffix}")).exists():
+        number += 1
+    return aside
+
+
+def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], int]:
+    """({key: value}, bytes of whole lines); the identity is compared where one is given."""
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
     start = b'{"identity":'
@@ -89,7 +142,9 @@ def _read(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], int]:
         try:
             row = json.loads(line)
             if number == 1:
-                _same(path, row["identity"], json.loads(json.dumps(identity)))
+                found = dict(row["identity"])
+                if identity is not None:
+                    _same(path, found, json.loads(json.dumps(identity)))
             else:
                 done[row["key"]] = row["value"]
         except (ValueError, KeyError, TypeError):

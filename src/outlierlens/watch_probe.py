@@ -1,0 +1,248 @@
+"""Hidden states of a model in training on a fixed probe, leaving the model and the training exactly as they were.
+
+    probe = make_probe(loaded, options.probe, …)     # a few texts or token ids; None where the model reads no text
+    seen = probe.measure()                           # {stream: Activations}
+    with untouched(model): ...                       # evaluation mode, no gradients; modes and random state restored
+
+The pass runs the module below the head in the parameters' own precision, whatever autocast the training uses.
+"""
+
+import copy
+import hashlib
+import inspect
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.activations import NOT_TEXT, text_reader
+from outlierlens.arch import BoundStack
+from outlierlens.data import EXCERPT, Batch, Texts, collate, decoder_side, read_texts
+from outlierlens.errors import BadInput
+from outlierlens.hidden import EMBEDDINGS, refuse_compiled, tapped
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a probe shows in one stream; see `watch_rows.Activity` for the formulas, float64 [layer] and float32 [dim]."""
+
+    kurtosis_dims: np.ndarray
+    kurtosis_entries: np.ndarray
+    inf_norm: np.ndarray
+    state: np.ndarray
+
+
+@dataclass(frozen=True)
+class ProbeSize:
+    """How much of the texts is read: the first `texts`, `tokens` of each, special tokens included."""
+
+    texts: int
+    tokens: int
+
+
+class Probe:
+    """A fixed batch and the way to run it.
+
+    Attributes:
+        digest: SHA-256 over the token ids and which of them count.
+    """
+
+    def __init__(self, loaded: LoadedModel, batch: Batch):
+        self.loaded, self.batch = loaded, batch
+        self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+        self.reader = text_reader(loaded, self.stacks)
+        accepts = set(inspect.signature(self.reader.forward).parameters)
+        self.inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in accepts}
+        if "decoder_input_ids" in accepts:
+            self.inputs["decoder_input_ids"], _ = decoder_side(batch, loaded.config)
+            self.inputs["decoder_attention_mask"] = batch.valid.long()
+        self.plain = {"use_cache": False} if "use_cache" in accepts else {}
+        digest = hashlib.sha256(str(tuple(batch.valid.shape)).encode())
+        for part in (batch.inputs["input_ids"], batch.valid.long()):
+            digest.update(part.numpy().astype("<i8").tobytes())
+        self.digest = digest.hexdigest()
+
+    def measure(self) -> dict[str, Activations]:
+        """Run the probe and describe every layer of every stream; the model is left as it was.
+
+        Raises:
+            BadInput: states do not fit the tokens (attention that unpads).
+        """
+        import torch
+
+        device = self.loaded.device
+        valid = self.batch.valid.to(device)
+        seen: dict[str, list[Tensor]] = {stack.name: [] for stack in self.stacks}
+        states: dict[str, Tensor] = {}
+
+        def look(stack: BoundStack, layer: int, found: "Tensor") -> None:
+            if layer == EMBEDDINGS:
+                return
+            if found.shape[:2] != valid.shape:
+                raise BadInput(
+                    f"stream {stack.name}, layer {layer}: states are {list(found.shape)}, the probe's tokens "
+                    f"{list(valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding in place"
+                )
+            seen[stack.name].append(_describe(found, valid))
+            if layer == middle(stack.n_layers):
+                states[stack.name] = found[0][valid[0]].float().mean(0)
+
+        with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look):
+            inputs = {name: value.to(device) for name, value in self.inputs.items()}
+            with torch.autocast(device.type, enabled=False):
+                self.reader(**inputs, **self.plain)
+            found = {}
+            for stack in self.stacks:
+                layers = torch.stack(seen[stack.name]).cpu().double().numpy()  # [layer, measure]
+                state = states[stack.name].cpu().numpy()
+                found[stack.name] = Activations(layers[:, 0], layers[:, 1], layers[:, 2], state)
+        return found
+
+
+def middle(n_layers: int) -> int:
+    """The layer whose state is kept: 4 of 8, as in the paper's figure."""
+    return n_layers // 2
+
+
+def _describe(states: "Tensor", valid: "Tensor") -> "Tensor":
+    """Kurtosis over dims, kurtosis over entries and inf-norm of [batch, token, dim] over valid tokens: [3]."""
+    import torch
+
+    # Fourth powers of a few hundred swamp float32; MPS has nothing wider.
+    wide = states.detach().float() if states.device.type == "mps" else states.detach().double()
+    second = wide[valid].square().mean(0)  # [dim]
+    over_dims = second.square().mean() / second.mean().square()
+    mask = valid.unsqueeze(-1)
+    count = valid.sum(1) * states.shape[-1]  # [text]
+    mean = wide.masked_fill(~mask, 0).sum((1, 2)) / count
+    square = (wide - mean[:, None, None]).masked_fill(~mask, 0).square()
+    variance = square.sum((1, 2)) / count
+    entries = (square.square().sum((1, 2)) / count / variance.square()).mean()
+    largest = wide.masked_fill(~mask, 0).abs().amax((1, 2)).mean()
+    return torch.stack([over_dims, entries, largest])
+
+
+def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", size: ProbeSize) -> Probe | None:
+    """A probe of texts or token ids [text, token]; by default of the excerpt shipped with the package.
+
+    None where no probe was asked for and none can be made: no tokenizer, or a model that reads no text.
+
+    Raises:
+        BadInput: the probe that was asked for cannot be read by this model.
+    """
+    if given is None and loaded.tokenizer is None:
+        return None
+    try:
+        if given is None or isinstance(given, Texts):
+            batch = _from_texts(loaded, given or read_texts(EXCERPT), size)
+        else:
+            batch = _from_ids(loaded, given)
+        return Probe(loaded, batch)
+    except BadInput:
+        if given is not None:
+            raise
+        return None
+
+
+def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
+    if loaded.tokenizer is None:
+        raise BadInput(
+            f"{loaded.name} has no tokenizer, so the probe's texts cannot be read; pass tokenizer= or token ids"
+        )
+    # A copy, because a call changes a tokenizer's truncation; one text at a time, because a batch starts threads, after
+    # which data loaders that fork complain.
+    tokenizer: Any = copy.deepcopy(loaded.tokenizer)
+    limit = token_limit(loaded, size.tokens)
+    encoded = [tokenizer(text, truncation=True, max_length=limit) for text in texts.texts[: size.texts]]
+    kept = tuple(number for number, text in enumerate(encoded) if text["input_ids"])
+    if not kept:
+        raise BadInput("the tokenizer made no token of the probe's texts; give others")
+    columns = {key: [encoded[number][key] for number in kept] for key in encoded[kept[0]]}
+    return collate(tokenizer, columns, kept, "cpu")
+
+
+def _from_ids(loaded: LoadedModel, given: Any) -> Batch:
+    import torch
+
+    ids = torch.as_tensor(given).detach().cpu()
+    if ids.ndim != 2 or ids.numel() == 0 or ids.is_floating_point() or ids.is_complex():
+        raise BadInput(f"a probe of token ids must be whole numbers [text, token], not {ids.dtype} {list(ids.shape)}")
+    size = loaded.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if int(ids.min()) < 0 or int(ids.max()) >= size:
+        raise BadInput(
+            f"the probe's token ids go from {int(ids.min())} to {int(ids.max())}; the model has {size:,} tokens"
+        )
+    limit = token_limit(loaded, ids.shape[1])
+    if ids.shape[1] > limit:
+        raise BadInput(f"the probe has {ids.shape[1]} tokens a text; the model has positions for {limit}")
+    valid = torch.ones(ids.shape, dtype=torch.bool)
+    inputs = {"input_ids": ids.long(), "attention_mask": valid.long()}
+    return Batch(inputs, valid, torch.zeros_like(valid), tuple(range(len(ids))))
+
+
+@contextmanager
+def untouched(model: "nn.Module") -> Iterator[None]:
+    """Run the model in evaluation mode without gradients or compiled calls; every trace is undone.
+
+    Each module's mode comes back by itself (some may have been in evaluation mode), as do the random states of Python,
+    NumPy and torch.
+    """
+    import torch
+
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    compiled = {
+        module: call for module in modules if (call := getattr(module, "_compiled_call_impl", None)) is not None
+    }
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+            for module in modules:
+                module.training = False  # not eval(): adapters merge their weights there
+            for module in compiled:
+                module._compiled_call_impl = None
+            refuse_compiled(model)
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+        random.setstate(python)
+        np.random.set_state(numpy)
+        # Weights cast while gradients were off must not serve a pass that needs them.
+        torch.clear_autocast_cache()
+
+
+def bare_model(model: "nn.Module") -> "nn.Module":
+    """The model inside compilers' and data-parallel wrappers.
+
+    Raises:
+        BadInput: its parameters are sharded, so that no process has whole vectors (FSDP, ZeRO-3).
+    """
+    inner: Any = model
+    while True:
+        wrappers = {cls.__name__ for cls in type(inner).__mro__}
+        if hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        elif wrappers & {"DistributedDataParallel", "DataParallel", "DeepSpeedEngine"}:
+            inner = inner.module
+        else:
+            break
+    sharded = [type(m).__name__ for m in inner.modules() if type(m).__name__ == "FullyShardedDataParallel"]
+    sharded += [name for name, p in inner.named_parameters() if type(p).__name__ == "DTensor" or hasattr(p, "ds_id")]
+    if sharded:
+        raise BadInput(
+            f"parameters of this model are sharded over processes ({sharded[0]}), so none of them holds whole vectors; "
+            "train with DDP or ZeRO-2 to watch, or run `outlierlens track` on the checkpoints afterwards"
+        )
+    return inner
