@@ -97,6 +97,28 @@ _ALL = [
         n_layers=8,
     ),
     _family("mpnet", TEXT, NORM, *_MASKED),
+    _family("outlierlens-bert", TEXT, NORM, "MaskedLM"),
+    _family(
+        "outlierlens-bert-rmsnorm",
+        TEXT | {"norm_kind": "rmsnorm", "position_kind": "alibi", "attention_kind": "clipped"},
+        1,
+        "MaskedLM",
+        model_type="outlierlens-bert",
+    ),
+    _family(
+        "outlierlens-bert-pre-norm",
+        TEXT | {"norm_order": "pre", "position_kind": "relative", "attention_kind": "gated"},
+        LINEAR,
+        "MaskedLM",
+        model_type="outlierlens-bert",
+    ),
+    _family(
+        "outlierlens-bert-pre-rmsnorm",
+        TEXT | {"norm_order": "pre", "norm_kind": "rmsnorm", "position_kind": "rotary"},
+        LINEAR,
+        "MaskedLM",
+        model_type="outlierlens-bert",
+    ),
     _family("deberta", TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, NORM, *_MASKED),
     _family(
         "deberta-v2",
@@ -251,6 +273,10 @@ def config_of(family: Family) -> Any:
     """The family's tiny `PretrainedConfig`."""
     from transformers import AutoConfig
 
+    from outlierlens import variants
+
+    if family.model_type == variants.MODEL_TYPE:
+        variants.register()
     return AutoConfig.for_model(family.model_type, **family.config)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from outlierlens import arch
+from outlierlens import arch, variants
 from outlierlens.arch import BoundStack
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 
@@ -151,9 +151,10 @@ def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
         "local_files_only": options.offline,
     }
     device = pick_device(options.device)
-    dtype = getattr(torch, options.dtype) if options.dtype != "auto" else _auto_dtype(device)
+    dtype = getattr(torch, options.dtype) if options.dtype != "auto" else auto_dtype(device)
     with _no_network() if options.offline else contextlib.nullcontext():
         try:
+            variants.register_config()
             config = transformers.AutoConfig.from_pretrained(source, **common)
             model = _load(transformers, source, config, dtype, {**common, "attention": options.attention})
             tokenizer = _tokenizer(transformers, source, common)
@@ -213,7 +214,11 @@ def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict
     extra = {"attn_implementation": attention} if attention else {}
     # A pre-training class adds a head of its own (next sentence, replaced tokens) to the masked-LM head.
     named = str((getattr(config, "architectures", None) or [""])[0]).replace("ForPreTraining", "ForMaskedLM")
-    with_head = getattr(transformers, named, None)
+    library = transformers
+    if getattr(config, "model_type", None) == variants.MODEL_TYPE:
+        variants.register()
+        library = variants
+    with_head = getattr(library, named, None)
     if isinstance(with_head, type) and issubclass(with_head, transformers.PreTrainedModel):
         model, lacking = _read(with_head, source, config, dtype, {**options, **extra})
         # A head that is not stored would be random: its outputs would mean nothing.
@@ -312,7 +317,8 @@ def pick_device(device: str) -> "torch.device":
     return chosen
 
 
-def _auto_dtype(device: "torch.device") -> "torch.dtype":
+def auto_dtype(device: "torch.device") -> "torch.dtype":
+    """bfloat16 where the hardware computes in it, float32 elsewhere."""
     import torch
 
     if device.type == "cuda":

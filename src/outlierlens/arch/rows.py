@@ -55,6 +55,7 @@ ARCHITECTURES: dict[str, Row] = {
     "mt5": _T5,
     "olmo2": (dec.OLMO2,),
     "opt": dec.opt,
+    "outlierlens-bert": enc.variant,
     "phi": (dec.PHI,),
     "phi3": (dec.LLAMA,),
     "qwen2": (dec.LLAMA,),

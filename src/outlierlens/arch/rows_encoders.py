@@ -86,6 +86,22 @@ CLIP_VISION = replace(
 SIGLIP_VISION = replace(CLIP_VISION, embeddings=("embeddings.position_embedding",), embedding_norm="")
 
 
+def variant(config: Config) -> tuple[Stack, ...]:
+    """BERT, or its pre-norm sibling; the names of norms are the same for LayerNorm and RMSNorm."""
+    if config.get("norm_order", "post") == "post":
+        return (BERT,)
+    return (
+        replace(
+            BERT,
+            norm_site="read",
+            last_norm="",
+            other_norms=(),
+            reading_norms=("attention.LayerNorm", "intermediate.LayerNorm"),
+            final_norm="encoder.LayerNorm",
+        ),
+    )
+
+
 def electra(config: Config) -> tuple[Stack, ...]:
     """BERT; a generator's embeddings are narrower than the stream and projected into it after their norm."""
     if _narrow_embeddings(config, default=128):
