@@ -17,7 +17,8 @@ from outlierlens.errors import UnknownArchitecture
 SAME = [
     "bert", "electra-generator", "distilbert", "mpnet", "deberta-v2", "modernbert", "xlnet", "bart", "t5", "t5-gated",
     "gpt2", "gpt_neox", "opt", "opt-post-norm", "llama-biases", "gemma", "gemma2", "olmo2", "phi", "mixtral",
-    "gpt_oss", "bloom", "falcon", "falcon-new", "vit", "wav2vec2-stable", "clip",
+    "gpt_oss", "bloom", "falcon", "falcon-new", "vit", "wav2vec2-stable", "clip", "outlierlens-bert",
+    "outlierlens-bert-pre-rmsnorm",
 ]  # fmt: skip
 
 

@@ -70,6 +70,9 @@ def tiny_model(config: Config) -> TinyModel:
     """
     import transformers
 
+    from outlierlens import variants
+
+    variants.register()
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise UnknownArchitecture(

@@ -4,7 +4,7 @@
     loss = loss + weight * kurtosis(states, valid)                  # states [batch, token, dim], of each layer
     clamp_scale_(model, stacks, limit=0.3)                          # after each optimizer step
     planted_(model, stack, dims, scale=3.0, bias=-1.0)              # before the first step
-    planted_from_(model, stack, "a-trained-checkpoint", dims)       # likewise, with another model's values
+    planted_from_(model, stack, dims, "a-trained-checkpoint")       # likewise, with another model's values
 
 `stacks` are bound to `model` as it is passed here (`models.from_objects(model).stacks`).
 The scale of a norm is what it multiplies by: weight, or 1 + weight in families that store it so.
@@ -17,7 +17,7 @@ import numpy as np
 
 from outlierlens import arch
 from outlierlens.arch import BoundStack, Param
-from outlierlens.checkpoint import open_checkpoint
+from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def clamp_scale_(model: "nn.Module", stacks: Sequence[BoundStack], limit: float)
             scale.clamp_(1 - limit - offset, 1 + limit - offset)
 
 
-def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: Values, bias: Values | None) -> None:
+def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: Values, bias: Values) -> None:
     """Set scale and bias of the norm that each block ends in, at `dims`, to numbers or arrays [layer, planted dim].
 
-    `bias` None leaves it, and is the only choice for norms that have none (RMSNorm).
+    Norms without a bias (RMSNorm) take 0, which is what they act with.
 
     Raises:
         BadInput: a dim out of range or named twice, a shape that does not fit, or blocks that do not end in a norm.
@@ -89,9 +89,9 @@ def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: 
 
     index = _indices(model, stack, dims)
     live = arch.live_parameters(model)
-    if bias is not None and not all(stack.bias):
-        raise BadInput(f"stream {stack.name!r}: its norms have no bias; pass bias=None")
-    wanted = [(stack.scale, scale, stack.stack.norm_offset)] + ([(stack.bias, bias, 0.0)] if bias is not None else [])
+    if np.any(bias) and not all(stack.bias):
+        raise BadInput(f"stream {stack.name!r}: its norms have no bias to plant {bias} in; pass 0")
+    wanted = ((stack.scale, scale, stack.stack.norm_offset), (stack.bias, bias, 0.0))
     shape = (stack.n_layers, len(index))
     with torch.no_grad():
         for params, values, offset in wanted:
@@ -103,42 +103,49 @@ def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: 
                     target[index] = torch.tensor(row - offset, dtype=target.dtype, device=target.device)
 
 
-def planted_from_(model: "nn.Module", stack: BoundStack, checkpoint: str, dims: Sequence[int]) -> None:
-    """Copy scale and bias of the norm that each block ends in, at `dims`, from a trained checkpoint of equal depth.
+def planted_from_(
+    model: "nn.Module", stack: BoundStack, dims: Sequence[int], checkpoint: str, source: Sequence[int] = ()
+) -> None:
+    """Copy scale and bias of the norm that each block ends in from a trained checkpoint of equal depth.
 
+    What the checkpoint holds at dimensions `source` (by default `dims` themselves) goes to `dims`, in their order.
     Puccetti et al. (2022), "smart initialisation"; their code copies position embeddings at these dimensions as well,
     which is left out here. `checkpoint` is a sample, directory, file or hub id; only its norms are read. Where it has
     several streams, the one named like `stack` is taken.
 
     Raises:
-        BadInput: the checkpoint has no such stream, another number of layers, fewer dimensions, or no norm's bias
-            where the model has one.
+        BadInput: the checkpoint has no such stream, another number of layers, no dimension of that number, or no bias
+            where the model's norms have one.
         UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: the checkpoint cannot be read.
     """
-    _indices(model, stack, dims)
-    with open_checkpoint(checkpoint) as source:
-        stacks = arch.bind(arch.stacks_of(source.config, checkpoint), source.tensors, source.config)
-        named = {other.name: other for other in stacks}
-        other = named.get(stack.name)
+    index = _indices(model, stack, dims)
+    wanted = [int(dim) for dim in source] or index
+    if len(wanted) != len(index):
+        raise BadInput(f"source names {len(wanted)} dimensions for {len(index)} to plant; name one for each")
+    with open_checkpoint(checkpoint) as trained:
+        stacks = {other.name: other for other in _bound(trained)}
+        other = stacks.get(stack.name)
         if other is None:
             raise BadInput(
-                f"{checkpoint}: has no stream {stack.name!r} but {', '.join(named)}; take another checkpoint"
+                f"{checkpoint}: has no stream {stack.name!r} but {', '.join(stacks)}; use another checkpoint"
             )
         if not other.ends_in_norm:
             raise BadInput(f"{checkpoint}: its blocks do not end in a norm, so it has no values to plant")
         if other.n_layers != stack.n_layers:
             raise BadInput(f"{checkpoint}: has {other.n_layers} layers and the model {stack.n_layers}; use one as deep")
         if any(stack.bias) and not all(other.bias):
-            raise BadInput(f"{checkpoint}: its norms have no bias and the model's have; take another checkpoint")
-        wanted = (other.scale, other.bias) if any(stack.bias) else (other.scale,)
-        read = dict(source.read({param.name for params in wanted for layer in params for param in layer}))
-    columns = []
-    for params in wanted:
-        whole = np.stack([read[layer[0].name] for layer in params])  # [layer, dim]
-        if max(dims) >= whole.shape[1]:
-            raise BadInput(f"{checkpoint}: has {whole.shape[1]} dimensions and no dim {max(dims)}; use one as wide")
-        columns.append(whole[:, list(dims)])
-    planted_(model, stack, dims, columns[0] + other.stack.norm_offset, columns[1] if len(columns) > 1 else None)
+            raise BadInput(f"{checkpoint}: its norms have no bias and the model's have; use another checkpoint")
+        parts = (other.scale, other.bias) if any(stack.bias) else (other.scale,)
+        read = dict(trained.read({param.name for layers in parts for layer in layers for param in layer}))
+    width = len(read[other.scale[0][0].name])
+    if min(wanted) < 0 or max(wanted) >= width:
+        raise BadInput(f"{checkpoint}: has {width} dimensions, 0 to {width - 1}; source names {wanted}")
+    columns = [np.stack([read[layer[0].name][wanted] for layer in layers]) for layers in parts]  # [layer, dim]
+    planted_(model, stack, dims, columns[0] + other.stack.norm_offset, columns[1] if any(stack.bias) else 0.0)
+
+
+def _bound(checkpoint: Checkpoint) -> list[BoundStack]:
+    return arch.bind(arch.stacks_of(checkpoint.config, checkpoint.name), checkpoint.tensors, checkpoint.config)
 
 
 def _scales(model: "nn.Module", stacks: Sequence[BoundStack]) -> list[tuple["Tensor", float]]:

@@ -12,7 +12,6 @@ from outlierlens.errors import BadInput
 
 CHOICES = {
     "position_kind": ("learned", "sinusoidal", "none", "relative", "rotary", "alibi"),
-    "position_start": ("normal", "sinusoidal"),
     "norm_order": ("post", "pre"),
     "norm_kind": ("layernorm", "rmsnorm"),
     "attention_kind": ("softmax", "clipped", "gated"),
@@ -28,9 +27,8 @@ class VariantConfig(BertConfig):
         position_kind: "learned" (BERT's), "sinusoidal" (fixed; Vaswani 2017, section 3.5), "none", "relative" (T5's
             bias, one table for all layers; Raffel 2020, section 2.1), "rotary" (Su 2021) or "alibi" (Press 2022,
             symmetric: −slope · |distance|, so that left and right of a token look alike).
-        position_start: how a learned table starts: "normal", or as scaled sinusoids that are then trained.
-        position_amplitude: amplitude of sinusoids, fixed or as a start. Its default gives them about the size of the
-            word embeddings they are added to (initializer_range 0.02); Vaswani multiplies those by sqrt(dim) instead.
+        position_amplitude: amplitude of fixed sinusoids. Its default gives them about the size of the word embeddings
+            they are added to (initializer_range 0.02); Vaswani multiplies those by sqrt(dim) instead.
         relative_buckets, relative_max_distance: of the relative bias; half of the buckets look each way.
         rotary_base: rotation of a pair of head dimensions i: position / base^(2i / head dim).
         norm_order: "post" (BERT's: after each residual sum) or "pre" (on what attention and MLP read, and once after
@@ -49,7 +47,6 @@ class VariantConfig(BertConfig):
     model_type = "outlierlens-bert"
 
     position_kind: str = "learned"
-    position_start: str = "normal"
     position_amplitude: float = 0.04
     relative_buckets: int = 32
     relative_max_distance: int = 128

@@ -236,8 +236,7 @@ class VariantPreTrainedModel(bert.BertPreTrainedModel):
         config = self.config
         if isinstance(module, VariantSelfAttention) and config.attention_kind == "gated":
             initialization.constant_(module.gate.bias, math.log(config.gate_start / (1 - config.gate_start)))
-        starts_as_sinusoids = "sinusoidal" in (config.position_kind, config.position_start)
-        if isinstance(module, VariantEmbeddings) and module.has_table and starts_as_sinusoids:
+        if isinstance(module, VariantEmbeddings) and config.position_kind == "sinusoidal":
             table = attention.sinusoids(*module.position_embeddings.weight.shape)
             initialization.copy_(module.position_embeddings.weight, config.position_amplitude * table)
 
