@@ -31,7 +31,7 @@ from outlierlens.models import LoadedModel, config_dict, say
 from outlierlens.rows import RowStore
 from outlierlens.tracking import default_view, tracked_site
 from outlierlens.watch_crossings import Crossings, metrics_of
-from outlierlens.watch_probe import ProbeSize, bare_model, make_probe
+from outlierlens.watch_probe import Probe, ProbeSize, bare_model, make_probe
 from outlierlens.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
 from outlierlens.weights import combine, per_dim
 
@@ -112,6 +112,7 @@ class Watcher:
         self.recording = _rank() == 0
         self._held: dict[str, dict[str, np.ndarray]] | None = None
         self._rows: RowStore | None = None
+        self._diverged = False
         if self.recording:
             self._begin(tokenizer)
 
@@ -133,6 +134,7 @@ class Watcher:
         if not self.recording or step % self.options.every:
             self._held = None
             return {}
+        loss = loss.detach() if hasattr(loss, "detach") else loss
         return self._record(step, None if loss is None else float(loss), learning_rate)
 
     def due(self, step: int) -> bool:
@@ -169,9 +171,13 @@ class Watcher:
         bound = arch.bind(arch.stacks_of(config, name), live_parameters(model))
         self._sites = {stack.name: tracked_site(stack) for stack in bound}
         loaded = LoadedModel(name, model, tokenizer, "none", bound, config)
-        self._probe = make_probe(loaded, options.probe, ProbeSize(options.probe_texts, options.probe_tokens))
-        if self._probe is None:
-            options.notice("watching the weights alone: without a tokenizer or a probe no hidden state is recorded")
+        self._probe: Probe | None = None
+        try:
+            self._probe = make_probe(loaded, options.probe, ProbeSize(options.probe_texts, options.probe_tokens))
+        except BadInput as error:
+            if options.probe is not None:
+                raise
+            options.notice(f"the weights are watched, hidden states are not: {error}")
         streams = {}
         for stack in bound:
             scale, _ = self._values(stack.name)
@@ -206,7 +212,10 @@ class Watcher:
             raise
 
     def _resume(self, rows: RowStore) -> None:
-        """Put rows of the future aside, check that the past is this model's, and take up what was known then."""
+        """Check that the past is this model's, put rows of the future aside, and take up what was known then."""
+        if self.last and (here := rows.get(step_key(self.last))) is not None:
+            for name, seen in here["streams"].items():
+                self._check_same(name, StreamRow.from_json(seen))
         # Rows at step 0 may be of another initialisation; the one at hand is recorded anew.
         aside = rows.rewind(lambda key: step_of(key) <= self.last and self.last > 0)
         if aside is not None:
@@ -216,8 +225,6 @@ class Watcher:
         for step, value in recorded(rows.done).items():
             for name, seen in value["streams"].items():
                 row = StreamRow.from_json(seen)
-                if step == self.last:
-                    self._check_same(name, row)
                 z = _z(row)
                 self._crossings[name].see(step, z["scale"], z.get("bias"))
         rows.done = dict.fromkeys(rows.done)  # the keys suffice; the vectors would fill the memory of a long training
@@ -265,6 +272,9 @@ class Watcher:
     def _look(self, step: int, name: str, row: StreamRow) -> dict[str, float]:
         """Say what crossed the threshold, and sum the row up."""
         z = _z(row)
+        if not self._diverged and not (np.isfinite(row.scale).all() and np.isfinite(row.bias).all()):
+            self._diverged = True
+            self.options.notice(f"step {step:,}: norms hold NaN or infinity, so the training has diverged")
         crossings = self._crossings[name]
         for line in crossings.see(step, z["scale"], z.get("bias")):
             self.options.notice(line)

@@ -1,7 +1,7 @@
 """Hidden states of a model in training on a fixed probe, leaving the model and the training exactly as they were.
 
-    probe = make_probe(loaded, options.probe, …)     # a few texts or token ids; None where the model reads no text
-    seen = probe.measure()                           # {stream: Activations}
+    probe = make_probe(loaded, None, ProbeSize(texts=16, tokens=64))      # or texts, or token ids
+    seen = probe.measure()                                                # {stream: Activations}
     with untouched(model): ...                       # evaluation mode, no gradients; modes and random state restored
 
 The pass runs the module below the head in the parameters' own precision, whatever autocast the training uses.
@@ -69,6 +69,8 @@ class Probe:
         for part in (batch.inputs["input_ids"], batch.valid.long()):
             digest.update(part.numpy().astype("<i8").tobytes())
         self.digest = digest.hexdigest()
+        with untouched(loaded.model):  # says at once, and not at the first recorded step, that hooks would be ignored
+            pass
 
     def measure(self) -> dict[str, Activations]:
         """Run the probe and describe every layer of every stream; the model is left as it was.
@@ -130,32 +132,21 @@ def _describe(states: "Tensor", valid: "Tensor") -> "Tensor":
     return torch.stack([over_dims, entries, largest])
 
 
-def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", size: ProbeSize) -> Probe | None:
+def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", size: ProbeSize) -> Probe:
     """A probe of texts or token ids [text, token]; by default of the excerpt shipped with the package.
 
-    None where no probe was asked for and none can be made: no tokenizer, or a model that reads no text.
-
     Raises:
-        BadInput: the probe that was asked for cannot be read by this model.
+        BadInput: this model cannot read it, there is no tokenizer for texts, or parts of the model are compiled.
     """
-    if given is None and loaded.tokenizer is None:
-        return None
-    try:
-        if given is None or isinstance(given, Texts):
-            batch = _from_texts(loaded, given or read_texts(EXCERPT), size)
-        else:
-            batch = _from_ids(loaded, given)
-        return Probe(loaded, batch)
-    except BadInput:
-        if given is not None:
-            raise
-        return None
+    if given is None or isinstance(given, Texts):
+        return Probe(loaded, _from_texts(loaded, given or read_texts(EXCERPT), size))
+    return Probe(loaded, _from_ids(loaded, given))
 
 
 def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
     if loaded.tokenizer is None:
         raise BadInput(
-            f"{loaded.name} has no tokenizer, so the probe's texts cannot be read; pass tokenizer= or token ids"
+            "without a tokenizer the probe's texts cannot be read; pass tokenizer=, or token ids as the probe"
         )
     # A copy, because a call changes a tokenizer's truncation; one text at a time, because a batch starts threads, after
     # which data loaders that fork complain.
