@@ -29,13 +29,14 @@ LAYERS = [
         "tracked",
         "watch_rows",
     },
-    {"arch", "checkpoint", "samples", "hidden", "variants", "models", "data", "inputs"},
+    {"arch", "checkpoint", "samples", "hidden", "variants", "models", "data", "inputs", "run_files"},
     {
         "stats",
         "histogram",
         "weights",
         "tracking",
         "change_point",
+        "emergence",
         "watch",
         "watch_crossings",
         "watch_probe",
@@ -104,7 +105,18 @@ def test_imports_go_one_way(path: Path) -> None:
     "name",
     sorted(
         VIEWS
-        | {"weights", "detect", "results", "observation", "damage", "swept", "trajectory", "watch_rows", "checkpoint"}
+        | {
+            "weights",
+            "detect",
+            "results",
+            "observation",
+            "damage",
+            "swept",
+            "trajectory",
+            "tracked",
+            "watch_rows",
+            "checkpoint",
+        }
     ),
 )
 def test_views_and_results_import_no_torch(name: str) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from outlierlens.samples import fetch
     from outlierlens.sweeps.loop import sweep
     from outlierlens.sweeps.options import SweepOptions
+    from outlierlens.tracking import TrackOptions, track
     from outlierlens.watch import WatchOptions, watch
     from outlierlens.weights import ScanOptions, scan
 
@@ -57,6 +58,8 @@ _HOME = {
     "watch": "watch",
     "WatchOptions": "watch",
     "OutlierCallback": "callback",
+    "track": "tracking",
+    "TrackOptions": "tracking",
     "load": "results",
     "save": "results",
 }
@@ -69,6 +72,7 @@ __all__ = [
     "Rule",
     "ScanOptions",
     "SweepOptions",
+    "TrackOptions",
     "WatchOptions",
     "__version__",
     "clip",
@@ -85,6 +89,7 @@ __all__ = [
     "save",
     "scan",
     "sweep",
+    "track",
     "watch",
     "zeroed_weights",
 ]

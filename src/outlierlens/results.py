@@ -39,6 +39,7 @@ HOMES = {
     "Observation": "observation",
     "Damage": "damage",
     "Sweep": "swept",
+    "Track": "tracked",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

@@ -14,10 +14,12 @@ sweep_effects    every dimension switched off in turn: change by dimension, with
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
 sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
 sweep_nulls      sets of a sweep among their control sets
+emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
 """
 
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
 from outlierlens.charts.base import Chart
+from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
 from outlierlens.charts.losses import losses
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
@@ -30,10 +32,15 @@ __all__ = [
     "Chart",
     "average_vectors",
     "can_export",
+    "emergence",
     "extreme_shares",
     "largest_values",
+    "loss_panel",
     "losses",
+    "norm_panel",
     "picture",
+    "sigma_panel",
+    "state_panel",
     "sweep_effects",
     "sweep_first_order",
     "sweep_map",

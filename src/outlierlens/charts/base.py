@@ -53,7 +53,8 @@ class Chart:
 
     def plain(self, width: int = WIDTH) -> Spec:
         """The specification on its own: light colours, fixed width in pixels."""
-        return concrete(self.spec) | {"width": width}
+        # Panels side by side have widths of their own.
+        return concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {MIME: self.plain(), "text/plain": f"{self.title}: {self.reading}"}
