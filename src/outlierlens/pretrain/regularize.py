@@ -58,7 +58,7 @@ def kurtosis(states: "Tensor", valid: "Tensor | None" = None) -> "Tensor":
     if not states.numel():
         raise BadInput("kurtosis of no token: `valid` excludes all of them")
     # float32: fourth powers of outliers overflow float16, and bfloat16 has 8 bits.
-    size = states.float().square().flatten(0, -2).mean(0)
+    size = states.float().square().reshape(-1, states.shape[-1]).mean(0)
     return size.square().mean() / size.mean().square()
 
 
@@ -93,10 +93,11 @@ def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: 
         raise BadInput(f"stream {stack.name!r}: its norms have no bias to plant {bias} in; pass 0")
     wanted = ((stack.scale, scale, stack.stack.norm_offset), (stack.bias, bias, 0.0))
     shape = (stack.n_layers, len(index))
+    for values in (scale, bias):
+        if np.ndim(values) and np.shape(values) != shape:
+            raise BadInput(f"values to plant have shape {np.shape(values)}; give a number or [layer, dim] {shape}")
     with torch.no_grad():
         for params, values, offset in wanted:
-            if np.ndim(values) and np.shape(values) != shape:
-                raise BadInput(f"values to plant have shape {np.shape(values)}; give a number or [layer, dim] {shape}")
             for layer, row in enumerate(np.broadcast_to(np.asarray(values, np.float32), shape)):
                 for param in params[layer]:
                     target = live[param.name]

@@ -37,22 +37,31 @@ def norm_if(order: str, config: VariantConfig) -> Any:
     return norm(config) if config.norm_order == order else nn.Identity()
 
 
+# Values to start from belong to classes of their own: transformers passes over modules that own no parameter when it
+# initialises a model from outside its package.
+class FixedPositions(nn.Embedding):
+    """Sinusoids that are not trained."""
+
+    def __init__(self, n_positions: int, dim: int) -> None:
+        super().__init__(n_positions, dim)
+        self.weight.requires_grad_(False)
+
+
+class Gate(nn.Linear):
+    """One logit per head from what attention reads at a token."""
+
+
 class VariantEmbeddings(bert.BertEmbeddings):
     """BERT's embeddings, without the position table where positions enter elsewhere or not at all."""
 
     def __init__(self, config: VariantConfig) -> None:
         super().__init__(config)
         self.LayerNorm = norm(config)
-        self.position_kind = config.position_kind
         self.has_table = config.position_kind in TABLES
         if not self.has_table:
             del self.position_embeddings
-        self.fix()
-
-    def fix(self) -> None:
-        """Leave sinusoids out of training, where they are the positions themselves."""
-        if self.position_kind == "sinusoidal":
-            self.position_embeddings.weight.requires_grad_(False)
+        elif config.position_kind == "sinusoidal":
+            self.position_embeddings = FixedPositions(config.max_position_embeddings, config.hidden_size)
 
     def forward(
         self,
@@ -79,7 +88,7 @@ class VariantSelfAttention(bert.BertSelfAttention):
     def __init__(self, config: VariantConfig, layer_idx: int | None = None) -> None:
         super().__init__(config, layer_idx=layer_idx)
         if config.attention_kind == "gated":
-            self.gate = nn.Linear(config.hidden_size, config.num_attention_heads)
+            self.gate = Gate(config.hidden_size, config.num_attention_heads)
 
     def forward(
         self,
@@ -226,19 +235,19 @@ class VariantPreTrainedModel(bert.BertPreTrainedModel):
         """transformers' own, which makes every parameter trainable; fixed sinusoids are fixed again."""
         made = super().from_pretrained(*args, **kwargs)
         for module in (made[0] if isinstance(made, tuple) else made).modules():
-            if isinstance(module, VariantEmbeddings):
-                module.fix()
+            if isinstance(module, FixedPositions):
+                module.weight.requires_grad_(False)
         return made
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         config = self.config
-        if isinstance(module, VariantSelfAttention) and config.attention_kind == "gated":
-            initialization.constant_(module.gate.bias, math.log(config.gate_start / (1 - config.gate_start)))
-        if isinstance(module, VariantEmbeddings) and config.position_kind == "sinusoidal":
-            table = attention.sinusoids(*module.position_embeddings.weight.shape)
-            initialization.copy_(module.position_embeddings.weight, config.position_amplitude * table)
+        if isinstance(module, Gate):
+            initialization.constant_(module.bias, math.log(config.gate_start / (1 - config.gate_start)))
+        if isinstance(module, FixedPositions):
+            table = attention.sinusoids(*module.weight.shape)
+            initialization.copy_(module.weight, config.position_amplitude * table)
 
 
 class VariantModel(VariantPreTrainedModel, bert.BertModel):
