@@ -277,8 +277,8 @@ def test_automatic_precision_on_gpus(supported: bool, monkeypatch: pytest.Monkey
         return supported or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", bf16)
-    assert models._auto_dtype(torch.device("cuda")) == (torch.bfloat16 if supported else torch.float32)
-    assert models._auto_dtype(torch.device("mps")) == torch.float32
+    assert models.auto_dtype(torch.device("cuda")) == (torch.bfloat16 if supported else torch.float32)
+    assert models.auto_dtype(torch.device("mps")) == torch.float32
 
 
 @pytest.fixture

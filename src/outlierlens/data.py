@@ -10,6 +10,7 @@ A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "own
 import csv
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,27 +60,48 @@ def read_texts(
     """
     if limit is not None and limit < 1:
         raise BadInput(f"limit is {limit}; it must be at least 1")
-    source, path = str(data), Path(data)
-    if source == EXCERPT:
-        found, used = (
-            _lines(resources.files("outlierlens").joinpath("data_files", "excerpt.txt").read_text("utf-8")),
-            "",
-        )
-    elif path.is_file():
-        found, used = _from_file(path, column)
-    elif path.suffix.lower() in ENDINGS or source.startswith((".", "/", "~")):
-        raise BadInput(f"{source}: no such data file")
-    else:
-        found, used = _from_hub(source, column, offline)
-    texts = []
-    for text in found:
-        if isinstance(text, str) and text.strip():
-            texts.append(text.strip())
-        if limit is not None and len(texts) == limit:
-            break
+    found, used = _found(str(data), column, offline)
+    texts = tuple(itertools.islice(_non_empty(found), limit))
     if not texts:
-        raise BadInput(f"{source}: holds no non-empty text" + (f" in column {used!r}" if used else ""))
-    return Texts(source, tuple(texts), used)
+        raise BadInput(f"{data}: holds no non-empty text" + (f" in column {used!r}" if used else ""))
+    return Texts(str(data), texts, used)
+
+
+def stream_texts(data: str | Path, *, column: str | None = None, offline: bool = False) -> Iterator[str]:
+    """The texts that `read_texts` gives, one after another: .txt, .parquet and hub data sets are never held in memory.
+
+    Raises:
+        BadInput, Offline: as `read_texts`, except that no text at all is no error.
+    """
+    return _non_empty(_found(str(data), column, offline)[0])
+
+
+def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any], str]:
+    """(values of the text column, its name) of `source`."""
+    path = Path(source)
+    if source == EXCERPT:
+        return _lines(resources.files("outlierlens").joinpath("data_files", "excerpt.txt").read_text("utf-8")), ""
+    if path.is_file():
+        return _from_file(path, column)
+    if path.suffix.lower() in ENDINGS or source.startswith((".", "/", "~")):
+        raise BadInput(f"{source}: no such data file")
+    return _from_hub(source, column, offline)
+
+
+def _non_empty(found: Iterator[Any]) -> Iterator[str]:
+    return (text.strip() for text in found if isinstance(text, str) and text.strip())
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    """Lines of a text file, read as they are asked for."""
+    with path.open("rb") as file:
+        start = 0
+        for line in file:
+            try:
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if start == 0 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise BadInput(f"{path}: not UTF-8 at byte {start + error.start:,}; convert it first") from None
+            start += len(line)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -97,12 +119,12 @@ def _from_file(path: Path, column: str | None) -> tuple[Iterator[Any], str]:
             return (value.as_py() for batch in file.iter_batches(columns=[used]) for value in batch.column(0)), used
         except need("pyarrow", "models", "reading parquet").ArrowInvalid as error:
             raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+    if suffix in (".txt", ""):
+        return _lines_of(path), ""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 at byte {error.start:,}; convert it first") from None
-    if suffix in (".txt", ""):
-        return _lines(text), ""
     if suffix in (".jsonl", ".ndjson"):
         rows = [_json_row(line, number, path) for number, line in enumerate(_lines(text), 1) if line.strip()]
         if not rows:

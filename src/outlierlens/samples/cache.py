@@ -75,16 +75,37 @@ def directory(name: str) -> Path:
 @contextmanager
 def locked(sample: Sample) -> Iterator[None]:
     """Hold the only right to make folders for `sample`; another process waits. Freed when a process dies."""
+    with _lock("samples", sample.name):
+        yield
+
+
+@contextmanager
+def folder_being_made(kind: str, name: str) -> Iterator[tuple[Path, Path | None]]:
+    """(folder `name` among the cache's `kind`, a temporary folder to fill, or None where it is there already).
+
+    What was filled takes its name when the block ends well, and vanishes if not; another process waits meanwhile.
+    """
+    with _lock(kind, name):
+        target = cache_root() / kind / name
+        if target.is_dir():
+            yield target, None
+        else:
+            with being_made(target) as making:
+                yield target, making
+
+
+@contextmanager
+def _lock(kind: str, name: str) -> Iterator[None]:
     from filelock import FileLock  # comes with huggingface_hub
 
-    folder = cache_root() / "samples"
+    folder = cache_root() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(
             f"cannot make the cache folder {folder}: {error.strerror or error}; set OUTLIERLENS_CACHE to a writable one"
         ) from None
-    with FileLock(folder / f".{sample.name}.lock"):
+    with FileLock(folder / f".{name}.lock"):
         yield
 
 

@@ -1,0 +1,295 @@
+"""Masked-LM pre-training by recipe, with Hugging Face's Trainer; resumed where it was stopped.
+
+    run = pretrain(read_recipe("mini-bert"), Path("runs/mini-bert"))
+    run.folder                                       # model, tokenizer, recipe, checkpoints, rows of the watch
+
+A run folder holds `recipe.toml`, `checkpoint-N/` every `save_every` steps, `watch.jsonl` (norms and probe activations
+every `watch_every` steps) and at the end `model/`. A run that was killed continues from its newest whole checkpoint and
+gives what an uninterrupted run gives: order and masks depend on the recipe alone, and dropout's generator is restored.
+"""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch.nn import functional
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from outlierlens import arch
+from outlierlens.arch import BoundStack
+from outlierlens.callback import OutlierCallback
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.hidden import head_only_at
+from outlierlens.models import auto_dtype, config_dict, pick_device
+from outlierlens.pretrain.build import build
+from outlierlens.pretrain.corpus import Tokens, prepare
+from outlierlens.pretrain.masking import IGNORED
+from outlierlens.pretrain.recipe import Recipe, TrainingRecipe
+from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
+from outlierlens.pretrain.rows import Rows, TrainingRows
+from outlierlens.results import write_text
+from outlierlens.watch import WatchOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+STATE = "trainer_state.json"
+RECIPE = "recipe.toml"
+WATCH = "watch.jsonl"
+RESUMING = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
+PROBE_TEXTS = 8
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "polynomial": "polynomial",
+    "constant": "constant_with_warmup",
+}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how loudly; nothing here changes the numbers.
+
+    Attributes:
+        device: "auto", "cpu", "cuda" or "mps"; several processes come from `accelerate launch` or `torchrun`.
+        overwrite: remove an earlier run of another recipe from the folder.
+        report_to: names of the Trainer's integrations ("tensorboard", "wandb", "trackio").
+        progress: called with a line at each stage.
+        on_log: called with (step, steps, logged numbers) whenever something is logged.
+    """
+
+    device: str = "auto"
+    offline: bool = False
+    overwrite: bool = False
+    report_to: tuple[str, ...] = ()
+    progress: Callable[[str], None] = print
+    on_log: Callable[[int, int, dict[str, float]], None] | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished pre-training: the folder, the trained model in evaluation mode, and what it was trained on."""
+
+    folder: Path
+    recipe: Recipe
+    model: Any
+    tokens: Tokens
+    log: tuple[dict[str, float], ...]
+
+    @property
+    def model_folder(self) -> Path:
+        """The trained model and its tokenizer, as `load_model` takes them."""
+        return self.folder / "model"
+
+
+def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) -> Run:
+    """Train what `recipe` says, or go on with it, and write the run folder.
+
+    Raises:
+        BadInput: the folder holds a run of another recipe, or the recipe cannot be trained on this text or device.
+    """
+    options = options or RunOptions()
+    _claim(folder, recipe, options.overwrite)
+    tokens = prepare(recipe, offline=options.offline, progress=options.progress)
+    model = build(recipe, tokens.tokenizer)
+    (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
+    arguments = _arguments(recipe.training, folder, options)
+    per_step = recipe.training.batch * recipe.training.accumulation * arguments.world_size
+    trainer = MaskedLMTrainer(
+        stack,
+        recipe.training,
+        model=model,
+        args=arguments,
+        train_dataset=TrainingRows(tokens, recipe, recipe.training.steps * per_step),
+        eval_dataset=Rows(tokens.validation[: recipe.training.evaluate_rows or None], tokens, recipe),
+        callbacks=[_Housekeeping(model, stack, recipe.training, options)],
+        processing_class=tokens.tokenizer,
+    )
+    trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
+    probe = Texts("held-out texts", tokens.held_out[:PROBE_TEXTS])
+    watching = WatchOptions(
+        every=recipe.training.watch_every, probe=probe, probe_texts=PROBE_TEXTS, probe_tokens=recipe.data.length,
+        notice=options.progress,
+    )  # fmt: skip
+    OutlierCallback(folder / WATCH, watching, tokenizer=tokens.tokenizer).attach(trainer)
+    newest = newest_checkpoint(folder)
+    options.progress(f"{'continuing from ' + newest.name if newest else 'training'}: {recipe.training.steps:,} steps")
+    trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+    log = tuple(trainer.state.log_history)
+    if not any("eval_loss" in row and row["step"] == trainer.state.global_step for row in log):
+        trainer.evaluate()
+        log = tuple(trainer.state.log_history)
+    model.eval()
+    if trainer.is_world_process_zero():
+        trainer.save_model(str(folder / "model"))
+        write_text(folder / "log.json", json.dumps(log, indent=0))
+    return Run(folder, recipe, model, tokens, log)
+
+
+class MaskedLMTrainer(Trainer):
+    """Trainer that computes the vocabulary head at the masked tokens alone, and adds the recipe's penalty and clamp."""
+
+    def __init__(self, stack: BoundStack, training: TrainingRecipe, **arguments: Any):
+        super().__init__(data_collator=arguments["train_dataset"].collate, **arguments)
+        self.stack, self.training = stack, training
+        self.model_accepts_loss_kwargs = False  # the loss is a mean; over `accumulation` batches the Trainer averages
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The held-out rows, collated by their own data set."""
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        before, self.data_collator = self.data_collator, rows.collate
+        try:
+            return super().get_eval_dataloader(rows)
+        finally:
+            self.data_collator = before
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, "Tensor"], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Mean nats per masked token, plus the penalty while training."""
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+        row, token = (labels != IGNORED).nonzero(as_tuple=True)
+        at = row, token
+        penalty = self.training.penalty if model.training else "none"
+        with head_only_at(self.accelerator.unwrap_model(model), at):
+            output = model(**inputs, output_hidden_states=penalty == "kurtosis")
+        loss = functional.cross_entropy(output.logits.float(), labels[at])
+        if penalty == "norm-spread":
+            loss = loss + self.training.penalty_strength * norm_spread(model, [self.stack])
+        elif penalty == "kurtosis":
+            # The embeddings come first; every block's output after them.
+            values = [kurtosis(states) for states in output.hidden_states[1:]]
+            loss = loss + self.training.penalty_strength * torch.stack(values).mean()
+        return (loss, {"loss": loss}) if return_outputs else loss
+
+
+class _Housekeeping(TrainerCallback):
+    """Clamps after each step, prunes what only resuming needs, and passes logs on."""
+
+    def __init__(self, model: Any, stack: BoundStack, training: TrainingRecipe, options: RunOptions):
+        self.model, self.stack, self.training, self.options = model, stack, training, options
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if self.training.clamp_scale:
+            clamp_scale_(self.model, [self.stack], self.training.clamp_scale)
+
+    def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        for old in checkpoints(Path(args.output_dir))[: -self.training.keep_states]:
+            for pattern in RESUMING:
+                for file in old.glob(pattern):
+                    file.unlink()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **known: Any) -> None:
+        if self.options.on_log and state.is_world_process_zero and logs:
+            self.options.on_log(state.global_step, state.max_steps, dict(logs))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints of a run, by step; one that was being written when the process died is not whole."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal() and _is_whole(path):
+            found.append((int(step), path))
+    return [path for _, path in sorted(found)]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint that holds what resuming needs, or None."""
+    found = [path for path in checkpoints(folder) if (path / "optimizer.pt").is_file()]
+    return found[-1] if found else None
+
+
+def _is_whole(path: Path) -> bool:
+    # The Trainer writes its state last.
+    try:
+        json.loads((path / STATE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
+    """Make the folder this recipe's own; raises BadInput where it is another's."""
+    noted = folder / RECIPE
+    if noted.is_file():
+        from outlierlens.pretrain.recipe import read_recipe
+
+        before = read_recipe(noted)
+        if before.digest == recipe.digest:
+            return
+        if not overwrite:
+            raise BadInput(
+                f"{folder} holds a run of another recipe ({_difference(before, recipe)}); name another folder with -o, or "
+                f"use --overwrite to remove that run"
+            )
+        for path in [*folder.glob("checkpoint-*"), folder / "model"]:
+            shutil.rmtree(path, ignore_errors=True)
+        for path in [*folder.glob(f"{Path(WATCH).stem}*"), folder / "log.json"]:
+            path.unlink(missing_ok=True)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
+    elif folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file; name a folder with -o")
+    write_text(noted, recipe.to_toml())
+
+
+def _difference(before: Recipe, now: Recipe) -> str:
+    one, other = dataclasses.asdict(before), dataclasses.asdict(now)
+    found = [
+        f"{section}.{key} was {value!r}, is {other[section][key]!r}"
+        for section in ("data", "tokenizer", "model", "training")
+        for key, value in one[section].items()
+        if value != other[section][key]
+    ]
+    return "; ".join(found[:3]) or "another name"
+
+
+def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> TrainingArguments:
+    device = pick_device(options.device)
+    reduced = training.precision == "bfloat16" or (
+        training.precision == "auto" and auto_dtype(device) == torch.bfloat16
+    )
+    last = training.steps
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=last,
+        per_device_train_batch_size=training.batch,
+        per_device_eval_batch_size=training.batch,
+        gradient_accumulation_steps=training.accumulation,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=SCHEDULES[training.schedule],
+        warmup_steps=training.warmup,
+        weight_decay=training.weight_decay,
+        adam_beta1=training.adam_betas[0],
+        adam_beta2=training.adam_betas[1],
+        adam_epsilon=training.adam_epsilon,
+        max_grad_norm=training.clip_norm,
+        bf16=reduced,
+        use_cpu=str(device) == "cpu",
+        seed=training.seed,
+        data_seed=training.seed,
+        train_sampling_strategy="sequential",  # the order is in the places themselves
+        remove_unused_columns=False,
+        logging_steps=training.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if training.evaluate_every else "no",
+        eval_steps=training.evaluate_every or last,
+        save_strategy="steps",
+        save_steps=training.save_every or last,
+        prediction_loss_only=True,
+        report_to=list(options.report_to) or "none",
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        ddp_find_unused_parameters=False,
+    )

@@ -1,0 +1,353 @@
+"""Recipes: everything a pre-training run depends on, as TOML, checked before anything is read or computed.
+
+    recipe = read_recipe("mini-bert")                 # shipped with the package; or the path of a .toml
+    recipe = recipe.changed(["training.steps=2000", "data.source=[\"reviews.parquet\"]"])
+    recipe.to_toml()                                  # complete: written beside every run
+
+A recipe may begin with `extends = "mini-bert"` (a shipped recipe, or a path beside it) and say only what differs.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from outlierlens.errors import BadInput
+from outlierlens.pretrain.packing import Packing
+
+DEPTH = 8  # recipes that extend recipes
+AT_LEAST_ONE = {
+    "model": ("layers", "width", "heads"),
+    "training": ("steps", "batch", "accumulation", "log_every", "watch_every", "keep_states"),
+}
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """What text is read and how it becomes rows of tokens.
+
+    Attributes:
+        source: files (.txt, .jsonl, .csv, .tsv, .parquet) or hub ids (owner/name:config:split), read in this order.
+        text_column: column of the text; found by its usual names where empty.
+        sentences: "punctuation" splits texts after . ! ? …, "lines" takes each text as one sentence.
+        min_characters: shorter sentences are dropped (Puccetti et al.: sentences of up to 10 characters).
+        strip_markup: replace HTML tags by spaces and entities by their characters.
+        packing: see `packing`.
+        length: tokens of a row.
+        validation: share of the texts, every 1/validation-th, held out.
+        flatten: share of frequent tokens that rare ones replace; 0 leaves the text as it is. See `frequency`.
+        frequent_mass: frequent are the fewest types that make up this share of all occurrences.
+        shuffle: put the ordinary tokens of every row in random order.
+    """
+
+    source: tuple[str, ...] = ()
+    text_column: str = ""
+    sentences: Literal["punctuation", "lines"] = "punctuation"
+    min_characters: int = 11
+    strip_markup: bool = False
+    packing: Packing = "sentences"
+    length: int = 64
+    validation: float = 0.01
+    flatten: float = 0.0
+    frequent_mass: float = 0.5
+    shuffle: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """`source` "train" trains one on the training texts; otherwise a directory, sample or hub id to reuse."""
+
+    source: str = "train"
+    kind: Literal["wordpiece", "byte-bpe"] = "wordpiece"
+    vocabulary: int = 8192
+    lowercase: bool = True
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """The network, from random values.
+
+    Attributes:
+        type: "bert" or "roberta" (which has no segments and numbers positions from 2).
+        intermediate: width of the MLP; 0 is four times the width.
+        positions: learned, sinusoidal (fixed), none, relative, rotary or alibi; "roberta" has the first three.
+        position_amplitude: learned positions begin as sinusoids of this amplitude; 0 begins them at random.
+        position_wavelength: of the slowest of these sinusoids, over 2 pi, in tokens (Vaswani et al. 2017: 10,000).
+        norm, norm_order: LayerNorm or RMSNorm; post-norm as in BERT, or pre-norm.
+        attention: softmax, clipped (Bondarenko et al. 2023: clip((zeta − gamma) · softmax + gamma, 0, 1)) or gated.
+        clip_gamma, clip_zeta: of clipped softmax.
+        initializer_range: standard deviation of the weights at the start; BERT's 0.02 belongs to a width of 768.
+        output_bias: whether the vocabulary head has a bias per token, which can hold token frequencies.
+        planted: dimensions whose scale and bias begin at `planted_scale` and `planted_bias` in every output norm, or
+            at what `planted_from` (a trained checkpoint) holds at `planted_source` (Puccetti et al.: smart init).
+    """
+
+    type: Literal["bert", "roberta"] = "bert"
+    layers: int = 4
+    width: int = 128
+    heads: int = 2
+    intermediate: int = 0
+    positions: Literal["learned", "sinusoidal", "none", "relative", "rotary", "alibi"] = "learned"
+    position_amplitude: float = 0.0
+    position_wavelength: float = 10_000.0
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_order: Literal["post", "pre"] = "post"
+    attention: Literal["softmax", "clipped", "gated"] = "softmax"
+    clip_gamma: float = -0.025
+    clip_zeta: float = 1.0
+    initializer_range: float = 0.02
+    dropout: float = 0.1
+    output_bias: bool = True
+    planted: tuple[int, ...] = ()
+    planted_scale: float = 1.0
+    planted_bias: float = 0.0
+    planted_from: str = ""
+    planted_source: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """How it is trained, with AdamW; norms and biases are not decayed.
+
+    Attributes:
+        batch: rows of an optimizer step on one process, `accumulation` forward passes together.
+        mask_share: share of the ordinary tokens to predict.
+        schedule: of the learning rate after the warm-up: linear, cosine or polynomial to zero, or constant.
+        precision: auto (bfloat16 where the hardware computes in it), float32 or bfloat16.
+        clip_norm: largest norm of the gradient; 0 never clips.
+        save_every, evaluate_every, log_every, watch_every: in steps; 0 saves or evaluates at the end only.
+        evaluate_rows: held-out rows that an evaluation reads, always the same; 0 reads all of them.
+        keep_states: newest checkpoints that keep what resuming needs (older ones keep the model alone).
+        penalty: added to the loss: "norm-spread" (variance of the output norms' scale), "kurtosis" (of the hidden
+            states' second moments, He et al. 2024), or "none"; times `penalty_strength`.
+        clamp_scale: keep the output norms' scale in 1 ± this after every step; 0 does not.
+    """
+
+    steps: int = 1000
+    batch: int = 32
+    accumulation: int = 1
+    learning_rate: float = 1e-4
+    schedule: Literal["linear", "cosine", "polynomial", "constant"] = "linear"
+    warmup: int = 100
+    weight_decay: float = 0.01
+    adam_betas: tuple[float, ...] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
+    clip_norm: float = 1.0
+    mask_share: float = 0.15
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    seed: int = 0
+    save_every: int = 0
+    evaluate_every: int = 0
+    evaluate_rows: int = 0
+    log_every: int = 50
+    watch_every: int = 100
+    keep_states: int = 2
+    penalty: Literal["none", "norm-spread", "kurtosis"] = "none"
+    penalty_strength: float = 0.0
+    clamp_scale: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One pre-training run. `name` names the run's folder; `about` says in a sentence what it is for."""
+
+    name: str
+    about: str = ""
+    data: DataRecipe = field(default_factory=DataRecipe)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+
+    def changed(self, settings: Sequence[str]) -> "Recipe":
+        """The recipe with `settings` such as "training.steps=2000" (the value in TOML); raises BadInput for others."""
+        document: dict[str, Any] = {}
+        for setting in settings:
+            name, equals, value = setting.partition("=")
+            if not equals:
+                raise BadInput(f"--set {setting}: write it as section.key=value, such as training.steps=2000")
+            parsed = _parsed(f"value = {value}", setting) or _parsed(f"value = {json.dumps(value)}", setting)
+            section, _, key = name.strip().rpartition(".")
+            target = document.setdefault(section, {}) if section else document
+            target[key] = (parsed or {})["value"]
+        return _made(_merged(dataclasses.asdict(self), document), "--set")
+
+    def to_toml(self) -> str:
+        """All of it as TOML, defaults included."""
+        lines = [f"name = {json.dumps(self.name)}", f"about = {json.dumps(self.about)}"]
+        for section in ("data", "tokenizer", "model", "training"):
+            part = getattr(self, section)
+            lines += ["", f"[{section}]"]
+            # JSON's strings, numbers, booleans and arrays of them are TOML's.
+            lines += [f"{f.name} = {json.dumps(getattr(part, f.name))}" for f in dataclasses.fields(part)]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything but `about`: two runs of one digest are the same run."""
+        document = dataclasses.asdict(self)
+        del document["about"]
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("outlierlens").joinpath("data_files", "recipes")
+    return tuple(sorted(file.name.removesuffix(".toml") for file in folder.iterdir() if file.name.endswith(".toml")))
+
+
+def read_recipe(name: str | Path) -> Recipe:
+    """The shipped recipe called `name`, or the one in a .toml file.
+
+    Raises:
+        BadInput: no such recipe, not TOML, an unknown key, a value of the wrong type or out of range.
+    """
+    return _made(_document(str(name), None, DEPTH), str(name))
+
+
+def _document(name: str, beside: Path | None, depth: int) -> dict[str, Any]:
+    if depth == 0:
+        raise BadInput(f"{name}: recipes extend each other more than {DEPTH} times; do two extend one another?")
+    text, folder = _read(name, beside)
+    document = _parsed(text, name)
+    if document is None:
+        tomllib.loads(text)  # unreachable without an error, which says where
+        raise BadInput(f"{name}: not TOML")
+    base = document.pop("extends", None)
+    if base is None:
+        return document
+    if not isinstance(base, str):
+        raise BadInput(f"{name}: extends = {base!r}; name one recipe")
+    return _merged(_document(base, folder, depth - 1), document)
+
+
+def _read(name: str, beside: Path | None) -> tuple[str, Path | None]:
+    if name in shipped():
+        return resources.files("outlierlens").joinpath("data_files", "recipes", f"{name}.toml").read_text("utf-8"), None
+    path = (beside or Path()) / name
+    if path.suffix != ".toml" or not path.is_file():
+        near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4)
+        hint = f"; near: {', '.join(near)}" if near else ""
+        raise BadInput(f"{name}: no such .toml file and no shipped recipe; shipped are {', '.join(shipped())}{hint}")
+    try:
+        text = path.read_text("utf-8")
+        tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read as TOML: {error}") from None
+    return text, path.parent
+
+
+def _parsed(text: str, where: str) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(base)
+    for key, value in over.items():
+        old = both.get(key)
+        both[key] = _merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return both
+
+
+def _made(document: Mapping[str, Any], where: str) -> Recipe:
+    recipe = typing.cast(Recipe, _typed(Recipe, document, where))
+    for problem in _problems(recipe):
+        raise BadInput(f"{where}: {problem}")
+    return recipe
+
+
+def _typed(wanted: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        if not isinstance(value, Mapping):
+            raise BadInput(f"{where}: a table is needed, not {value!r}")
+        hints = typing.get_type_hints(wanted)
+        for key in value:
+            if key not in hints:
+                near = difflib.get_close_matches(key, hints, n=1)
+                raise BadInput(
+                    f"{where}: unknown key {key!r}"
+                    + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(hints)}")
+                )
+        if "name" in hints and "name" not in value:
+            raise BadInput(f"{where}: the recipe has no name")
+        return wanted(**{key: _typed(hints[key], item, f"{where}, {key}") for key, item in value.items()})
+    if origin is Literal:
+        if value not in arguments:
+            raise BadInput(f"{where} is {value!r}; use one of {', '.join(map(str, arguments))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise BadInput(f"{where} is {value!r}; write a list")
+        return tuple(_typed(arguments[0], item, where) for item in value)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if (
+        isinstance(wanted, types.UnionType)
+        or not isinstance(value, wanted)
+        or (wanted is int and value in (True, False) and isinstance(value, bool))
+    ):
+        raise BadInput(f"{where} is {value!r}; a value of type {getattr(wanted, '__name__', wanted)} is needed")
+    return value
+
+
+def _problems(recipe: Recipe) -> Iterable[str]:
+    data, model, training = recipe.data, recipe.model, recipe.training
+    word = bool(recipe.name) and Path(recipe.name).name == recipe.name and not recipe.name.startswith(".")
+    sections = {"data": data, "model": model, "training": training}
+    checks: list[tuple[bool, str]] = [
+        (word, f"name is {recipe.name!r}; it names a folder, so it must be one plain word"),
+        (0 < data.validation < 0.5, f"data.validation is {data.validation}; it must lie between 0 and 0.5"),
+        (0 <= data.flatten <= 1, f"data.flatten is {data.flatten}; it must lie in [0, 1]"),
+        (0 < data.frequent_mass < 1, f"data.frequent_mass is {data.frequent_mass}; it must lie between 0 and 1"),
+        (data.length >= 8, f"data.length is {data.length}; rows need at least 8 tokens"),
+        (0 < training.mask_share < 1, f"training.mask_share is {training.mask_share}; it must lie between 0 and 1"),
+        (len(training.adam_betas) == 2, "training.adam_betas takes two numbers"),
+        (0 <= training.clamp_scale < 1, f"training.clamp_scale is {training.clamp_scale}; it must lie in [0, 1)"),
+        (0 <= training.seed < 2**31, f"training.seed is {training.seed}; it must lie in [0, 2^31)"),
+        (0 <= model.dropout < 1, f"model.dropout is {model.dropout}; it must lie in [0, 1)"),
+    ]
+    for section, names in AT_LEAST_ONE.items():
+        values = {name: getattr(sections[section], name) for name in names}
+        checks += [
+            (value >= 1, f"{section}.{name} is {value}; it must be at least 1") for name, value in values.items()
+        ]
+    yield from (message for holds, message in checks if not holds)
+    yield from _disagreements(model, training)
+
+
+def _disagreements(model: ModelRecipe, training: TrainingRecipe) -> Iterable[str]:
+    if model.heads >= 1 and model.width % model.heads:
+        yield f"model.width {model.width} cannot be shared by {model.heads} heads"
+    if model.type == "roberta" and not plain(model):
+        yield (
+            "type roberta takes learned, sinusoidal or no positions, post-norm, LayerNorm and plain softmax; use type bert"
+        )
+    if any(not 0 <= dim < model.width for dim in model.planted):
+        yield f"model.planted names a dimension outside 0 to {model.width - 1}"
+    if model.planted_from and len(model.planted_source) != len(model.planted):
+        yield "model.planted_source must name as many dimensions as model.planted"
+    if training.log_every >= 1 and training.save_every % training.log_every:
+        yield (
+            f"training.save_every ({training.save_every}) must be a multiple of log_every ({training.log_every}), so that "
+            f"a resumed run logs the same means"
+        )
+
+
+def plain(model: ModelRecipe) -> bool:
+    """Whether the network is one that Hugging Face's own BERT and RoBERTa classes compute."""
+    return model.positions in ("learned", "sinusoidal", "none") and (model.norm, model.norm_order, model.attention) == (
+        "layernorm",
+        "post",
+        "softmax",
+    )
