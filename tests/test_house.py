@@ -37,7 +37,7 @@ LAYERS = [
         "tracking",
         "change_point",
         "emergence",
-        "watch",
+        "watcher",
         "watch_crossings",
         "watch_probe",
         "callback",

@@ -21,10 +21,10 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.models import from_objects
 from outlierlens.rows import RowStore, read_rows
 from outlierlens.tracking import default_view
-from outlierlens.watch import WatchOptions, watch
 from outlierlens.watch_crossings import Crossings
 from outlierlens.watch_probe import _describe, untouched
 from outlierlens.watch_rows import StreamRow, read_activity, read_watch
+from outlierlens.watcher import WatchOptions, watch
 from outlierlens.weights import ScanOptions, scan_live
 
 IDS = torch.arange(5, 29).reshape(3, 8)
@@ -434,6 +434,13 @@ def test_what_cannot_be_watched_is_said_at_once(settings: dict[str, Any], messag
 def test_options_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=next(iter(bad))):
         WatchOptions(**bad)
+
+
+def test_the_public_name_is_the_function_whatever_was_imported_before() -> None:
+    import outlierlens
+
+    assert outlierlens.watch is watch
+    assert outlierlens.WatchOptions is WatchOptions
 
 
 def test_steps_go_forward(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outlierlens.sweeps.loop import sweep
     from outlierlens.sweeps.options import SweepOptions
     from outlierlens.tracking import TrackOptions, track
-    from outlierlens.watch import WatchOptions, watch
+    from outlierlens.watcher import WatchOptions, watch
     from outlierlens.weights import ScanOptions, scan
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch.
@@ -55,8 +55,8 @@ _HOME = {
     "DisableOptions": "bench",
     "sweep": "sweeps.loop",
     "SweepOptions": "sweeps.options",
-    "watch": "watch",
-    "WatchOptions": "watch",
+    "watch": "watcher",
+    "WatchOptions": "watcher",
     "OutlierCallback": "callback",
     "track": "tracking",
     "TrackOptions": "tracking",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import need
-from outlierlens.watch import Watcher, WatchOptions, watch
+from outlierlens.watcher import Watcher, WatchOptions, watch
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback

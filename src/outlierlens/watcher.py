@@ -1,6 +1,6 @@
 """Watch outlier dimensions emerge while a model trains, in any training loop; `callback` does it for a Trainer.
 
-    with watch(model, Path("watch.jsonl"), WatchOptions(every=100), tokenizer=tokenizer) as watcher:
+    with ol.watch(model, "watch.jsonl", ol.WatchOptions(every=100), tokenizer=tokenizer) as watcher:
         for batch in data:
             loss = model(**batch).loss
             loss.backward()

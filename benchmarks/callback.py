@@ -1,0 +1,151 @@
+"""What watching costs a training: `OutlierCallback` at N = 100 on a small masked LM in a Hugging Face Trainer.
+
+    OMP_NUM_THREADS=1 python benchmarks/callback.py                   # 4 x 128, batch 32 x 64, about 2 minutes
+    python benchmarks/callback.py --every 100 --steps 200 --rounds 3 --hidden 512 --layers 8
+
+Inside: time spent in the callback's events over the time of the training, in one process. From outside: watched and
+plain trainings of the same steps in turn, in rounds of alternating order. The vocabulary head is computed at masked
+positions alone, which makes steps cheap and the callback's share large. Exit code 1 when the share is 1 % or more.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 8000
+MASKED = 0.15
+EVENTS = ("on_train_begin", "on_pre_optimizer_step", "on_step_end", "on_log", "on_train_end")
+LIMIT = 0.01
+
+
+@dataclass
+class Clock:
+    """Wall and processor seconds: on a shared machine only the second says what the work costs."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+    calls: list[float] = field(default_factory=list)
+
+    def timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """`work`, its time added here."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter(), time.process_time()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.calls.append(time.process_time() - start[1])
+                self.wall += time.perf_counter() - start[0]
+                self.processor += self.calls[-1]
+
+        return run
+
+
+def model_of(given: argparse.Namespace) -> Any:
+    """A BERT of the size asked for, with random weights."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    width = given.hidden
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=VOCABULARY, hidden_size=width, num_hidden_layers=given.layers, intermediate_size=4 * width,
+            num_attention_heads=max(1, width // 64), max_position_embeddings=given.length,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def train(given: argparse.Namespace, folder: Path, *, watched: bool) -> tuple[Clock, Clock, Clock]:
+    """(whole training, the callback's events, those of its start) of one run."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+    from transformers.trainer_callback import PrinterCallback
+
+    from outlierlens import OutlierCallback, WatchOptions
+
+    class Masked(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            states = model.bert(inputs["input_ids"]).last_hidden_state
+            chosen = inputs["labels"] >= 0
+            return torch.nn.functional.cross_entropy(model.cls(states[chosen]), inputs["labels"][chosen])
+
+    generator = torch.Generator().manual_seed(1)
+    shape = (given.batch * 16, given.length)
+    ids = torch.randint(5, VOCABULARY, shape, generator=generator)
+    labels = ids.masked_fill(torch.rand(shape, generator=generator) >= MASKED, -100)
+    rows = [{"input_ids": a, "labels": b} for a, b in zip(ids, labels, strict=True)]
+    arguments = TrainingArguments(
+        str(folder / "out"), max_steps=given.steps, per_device_train_batch_size=given.batch, learning_rate=1e-3,
+        logging_steps=50, save_strategy="no", report_to=[], use_cpu=given.cpu, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Masked(model_of(given), arguments, train_dataset=rows)
+    trainer.remove_callback(PrinterCallback)
+    whole, inside, start = Clock(), Clock(), Clock()
+    if watched:
+        probe = ids[: given.probe_texts, : min(64, given.length)]
+        path = Path(tempfile.mkdtemp(dir=folder)) / "watch.jsonl"
+        callback = OutlierCallback(path, WatchOptions(every=given.every, probe=probe, notice=lambda line: None))
+        for name in EVENTS:
+            clock = start if name == "on_train_begin" else inside
+            setattr(callback, name, clock.timed(getattr(callback, name)))
+        callback.attach(trainer)
+    whole.timed(trainer.train)()
+    return whole, inside, start
+
+
+def main() -> int:
+    """Measure, print, and say whether the share stays below 1 %."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (
+        ("every", 100), ("steps", 200), ("rounds", 3), ("layers", 4), ("hidden", 128), ("batch", 32), ("length", 64),
+        ("probe_texts", 16), ("threads", 1),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
+    given = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(given.threads)
+    device = "CPU" if given.cpu or not torch.cuda.is_available() else torch.cuda.get_device_name()
+    print(
+        f"{given.layers} x {given.hidden}, batch {given.batch} x {given.length}, {given.steps} steps, N = {given.every}, "
+        f"probe {given.probe_texts} x {min(64, given.length)}, {device}, {given.threads} threads, {given.rounds} rounds"
+    )
+    shares: dict[str, list[float]] = {"wall": [], "processor": []}
+    ratios: dict[str, list[float]] = {"wall": [], "processor": []}
+    starts, records, steps = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        warm = argparse.Namespace(**{**vars(given), "steps": 3, "every": 1})
+        train(warm, Path(folder), watched=True)
+        for turn in range(given.rounds):
+            found = {}
+            for watched in (turn % 2 == 0, turn % 2 == 1):
+                found[watched] = train(given, Path(folder), watched=watched)
+            (plain, _, _), (whole, inside, start) = found[False], found[True]
+            for kind in ("wall", "processor"):
+                shares[kind].append(getattr(inside, kind) / (getattr(whole, kind) - getattr(start, kind)))
+                ratios[kind].append(getattr(whole, kind) / getattr(plain, kind) - 1)
+            starts.append(start.wall)
+            records += sorted(inside.calls)[-(given.steps // given.every) :]
+            steps.append(plain.wall / given.steps)
+    print(f"a step {statistics.median(steps) * 1e3:.0f} ms, a record {statistics.median(records) * 1e3:.1f} ms, "
+          f"the start {statistics.median(starts) * 1e3:.0f} ms once")  # fmt: skip
+    for kind in ("processor", "wall"):
+        print(
+            f"{kind} time: {statistics.median(shares[kind]):.2%} of the training is the callback "
+            f"({min(shares[kind]):.2%} to {max(shares[kind]):.2%}); watched against plain runs "
+            f"{statistics.median(ratios[kind]):+.1%} ({min(ratios[kind]):+.1%} to {max(ratios[kind]):+.1%})"
+        )
+    return int(statistics.median(shares["wall"]) >= LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
