@@ -35,7 +35,7 @@ from outlierlens.pretrain.recipe import Recipe, TrainingRecipe
 from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.results import write_text
-from outlierlens.watch import WatchOptions
+from outlierlens.watcher import WatchOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
