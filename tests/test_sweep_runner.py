@@ -17,7 +17,8 @@ TEXTS = Texts(
     "test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2)))
 )
 CAUSAL = ("gpt2", "llama", "opt", "gpt_neox", "gemma2", "olmo2", "qwen3", "bloom", "falcon", "mixtral")
-MASKED = ("bert", "distilbert", "mpnet", "roberta", "albert", "deberta-v2", "modernbert")
+MASKED = ("bert", "distilbert", "mpnet", "roberta", "albert", "deberta-v2", "modernbert", "outlierlens-bert-rmsnorm")
+MASKED += ("outlierlens-bert-pre-norm", "outlierlens-bert-pre-rmsnorm")
 
 
 def model_of(family: str, head: str, words: Any, **tokenizer: Any) -> LoadedModel:

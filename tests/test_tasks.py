@@ -15,6 +15,7 @@ from outlierlens.tasks import TaskOptions, bootstrap, make_task, weighted_mean
 
 TEXTS = [" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2))]
 MASKED = ("bert", "distilbert", "mpnet", "roberta", "electra-generator", "albert", "deberta-v2", "modernbert")
+MASKED += ("outlierlens-bert-rmsnorm", "outlierlens-bert-pre-norm")
 CAUSAL = ("gpt2", "llama", "opt", "gpt_neox", "gemma2", "olmo2", "qwen3", "bloom")
 
 
