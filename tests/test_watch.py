@@ -366,6 +366,21 @@ def test_rows_of_another_training_are_refused(tmp_path: Path) -> None:
     assert stored(tmp_path / "w.replayed-1.jsonl") == before
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_rounded_checkpoint_and_a_clamp_after_the_row_are_the_same_training(tmp_path: Path, dtype: Any) -> None:
+    loop = Loop()
+    with watch(loop.model, tmp_path / "w.jsonl", quiet(probe=IDS)) as watcher:
+        loop.run(range(1, 3), watcher)
+    with torch.no_grad():
+        for parameter in loop.model.parameters():
+            parameter.copy_(parameter.to(dtype))
+        for layer in loop.model.bert.encoder.layer:
+            layer.output.LayerNorm.weight[:3] = 0.5
+    with watch(loop.model, tmp_path / "w.jsonl", quiet(probe=IDS), start=2) as watcher:
+        watcher.step()
+    assert list(stored(tmp_path / "w.jsonl")) == ["step 0", "step 1", "step 2", "step 3"]
+
+
 def test_other_processes_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     loop = Loop()

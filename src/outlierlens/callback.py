@@ -27,6 +27,8 @@ class OutlierCallback(TrainerCallback):
     """Records, at every N-th optimizer step, what `watch` records: see there.
 
     Gradients are those that the optimizer gets: after accumulation, averaging over processes, unscaling and clipping.
+    Weights are those that it leaves, and what other callbacks made of them in `on_optimizer_step`; what they change in
+    `on_step_end` is seen at the next record.
     """
 
     def __init__(self, rows: Path | str, options: WatchOptions | None = None, tokenizer: Any = None):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
-SAME_WEIGHTS = 1e-2  # relative: a checkpoint in half precision is the same
+SAME_VALUE = 4e-3  # relative: what bfloat16 keeps of a value that a checkpoint rounded
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,9 @@ class Watcher:
 
     def _check_same(self, name: str, row: StreamRow) -> None:
         for now, before in zip(self._values(name), (row.scale, row.bias), strict=True):
-            if not np.allclose(now, before, rtol=SAME_WEIGHTS, atol=1e-4, equal_nan=True):
+            same = np.abs(now - before) <= SAME_VALUE * np.abs(before)
+            # Half of them: a callback of the user's may have changed some after the row was written.
+            if same.size and np.isfinite(before).all() and same.mean() < 0.5:
                 raise BadInput(
                     f"{self.path}: the norms at step {self.last:,} are not those of this model, so its rows are of another "
                     "training; name another file"
