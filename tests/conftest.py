@@ -1,6 +1,7 @@
 """Shared fixtures: small trained-looking models, sample models that skip where they are not cached, evaluation data."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,18 @@ class Words:
 def words() -> Callable[..., Any]:
     """Builder of word-level tokenizers; see `Words.build`."""
     return Words.build
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+    from outlierlens.cli import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["outlierlens", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call

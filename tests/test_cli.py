@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +47,6 @@ def text(tmp_path: Path) -> str:
     lines = [" ".join(f"w{(5 * i + j) % 35}" for j in range(9 + i)) for i in range(5)]
     path.write_text("\n".join(lines))
     return str(path)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-    from outlierlens.cli import main
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["outlierlens", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]

@@ -68,21 +68,6 @@ def text(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-    from outlierlens.cli import main
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["outlierlens", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
-
-
-@pytest.fixture
 def swept(folder: Any, text: str, run: Any, tmp_path: Path) -> Any:
     """Runs a small sweep of a tiny model and returns (directory, sweep, stdout, stderr)."""
 

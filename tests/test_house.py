@@ -28,6 +28,7 @@ LAYERS = [
         "trajectory",
         "tracked",
         "watch_rows",
+        "pretrained",
     },
     {"arch", "checkpoint", "samples", "hidden", "variants", "models", "data", "inputs", "run_files"},
     {
@@ -52,6 +53,7 @@ LAYERS = [
         "sweeps",
         "modes",
         "pretrain",
+        "int8",
     },
     {"charts", "report"},
     {"cli"},
@@ -115,6 +117,7 @@ def test_imports_go_one_way(path: Path) -> None:
             "trajectory",
             "tracked",
             "watch_rows",
+            "pretrained",
             "checkpoint",
         }
     ),

@@ -124,6 +124,22 @@ def written(
 
 
 @contextmanager
+def edited_inputs(
+    model: "nn.Module", modules: Sequence["nn.Module"], edit: Callable[["Tensor"], "Tensor"]
+) -> Iterator[None]:
+    """Replace the first argument of each of `modules` by `edit(argument)` in every forward pass."""
+    refuse_compiled(model)
+
+    def before(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (edit(args[0]), *args[1:])
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(before).remove)
+        yield
+
+
+@contextmanager
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
     """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
 

@@ -40,6 +40,8 @@ HOMES = {
     "Damage": "damage",
     "Sweep": "swept",
     "Track": "tracked",
+    "Outcome": "pretrained",
+    "Outcomes": "pretrained",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

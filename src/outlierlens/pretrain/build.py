@@ -5,8 +5,6 @@ model = build(recipe, tokenizer)             # BertForMaskedLM, RobertaForMasked
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from outlierlens import arch
 from outlierlens.errors import need
 from outlierlens.models import config_dict
@@ -73,18 +71,11 @@ def _network(recipe: Recipe, tokenizer: Any) -> Any:
     return VariantForMaskedLM(config)
 
 
-def sinusoids(n_positions: int, width: int, wavelength: float) -> np.ndarray:
-    """Sine and cosine pairs [position, dim] in [-1, 1], Vaswani et al. (2017), section 3.5."""
-    angles = np.arange(n_positions)[:, None] * wavelength ** (-np.arange(0, width, 2) / width)  # [position, pair]
-    table = np.empty((n_positions, width))
-    table[:, 0::2] = np.sin(angles)
-    table[:, 1::2] = np.cos(angles[:, : width // 2])
-    return table
-
-
 def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
     """Fill the table of positions as the recipe says, and keep what is not to be learned from being trained."""
     import torch
+
+    from outlierlens.variants.attention import sinusoids
 
     tables = [module for name, module in model.named_modules() if name.endswith("embeddings.position_embeddings")]
     if not tables or options.positions in ("relative", "rotary", "alibi"):
@@ -93,13 +84,12 @@ def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
     weight: torch.nn.Parameter = table.weight
     padding = getattr(table, "padding_idx", None)
     first = 0 if padding is None else padding + 1
-    table_of = sinusoids(len(weight) - first, weight.shape[1], options.position_wavelength)
-    waves = torch.from_numpy(table_of).to(weight.dtype)
+    waves = sinusoids(len(weight) - first, weight.shape[1], options.position_wavelength)
     with torch.no_grad():
         if options.positions == "none":
             weight.zero_()
         elif options.positions == "sinusoidal":
-            weight[first:] = (options.position_amplitude or 1.0) * waves
+            weight[first:] = (options.position_amplitude or 2 * options.initializer_range) * waves
         elif options.position_amplitude:
             weight[first:] = options.position_amplitude * waves
     weight.requires_grad_(options.positions == "learned")

@@ -75,13 +75,17 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished pre-training: the folder, the trained model in evaluation mode, and what it was trained on."""
+    """A finished pre-training: the folder, the trained model in evaluation mode, and what it was trained on.
+
+    Of several processes one `is_main`; it writes.
+    """
 
     folder: Path
     recipe: Recipe
     model: Any
     tokens: Tokens
     log: tuple[dict[str, float], ...]
+    is_main: bool = True
 
     @property
     def model_folder(self) -> Path:
@@ -96,6 +100,7 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
         BadInput: the folder holds a run of another recipe, or the recipe cannot be trained on this text or device.
     """
     options = options or RunOptions()
+    transformers.utils.logging.disable_progress_bar()
     _claim(folder, recipe, options.overwrite)
     tokens = prepare(recipe, offline=options.offline, progress=options.progress)
     model = build(recipe, tokens.tokenizer)
@@ -130,7 +135,7 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     if trainer.is_world_process_zero():
         trainer.save_model(str(folder / "model"))
         write_text(folder / "log.json", json.dumps(log, indent=0))
-    return Run(folder, recipe, model, tokens, log)
+    return Run(folder, recipe, model, tokens, log, trainer.is_world_process_zero())
 
 
 class MaskedLMTrainer(Trainer):
@@ -177,7 +182,7 @@ class _Housekeeping(TrainerCallback):
     def __init__(self, model: Any, stack: BoundStack, training: TrainingRecipe, options: RunOptions):
         self.model, self.stack, self.training, self.options = model, stack, training, options
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         if self.training.clamp_scale:
             clamp_scale_(self.model, [self.stack], self.training.clamp_scale)
 

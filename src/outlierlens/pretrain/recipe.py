@@ -79,7 +79,8 @@ class ModelRecipe:
         type: "bert" or "roberta" (which has no segments and numbers positions from 2).
         intermediate: width of the MLP; 0 is four times the width.
         positions: learned, sinusoidal (fixed), none, relative, rotary or alibi; "roberta" has the first three.
-        position_amplitude: learned positions begin as sinusoids of this amplitude; 0 begins them at random.
+        position_amplitude: learned positions begin as sinusoids of this amplitude; 0 begins them at random. Fixed ones
+            have it, or twice `initializer_range`.
         position_wavelength: of the slowest of these sinusoids, over 2 pi, in tokens (Vaswani et al. 2017: 10,000).
         norm, norm_order: LayerNorm or RMSNorm; post-norm as in BERT, or pre-norm.
         attention: softmax, clipped (Bondarenko et al. 2023: clip((zeta − gamma) · softmax + gamma, 0, 1)) or gated.

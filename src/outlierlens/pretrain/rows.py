@@ -74,6 +74,8 @@ class TrainingRows(Rows):
 
     def _order_of(self, epoch: int) -> np.ndarray:
         if self._order[0] != epoch:
-            generator = np.random.Generator(np.random.Philox(key=[self.seed, (1 << 63) + epoch]))
+            # As unsigned integers: NumPy would make floats of such numbers, which cannot tell epochs apart.
+            key = np.array([self.seed, (1 << 63) + epoch], dtype=np.uint64)
+            generator = np.random.Generator(np.random.Philox(key=key))
             self._order = (epoch, generator.permutation(len(self.rows)))
         return self._order[1]

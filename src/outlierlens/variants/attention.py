@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 Rotation = tuple["Tensor", "Tensor"]
 
 
-def sinusoids(n_positions: int, dim: int) -> "Tensor":
-    """Sines in even and cosines in odd dimensions, amplitude 1 (Vaswani 2017, section 3.5), float32 [position, dim]."""
-    rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(10000.0) / dim))
+def sinusoids(n_positions: int, dim: int, wavelength: float = 10_000.0) -> "Tensor":
+    """Sines in even and cosines in odd dimensions, amplitude 1 (Vaswani 2017, section 3.5), float32 [position, dim].
+
+    The waves are up to 2 pi × `wavelength` tokens long.
+    """
+    rates = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(wavelength) / dim))
     angles = torch.arange(n_positions, dtype=torch.float64)[:, None] * rates
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :dim].float()
 

@@ -1,0 +1,131 @@
+"""Measure a trained model the same way for every recipe: loss, outlier dimensions, what they cost, and INT8.
+
+outcome = measure(run)                     # an `Outcome`; every dimension is switched off once
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from outlierlens.activations import ObserveOptions, observe
+from outlierlens.bench import DisableOptions, disable
+from outlierlens.data import Texts
+from outlierlens.int8 import int8_change
+from outlierlens.models import LoadedModel, from_objects
+from outlierlens.modes import Mode
+from outlierlens.pretrain.loop import Run
+from outlierlens.pretrained import Change, Outcome
+from outlierlens.results import Provenance
+from outlierlens.scanned import StackScan
+from outlierlens.sweeps.loop import sweep
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.tasks import TaskOptions, make_task, weighted_mean
+from outlierlens.weights import ScanOptions, scan_live
+
+SIGMA = 3.0
+
+
+@dataclass(frozen=True)
+class OutcomeOptions:
+    """How much is measured: held-out texts, random sets, and the seed of masks, sets and intervals."""
+
+    n_texts: int = 128
+    n_random: int = 24
+    batch_size: int = 32
+    seed: int = 0
+    progress: Callable[[str], None] = print
+
+
+def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:
+    """The outcome of a finished run, on its first held-out texts, cut at the length that it was trained with."""
+    options = options or OutcomeOptions()
+    recipe = run.recipe
+    loaded = from_objects(run.model, run.tokens.tokenizer, name=recipe.name)
+    texts = Texts("held-out texts", run.tokens.held_out[: options.n_texts])
+    task_options = TaskOptions(max_length=recipe.data.length, batch_size=options.batch_size, seed=options.seed)
+    task = make_task(loaded, texts.texts, task_options)
+    options.progress(f"measuring on {len(texts)} held-out texts")
+    found = scan_live(loaded, ScanOptions(view="last" if loaded.stack().ends_in_norm else "reading")).stacks[0]
+    both, scale_alone, bias_alone = _named(found)
+    values, weights = task.per_text()
+    seen = observe(loaded, texts, ObserveOptions(max_length=recipe.data.length, batch_size=options.batch_size))
+    mode: Mode = "weights" if loaded.stack().ends_in_norm else "zero"
+    states = seen.stacks[0].view()  # row 0 is the embeddings
+    off, random = _found_off(loaded, texts, both or (*scale_alone, *bias_alone), mode, options, task_options)
+    options.progress(f"switching off each of {found.hidden_size} dimensions")
+    swept = sweep(
+        loaded,
+        texts,
+        SweepOptions(exact=True, with_found=False, mode=mode, gradients=0, seed=options.seed, task=task_options),
+    )
+    changes = np.array([effect.change for effect in swept.singles()])
+    worst = swept.top(1)[0]
+    change, low, high = int8_change(loaded, task, seed=options.seed)
+    return Outcome(
+        provenance=Provenance.now(recipe.name, swept.provenance.fingerprint, command=command, seed=options.seed),
+        recipe=recipe.name,
+        about=recipe.about,
+        toml=recipe.to_toml(),
+        seed=recipe.training.seed,
+        steps=recipe.training.steps,
+        n_parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        tokens=recipe.training.steps * recipe.training.batch * recipe.training.accumulation * recipe.data.length,
+        held_out_loss=_last_evaluation(run),
+        text_loss=weighted_mean(values, weights),
+        text=f"{len(texts)} held-out texts, at most {recipe.data.length} tokens, 15 % masked",
+        text_digest=texts.digest,
+        both=both,
+        scale_alone=scale_alone,
+        bias_alone=bias_alone,
+        largest_z=float(np.abs(found.z_scale).mean(axis=0).max()),
+        kurtosis=_spread_over_dims((states.std**2 + states.mean**2)[1:]),
+        inf_norm=float(states.abs_max[1:].max()),
+        off=off,
+        random_median=None if random is None else float(np.median(random)),
+        random_high=None if random is None else float(np.quantile(random, 0.95)),
+        worst=Change(worst.change, worst.low, worst.high, worst.dims),
+        dim_median=float(np.median(changes)),
+        dim_high=float(np.quantile(changes, 0.95)),
+        int8=Change(change, low, high),
+        notes=()
+        if mode == "weights"
+        else ("pre-norm: dimensions are set to 0 in the hidden states, not in the weights",),
+    )
+
+
+def _named(found: StackScan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """(past SIGMA in half of the layers in scale and bias both, in scale alone, in bias alone)."""
+    enough = 0.5 * found.n_layers
+    scale = (np.abs(found.z_scale) >= SIGMA).sum(axis=0) >= enough  # [column]
+    bias = (np.abs(found.z_bias) >= SIGMA).sum(axis=0) >= enough if found.z_bias.size else np.zeros_like(scale)
+    dims = np.array(found.map_dims)
+    flags = (scale & bias, scale & ~bias, bias & ~scale)
+    both, scale_alone, bias_alone = (tuple(dims[flag].tolist()) for flag in flags)
+    return both, scale_alone, bias_alone
+
+
+def _found_off(
+    loaded: LoadedModel, texts: Texts, dims: tuple[int, ...], mode: Mode, options: OutcomeOptions, task: TaskOptions
+) -> tuple[Change | None, np.ndarray | None]:
+    """What the named dimensions cost together, and what random sets of the same size cost [set]."""
+    if not dims:
+        return None, None
+    asked = DisableOptions(
+        mode=mode, avoid=tuple(sorted(dims)), n_random=options.n_random, n_matched=0, seed=options.seed, task=task
+    )
+    damage = disable(loaded, texts, sorted(dims), asked)
+    chosen = damage.chosen
+    random = np.array([condition.change for condition in damage.controls[0].conditions])
+    return Change(chosen.change, chosen.change_low, chosen.change_high, chosen.dims), random
+
+
+def _last_evaluation(run: Run) -> float:
+    losses = [row["eval_loss"] for row in run.log if "eval_loss" in row]
+    return float(losses[-1])
+
+
+def _spread_over_dims(second_moments: np.ndarray) -> float:
+    """Largest kurtosis over dimensions of any block: mean(s²) / mean(s)², s [layer, dim] (He et al. 2024, eq. 1)."""
+    s = second_moments
+    return float(((s**2).mean(axis=1) / s.mean(axis=1) ** 2).max())
