@@ -187,6 +187,10 @@ def test_crossings_say_who_left_and_who_came_back() -> None:
         "step 1,500: dimension 4 is back within 3 sigma in the scale of 1 of 4 layers (mean z +2.2); its bias stays past"
     ]
     assert crossings.dims == [4]
+    late = np.zeros((4, 6))
+    late[:, 5] = 3.5
+    crossings.see(1600, late, flat)
+    assert (crossings.dims, crossings.foremost(2), crossings.foremost(1)) == ([4, 5], [5, 4], [5])
     both = Crossings(3.0, 0.5, "encoder: ")
     assert both.see(5, three, three) == [
         "step 5: encoder: dimension 4 is past 3 sigma in the scale of 2 of 4 layers (mean z +1.5) and the bias of 2 of 4 "

@@ -44,6 +44,11 @@ class Crossings:
             *self._lines(step, back, kinds, counts, f"is back within {self.n_sigma:g} sigma"),
         ]
 
+    def foremost(self, n: int) -> list[int]:
+        """At most `n` dimensions: those that pass now, then those that did; of equals, the first that left."""
+        now = {dim for dim, _ in self.passing}
+        return sorted(self.dims, key=lambda dim: dim not in now)[:n]
+
     def _by_size(self, which: set[tuple[int, str]], kinds: dict[str, np.ndarray]) -> list[int]:
         """The dimensions among `which`, largest mean |z| first."""
         size: dict[int, float] = {}

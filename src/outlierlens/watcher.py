@@ -51,8 +51,8 @@ class WatchOptions:
         probe: texts, or token ids [text, token], on which hidden states are measured; by default the excerpt that is
             shipped, where there is a tokenizer.
         probe_texts, probe_tokens: how many texts of the probe are read, and at most how many tokens of each.
-        dims: dimensions whose numbers are returned and logged one by one; "auto": the first eight that leave
-            `n_sigma`. The rows hold every dimension in any case.
+        dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
+            are past `n_sigma` now, then those that were. The rows hold every dimension in any case.
         n_sigma, min_layer_fraction: a dimension is announced when |z| >= n_sigma in this share of the layers.
         notice: receives a line when a dimension leaves or comes back, and remarks.
     """
@@ -281,7 +281,7 @@ class Watcher:
         for line in crossings.see(step, z["scale"], z.get("bias")):
             self.options.notice(line)
         chosen = self.options.dims
-        dims = crossings.dims[:LOGGED_DIMS] if chosen == "auto" else [int(dim) for dim in chosen]
+        dims = crossings.foremost(LOGGED_DIMS) if chosen == "auto" else [int(dim) for dim in chosen]
         gradients = {"scale": row.gradient_scale, "bias": row.gradient_bias}
         found = metrics_of(z, gradients, dims, self.options.n_sigma)
         for measure in ("kurtosis_dims", "kurtosis_entries", "inf_norm"):
