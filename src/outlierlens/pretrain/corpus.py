@@ -36,6 +36,7 @@ ROWS_AT_ONCE = 8192
 HELD_OUT = 2000  # texts kept as text, to measure on
 SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+")
 MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,200}>")
+READ_BY_NAME = (".jsonl", ".ndjson", ".csv", ".tsv")  # text whose ending tells how it is read; all else, its content
 Progress = Callable[[str], None]
 
 
@@ -176,6 +177,8 @@ def _count(rows: np.ndarray, n_vocabulary: int) -> np.ndarray:
 def _open(folder: Path) -> Tokens:
     try:
         texts = json.loads((folder / "held_out.json").read_text("utf-8"))
+        if not isinstance(texts, list):
+            raise ValueError("held_out.json is no list")
         return Tokens(
             folder=folder,
             tokenizer=load_tokenizer(str(folder / "tokenizer")),
@@ -184,7 +187,7 @@ def _open(folder: Path) -> Tokens:
             counts=np.load(folder / "counts.npy", allow_pickle=False),
             held_out=tuple(texts),
         )
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, BadInput) as error:
         raise BadFile(
             f"{folder}: prepared rows are damaged ({error}); delete the folder to have them made again"
         ) from None
@@ -206,6 +209,8 @@ def _digest(recipe: Recipe) -> str:
     for source in recipe.data.source:
         path = Path(source)
         if path.is_file():
+            if path.suffix.lower() in READ_BY_NAME:
+                digest.update(path.suffix.lower().encode())
             with path.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
         else:

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -24,9 +25,23 @@ from outlierlens.errors import BadInput
 from outlierlens.pretrain.packing import Packing
 
 DEPTH = 8  # recipes that extend recipes
-AT_LEAST_ONE = {
-    "model": ("layers", "width", "heads"),
-    "training": ("steps", "batch", "accumulation", "log_every", "watch_every", "keep_states"),
+AT_LEAST: dict[int, dict[str, tuple[str, ...]]] = {
+    1: {
+        "model": ("layers", "width", "heads"),
+        "training": ("steps", "batch", "accumulation", "log_every", "watch_every", "keep_states"),
+    },
+    0: {
+        "data": ("min_characters",),
+        "model": ("intermediate", "position_amplitude"),
+        "training": (
+            *("warmup", "weight_decay", "clip_norm", "penalty_strength"),
+            *("save_every", "evaluate_every", "evaluate_rows"),
+        ),
+    },
+}
+ABOVE_ZERO = {
+    "model": ("initializer_range", "position_wavelength"),
+    "training": ("learning_rate", "adam_epsilon"),
 }
 
 
@@ -182,12 +197,11 @@ class Recipe:
 
     def to_toml(self) -> str:
         """All of it as TOML, defaults included."""
-        lines = [f"name = {json.dumps(self.name)}", f"about = {json.dumps(self.about)}"]
+        lines = [f"name = {_toml(self.name)}", f"about = {_toml(self.about)}"]
         for section in ("data", "tokenizer", "model", "training"):
             part = getattr(self, section)
             lines += ["", f"[{section}]"]
-            # JSON's strings, numbers, booleans and arrays of them are TOML's.
-            lines += [f"{f.name} = {json.dumps(getattr(part, f.name))}" for f in dataclasses.fields(part)]
+            lines += [f"{f.name} = {_toml(getattr(part, f.name))}" for f in dataclasses.fields(part)]
         return "\n".join(lines) + "\n"
 
     @property
@@ -243,6 +257,12 @@ def _read(name: str, beside: Path | None) -> tuple[str, Path | None]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as TOML: {error}") from None
     return text, path.parent
+
+
+def _toml(value: Any) -> str:
+    # JSON's strings, finite numbers, booleans and arrays of them are TOML's, but for pairs of surrogates and the
+    # control character that JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _parsed(text: str, where: str) -> dict[str, Any] | None:
@@ -305,7 +325,12 @@ def _typed(wanted: Any, value: Any, where: str) -> Any:
 def _problems(recipe: Recipe) -> Iterable[str]:
     data, model, training = recipe.data, recipe.model, recipe.training
     word = bool(recipe.name) and Path(recipe.name).name == recipe.name and not recipe.name.startswith(".")
-    sections = {"data": data, "model": model, "training": training}
+    sections: dict[str, Any] = {"data": data, "model": model, "training": training}
+    for section, part in sections.items():
+        for key, value in dataclasses.asdict(part).items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    yield f"{section}.{key} is {value}; it must be finite"
     checks: list[tuple[bool, str]] = [
         (word, f"name is {recipe.name!r}; it names a folder, so it must be one plain word"),
         (0 < data.validation < 0.5, f"data.validation is {data.validation}; it must lie between 0 and 0.5"),
@@ -313,16 +338,24 @@ def _problems(recipe: Recipe) -> Iterable[str]:
         (0 < data.frequent_mass < 1, f"data.frequent_mass is {data.frequent_mass}; it must lie between 0 and 1"),
         (data.length >= 8, f"data.length is {data.length}; rows need at least 8 tokens"),
         (0 < training.mask_share < 1, f"training.mask_share is {training.mask_share}; it must lie between 0 and 1"),
-        (len(training.adam_betas) == 2, "training.adam_betas takes two numbers"),
+        (
+            len(training.adam_betas) == 2 and all(0 <= beta < 1 for beta in training.adam_betas),
+            f"training.adam_betas is {list(training.adam_betas)}; it takes two numbers in [0, 1)",
+        ),
         (0 <= training.clamp_scale < 1, f"training.clamp_scale is {training.clamp_scale}; it must lie in [0, 1)"),
         (0 <= training.seed < 2**31, f"training.seed is {training.seed}; it must lie in [0, 2^31)"),
         (0 <= model.dropout < 1, f"model.dropout is {model.dropout}; it must lie in [0, 1)"),
     ]
-    for section, names in AT_LEAST_ONE.items():
+    for least, of_section in AT_LEAST.items():
+        for section, names in of_section.items():
+            values = {name: getattr(sections[section], name) for name in names}
+            checks += [
+                (value >= least, f"{section}.{name} is {value}; it must be at least {least}")
+                for name, value in values.items()
+            ]
+    for section, names in ABOVE_ZERO.items():
         values = {name: getattr(sections[section], name) for name in names}
-        checks += [
-            (value >= 1, f"{section}.{name} is {value}; it must be at least 1") for name, value in values.items()
-        ]
+        checks += [(value > 0, f"{section}.{name} is {value}; it must be above 0") for name, value in values.items()]
     yield from (message for holds, message in checks if not holds)
     yield from _disagreements(model, training)
 
@@ -336,8 +369,15 @@ def _disagreements(model: ModelRecipe, training: TrainingRecipe) -> Iterable[str
         )
     if any(not 0 <= dim < model.width for dim in model.planted):
         yield f"model.planted names a dimension outside 0 to {model.width - 1}"
+    if len(set(model.planted)) != len(model.planted):
+        yield f"model.planted is {list(model.planted)}; name each dimension once"
     if model.planted_from and len(model.planted_source) != len(model.planted):
         yield "model.planted_source must name as many dimensions as model.planted"
+    if (training.penalty == "none") != (training.penalty_strength == 0):
+        yield (
+            f"training.penalty is {training.penalty!r} with penalty_strength {training.penalty_strength}; a penalty needs "
+            f"a strength above 0, and a strength a penalty"
+        )
     if training.log_every >= 1 and training.save_every % training.log_every:
         yield (
             f"training.save_every ({training.save_every}) must be a multiple of log_every ({training.log_every}), so that "

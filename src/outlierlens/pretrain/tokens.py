@@ -51,7 +51,8 @@ def load_tokenizer(source: str, *, offline: bool = False) -> Any:
         folder = str(samples.model_directory(source, lambda _message: None))
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=offline)
-    except (OSError, ValueError) as error:
+    # KeyError: a file of tokens that is JSON of something else.
+    except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{source}: no tokenizer there ({' '.join(str(error).split())[:200]})") from None
     if tokenizer.mask_token_id is None:
         raise BadInput(f"{source}: its tokenizer has no mask token; a masked language model needs one")
