@@ -7,7 +7,6 @@
 The loop is `_measure`: enter an ablation, score, leave; every condition reads the same tokens and masks.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 
 from outlierlens.ablate import Dims, EditSettings, plan_dims, stream_width
 from outlierlens.arch import Param, live_parameters
-from outlierlens.controls import Plan, compare_with, matched_sets, random_sets, relabelled
+from outlierlens.controls import Plan, compare_with, matched_sets, plan_key, random_sets, relabelled
 from outlierlens.damage import Condition, Continuation, Damage, Filled, Score
 from outlierlens.data import Texts
 from outlierlens.detect import zscore
@@ -103,7 +102,7 @@ def disable(
         controls = _control_sets(bench, plan)
         if rows:
             bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
-        total = 2 + len({_key(item) for family in controls.values() for _, item in family})
+        total = 2 + len({plan_key(item) for family in controls.values() for _, item in family})
         report = progress or (lambda *_: None)
         report("intact", 0, total)
         intact = bench.measure("intact", None)
@@ -113,7 +112,7 @@ def disable(
         measured: dict[str, list[Condition]] = {}
         for kind, family in controls.items():
             for label, item in family:
-                key = _key(item)
+                key = plan_key(item)
                 if key not in done:
                     report(f"{kind} control", 2 + len(done), total)
                     done[key] = bench.measure(label, item)
@@ -191,7 +190,7 @@ class _Bench:
 
     def _per_text(self, plan: Plan) -> tuple[np.ndarray, dict[str, float], int]:
         """(value of every text, further numbers, values set) with `plan` off: from the rows, or measured now."""
-        key = _key(plan)
+        key = plan_key(plan)
         found = self.rows.get(key) if self.rows else None
         if found is None:
             with self.ablation.off(plan) as touched:
@@ -299,10 +298,6 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
     if all(stack.bias):
         squares.append(z(stack.bias) ** 2)
     return np.sqrt(np.mean(squares, axis=0))
-
-
-def _key(plan: Plan) -> str:
-    return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()))
 
 
 def check_save(directory: Path, mode: str) -> None:

@@ -4,6 +4,7 @@ random_sets(width, size, avoid=found, n=99, seed=0)
 matched_sets(magnitude, plan, avoid=found, n=5, seed=0)     # other positions in each layer
 """
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -106,9 +107,7 @@ def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], clos
     # A loss that is no number any more is as bad as one that is infinite.
     changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
     change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
-    with np.errstate(invalid="ignore"):  # between infinities there is no quantile
-        figures = (np.median(changes), np.quantile(changes, 0.95), np.mean(changes))
-    median, high, mean = (float(np.nan_to_num(figure, nan=np.inf, posinf=np.inf)) for figure in figures)
+    median, high, mean = figures_of(changes)
     return Control(
         kind=kind,
         conditions=tuple(family),
@@ -116,9 +115,9 @@ def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], clos
         median=median,
         percentile_95=high,
         mean=mean,
-        ratio_to_median=_ratio(change, median),
-        ratio_to_percentile_95=_ratio(change, high),
-        ratio_to_mean=_ratio(change, mean),
+        ratio_to_median=times(change, median),
+        ratio_to_percentile_95=times(change, high),
+        ratio_to_mean=times(change, mean),
         closeness=closeness,
     )
 
@@ -128,5 +127,19 @@ def rank_p(chosen: float, controls: np.ndarray) -> float:
     return float((1 + np.sum(controls >= chosen)) / (1 + len(controls)))
 
 
-def _ratio(chosen: float, reference: float) -> float | None:
-    return chosen / reference if reference > 0 and np.isfinite(reference) else None
+def figures_of(changes: np.ndarray) -> tuple[float, float, float]:
+    """(median, 95th percentile, mean) of controls' changes [set]; inf where infinities leave no number."""
+    with np.errstate(invalid="ignore"):  # between infinities there is no quantile
+        figures = (np.median(changes), np.quantile(changes, 0.95), np.mean(changes))
+    median, high, mean = (float(np.nan_to_num(figure, nan=np.inf, posinf=np.inf)) for figure in figures)
+    return median, high, mean
+
+
+def times(change: float, reference: float) -> float | None:
+    """`change` as a multiple of `reference`; None where that says nothing."""
+    return change / reference if reference > 0 and np.isfinite(reference) else None
+
+
+def plan_key(plan: Plan) -> str:
+    """The name of a plan in row files."""
+    return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()), separators=(",", ":"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outlierlens.bench import magnitude
-from outlierlens.controls import matched_sets, random_sets, rank_p, relabelled
+from outlierlens.controls import figures_of, matched_sets, random_sets, rank_p, relabelled, times
 from outlierlens.errors import BadInput
 from outlierlens.sweeps.estimate import benjamini_hochberg
 from outlierlens.sweeps.runner import Runner
@@ -108,8 +108,7 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
     nulls = []
     for family in families:
         changes = np.sort([change(unit) for unit in family.controls])
-        with np.errstate(invalid="ignore"):  # between infinities there is no quantile
-            median, high, mean = np.median(changes), np.quantile(changes, 0.95), np.mean(changes)
+        median, high, mean = figures_of(changes)
         for unit in family.of:
             own = change(unit)
             nulls.append(
@@ -121,10 +120,10 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
                     change=own,
                     changes=tuple(changes.tolist()),
                     p=rank_p(own, changes),
-                    median=float(median),
-                    percentile_95=float(high),
-                    mean=float(mean),
-                    times_mean=times(own, float(mean)),
+                    median=median,
+                    percentile_95=high,
+                    mean=mean,
+                    times_mean=times(own, mean),
                     closeness=family.closeness,
                 )
             )
@@ -133,8 +132,3 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
         for place, q in zip(places, benjamini_hochberg(np.array([nulls[place].p for place in places])), strict=True):
             nulls[place] = replace(nulls[place], q=float(q))
     return tuple(nulls)
-
-
-def times(change: float, reference: float) -> float | None:
-    """`change` as a multiple of `reference`; None where that says nothing."""
-    return change / reference if reference > 0 and np.isfinite(reference) else None

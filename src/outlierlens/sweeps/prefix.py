@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+class _Enough(Exception):
+    """Ends a pass behind the last layer that is wanted; a class of its own, for passes that end at the head nest in it."""
+
+
 @dataclass(frozen=True)
 class Kept:
     """The output of block `layer` of the intact model, row by row without padding: each [token, dim].
@@ -32,10 +36,6 @@ class Kept:
     layer: int
     whole: tuple["Tensor", ...]
     bare: tuple["Tensor", ...] | None
-
-
-class _Enough(Exception):
-    """Ends a pass behind the last layer that is wanted."""
 
 
 def can_resume(stack: BoundStack) -> bool:

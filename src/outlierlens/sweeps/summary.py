@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outlierlens.controls import times
 from outlierlens.sweeps.estimate import Estimate, benjamini_hochberg, rank_p_among
-from outlierlens.sweeps.nulls import times
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.units import Unit

@@ -4,19 +4,13 @@ units = planned(options, stream, found)
 Work(units[0], 0, 8).key              # "[[0,[507]],[1,[507]]]|0-8": the row it becomes
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outlierlens.controls import Plan
+from outlierlens.controls import Plan, plan_key
 from outlierlens.errors import BadInput
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import BY_LAYER
-
-
-def plan_key(plan: Plan) -> str:
-    """The name of a plan in row files."""
-    return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()), separators=(",", ":"))
 
 
 @dataclass(frozen=True)
