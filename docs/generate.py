@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-COMMANDS = ("scan", "compare", "observe", "disable", "sweep", "report", "samples", "fetch")
+COMMANDS = ("scan", "compare", "observe", "disable", "sweep", "track", "report", "samples", "fetch")
 
 
 def main() -> int:

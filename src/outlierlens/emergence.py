@@ -155,7 +155,7 @@ def _emergence(
     whole = next(iter(held.values()))
     seen = np.flatnonzero(held.get(passes, whole))
     step, after = (None, None) if passes == "neither" else _for_good(path.steps, held[passes])
-    onset = change_point(path.steps, z.mean_scale[:, dim], direction=1, seed=seed)
+    onset = _onset(path.steps, z.mean_scale, dim, seed)
     settled, fall = loss
     return Emergence(
         dim=dim,
@@ -170,10 +170,16 @@ def _emergence(
         z_scale=float(z.mean_scale[-1, dim]),
         z_bias=float(z.mean_bias[-1, dim]) if z.has_bias else None,
         onset=onset,
-        onset_bias=change_point(path.steps, z.mean_bias[:, dim], direction=1, seed=seed) if z.has_bias else None,
+        onset_bias=_onset(path.steps, z.mean_bias, dim, seed) if z.has_bias else None,
         lead=_lead((step, after, step), settled) if step is not None and settled and settled.settled else None,
         onset_lead=_lead((onset.step, onset.low, onset.high), fall) if onset and fall else None,
     )
+
+
+def _onset(steps: np.ndarray, mean_z: np.ndarray, dim: int, seed: int) -> ChangePoint | None:
+    # Freshly initialised norms are all alike and have no z; the step from there to any z at all is no emergence.
+    spread = mean_z.any(axis=1)
+    return change_point(steps[spread], mean_z[spread, dim], direction=1, seed=seed)
 
 
 def _for_good(steps: np.ndarray, flags: np.ndarray) -> tuple[int | None, int | None]:

@@ -36,23 +36,18 @@ from outlierlens.charts.emergence_marks import (
     line_legend,
     loss_words,
     losses_of,
+    named_dims,
     named_words,
     round_values,
     step_axis,
     thinned,
 )
-from outlierlens.charts.palette import BAND, COLOURED, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.palette import BAND, FAINT, INK, MUTED, SURFACE
 from outlierlens.errors import BadInput
 from outlierlens.tracked import Track
 
 HEIGHT = 280
 Part = Literal["scale", "bias"]
-
-
-def named_dims(track: Track) -> tuple[int, ...]:
-    """Dimensions that get a colour: those that pass at the end, else the first that are followed."""
-    passing = tuple(one.dim for one in track.emergences if one.passes != "neither")
-    return (passing or track.followed)[:COLOURED]
 
 
 def loss_panel(track: Track, named: Sequence[int] | None = None, *, name: str = "emergence-loss") -> Chart:
@@ -189,10 +184,9 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
         for i, step in enumerate(track.steps)
     ]  # fmt: skip
     x, y = step_axis(track), field("z", "|z|, mean over layers", scale={"zero": True})
-    dash = {
-        "field": "part", "type": "nominal", "legend": {"title": None} if track.has_bias else None,
-        "scale": {"domain": ["scale", "bias"], "range": [[1, 0], [4, 3]]},
-    }  # fmt: skip
+    legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2} if track.has_bias else None
+    scale = {"domain": ["scale", "bias"], "range": [[1, 0], [4, 3]]}
+    dash = {"field": "part", "type": "nominal", "legend": legend, "scale": scale}
     tooltip = [
         field("dim", "dimension"),
         field("step", "step"),
@@ -282,7 +276,7 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
 
     def rows(columns: Sequence[int]) -> list[Spec]:
         return [
-            {"step": int(step), "value": round_to(float(values[i, column])), "dim": dim, "name": label(dim)}
+            {"step": int(step), "value": round_to(float(values[i, column]), 6), "dim": dim, "name": label(dim)}
             for column in columns
             for dim in (track.dims[column],)
             for i, step in enumerate(track.steps)
@@ -290,7 +284,7 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
 
     marked = rows([column for column, dim in enumerate(track.dims) if dim in coloured])
     band = [
-        {"step": int(step), "low": round_to(float(low)), "high": round_to(float(high))}
+        {"step": int(step), "low": round_to(float(low), 6), "high": round_to(float(high), 6)}
         for step, (low, high) in zip(track.steps, spread, strict=True)
     ]
     tooltip = [field("dim", "dimension"), field("step", "step"), field("value", what)]

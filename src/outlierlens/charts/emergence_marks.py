@@ -16,6 +16,12 @@ CURVE_POINTS = 300
 CURVES = {"loss": "training loss", "eval_loss": "evaluation loss"}
 
 
+def named_dims(track: Track) -> tuple[int, ...]:
+    """Dimensions that get a colour: those that pass at the end, else the first that are followed."""
+    passing = tuple(one.dim for one in track.emergences if one.passes != "neither")
+    return (passing or track.followed)[:COLOURED]
+
+
 def step_axis(track: Track) -> Spec:
     last = max([int(track.steps[-1]), *(int(curve.steps[-1]) for curve in losses_of(track).values())])
     first = min([int(track.steps[0]), *(int(curve.steps[0]) for curve in losses_of(track).values())])
@@ -24,11 +30,11 @@ def step_axis(track: Track) -> Spec:
 
 
 def curve_names(points: list[Spec], x: Spec, y: Spec) -> list[Spec]:
-    """Each curve's name near its first third; two names stand one above the other."""
+    """Each curve's name near its second third; two names stand one above the other."""
     made: list[Spec] = []
     for place, curve in enumerate(dict.fromkeys(point["curve"] for point in points)):
         own = [point for point in points if point["curve"] == curve]
-        at = own[len(own) // 3]
+        at = own[2 * len(own) // 3]
         mark = {
             "type": "text",
             "dy": -12 - 15 * place,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from outlierlens import __version__
-from outlierlens.cli import measure, samples, sweep, weights
+from outlierlens.cli import measure, pretrain, samples, sweep, track, weights
 
 app = typer.Typer(
     name="outlierlens",
@@ -41,6 +41,9 @@ app.command("compare")(weights.compare)
 app.command("observe")(measure.observe)
 app.command("disable")(measure.disable)
 app.command("sweep")(sweep.sweep)
+app.command("track")(track.track)
+app.command("pretrain")(pretrain.pretrain)
+app.command("outcomes")(pretrain.outcomes)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

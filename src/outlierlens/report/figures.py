@@ -8,6 +8,7 @@ import numpy as np
 from outlierlens import charts
 from outlierlens.charts import Chart
 from outlierlens.observation import StackObservation
+from outlierlens.report.emergence import track_views
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
 from outlierlens.report.words import counted
@@ -95,7 +96,8 @@ def damage_charts(data: ReportData) -> tuple[Chart, ...]:
 def all_charts(data: ReportData) -> tuple[Chart, ...]:
     """Every chart of the report, in the page's order."""
     drawn = tuple(chart for stream in streams(data) for chart in stream.charts) + damage_charts(data)
-    return drawn + tuple(chart for view in views(data) for chart in view.charts)
+    drawn += tuple(chart for view in views(data) for chart in view.charts)
+    return drawn + tuple(chart for run in track_views(data) for chart in run.charts)
 
 
 def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None) -> Found:
@@ -127,4 +129,6 @@ def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None)
                 "inputs": float(statistics.sigma_input_share[:, column].max()),
             }
     otherwise = "strong in the sweep" if dim in data.strongest(stream) else "switched off on request"
+    if dim in data.emerged(stream):
+        by.append("stood out over training")
     return Found(dim=dim, by=", ".join(dict.fromkeys(by)) or otherwise, **weights, **states)

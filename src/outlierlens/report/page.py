@@ -22,6 +22,7 @@ from outlierlens.charts.base import number, visible
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.damage import Continuation, Damage, Filled
+from outlierlens.report.emergence import track_views
 from outlierlens.report.figures import Stream, damage_charts, streams
 from outlierlens.report.phrases import TASKS, factor
 from outlierlens.report.results import ReportData
@@ -38,9 +39,9 @@ def render(data: ReportData) -> str:
     """The report as one self-contained HTML document."""
     runtime, script = _file("vega.js"), _file("script.js")
     found, drawn = streams(data), damage_charts(data)
-    swept = views(data)
+    swept, tracked = views(data), track_views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
-    charts += [chart for view in swept for chart in view.charts]
+    charts += [chart for view in swept for chart in view.charts] + [chart for run in tracked for chart in run.charts]
     template = _environment().get_template("template.html.jinja")
     sentences = finding(data)
     page = template.render(
@@ -57,6 +58,7 @@ def render(data: ReportData) -> str:
         streams=found,
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
         sweeps=swept,
+        tracks=tracked,
         colour=_colours(found),
         format_version=FORMAT_VERSION,
         notes=_notes(data),
@@ -191,6 +193,7 @@ def _notes(data: ReportData) -> list[str]:
         parts += [data.observation.notes, *(stack.notes for stack in data.observation.stacks)]
     parts += [damage.notes for damage in data.damages]
     parts += [sweep.notes for sweep in data.sweeps]
+    parts += [track.notes for track in data.tracks]
     return list(dict.fromkeys(note for part in parts for note in part))
 
 

@@ -9,6 +9,7 @@ from outlierlens.observation import Observation, StackObservation
 from outlierlens.results import Provenance, result
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.swept import Sweep
+from outlierlens.tracked import Track
 
 
 @result
@@ -22,6 +23,7 @@ class ReportData:
         observation: activation statistics; None where the model was not run.
         damages: what switching off did; the first one is the headline.
         sweeps: dimensions (or sets) switched off one after the other.
+        tracks: outliers over training steps.
         notes: remarks that belong beside the results.
     """
 
@@ -30,6 +32,7 @@ class ReportData:
     observation: Observation | None = None
     damages: tuple[Damage, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
+    tracks: tuple[Track, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -58,12 +61,19 @@ class ReportData:
             by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
         strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
         off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims][:NAMED_BY_RULE]
-        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream)]))[:MAX_NAMED]
+        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream), *self.emerged(stream)]))[
+            :MAX_NAMED
+        ]
 
     def strongest(self, stream: str) -> tuple[int, ...]:
         """Dimensions of a stream that the sweeps name beside those found in weights, the first few of each sweep."""
         sweeps = [sweep for sweep in self.sweeps if sweep.stack == stream]
         return tuple(dim for s in sweeps for dim in [d for d in names(s) if d not in s.found][:NAMED_BY_RULE])
+
+    def emerged(self, stream: str) -> tuple[int, ...]:
+        """Dimensions of a stream that stand out at the end of a tracked run, for scale or for bias."""
+        tracks = [track for track in self.tracks if track.stack == stream]
+        return tuple(one.dim for track in tracks for one in track.emergences if one.passes != "neither")
 
 
 NAMED_BY_RULE = 3

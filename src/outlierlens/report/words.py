@@ -14,6 +14,7 @@ from outlierlens.charts.base import number, place
 from outlierlens.damage import Control, Damage
 from outlierlens.detect import Outlier
 from outlierlens.observation import ActivationOutlier, StackObservation
+from outlierlens.report.emergence import track_sentences
 from outlierlens.report.phrases import TASKS, factor, listed, percent
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import heavy, sentences
@@ -42,6 +43,7 @@ def finding(data: ReportData) -> tuple[str, ...]:
     elif significant_dims(data) and not data.sweeps:
         said.append("What switching them off does was not measured.")
     said += [sentence for sweep in data.sweeps for sentence in sentences(sweep)[:2]]
+    said += [sentence for track in data.tracks for sentence in track_sentences(track)]
     said += list(_activations(data))
     return tuple(said)
 

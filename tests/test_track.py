@@ -1,0 +1,341 @@
+"""`outlierlens.track`: planted emergence found at its step, little read, refusals, steps and logs from names and files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import runs
+from outlierlens.emergence import EmergenceOptions, summarize
+from outlierlens.errors import BadFile, BadInput, UnknownModel
+from outlierlens.results import Provenance, from_json, load, save, to_json
+from outlierlens.run_files import Saved, find_log, find_saved, read_log, step_in
+from outlierlens.tracked import Track
+from outlierlens.tracking import TrackOptions, track
+from outlierlens.trajectory import Curve, Trajectory
+
+STEPS = tuple(range(0, 10_001, 500))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.write_run(tmp_path_factory.mktemp("runs") / "bert", STEPS, needles={7: 2500, 20: 4000}, width=128)
+
+
+@pytest.fixture(scope="module")
+def found(run: Path) -> Track:
+    return track([run])
+
+
+def trajectory(scale: np.ndarray, steps: np.ndarray | None = None, **more) -> Trajectory:
+    steps = np.arange(len(scale)) * 100 if steps is None else steps
+    given = {"bias": scale - 1, **more}
+    return Trajectory(
+        model="run", stack="model", site="norm", norm_site="stream", view="last", steps=steps, scale=scale, **given
+    )
+
+
+def summary(path: Trajectory, **options) -> Track:
+    return summarize(path, EmergenceOptions(**options), Provenance("run", "0"), "checkpoints")
+
+
+def planted(pattern: str, *, width: int = 40, n_layers: int = 2) -> np.ndarray:
+    """Scale [step, layer, dim] in which dimension 3 stands out at the steps marked "x"."""
+    noise = np.random.default_rng(0).normal(1, 0.02, (1, n_layers, width))
+    values = np.repeat(noise, len(pattern), axis=0)
+    values[:, :, 3] = np.array([2.0 if mark == "x" else 1.0 for mark in pattern])[:, None]
+    return values
+
+
+def test_planted_dimensions_are_found_at_their_steps(found: Track) -> None:
+    assert {one.dim: one.step for one in found.outliers} == {7: 3000, 20: 4500}
+    seven = next(one for one in found.emergences if one.dim == 7)
+    assert (seven.after, seven.scale_step, seven.bias_step) == (2500, 3000, 3000)
+    assert (seven.layers_scale, seven.layers_bias) == (4, 4)
+    assert seven.onset is not None
+    assert seven.onset.low <= 2500 <= seven.onset.high
+    assert seven.onset.p <= 0.05
+
+
+def test_the_loss_is_set_beside(found: Track) -> None:
+    assert found.fall is not None
+    assert found.fall.low <= 2500 <= found.fall.high
+    # 6.1 − 2.1 (1 − exp(−t / 700)) is within 5 % of the fall of 5 nats (0.25) of 4.0 after t = 700 ln(2.1 / 0.25) = 1,490.
+    assert found.plateau is not None
+    assert found.plateau.settled
+    assert found.plateau.low - 250 <= 2500 + 1490 <= found.plateau.high + 250
+    seven = next(one for one in found.emergences if one.dim == 7)
+    assert seven.lead is not None
+    assert seven.onset_lead is not None
+    assert seven.lead.steps == 3000 - found.plateau.step
+    assert seven.lead.sign == "before"
+    assert seven.onset_lead.low <= 0 <= seven.onset_lead.high
+
+
+def test_values_are_those_of_the_files(found: Track) -> None:
+    assert found.steps.tolist() == list(STEPS)
+    assert (found.layer, found.n_layers, found.width, found.dims) == (2, 4, 128, tuple(range(128)))
+    expected = [runs.norms_at(s, n_layers=4, width=128, needles={7: 2500, 20: 4000}, part="scale")[2] for s in STEPS]
+    assert np.array_equal(found.scale, np.array(expected, dtype=np.float32))
+    assert np.array_equal(found.scale_range[:, 0], found.scale.min(axis=1))
+
+
+def test_of_a_bert_base_less_than_two_percent_is_read(tmp_path: Path) -> None:
+    steps = tuple(range(1000, 21_000, 1000))
+    runs.write_run(tmp_path, steps, needles={308: 5000}, n_layers=12, width=768, vocabulary=30_522, log=False)
+    read = track([tmp_path])
+    assert len(read.steps) == 20
+    assert [one.dim for one in read.outliers] == [308]
+    assert read.total_bytes > 20 * 430e6  # 109 million float32 parameters each
+    assert 20 * 12 * 2 * 768 * 4 < read.bytes_read < 0.02 * read.total_bytes
+    assert len(read.dims) * 20 <= 60_000
+    assert sum(f.stat().st_blocks * 512 for f in tmp_path.rglob("*.safetensors")) < 40e6  # the test itself stays small
+
+
+def test_a_result_survives_its_file(found: Track, tmp_path: Path) -> None:
+    again = load(save(found, tmp_path / "track.json"))
+    assert to_json(again) == to_json(found)
+    assert again.emergences == found.emergences
+    assert from_json(to_json(found)).plateau == found.plateau
+    assert "7" in found._repr_html_()
+    assert found.to_pandas().step.tolist() == [one.step for one in found.emergences]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "step", "after", "passes"),
+    [
+        ("....xxxx", 400, 300, "scale and bias"),
+        ("..x.xxxx", 400, 100, "scale and bias"),  # it first passed at 200: since then it was not settled
+        ("xxxxxxxx", 0, None, "scale and bias"),
+        ("..xxxx..", None, None, "neither"),
+    ],
+)
+def test_emergence_is_for_good(pattern: str, step: int | None, after: int | None, passes: str) -> None:
+    (one,) = summary(trajectory(planted(pattern))).emergences
+    assert (one.dim, one.step, one.after, one.passes) == (3, step, after, passes)
+    marks = [i * 100 for i, mark in enumerate(pattern) if mark == "x"]
+    assert one.seen == (marks[0], marks[-1])
+
+
+def test_scale_alone_is_said_to_be_scale_alone() -> None:
+    scale = planted("....xxxx")
+    one = summary(trajectory(scale, bias=planted("........"))).emergences[0]
+    assert (one.dim, one.passes, one.step, one.scale_step, one.bias_step) == (3, "scale", 400, 400, None)
+    without = summary(trajectory(scale, bias=np.zeros((0, 0, 0))))
+    assert without.outliers[0].layers_bias is None
+    assert not without.has_bias
+    assert any("by its scale alone" in note for note in without.notes)
+
+
+def test_layers_that_must_pass_are_rounded_up() -> None:
+    scale = planted("....xxxx", n_layers=5)
+    scale[:, :3, 3] = 1.0  # stands out in 2 of 5 layers
+    assert not summary(trajectory(scale)).outliers
+    assert summary(trajectory(scale), min_layer_fraction=0.4).outliers[0].step == 400
+
+
+def test_dimensions_asked_for_are_followed_and_checked() -> None:
+    path = trajectory(planted("....xxxx"))
+    assert summary(path, dims=(9,)).followed == (9, 3)
+    with pytest.raises(BadInput, match="dimension 40: the stream has dimensions 0 to 39"):
+        summary(path, dims=(40,))
+    with pytest.raises(BadInput, match="layer 2: run has layers 0 to 1"):
+        summary(path, layer=2)
+
+
+def test_a_run_that_still_falls_has_no_lead() -> None:
+    steps = np.arange(20) * 100
+    curves = {"loss": Curve(steps, 9 - 0.004 * steps)}
+    read = summary(trajectory(planted("." * 10 + "x" * 10), steps, curves=curves))
+    assert read.plateau is not None
+    assert not read.plateau.settled
+    assert read.emergences[0].lead is None
+
+
+def test_wide_streams_are_thinned_but_keep_what_is_followed() -> None:
+    scale = np.random.default_rng(0).normal(1, 0.02, (40, 2, 4000)).astype(np.float32)
+    scale[:, :, 77] = 3
+    read = summary(trajectory(scale))
+    assert 77 in read.dims
+    assert len(read.dims) * 40 <= 61_000
+    assert np.array_equal(read.scale[:, read.dims.index(77)], scale[:, 1, 77])
+    assert np.array_equal(read.scale_range[:, 1], scale[:, 1].max(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-500", 500),
+        ("step1000", 1000),
+        ("multiberts-seed_0-step_20k", 20_000),
+        ("multiberts-seed_3-step_2000k", 2_000_000),
+        ("step1000-tokens4B", 1000),
+        ("global_step_12", 12),
+        ("ckpt_005", 5),
+        ("model.iter-3m", 3_000_000),
+        ("bert-base-uncased", None),
+        ("footstep7", None),
+        ("main", None),
+    ],
+)
+def test_steps_in_names(name: str, step: int | None) -> None:
+    assert step_in(name) == step
+
+
+def test_checkpoints_are_ordered_by_number_not_by_name(run: Path) -> None:
+    assert [one.step for one in find_saved([str(run)])] == list(STEPS)
+    hub = find_saved(["a/multiberts-seed_0-step_200k", "a/multiberts-seed_0-step_20k"])
+    assert [one.step for one in hub] == [20_000, 200_000]
+    assert find_saved(["a/b"], revisions=("step8", "step1")) == (Saved("a/b", 1, "step1"), Saved("a/b", 8, "step8"))
+    assert find_saved(["a/b"], revisions=("x", "y"), steps=(9, 4))[0] == Saved("a/b", 4, "y")
+
+
+def test_refusals_of_names(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"main: no step in this name .* --steps"):
+        find_saved(["a/b"], revisions=("main",))
+    with pytest.raises(BadInput, match="--revisions belong to one model, and 2 are named"):
+        find_saved(["a/b", "c/d"], revisions=("step1",))
+    with pytest.raises(BadInput, match="--steps names 1 steps for 21 checkpoints"):
+        find_saved([str(run)], steps=(1,))
+    with pytest.raises(BadInput, match="are both of step 5; leave one out"):
+        find_saved(["a/x-step5", "a/y-step5"])
+    with pytest.raises(UnknownModel, match="holds no checkpoint"):
+        track([tmp_path])
+    with pytest.raises(BadInput, match="one step is no trajectory"):
+        track([run / "checkpoint-500"])
+    with pytest.raises(BadInput, match="name at least one folder"):
+        track([])
+
+
+def test_a_trainer_s_state_says_the_step_of_a_folder_with_another_name(tmp_path: Path) -> None:
+    runs.write_run(tmp_path, (100,), log=False)
+    folder = (tmp_path / "checkpoint-100").rename(tmp_path / "final")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 123, "log_history": []}))
+    assert find_saved([str(folder)])[0].step == 123
+
+
+def test_a_damaged_checkpoint_is_named_and_left_out_on_request(tmp_path: Path) -> None:
+    runs.write_run(tmp_path, STEPS[:12])
+    broken = tmp_path / "checkpoint-1000" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(BadFile, match=r"checkpoint-1000 \(step 1000\): .*--skip-damaged leaves it out"):
+        track([tmp_path])
+    read = track([tmp_path], TrackOptions(skip_damaged=True))
+    assert read.steps.tolist() == [step for step in STEPS[:12] if step != 1000]
+    assert any(note.startswith("left out, step 1000") for note in read.notes)
+
+
+def test_checkpoints_of_another_shape_are_refused(tmp_path: Path) -> None:
+    runs.write_run(tmp_path / "a", (100, 200), log=False)
+    runs.write_run(tmp_path / "b", (300,), width=32, log=False)
+    with pytest.raises(
+        BadInput, match=r"checkpoint-300 is not of the same run as .*: its layers × dimensions is 4 × 32"
+    ):
+        track([tmp_path / "a", tmp_path / "b"])
+
+
+def test_an_unknown_stream_or_norm_is_named(run: Path) -> None:
+    with pytest.raises(BadInput, match="no stream 'decoder'; there are model"):
+        track([run], TrackOptions(stack="decoder"))
+    with pytest.raises(BadInput, match=r"no norm 'x'; there are output\.LayerNorm"):
+        track([run], TrackOptions(norm="x"))
+
+
+def test_logs_of_several_kinds(tmp_path: Path, run: Path) -> None:
+    history = find_log(find_saved([str(run)]))
+    assert set(history) == {"loss", "eval_loss"}
+    assert history["loss"].steps[-1] == 10_000
+    assert history["loss"].values[-1] < 4.5  # the row of the whole run's mean, 5.0, is no point of the curve
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        '{"step": 0, "train": 9.0, "val": 9.1}\n{"step": 5, "train": 8}\n{"step": 5, "train": 7}\n{"step": 6, "tr'
+    )
+    curves = read_log(log)
+    assert curves["loss"].values.tolist() == [9.0, 7.0]  # a later row of a step counts; a torn last line does not
+    assert curves["eval_loss"].steps.tolist() == [0]
+    log.write_text("nothing\n")
+    with pytest.raises(BadFile, match=r"log.jsonl, line 1: not JSON"):
+        read_log(log)
+    with pytest.raises(BadInput, match="no such log"):
+        read_log(tmp_path / "none.jsonl")
+    state = tmp_path / "other.json"
+    state.write_text("{}")
+    with pytest.raises(BadFile, match="no log_history"):
+        read_log(state)
+    log.write_text("".join(json.dumps({"step": s, "loss": 8 - s / 2000}) + "\n" for s in range(0, 10_001, 500)))
+    assert track([run], TrackOptions(log=log)).curves["loss"].values[0] == 8
+
+
+def test_a_trajectory_checks_its_shapes() -> None:
+    scale = np.ones((3, 2, 4), dtype=np.float32)
+    with pytest.raises(BadInput, match="must ascend"):
+        trajectory(scale, np.array([0, 2, 1]))
+    with pytest.raises(BadInput, match=r"states have shape \(2, 4\)"):
+        trajectory(scale, states=np.zeros((2, 4)))
+    with pytest.raises(BadInput, match="bias has shape"):
+        trajectory(scale, bias=np.zeros((3, 2, 5)))
+    with pytest.raises(BadInput, match="must ascend, each once"):
+        Curve(np.array([1, 1]), np.array([0.0, 1.0]))
+
+
+def test_pre_norm_models_are_followed_by_what_they_read(tmp_path: Path) -> None:
+    import torch
+
+    from architectures import FAMILIES, build
+
+    for step in (1, 2):
+        model = build(FAMILIES["llama"], "CausalLM")
+        with torch.no_grad():
+            model.model.layers[0].input_layernorm.weight.fill_(float(step))
+        model.save_pretrained(tmp_path / f"step{step}")
+    read = track([tmp_path])
+    assert (read.view, read.site, read.has_bias) == ("reading", "input_layernorm", False)
+    other = track([tmp_path], TrackOptions(norm="post_attention_layernorm", emergence=EmergenceOptions(layer=0)))
+    assert other.site == "post_attention_layernorm"
+    first = track([tmp_path], TrackOptions(emergence=EmergenceOptions(layer=0)))
+    assert first.scale.mean(axis=1).tolist() == [1.0, 2.0]
+
+
+def test_states_of_a_text_are_those_of_the_model(tmp_path: Path) -> None:
+    import torch
+
+    from architectures import FAMILIES, build
+    from conftest import Words
+
+    tokenizer = Words.build()
+    models = []
+    for step in (1, 2):
+        torch.manual_seed(step)
+        model = build(FAMILIES["bert"], "MaskedLM").eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path / f"step{step}")
+        tokenizer.save_pretrained(tmp_path / f"step{step}")
+        models.append(model)
+    read = track([tmp_path], TrackOptions(text="w1 w2 w3"))
+    inputs = tokenizer("w1 w2 w3", return_tensors="pt")
+    for row, model in zip(read.states, models, strict=True):
+        with torch.no_grad():
+            hidden = model(**inputs, output_hidden_states=True).hidden_states[read.n_layers // 2 + 1]
+        assert np.allclose(row, hidden[0].mean(0).numpy(), atol=1e-6)
+    assert read.bytes_read == read.total_bytes
+    assert any("read whole" in note for note in read.notes)
+
+
+def test_watch_rows_are_tracked_alone(tmp_path: Path) -> None:
+    rows = tmp_path / "watch.jsonl"
+    rows.write_text("{}\n")
+    with pytest.raises(BadInput, match="holds a whole run; track it alone"):
+        track([rows, "other"])
+    with pytest.raises(BadInput, match="--steps belongs to checkpoints"):
+        track([rows], TrackOptions(steps=(1,)))
+
+
+def test_the_step_from_equal_norms_to_any_spread_is_no_onset() -> None:
+    scale = planted("." * 10 + "x" * 10)
+    fresh = np.concatenate([np.ones((1, 2, 40)), scale])
+    (one,) = summary(trajectory(fresh)).emergences
+    assert one.onset is not None
+    assert (one.onset.step, one.onset.until) == (1000, 1100)
