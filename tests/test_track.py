@@ -1,6 +1,7 @@
 """`outlierlens.track`: planted emergence found at its step, little read, refusals, steps and logs from names and files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -339,3 +340,24 @@ def test_the_step_from_equal_norms_to_any_spread_is_no_onset() -> None:
     (one,) = summary(trajectory(fresh)).emergences
     assert one.onset is not None
     assert (one.onset.step, one.onset.until) == (1000, 1100)
+
+
+def test_the_loss_that_is_judged_by_saw_the_whole_fall() -> None:
+    steps = np.arange(40) * 100
+    loss = Curve(steps, 4 + 5 * np.exp(-steps / 500))
+    path = trajectory(planted("." * 20 + "x" * 20), steps)
+    for start, used in ((0, "eval_loss"), (5, "loss")):
+        late = Curve(loss.steps[start:], loss.values[start:])
+        read = summary(replace(path, curves={"loss": loss, "eval_loss": late}))
+        assert read.plateau is not None
+        assert read.plateau.curve == used
+        assert read.plateau.step == 1500  # 500 ln 20 = 1,498
+
+
+def test_a_dimension_that_stands_out_by_its_bias_is_dated_by_its_bias() -> None:
+    path = trajectory(planted("." * 20), bias=planted("." * 12 + "x" * 8))
+    (one,) = summary(path).emergences
+    assert one.passes == "bias"
+    assert one.leaves is one.onset_bias
+    assert one.leaves is not None
+    assert one.leaves.step == 1100

@@ -7,6 +7,7 @@ which |z| >= n_sigma in enough layers for good.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from outlierlens.trajectory import Curve, Trajectory, no_states
 MAX_FOLLOWED = 12
 MAX_CELLS = 60_000  # values of one array [step, column] in a result; beyond it a choice of dimensions is kept
 MAX_CURVE = 1000
+SHARE = 0.05  # of its total fall within which a loss is on its plateau
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ def summarize(path: Trajectory, options: EmergenceOptions, provenance: Provenanc
     if outside:
         raise BadInput(f"dimension {outside[0]}: the stream has dimensions 0 to {path.width - 1}")
     z = _Z.of(path, options.rule)
-    loss_name = next(
-        (name for name in LOSSES if name in path.curves and len(path.curves[name].steps) >= MIN_POINTS), ""
-    )
+    loss_name = _loss_name(path.curves)
     settled, fall = _loss(path.curves.get(loss_name), loss_name, options.seed)
     followed, left_out = _followed(z, options.dims)
     emergences = tuple(_emergence(dim, path, z, (settled, fall), options.seed) for dim in followed)
@@ -156,7 +156,9 @@ def _emergence(
     seen = np.flatnonzero(held.get(passes, whole))
     step, after = (None, None) if passes == "neither" else _for_good(path.steps, held[passes])
     onset = _onset(path.steps, z.mean_scale, dim, seed)
+    onset_bias = _onset(path.steps, z.mean_bias, dim, seed) if z.has_bias else None
     settled, fall = loss
+    leaves = onset_bias if passes == "bias" else onset
     return Emergence(
         dim=dim,
         passes=passes,
@@ -170,9 +172,9 @@ def _emergence(
         z_scale=float(z.mean_scale[-1, dim]),
         z_bias=float(z.mean_bias[-1, dim]) if z.has_bias else None,
         onset=onset,
-        onset_bias=_onset(path.steps, z.mean_bias, dim, seed) if z.has_bias else None,
+        onset_bias=onset_bias,
         lead=_lead((step, after, step), settled) if step is not None and settled and settled.settled else None,
-        onset_lead=_lead((onset.step, onset.low, onset.high), fall) if onset and fall else None,
+        onset_lead=_lead((leaves.step, leaves.low, leaves.high), fall) if leaves and fall else None,
     )
 
 
@@ -197,11 +199,21 @@ def _lead(event: tuple[int, int | None, int], loss: Plateau | ChangePoint) -> Le
     return Lead(step - loss.step, (0 if low is None else low) - loss.high, high - loss.low)
 
 
+def _loss_name(curves: Mapping[str, Curve]) -> str:
+    """The curve to judge by: evaluation loss, unless it has few points or began when much of the fall was over."""
+    enough = [name for name in LOSSES if name in curves and len(curves[name].steps) >= MIN_POINTS]
+    if len(enough) < 2:
+        return enough[0] if enough else ""
+    judged, loss = (curves[name] for name in enough)
+    missed = loss.values[0] - np.interp(judged.steps[0], loss.steps, loss.values)
+    return enough[0] if missed <= SHARE * (loss.values[0] - loss.values[-1]) else enough[1]
+
+
 def _loss(curve: Curve | None, name: str, seed: int) -> tuple[Plateau | None, ChangePoint | None]:
     if curve is None:
         return None, None
     return (
-        plateau(curve.steps, curve.values, curve=name, seed=seed),
+        plateau(curve.steps, curve.values, curve=name, share=SHARE, seed=seed),
         last_fall(curve.steps, curve.values, seed=seed),
     )
 

@@ -98,7 +98,7 @@ class Emergence:
         layers_scale, layers_bias: layers past n_sigma at the last step; bias None without one.
         z_scale, z_bias: mean over layers of |z| at the last step.
         onset: change point of the mean |z| of the scale; onset_bias of the bias.
-        lead: `step` against the loss plateau; onset_lead: `onset` against the onset of the loss's last steep fall.
+        lead: `step` against the loss plateau; onset_lead: `leaves` against the onset of the loss's last steep fall.
     """
 
     dim: int
@@ -116,6 +116,11 @@ class Emergence:
     onset_bias: ChangePoint | None = None
     lead: Lead | None = None
     onset_lead: Lead | None = None
+
+    @property
+    def leaves(self) -> ChangePoint | None:
+        """The onset of what passes: of the bias where that passes alone, else of the scale."""
+        return self.onset_bias if self.passes == "bias" else self.onset
 
 
 @result

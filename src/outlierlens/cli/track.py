@@ -170,7 +170,7 @@ def print_track(found: "Track") -> None:
             *([f"{one.layers_bias}/{found.n_layers}"] if found.has_bias else []),
             one.z_scale,
             *([one.z_bias] if found.has_bias else []),
-            f"{one.onset.step:,} [{one.onset.low:,}, {one.onset.high:,}]" if one.onset else None,
+            f"{one.leaves.step:,} [{one.leaves.low:,}, {one.leaves.high:,}]" if one.leaves else None,
             f"{one.lead.steps:+,} [{one.lead.low:+,}, {one.lead.high:+,}]" if one.lead else None,
         ]
         for one in found.emergences

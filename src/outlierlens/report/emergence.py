@@ -100,9 +100,10 @@ def _when(one: Emergence) -> Iterator[str]:
     flicker = one.seen and one.after is not None and one.seen[0] < one.step
     text = f"Dimension {one.dim} stands out for good from step {one.step:,} on" + ("" if flicker else between)
     text += f", for the first time at step {one.seen[0]:,}" if flicker else ""
-    onset = one.onset
+    onset = one.leaves
     if onset is not None and onset.p <= SURE:
-        text += f"; its scale starts to leave at step {onset.step:,} (95 % interval {onset.low:,} to {onset.high:,})"
+        text += f"; its {'bias' if one.passes == 'bias' else 'scale'} starts to leave at step {onset.step:,}"
+        text += f" (95 % interval {onset.low:,} to {onset.high:,})"
     yield text + "."
 
 
@@ -111,7 +112,7 @@ def _signs(track: Track, passing: list[Emergence]) -> Iterator[str]:
     if not passing:
         return
     one = passing[0]
-    if one.onset_lead is not None and track.fall is not None and one.onset is not None and one.onset.p <= SURE:
+    if one.onset_lead is not None and track.fall is not None and one.leaves is not None and one.leaves.p <= SURE:
         yield (
             f"Dimension {one.dim} starts to leave {_apart(one.onset_lead)} the loss starts its last steep fall "
             f"(step {track.fall.step:,}; {_between(one.onset_lead)})."
