@@ -27,8 +27,8 @@ def build(recipe: Recipe, tokenizer: Any) -> "PreTrainedModel":
         torch.manual_seed(recipe.training.seed)
         model: PreTrainedModel = _network(recipe, tokenizer)
         prepare_positions_(model, options)
-        if not options.output_bias:
-            model.get_output_embeddings().bias.requires_grad_(False)
+        for bias in _unlearned(model, options):
+            bias.requires_grad_(False)
         _plant_(model, options)
     return model
 
@@ -69,6 +69,18 @@ def _network(recipe: Recipe, tokenizer: Any) -> Any:
         clip_zeta=options.clip_zeta,
     )
     return VariantForMaskedLM(config)
+
+
+def _unlearned(model: "PreTrainedModel", options: ModelRecipe) -> list[Any]:
+    """The biases that stay as they began: zero, or where a gate started."""
+    from torch import nn
+
+    head: Any = model.get_output_embeddings()
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
+    return [
+        *([] if options.output_bias else [head.bias]),
+        *([] if options.linear_bias else [linear.bias for linear in linears if linear.bias is not None]),
+    ]
 
 
 def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:

@@ -127,14 +127,14 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     newest = newest_checkpoint(folder)
     options.progress(f"{'continuing from ' + newest.name if newest else 'training'}: {recipe.training.steps:,} steps")
     trainer.train(resume_from_checkpoint=str(newest) if newest else None)
-    log = tuple(trainer.state.log_history)
-    if not any("eval_loss" in row and row["step"] == trainer.state.global_step for row in log):
+    if not any("eval_loss" in row and row["step"] == recipe.training.steps for row in trainer.state.log_history):
         trainer.evaluate()
-        log = tuple(trainer.state.log_history)
+    # The Trainer's last row is about the time since the last start.
+    log = tuple(row for row in trainer.state.log_history if "train_runtime" not in row)
     model.eval()
     if trainer.is_world_process_zero():
         trainer.save_model(str(folder / "model"))
-        write_text(folder / "log.json", json.dumps(log, indent=0))
+        write_text(folder / "log.json", json.dumps(log, indent=0, sort_keys=True))
     return Run(folder, recipe, model, tokens, log, trainer.is_world_process_zero())
 
 
@@ -242,7 +242,7 @@ def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
             shutil.rmtree(path, ignore_errors=True)
         for path in [*folder.glob(f"{Path(WATCH).stem}*"), folder / "log.json"]:
             path.unlink(missing_ok=True)
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and any(not path.match(f".{RECIPE}.*.part") for path in folder.iterdir()):
         raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
     elif folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file; name a folder with -o")

@@ -102,6 +102,8 @@ class ModelRecipe:
         clip_gamma, clip_zeta: of clipped softmax.
         initializer_range: standard deviation of the weights at the start; BERT's 0.02 belongs to a width of 768.
         output_bias: whether the vocabulary head has a bias per token, which can hold token frequencies.
+        linear_bias: whether the linear layers of attention, MLP and head learn their biases; without, constants can
+            only come from norms and embeddings.
         planted: dimensions whose scale and bias begin at `planted_scale` and `planted_bias` in every output norm, or
             at what `planted_from` (a trained checkpoint) holds at `planted_source` (Puccetti et al.: smart init).
     """
@@ -122,6 +124,7 @@ class ModelRecipe:
     initializer_range: float = 0.02
     dropout: float = 0.1
     output_bias: bool = True
+    linear_bias: bool = True
     planted: tuple[int, ...] = ()
     planted_scale: float = 1.0
     planted_bias: float = 0.0

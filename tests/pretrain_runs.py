@@ -1,0 +1,58 @@
+"""A tiny pre-training for tests: a text that is learned in a minute of a laptop's second, its tokenizer and its recipe.
+
+    recipe = recipe_in(folder).changed(["training.steps=20"])
+    train(recipe, folder / "run")                    # also as the target of another process
+
+The word at place i of a text is w{2i} or w{2i + 1}, by chance: knowing the place leaves ln 2 nats, not knowing it ln 28.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from outlierlens.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
+
+N_PLACES = 14
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """Write the text and the tokenizer into `folder`; the recipe of 2 layers x 16 that is trained on them."""
+    from conftest import Words
+
+    chance = random.Random(0)
+    texts = [" ".join(f"w{2 * i + chance.randrange(2)}" for i in range(N_PLACES)) for _ in range(400)]
+    (folder / "text.txt").write_text("\n".join(texts))
+    Words.build(2 * N_PLACES).save_pretrained(folder / "tokenizer")
+    return Recipe(
+        "tiny",
+        data=DataRecipe(
+            source=(str(folder / "text.txt"),),
+            sentences="lines",
+            packing="lines",
+            min_characters=1,
+            length=N_PLACES + 2,
+            validation=0.1,
+        ),
+        tokenizer=TokenizerRecipe(str(folder / "tokenizer")),
+        model=ModelRecipe(layers=2, width=16, heads=2, dropout=0.0, initializer_range=0.2),
+        training=TrainingRecipe(
+            steps=40, batch=16, learning_rate=0.02, warmup=5, mask_share=0.3, log_every=10, watch_every=20,
+        ),
+    )  # fmt: skip
+
+
+def train(recipe: Recipe, folder: Path, **options: Any) -> Any:
+    """Pre-train on the processor, in silence."""
+    from outlierlens.pretrain.loop import RunOptions, pretrain
+
+    return pretrain(recipe, folder, RunOptions(**{"device": "cpu", "progress": lambda line: None, **options}))
+
+
+def train_alone(recipe: Recipe, folder: Path, cache: Path) -> None:
+    """The same in a process of its own, which may be killed."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["OUTLIERLENS_CACHE"] = str(cache)
+    train(recipe, folder)

@@ -1,0 +1,306 @@
+"""Pre-training by recipe: what its loop computes and what it does with a run's folder."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch.nn import functional
+
+from outlierlens.errors import BadInput
+from outlierlens.models import load_model
+from outlierlens.pretrain.build import build
+from outlierlens.pretrain.corpus import prepare
+from outlierlens.pretrain.loop import checkpoints, newest_checkpoint
+from outlierlens.pretrain.masking import IGNORED
+from outlierlens.pretrain.recipe import Recipe, read_recipe
+from outlierlens.pretrain.rows import Rows, TrainingRows
+from outlierlens.pretrain.tokens import load_tokenizer
+from outlierlens.watch_rows import read_watch
+from pretrain_runs import N_PLACES, recipe_in, train
+
+KNOWN, UNKNOWN = math.log(2), math.log(2 * N_PLACES)  # nats left when the place is known, or not
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return recipe_in(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One cache for the file, so that the rows are made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTLIERLENS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def baseline(base: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of 40 steps with checkpoints, and the logs that it passed on."""
+    torch.set_num_threads(1)
+    seen: list[tuple[int, int, dict[str, float]]] = []
+    recipe = base.changed(["training.save_every=10", "training.evaluate_every=20", "training.keep_states=2"])
+    run = train(recipe, tmp_path_factory.mktemp("baseline") / "run", on_log=lambda *logged: seen.append(logged))
+    return run, seen
+
+
+def values(run: Any, name: str) -> dict[int, float]:
+    return {int(row["step"]): row[name] for row in run.log if name in row}
+
+
+# What the loop computes
+
+
+def test_a_run_learns_and_leaves_its_files(baseline: Any) -> None:
+    run, seen = baseline
+    loss, held_out = values(run, "loss"), values(run, "eval_loss")
+    assert list(loss) == [10, 20, 30, 40]
+    assert loss[10] > 2.5
+    assert KNOWN < loss[40] < 1.1
+    assert list(held_out) == [20, 40]
+    assert KNOWN < held_out[40] < 1.1
+    assert [(step, steps) for step, steps, logged in seen if "loss" in logged] == [(n, 40) for n in (10, 20, 30, 40)]
+    names = {"recipe.toml", "watch.jsonl", "log.json", "model", *(f"checkpoint-{n}" for n in (10, 20, 30, 40))}
+    assert {path.name for path in run.folder.iterdir()} == names
+    assert read_recipe(run.folder / "recipe.toml") == run.recipe
+    assert tuple(json.loads((run.folder / "log.json").read_text())) == run.log
+    assert [path.name for path in checkpoints(run.folder)] == [f"checkpoint-{n}" for n in (10, 20, 30, 40)]
+    # Of the older checkpoints the model alone is kept.
+    heavy = {path.parent.name for path in run.folder.glob("checkpoint-*/*.pt*")}
+    assert heavy == {"checkpoint-30", "checkpoint-40"}
+    assert len(list(run.folder.glob("checkpoint-*/model.safetensors"))) == 4
+
+
+def test_the_trained_model_loads_and_is_the_last_checkpoint(baseline: Any) -> None:
+    run, _ = baseline
+    assert not run.model.training
+    loaded = load_model(str(run.model_folder))
+    ids = torch.tensor([[1, 5, 7, 3, 11, 2]])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(ids).logits, run.model(ids).logits)
+    assert loaded.tokenizer("w0 w2").input_ids == [1, 5, 7, 2]
+    final, last = (
+        load_file(folder / "model.safetensors") for folder in (run.model_folder, run.folder / "checkpoint-40")
+    )
+    assert all(np.array_equal(final[name], last[name]) for name in last)
+
+
+def test_the_watch_follows_the_run(baseline: Any) -> None:
+    run, _ = baseline
+    path = read_watch(run.folder / "watch.jsonl")
+    assert path.steps.tolist() == [0, 20, 40]
+    assert path.curves["loss"].values.tolist() == list(values(run, "loss").values())
+    assert path.curves["eval_loss"].steps.tolist() == [20, 40]
+    norms = [layer.output.LayerNorm for layer in run.model.bert.encoder.layer]
+    np.testing.assert_array_equal(path.scale[-1], torch.stack([norm.weight.detach() for norm in norms]))
+    np.testing.assert_array_equal(path.bias[-1], torch.stack([norm.bias.detach() for norm in norms]))
+    assert path.states.shape == (3, 16)
+
+
+def nats(model: Any, batch: dict[str, torch.Tensor]) -> float:
+    """Mean nats per masked token, with the whole head computed."""
+    with torch.no_grad():
+        logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return float(functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_losses_are_those_of_the_rows_in_their_order(accumulation: int, base: Recipe, tmp_path: Path) -> None:
+    recipe = base.changed(
+        [
+            "training.steps=1",
+            "training.log_every=1",
+            f"training.accumulation={accumulation}",
+            f"training.batch={16 // accumulation}",
+            "training.penalty=norm-spread",  # is 0 before the first step
+            "training.penalty_strength=1000",
+        ]
+    )
+    run = train(recipe, tmp_path / "run")
+    tokens = prepare(recipe, progress=lambda _: None)
+    rows = TrainingRows(tokens, recipe, 16)
+    parts = np.array_split(np.arange(16), accumulation)
+    fresh = build(recipe, tokens.tokenizer)
+    expected = np.mean([nats(fresh, rows.collate(part.tolist())) for part in parts])
+    assert values(run, "loss")[1] == pytest.approx(expected, rel=1e-5)
+    # Held-out rows: the mean over batches, each by its rows; the penalty is no part of it.
+    held_out = Rows(tokens.validation, tokens, recipe)
+    places = [list(range(i, min(i + recipe.training.batch, 40))) for i in range(0, 40, recipe.training.batch)]
+    assert len(held_out) == 40
+    by_batch = [nats(run.model, held_out.collate(some)) * len(some) for some in places]
+    assert values(run, "eval_loss")[1] == pytest.approx(sum(by_batch) / 40, rel=1e-5)
+
+
+def test_accumulated_batches_are_one_larger_batch(base: Recipe, baseline: Any, tmp_path: Path) -> None:
+    run = train(base.changed(["training.batch=4", "training.accumulation=4"]), tmp_path / "run")
+    # Means of four means, of a few more or fewer masked tokens each, are not quite the mean of all.
+    for step, loss in values(baseline[0], "loss").items():
+        assert values(run, "loss")[step] == pytest.approx(loss, rel=0.03)
+    assert values(run, "eval_loss")[40] == pytest.approx(values(baseline[0], "eval_loss")[40], rel=0.05)
+
+
+def test_without_positions_only_frequencies_are_learned(base: Recipe, tmp_path: Path) -> None:
+    run = train(base.changed(["model.positions=none"]), tmp_path / "run")
+    assert values(run, "eval_loss")[40] > UNKNOWN - 0.2
+    assert not load_file(run.model_folder / "model.safetensors")["bert.embeddings.position_embeddings.weight"].any()
+
+
+def test_fixed_positions_and_a_head_without_bias_stay_in_training(base: Recipe, tmp_path: Path) -> None:
+    recipe = base.changed(["model.positions=sinusoidal", "model.norm=rmsnorm", "model.output_bias=false"])
+    run = train(recipe, tmp_path / "run")
+    assert values(run, "eval_loss")[40] < UNKNOWN - 0.5
+    fresh = build(recipe, load_tokenizer(base.tokenizer.source)).bert.embeddings.position_embeddings.weight
+    loaded: Any = load_model(str(run.model_folder)).model
+    torch.testing.assert_close(loaded.bert.embeddings.position_embeddings.weight, fresh)
+    assert not loaded.get_output_embeddings().bias.any()
+    assert not torch.equal(
+        loaded.bert.embeddings.word_embeddings.weight,
+        build(recipe, load_tokenizer(base.tokenizer.source)).bert.embeddings.word_embeddings.weight,
+    )
+
+
+def test_bfloat16_computes_otherwise_and_keeps_the_weights(base: Recipe, baseline: Any, tmp_path: Path) -> None:
+    run = train(base.changed(["training.precision=bfloat16"]), tmp_path / "run")
+    ours, exact = values(run, "loss"), values(baseline[0], "loss")
+    assert ours[10] != exact[10]
+    for step in exact:
+        assert ours[step] == pytest.approx(exact[step], rel=0.02)
+    stored = load_file(run.model_folder / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in stored.values()} == {"float32"}
+
+
+def spread(run: Any) -> float:
+    """Variance over dims of the final scale, averaged over layers."""
+    return float(read_watch(run.folder / "watch.jsonl").scale[-1].var(axis=1).mean())
+
+
+def shares(run: Any) -> float:
+    """Kurtosis over dims of the hidden states, averaged over layers, on some held-out rows."""
+    ids = torch.from_numpy(np.asarray(run.tokens.validation[:16]).astype(np.int64))
+    with torch.no_grad():
+        states = torch.stack(run.model(ids, output_hidden_states=True).hidden_states[1:])  # [layer, batch, token, dim]
+    size = states.square().mean((1, 2))
+    return float((size.square().mean(1) / size.mean(1).square()).mean())
+
+
+@pytest.mark.parametrize(("penalty", "measure"), [("norm-spread", spread), ("kurtosis", shares)])
+def test_penalties_act(
+    penalty: str, measure: Callable[[Any], float], base: Recipe, baseline: Any, tmp_path: Path
+) -> None:
+    run = train(base.changed([f"training.penalty={penalty}", "training.penalty_strength=30"]), tmp_path / "run")
+    floor = 1.0 if penalty == "kurtosis" else 0.0
+    assert measure(run) - floor < 0.25 * (measure(baseline[0]) - floor)
+    assert values(run, "eval_loss")[40] < 2.0  # and it learns
+
+
+def test_a_clamped_scale_never_leaves_its_bounds(base: Recipe, baseline: Any, tmp_path: Path) -> None:
+    run = train(base.changed(["training.clamp_scale=0.02", "training.watch_every=1"]), tmp_path / "run")
+    scale = read_watch(run.folder / "watch.jsonl").scale
+    assert scale.shape == (41, 2, 16)
+    assert np.abs(scale - 1).max() <= 0.02 + 1e-6
+    assert np.abs(scale[-1] - 1).max() > 0.019  # the bound is felt
+    assert np.abs(read_watch(baseline[0].folder / "watch.jsonl").scale[-1] - 1).max() > 0.04
+
+
+# The folder
+
+
+def test_another_recipe_in_the_folder_is_refused_and_overwritten_when_asked(
+    base: Recipe, baseline: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(baseline[0].folder, folder)
+    other = baseline[0].recipe.changed(["training.steps=10", "training.seed=3"])
+    before = sorted(path.name for path in folder.rglob("*"))
+    message = (
+        r"run holds a run of another recipe \(training\.steps was 40, is 10; training\.seed was 0, is 3\); "
+        r"name another folder with -o, or use --overwrite to remove that run"
+    )
+    with pytest.raises(BadInput, match=message):
+        train(other, folder)
+    with pytest.raises(BadInput, match=r"another recipe \(another name\)"):
+        train(baseline[0].recipe.changed(["name=mine"]), folder)
+    assert sorted(path.name for path in folder.rglob("*")) == before
+    run = train(other, folder, overwrite=True)
+    assert [path.name for path in checkpoints(folder)] == ["checkpoint-10"]
+    assert read_watch(folder / "watch.jsonl").curves["loss"].steps.tolist() == [10]
+    assert read_recipe(folder / "recipe.toml") == other
+    assert values(run, "loss")[10] != values(baseline[0], "loss")[10]
+
+
+def test_folders_that_hold_something_else(base: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    with pytest.raises(BadInput, match="full is not empty and holds no run; name another folder with -o"):
+        train(base, tmp_path / "full", overwrite=True)
+    with pytest.raises(BadInput, match=r"thesis\.tex is a file; name a folder with -o"):
+        train(base, tmp_path / "full" / "thesis.tex")
+    (tmp_path / "full" / "recipe.toml").write_text("name = ")
+    with pytest.raises(BadInput, match=r"recipe\.toml: cannot be read as TOML"):
+        train(base, tmp_path / "full")
+    assert (tmp_path / "full" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_folder_in_which_a_run_was_killed_at_once_can_be_used(base: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".recipe.toml.4711.part").write_text('name = "ti')  # killed while the recipe was being written
+    run = train(base.changed(["training.steps=1"]), folder)
+    assert (run.folder / "model" / "model.safetensors").is_file()
+
+
+def checkpoint(folder: Path, step: int | str, *files: str, state: str = "{}") -> None:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    for name in files:
+        (path / name).write_text(state if name == "trainer_state.json" else "")
+
+
+def test_the_newest_checkpoint_is_whole_and_can_be_resumed(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    everything = ("model.safetensors", "optimizer.pt", "trainer_state.json")
+    checkpoint(tmp_path, 20, "model.safetensors", "trainer_state.json")  # pruned
+    assert newest_checkpoint(tmp_path) is None
+    checkpoint(tmp_path, 100, *everything)
+    checkpoint(tmp_path, 30, *everything)
+    checkpoint(tmp_path, 110)  # killed before the model, after the optimizer, within the state
+    checkpoint(tmp_path, 120, "model.safetensors", "optimizer.pt")
+    checkpoint(tmp_path, 130, *everything, state='{"global_step": 1')
+    checkpoint(tmp_path, "last", *everything)
+    (tmp_path / "checkpoint-140").write_text("a file")
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-30", "checkpoint-100"]
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+
+
+def test_torn_checkpoints_are_passed_over_and_written_again(baseline: Any, tmp_path: Path) -> None:
+    done = baseline[0]
+    folder = tmp_path / "run"
+    shutil.copytree(done.folder, folder)
+    shutil.rmtree(folder / "model")
+    (folder / "log.json").unlink()
+    state = folder / "checkpoint-40" / "trainer_state.json"
+    state.write_bytes(state.read_bytes()[:200])
+    (folder / "checkpoint-40" / "optimizer.pt").write_bytes(b"torn")
+    said: list[str] = []
+    run = train(done.recipe, folder, progress=said.append)
+    assert "continuing from checkpoint-30: 40 steps" in said
+    assert values(run, "loss") == pytest.approx(values(done, "loss"))
+    final, expected = (load_file(one.model_folder / "model.safetensors") for one in (run, done))
+    assert all(np.array_equal(final[name], expected[name]) for name in expected)
+    assert newest_checkpoint(folder) == folder / "checkpoint-40"
+
+
+def test_a_run_that_was_evaluated_at_no_step_is_evaluated_at_its_end(base: Recipe, tmp_path: Path) -> None:
+    recipe = base.changed(["training.steps=12", "training.evaluate_every=10", "training.evaluate_rows=16"])
+    run = train(recipe, tmp_path / "run")
+    assert list(values(run, "eval_loss")) == [10, 12]
+    again = train(recipe, tmp_path / "run")
+    assert values(again, "eval_loss") == pytest.approx(values(run, "eval_loss"))
+    assert values(again, "loss") == values(run, "loss")

@@ -1,0 +1,159 @@
+"""A pre-training that is killed at any moment and started again is the one that was not: losses, rows and weights."""
+
+import json
+import multiprocessing
+import random
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from outlierlens.rows import read_rows
+from outlierlens.watch_rows import read_activity, read_watch
+from pretrain_runs import recipe_in, train_alone
+
+STEPS, EVERY, SAVE = 60, 5, 10
+SECONDS = 120
+# What a clock says.
+NOT_COMPARED = ("_runtime", "_per_second")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], BaseProcess]:
+    """Start the training into a folder, in a process of its own; dropout makes every random generator matter."""
+    root = tmp_path_factory.mktemp("killed")
+    recipe = recipe_in(root).changed(
+        [
+            f"training.steps={STEPS}",
+            "training.batch=8",
+            "training.accumulation=2",
+            f"training.save_every={SAVE}",
+            f"training.evaluate_every={SAVE}",
+            f"training.log_every={EVERY}",
+            f"training.watch_every={EVERY}",
+            "model.dropout=0.2",
+        ]  # 960 rows are read of 360: the order of the third epoch counts
+    )
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["outlierlens.pretrain.loop", "outlierlens.pretrain.build", "pretrain_runs"])
+
+    def begin(folder: Path) -> BaseProcess:
+        process = context.Process(target=train_alone, args=(recipe, folder, root / "cache"))
+        process.start()
+        return process
+
+    return begin
+
+
+def finish(process: BaseProcess) -> int:
+    process.join(SECONDS)
+    assert process.exitcode is not None, "still running"
+    return process.exitcode
+
+
+def kill_when(process: BaseProcess, moment: Callable[[], bool], pause: float = 0.0) -> None:
+    """Kill the process `pause` seconds after `moment` has come."""
+    deadline = time.monotonic() + SECONDS
+    while not moment() and time.monotonic() < deadline:
+        assert process.exitcode is None, f"ended by itself ({process.exitcode}) before it could be killed"
+        time.sleep(0.0005)
+    time.sleep(pause)
+    process.kill()
+    assert finish(process) == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def whole(start: Callable[[Path], BaseProcess], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run without a stop."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert finish(start(folder)) == 0
+    return folder
+
+
+def numbers(log: list[dict[str, float]]) -> dict[tuple[float, str], float]:
+    """{(step, name): value} of everything that was logged, each once."""
+    found: dict[tuple[float, str], float] = {}
+    for row in log:
+        for name, value in row.items():
+            if name != "step" and not name.endswith(NOT_COMPARED):
+                assert (row["step"], name) not in found or name == "epoch", f"{name} of step {row['step']} twice"
+                found[row["step"], name] = value
+    return found
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    logs = [numbers(json.loads((folder / "log.json").read_text())) for folder in (one, other)]
+    assert logs[0].keys() == logs[1].keys()
+    for name, every in (("loss", EVERY), ("eval_loss", SAVE)):
+        assert [step for step, key in logs[1] if key == name] == list(range(every, STEPS + 1, every))
+    for key in logs[0]:
+        assert logs[1][key] == pytest.approx(logs[0][key], rel=1e-5, abs=1e-7), key
+    rows = [read_rows(folder / "watch.jsonl")[1] for folder in (one, other)]
+    assert set(rows[0]) == set(rows[1])
+    lines = [json.loads(line) for line in (other / "watch.jsonl").read_text().splitlines()[1:]]
+    assert len({line["key"] for line in lines}) == len(lines)  # no duplicates
+    paths: list[Any] = [read_watch(folder / "watch.jsonl") for folder in (one, other)]
+    seen = [read_activity(folder / "watch.jsonl") for folder in (one, other)]
+    assert paths[1].steps.tolist() == list(range(0, STEPS + 1, EVERY))  # no gaps
+    for values in (
+        *([getattr(path, name) for path in paths] for name in ("scale", "bias", "states")),
+        *([getattr(one_seen, name) for one_seen in seen] for name in vars(seen[0]) if name != "stack"),
+    ):
+        assert values[0].size
+        np.testing.assert_allclose(values[1], values[0], rtol=1e-5, atol=1e-7)
+    assert paths[0].curves.keys() == paths[1].curves.keys() >= {"loss", "eval_loss", "grad_norm"}
+    for name, curve in paths[0].curves.items():
+        np.testing.assert_array_equal(paths[1].curves[name].steps, curve.steps)
+        np.testing.assert_allclose(paths[1].curves[name].values, curve.values, rtol=1e-5, atol=1e-7)
+    weights = [load_file(folder / "model" / "model.safetensors") for folder in (one, other)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], tensor, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def last_step(rows: Path) -> int:
+    """The last step that the watch has recorded, -1 before the first."""
+    try:
+        keys = [line[:40] for line in rows.read_text().splitlines() if line.startswith('{"key":"step ')]
+    except FileNotFoundError:
+        return -1
+    return int(keys[-1].split('"')[3].split()[1]) if keys else -1
+
+
+def test_killed_at_random_moments_and_resumed(
+    start: Callable[[Path], BaseProcess], whole: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(7)
+    folder = tmp_path / "run"
+    rows = folder / "watch.jsonl"
+    # Before there is a checkpoint: rows of the watch, and nothing to go on from.
+    process = start(folder)
+    first = chance.randrange(0, SAVE, EVERY)
+    kill_when(process, lambda: last_step(rows) >= first)
+    assert not list(folder.glob("checkpoint-*/trainer_state.json"))
+    # Somewhere between two checkpoints, some way into the middle third.
+    process = start(folder)
+    second = chance.randrange(STEPS // 3, STEPS * 2 // 3, EVERY)
+    kill_when(process, lambda: last_step(rows) >= second, pause=chance.random() * 0.05)
+    # While a checkpoint is being written: its folder is there and the Trainer's state, which comes last, is not.
+    process = start(folder)
+    third = folder / f"checkpoint-{chance.randrange(second + 2 * SAVE, STEPS + 1) // SAVE * SAVE}"
+    kill_when(process, third.is_dir)
+    assert not (folder / "model").exists()
+    assert finish(start(folder)) == 0
+    assert list(folder.glob("watch.replayed-*.jsonl"))
+    assert_same_run(whole, folder)
+
+
+def test_a_finished_run_is_left_as_it_is(start: Callable[[Path], BaseProcess], whole: Path) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert finish(start(whole)) == 0
+    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert before.keys() == after.keys()
+    assert [path.name for path in before if before[path] != after[path]] == []
