@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
+from outlierlens.pretrained import Change, Outcome
+from outlierlens.results import Provenance
 
 N_PLACES = 14
 
@@ -56,3 +58,34 @@ def train_alone(recipe: Recipe, folder: Path, cache: Path) -> None:
     torch.set_num_threads(1)
     os.environ["OUTLIERLENS_CACHE"] = str(cache)
     train(recipe, folder)
+
+
+def outcome(recipe: str, seed: int, loss: float, off: float | None) -> Outcome:
+    """A measured run, made up, of a recipe and seed with this loss; `off` nats for dimension 1."""
+    return Outcome(
+        provenance=Provenance("m", "f"),
+        recipe=recipe,
+        about="",
+        toml="",
+        seed=seed,
+        steps=10,
+        n_parameters=1,
+        tokens=1,
+        held_out_loss=loss,
+        text_loss=loss,
+        text="texts",
+        text_digest="d",
+        both=(1,),
+        scale_alone=(2, 3),
+        bias_alone=(3, 4),
+        largest_z=4.0,
+        kurtosis=2.0,
+        inf_norm=9.0,
+        off=None if off is None else Change(off, off - 1, off + 1, (1,)),
+        random_median=None,
+        random_high=None,
+        worst=Change(0.5, 0.4, 0.6, (7,)),
+        dim_median=0.1,
+        dim_high=0.2,
+        int8=Change(0.01, 0.0, 0.02),
+    )

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outlierlens.pretrained import Change, Outcome, Outcomes
-from outlierlens.results import Provenance, from_json, load, to_json
+from outlierlens.pretrained import Outcome, Outcomes
+from outlierlens.results import from_json, load, to_json
+from pretrain_runs import outcome
 
 WORDS = "the cat dog sat on mat house red blue runs to a tree bird flies over small big green slow"
 SMALL = [
@@ -17,36 +18,6 @@ SMALL = [
     for setting in ("tokenizer.vocabulary=150", "model.layers=2", "model.width=16", "data.length=16")
     for word in ("--set", setting)
 ]
-
-
-def outcome(recipe: str, seed: int, loss: float, off: float | None) -> Outcome:
-    return Outcome(
-        provenance=Provenance("m", "f"),
-        recipe=recipe,
-        about="",
-        toml="",
-        seed=seed,
-        steps=10,
-        n_parameters=1,
-        tokens=1,
-        held_out_loss=loss,
-        text_loss=loss,
-        text="texts",
-        text_digest="d",
-        both=(1,),
-        scale_alone=(2, 3),
-        bias_alone=(3, 4),
-        largest_z=4.0,
-        kurtosis=2.0,
-        inf_norm=9.0,
-        off=None if off is None else Change(off, off - 1, off + 1, (1,)),
-        random_median=None,
-        random_high=None,
-        worst=Change(0.5, 0.4, 0.6, (7,)),
-        dim_median=0.1,
-        dim_high=0.2,
-        int8=Change(0.01, 0.0, 0.02),
-    )
 
 
 def test_seeds_of_a_recipe_make_one_row() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from outlierlens import samples
 from outlierlens.checkpoint import open_checkpoint
+from outlierlens.data import SHIPPED
 from outlierlens.errors import UnknownModel
 from outlierlens.samples import SAMPLES, cache
 
@@ -14,11 +15,13 @@ from outlierlens.samples import SAMPLES, cache
 
 
 def test_the_table_is_complete_and_safe() -> None:
-    assert list(SAMPLES) == ["smollm2-135m", "mpnet-base", "minilm-l6", "distilbert-cased"]
+    assert list(SAMPLES) == ["mini-bert", "smollm2-135m", "mpnet-base", "minilm-l6", "distilbert-cased"]
     for name, sample in SAMPLES.items():
         assert sample.name == name
-        assert sample.licence == "Apache-2.0"
+        assert sample.licence.startswith("Apache-2.0")
         assert sample.origin
+        assert bool(sample.wheels) == bool(sample.files) == (not sample.packaged)
+        assert sample.texts in SHIPPED
         for listed in (*sample.wheels, *sample.files):
             assert len(bytes.fromhex(listed.sha256)) == 32
             assert listed.size > 0
@@ -28,7 +31,7 @@ def test_the_table_is_complete_and_safe() -> None:
         assert not any("desktop.ini" in file.name for file in sample.files)
         assert sample.need_bytes >= sample.download_bytes + sample.kept_bytes
         assert len(sample.slices) in (0, len(sample.wheels))
-    assert len({sample.digest for sample in SAMPLES.values()}) == 4
+    assert len({sample.digest for sample in SAMPLES.values()}) == 5
 
 
 def test_an_unknown_sample_names_the_others() -> None:

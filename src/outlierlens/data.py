@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
+REVIEWS = "reviews"
+SHIPPED = (EXCERPT, REVIEWS)
 ENDINGS = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
@@ -51,7 +53,7 @@ class Texts:
 def read_texts(
     data: str | Path, *, column: str | None = None, limit: int | None = None, offline: bool = False
 ) -> Texts:
-    """Non-empty texts of `data`, at most `limit`, in file order; "excerpt" is the text shipped with the package.
+    """Non-empty texts of `data`, at most `limit`, in file order; "excerpt" and "reviews" are shipped with the package.
 
     Raises:
         BadInput: no such file or data set, unknown ending, missing column (the message lists the columns), a row that
@@ -79,8 +81,8 @@ def stream_texts(data: str | Path, *, column: str | None = None, offline: bool =
 def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any], str]:
     """(values of the text column, its name) of `source`."""
     path = Path(source)
-    if source == EXCERPT:
-        return _lines(resources.files("outlierlens").joinpath("data_files", "excerpt.txt").read_text("utf-8")), ""
+    if source in SHIPPED:
+        return _lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
     if path.is_file():
         return _from_file(path, column)
     if path.suffix.lower() in ENDINGS or source.startswith((".", "/", "~")):

@@ -51,6 +51,17 @@ class StackScan:
         """The dimensions found, ascending."""
         return tuple(sorted(outlier.dim for outlier in self.outliers))
 
+    def one_sided(self, min_layer_fraction: float) -> tuple[int, ...]:
+        """Dimensions past `n_sigma` in that share of the layers in scale or in bias, not in both, ascending.
+
+        What Kovaleva et al.'s rule passes over; () where the norm has no bias.
+        """
+        if not self.z_bias.size:
+            return ()
+        enough = min_layer_fraction * self.n_layers - 1e-9
+        scale, bias = ((np.abs(z) >= self.n_sigma).sum(axis=0) >= enough for z in (self.z_scale, self.z_bias))
+        return tuple(sorted(dim for dim, alone in zip(self.map_dims, scale != bias, strict=True) if alone))
+
 
 @result
 @dataclass(frozen=True)

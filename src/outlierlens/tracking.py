@@ -3,6 +3,7 @@
     found = track(["runs/bert"])                             # a folder with checkpoint-500, checkpoint-1000, …
     found = track(["EleutherAI/pythia-160m"], TrackOptions(revisions=("step0", "step512", "step1000")))
     found = track(["runs/bert/watch.jsonl"])                 # the rows that `watch` wrote
+    found = track(["mini-bert"])                             # those of the packaged sample
     [(one.dim, one.step) for one in found.outliers]
 
 Of every checkpoint the header and the norm vectors of one stream are read, unless hidden states of a text are wanted.
@@ -24,6 +25,7 @@ from outlierlens.emergence import EmergenceOptions, last_scan, summarize
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
 from outlierlens.results import Provenance
 from outlierlens.run_files import Saved, find_log, find_saved, loss_curves, read_log
+from outlierlens.samples import recorded_norms
 from outlierlens.scanned import Scan
 from outlierlens.tracked import Track
 from outlierlens.trajectory import Trajectory, no_bias, no_states
@@ -99,7 +101,7 @@ def track_and_scan(
 ) -> tuple[Track, Scan]:
     """`track`, and the rule applied to the last recorded step, which a report shows beside it."""
     options = options or TrackOptions()
-    names = [str(one) for one in checkpoints]
+    names = [_or_recorded(str(one)) for one in checkpoints]
     if not names:
         raise BadInput("name at least one folder of checkpoints, checkpoint, hub id or file of watch rows")
     read = _read_rows(names, options) if any(_is_rows(name) for name in names) else _read_all(names, options)
@@ -131,6 +133,11 @@ class _Read:
     bytes_read: int = 0
     total_bytes: int = 0
     notes: tuple[str, ...] = ()
+
+
+def _or_recorded(name: str) -> str:
+    """The recorded rows of the training of a sample that brings them; any other name as it is."""
+    return name if Path(name).exists() else str(recorded_norms(name) or name)
 
 
 def _is_rows(name: str) -> bool:

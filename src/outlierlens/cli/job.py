@@ -17,9 +17,11 @@ from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.observation import Observation
 from outlierlens.report import ReportData, write
 from outlierlens.results import Provenance, load
+from outlierlens.samples import recorded_norms
 from outlierlens.scanned import Scan
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
+from outlierlens.tracked import Track
 from outlierlens.weights import ScanOptions, scan, scan_live
 
 ROWS = "rows.jsonl"
@@ -30,7 +32,8 @@ class Job:
     """What the main job runs on and how much of it.
 
     `dims` overrides what the scan finds; where the scan finds nothing, the strongest dimensions by activations are
-    switched off, and the report says so. `sweeps` are result files of `sweep`, shown in the same report.
+    switched off, or else those that stand out in scale alone or in bias alone, and the report says so. `sweeps` are
+    result files of `sweep`, shown in the same report.
     """
 
     model: str
@@ -68,16 +71,29 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     options = ObserveOptions(max_length=job.max_length, batch_size=job.batch_size, progress=progress)
     observed = observe(loaded, texts, options, command=job.command)
     damages, notes = _disable(job, loaded, texts, (found, observed), progress)
+    tracks = _tracked(job)
     progress("writing the report", 0, 1)
     data = ReportData(
         provenance=Provenance.now(loaded.name, found.provenance.fingerprint, command=job.command, seed=job.seed),
         scan=found,
         observation=observed,
         damages=damages,
+        tracks=tracks,
         notes=notes,
     )
     data = with_sweeps(data, sweeps)
     return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
+
+
+def _tracked(job: Job) -> tuple[Track, ...]:
+    """How the outliers of a sample emerged, where its training was recorded."""
+    if Path(job.model).exists() or recorded_norms(job.model) is None:
+        return ()
+    from outlierlens.emergence import EmergenceOptions
+    from outlierlens.tracking import TrackOptions, track
+
+    options = TrackOptions(emergence=EmergenceOptions(seed=job.seed))
+    return (track([job.model], options, command=job.command),)
 
 
 def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) -> Scan:
@@ -110,18 +126,21 @@ def _disable(
     if unread:
         return (), (f"nothing was switched off: stream {', '.join(unread)} needs inputs that texts do not give",)
     for stack in loaded.stacks:
-        weights = next((s.dims for s in found.stacks if s.stack == stack.name), ())
+        scanned = next((s for s in found.stacks if s.stack == stack.name), None)
+        weights = scanned.dims if scanned else ()
+        one_sided = scanned.one_sided(found.rule.min_layer_fraction) if scanned else ()
         activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
         by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
-        dims = parse_dims(job.dims) if job.dims else weights or by_activation[:2]
+        dims = parse_dims(job.dims) if job.dims else weights or by_activation[:2] or one_sided
         if not dims:
             notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was switched off")
             continue
         if not job.dims and not weights:
-            notes.append(f"stream {stack.name}: weights show none; switched off is what the activations show")
+            shown = "what the activations show" if by_activation else "what stands out in scale alone or in bias alone"
+            notes.append(f"stream {stack.name}: weights show none; switched off is {shown}")
         options = DisableOptions(
             stack=stack.name,
-            avoid=tuple(sorted({*weights, *by_activation})),
+            avoid=tuple(sorted({*weights, *by_activation, *one_sided})),
             n_random=job.n_random,
             n_matched=job.n_matched,
             seed=job.seed,

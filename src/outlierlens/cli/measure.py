@@ -22,6 +22,14 @@ ModeOption = Annotated[
 ]
 FactorOption = Annotated[float, typer.Option("--factor", help="Factor of mode scale.")]
 EmbeddingsOption = Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")]
+ReportTexts = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="Text, as elsewhere. Default: shipped text, reviews for mini-bert and excerpt for others.",
+        show_default=False,
+    ),
+]
 TaskOption = Annotated[str, typer.Option("--task", help="auto, masked-loss, causal-loss or output-change.")]
 
 
@@ -279,8 +287,10 @@ def _dims(dims: tuple[int, ...]) -> str:
 
 @common.loads_a_model
 def report(
-    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id.")] = "smollm2-135m",
-    data: common.Data = "excerpt",
+    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id; mini-bert needs no download.")] = (
+        "smollm2-135m"
+    ),
+    data: ReportTexts = None,
     text_column: common.TextColumn = None,
     limit: common.Limit = 16,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL.")] = None,
@@ -308,17 +318,18 @@ def report(
     if model.endswith(".json") and Path(model).is_file():
         from outlierlens.cli.job import redraw
 
-        if dims is not None or data != "excerpt":
+        if dims is not None or data is not None:
             raise BadInput(f"{model} holds measured results: --dims and --data need the model itself")
         page = redraw(Path(model), output, tuple(sweeps or ()))
         if not quiet:
             say(f"report: {page}")
         return
     from outlierlens.cli.job import Job, run
+    from outlierlens.samples import texts_for
 
     job = Job(
-        model=model, data=data, text_column=text_column, limit=limit, dims=dims, n_random=n_random, n_matched=n_matched,
-        max_length=max_length, batch_size=batch_size, seed=seed,
+        model=model, data=data or texts_for(model), text_column=text_column, limit=limit, dims=dims, n_random=n_random,
+        n_matched=n_matched, max_length=max_length, batch_size=batch_size, seed=seed,
         directory=output or Path("runs") / Path(model).name, overwrite=overwrite, command=common.reproduce(),
         sweeps=tuple(sweeps or ()),
     )  # fmt: skip

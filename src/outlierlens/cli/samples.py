@@ -10,7 +10,7 @@ from outlierlens.cli.common import print_table, say, warn
 
 
 def samples(json: common.Json = False) -> None:
-    """List the sample models: what they are, their licence, and whether they are fetched."""
+    """List the sample models: what they are, their licence, and whether they are there."""
     from outlierlens.samples import SAMPLES, is_complete
 
     rows = [(name, sample, is_complete(sample)) for name, sample in SAMPLES.items()]
@@ -23,6 +23,7 @@ def samples(json: common.Json = False) -> None:
                         "description": sample.description,
                         "licence": sample.licence,
                         "origin": sample.origin,
+                        "packaged": sample.packaged,
                         "fetched": there,
                     }
                     for name, sample, there in rows
@@ -33,8 +34,11 @@ def samples(json: common.Json = False) -> None:
         return
     print_table(
         "",
-        ["model", "fetched", "licence", "what it is"],
-        ((name, "yes" if there else "no", sample.licence, sample.description) for name, sample, there in rows),
+        ["model", "there", "licence", "what it is"],
+        (
+            (name, "packaged" if sample.packaged else "fetched" if there else "no", sample.licence, sample.description)
+            for name, sample, there in rows
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """Real models that can be had in minutes, without an account: fetched once, verified, kept in the user's cache.
 
+    directory("mini-bert")                    # comes with the package: nothing to fetch
     fetch("smollm2-135m", progress=print)     # once
     directory("smollm2-135m")                 # the files as they were had: what `scan` reads
     model_directory("smollm2-135m")           # a folder for transformers' from_pretrained, converted on first need
@@ -7,7 +8,7 @@
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
 """
 
-from outlierlens.samples.cache import cache_root, directory, is_complete, sample_named
+from outlierlens.samples.cache import cache_root, directory, is_complete, recorded_norms, sample_named, texts_for
 from outlierlens.samples.convert import model_directory
 from outlierlens.samples.download import fetch
 from outlierlens.samples.table import SAMPLES, Member, Sample, Wheel
@@ -22,5 +23,7 @@ __all__ = [
     "fetch",
     "is_complete",
     "model_directory",
+    "recorded_norms",
     "sample_named",
+    "texts_for",
 ]

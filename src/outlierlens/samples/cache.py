@@ -17,6 +17,8 @@ from pathlib import Path
 from outlierlens.errors import BadInput, UnknownModel
 from outlierlens.samples.table import SAMPLES, Sample
 
+PACKAGED = Path(__file__).parents[1] / "data_files"  # not importlib.resources: weights are mapped from a real file
+WATCH = "watch.jsonl"
 Progress = Callable[[str], None]
 
 
@@ -48,28 +50,49 @@ def sample_named(name: str) -> Sample:
 
 
 def folder_of(sample: Sample) -> Path:
-    """Where the fetched files of `sample` stand once they are there."""
+    """Where the fetched files of `sample` stand once they are there; in the package for one that comes with it."""
+    if sample.packaged:
+        return PACKAGED / sample.name
     return cache_root() / "samples" / f"{sample.name}-{sample.digest}"
 
 
 def is_complete(sample: Sample) -> bool:
     """Whether every file of `sample` is in the cache with its right size (contents are verified when fetched)."""
     folder = folder_of(sample)
+    if sample.packaged:
+        return (folder / "model.safetensors").is_file()
     return all((folder / name).is_file() for name in sample.written) and all(
         (folder / file.name).is_file() and (folder / file.name).stat().st_size == file.size for file in sample.files
     )
 
 
 def directory(name: str) -> Path:
-    """The cached folder with the files of sample `name`, as they were had.
+    """The folder with the files of sample `name`, as they were had: in the cache, or in the package.
 
     Raises:
         UnknownModel: there is no such sample, or it has not been fetched; the message says how.
     """
     sample = sample_named(name)
     if not is_complete(sample):
-        raise UnknownModel(f"sample {name!r} is not in the cache {cache_root()}; run: outlierlens fetch {name}")
+        if sample.packaged:
+            raise UnknownModel(f"sample {name!r} is missing from {PACKAGED}; install outlierlens again")
+        raise UnknownModel(
+            f"sample {name!r} is not in the cache {cache_root()}; run: outlierlens fetch {name} "
+            f"(ready without: {', '.join(one.name for one in SAMPLES.values() if one.packaged)})"
+        )
     return folder_of(sample)
+
+
+def texts_for(model: str) -> str:
+    """The shipped text that resembles what `model` learned from: its own for a sample, "excerpt" for all else."""
+    return SAMPLES[model].texts if model in SAMPLES and not Path(model).exists() else "excerpt"
+
+
+def recorded_norms(name: str) -> Path | None:
+    """The watch rows of the training of sample `name`, which `track` reads; None for a sample without, and other names."""
+    sample = SAMPLES.get(name)
+    path = folder_of(sample) / WATCH if sample is not None and sample.packaged else None
+    return path if path is not None and path.is_file() else None
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from outlierlens.samples.cache import (
     Progress,
     being_made,
     check_space,
+    directory,
     folder_of,
     is_complete,
     locked,
@@ -47,6 +48,8 @@ SLACK_BYTES = 64 << 20  # an archive may hold files that we do not keep, but not
 def fetch(name: str, progress: Progress = silent) -> Path:
     """Have sample `name` in the cache, verified, and return its folder; does nothing when it is there and sound.
 
+    A sample that comes with the package is there already, and its folder is in the package.
+
     `progress` receives one line at a time; the first ones state licence, origin, sizes and place before anything is
     downloaded. Several processes may call it at once; one works and the others wait. Interrupted, it leaves nothing.
 
@@ -58,6 +61,9 @@ def fetch(name: str, progress: Progress = silent) -> Path:
         BadFile: a source delivered something else than what the table lists.
     """
     sample = sample_named(name)
+    if sample.packaged:
+        progress(f"{name}: comes with the package; there is nothing to fetch")
+        return directory(name)
     folder = folder_of(sample)
     with locked(sample):
         if is_complete(sample) and all(_sha256(folder / file.name) == file.sha256 for file in sample.files):

