@@ -10,7 +10,19 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-COMMANDS = ("scan", "compare", "observe", "disable", "sweep", "track", "report", "samples", "fetch")
+COMMANDS = (
+    "scan",
+    "compare",
+    "observe",
+    "disable",
+    "sweep",
+    "track",
+    "pretrain",
+    "outcomes",
+    "report",
+    "samples",
+    "fetch",
+)
 
 
 def main() -> int:

@@ -13,7 +13,19 @@ import outlierlens
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = ("scan", "compare", "observe", "disable", "sweep", "track", "report", "samples", "fetch")
+COMMANDS = (
+    "scan",
+    "compare",
+    "observe",
+    "disable",
+    "sweep",
+    "track",
+    "pretrain",
+    "outcomes",
+    "report",
+    "samples",
+    "fetch",
+)
 
 
 def blocks(text: str, kind: str) -> list[str]:
