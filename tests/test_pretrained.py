@@ -28,8 +28,23 @@ def test_seeds_of_a_recipe_make_one_row() -> None:
     assert (first["n_found"], first["n_one_sided"]) == (1.0, 3.0)
     assert first["found_off"] == 1.0, "a seed without a named dimension has no such damage"
     assert (second["recipe"], second["seeds"], second["found_off"]) == ("b", 1, None)
+    assert (second["worst_low"], second["worst_high"]) == (0.4, 0.6), "the interval of one seed is over texts"
     assert list(runs.to_pandas()["recipe"]) == ["a", "b"]
     assert from_json(to_json(runs)) == runs
+
+
+def test_runs_of_one_name_that_were_trained_otherwise_are_not_mixed() -> None:
+    toml = 'name = "a"\n\n[training]\nsteps = {}\nlearning_rate = {}\nseed = {}\n'
+    made = [
+        replace(outcome("a", seed, loss, 1.0), steps=steps, toml=toml.format(steps, rate, seed))
+        for seed, loss, steps, rate in ((0, 4.0, 10, 0.1), (0, 3.0, 10, 0.2), (1, 5.0, 10, 0.1), (0, 2.0, 20, 0.1))
+    ]
+    rows = Outcomes(tuple(made)).rows()
+    assert [(row["changed"], row["seeds"], row["text_loss"]) for row in rows] == [
+        ("", 2, 4.5),
+        ("training.learning_rate=0.2", 1, 3.0),
+        ("training.steps=20", 1, 2.0),
+    ]
 
 
 @pytest.fixture

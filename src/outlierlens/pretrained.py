@@ -4,6 +4,8 @@ outcome.worst.change                       # nats per token that the worst singl
 print(outcomes.rows())                     # one row a recipe: mean over its seeds, and their range
 """
 
+import json
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,7 +84,7 @@ class Outcomes:
     runs: tuple[Outcome, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a recipe (and number of steps): means over its seeds, "low" and "high" over them."""
+        """One row a recipe: see `outcome_rows`."""
         return list(outcome_rows(self.runs))
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -103,22 +105,60 @@ MEASURES = {
     "kurtosis": lambda run: run.kurtosis,
     "inf_norm": lambda run: run.inf_norm,
     "found_off": lambda run: run.off.change if run.off else None,
+    "random_off": lambda run: run.random_median,
     "worst": lambda run: run.worst.change,
     "dim_median": lambda run: run.dim_median,
     "int8": lambda run: run.int8.change,
 }
 
 
+CHANGES = {"found_off": "off", "worst": "worst", "int8": "int8"}
+
+
 def outcome_rows(runs: Iterable[Outcome]) -> Iterable[dict[str, Any]]:
-    """A row for each recipe and number of steps: mean, least and largest of every measure over its seeds."""
-    groups: dict[tuple[str, int], list[Outcome]] = {}
+    """A row for each recipe, seeds of it together: the mean of every measure, and its least and largest value.
+
+    Of a single seed, the changes of the loss have their 95 % interval over texts in place of that range. Runs that
+    share a name but not what they were trained by are rows of their own; `changed` says what the later ones changed.
+    """
+    groups: list[tuple[dict[str, Any], list[Outcome]]] = []
     for run in runs:
-        groups.setdefault((run.recipe, run.steps), []).append(run)
-    for (recipe, steps), members in groups.items():
-        row: dict[str, Any] = {"recipe": recipe, "steps": steps, "seeds": len({run.seed for run in members})}
+        recipe = _trained_by(run)
+        members = next((members for other, members in groups if not _differences(other, recipe)), None)
+        if members is None:
+            groups.append((recipe, [run]))
+        else:
+            members.append(run)
+    first: dict[str, dict[str, Any]] = {}
+    for recipe, members in groups:
+        run = members[0]
+        base = first.setdefault(run.recipe, recipe)
+        row: dict[str, Any] = {
+            "recipe": run.recipe,
+            "changed": ", ".join(f"{key}={json.dumps(recipe[key])}" for key in _differences(base, recipe)),
+            "steps": run.steps,
+            "seeds": len({member.seed for member in members}),
+        }
         for name, measure in MEASURES.items():
             values = [value for value in map(measure, members) if value is not None]
             row[name] = sum(values) / len(values) if values else None
             row[f"{name}_low"] = min(values, default=None)
             row[f"{name}_high"] = max(values, default=None)
+        for name, part in CHANGES.items():
+            change: Change | None = getattr(run, part)
+            if len(members) == 1 and change is not None:
+                row[f"{name}_low"], row[f"{name}_high"] = change.low, change.high
         yield row
+
+
+def _trained_by(run: Outcome) -> dict[str, Any]:
+    """{section.option: value} of the run's recipe, but for its seed and its words about itself."""
+    options: dict[str, Any] = {"name": run.recipe, "training.steps": run.steps}
+    for section, values in tomllib.loads(run.toml).items():
+        options |= {f"{section}.{key}": value for key, value in values.items()} if isinstance(values, dict) else {}
+    return {key: value for key, value in options.items() if key != "training.seed"}
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The options that both have and that differ; an option that came later than a run is none of its differences."""
+    return [key for key, value in other.items() if key in one and one[key] != value]

@@ -1,7 +1,7 @@
 """`pretrain`: train a masked language model by recipe; `outcomes`: several trained runs side by side."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -179,29 +179,37 @@ def _interval(change: "Change") -> tuple[float, float, float]:
     return change.change, change.low, change.high
 
 
+COLUMNS = {
+    "text_loss": ("loss", ".3f"),
+    "n_found": ("found", ".3g"),
+    "n_one_sided": ("one-sided", ".3g"),
+    "largest_z": ("largest z", ".1f"),
+    "kurtosis": ("kurtosis", ".1f"),
+    "found_off": ("found off", "+.3f"),
+    "random_off": ("random off", "+.3f"),
+    "worst": ("worst off", "+.3f"),
+    "dim_median": ("median off", "+.3f"),
+    "int8": ("INT8", "+.3f"),
+}
+
+
 def _print_outcomes(value: "Outcomes") -> None:
-    columns = [
-        "text_loss",
-        "n_found",
-        "n_one_sided",
-        "largest_z",
-        "kurtosis",
-        "found_off",
-        "worst",
-        "dim_median",
-        "int8",
-    ]
     rows = []
     for row in value.rows():
-        cells = [row["recipe"], row["steps"], row["seeds"]]
-        for name in columns:
-            several = row["seeds"] > 1 and row[name] is not None
-            cells.append(
-                f"{row[name]:.3g} [{row[name + '_low']:.3g}, {row[name + '_high']:.3g}]" if several else row[name]
-            )
-        rows.append(cells)
-    heads = [
-        "recipe", "steps", "seeds", "loss", "found", "one-sided", "largest z", "kurtosis", "found off", "worst off",
-        "median off", "INT8",
-    ]  # fmt: skip
-    print_table("changes in nats per masked token; ranges over seeds", heads, rows)
+        name = f"{row['recipe']} ({row['changed']})" if row["changed"] else row["recipe"]
+        rows.append(
+            [name, row["steps"], row["seeds"], *(_ranged(row, key, form) for key, (_, form) in COLUMNS.items())]
+        )
+    print_table(
+        "changes in nats per masked token; ranges over seeds, of one seed 95 % intervals over texts",
+        ["recipe", "steps", "seeds", *(head for head, _ in COLUMNS.values())],
+        rows,
+    )
+
+
+def _ranged(row: dict[str, Any], name: str, form: str) -> str | None:
+    """A measure with its range, where there is one."""
+    if row[name] is None:
+        return None
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:{form}}" + (f" [{low:{form}}, {high:{form}}]" if low < high else "")
