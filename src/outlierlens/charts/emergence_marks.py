@@ -30,11 +30,11 @@ def step_axis(track: Track) -> Spec:
 
 
 def curve_names(points: list[Spec], x: Spec, y: Spec) -> list[Spec]:
-    """Each curve's name near its second third; two names stand one above the other."""
+    """The names of the curves where the first has two thirds of its points, one above the other."""
     made: list[Spec] = []
+    first = [point for point in points if point["curve"] == points[0]["curve"]]
     for place, curve in enumerate(dict.fromkeys(point["curve"] for point in points)):
-        own = [point for point in points if point["curve"] == curve]
-        at = own[2 * len(own) // 3]
+        at = first[2 * len(first) // 3] | {"curve": curve}
         mark = {
             "type": "text",
             "dy": -12 - 15 * place,
