@@ -1,6 +1,7 @@
 """Pre-training by recipe: what its loop computes and what it does with a run's folder."""
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 
 from outlierlens.errors import BadInput
@@ -304,3 +305,30 @@ def test_a_run_that_was_evaluated_at_no_step_is_evaluated_at_its_end(base: Recip
     again = train(recipe, tmp_path / "run")
     assert values(again, "eval_loss") == pytest.approx(values(run, "eval_loss"))
     assert values(again, "loss") == values(run, "loss")
+
+
+def test_resuming_speaks_of_missing_weights_only_where_some_are(
+    base: Recipe, baseline: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    for folder in (whole, torn):
+        shutil.copytree(baseline[0].folder, folder)
+        shutil.rmtree(folder / "checkpoint-40")
+    weights = torn / "checkpoint-30" / "model.safetensors"
+    stored = load_file(weights)
+    assert "cls.predictions.decoder.weight" not in stored  # it is the table of word embeddings
+    lost = "cls.predictions.transform.dense.weight"
+    save_file({name: values for name, values in stored.items() if name != lost}, weights, {"format": "pt"})
+    logger = logging.getLogger("transformers.trainer")
+    level = logger.getEffectiveLevel()
+    logger.addHandler(caplog.handler)
+    try:
+        train(baseline[0].recipe, whole)
+        assert not [record for record in caplog.records if "missing keys" in record.message]
+        train(baseline[0].recipe, torn)
+    finally:
+        logger.removeHandler(caplog.handler)
+    # Seen twice where transformers passes its records on to the root.
+    (warning,) = {record.message for record in caplog.records if "missing keys" in record.message}
+    assert warning == f"There were missing keys in the checkpoint model loaded: ['{lost}']."
+    assert logger.getEffectiveLevel() == level

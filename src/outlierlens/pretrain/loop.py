@@ -175,6 +175,14 @@ class MaskedLMTrainer(Trainer):
             loss = loss + self.training.penalty_strength * torch.stack(values).mean()
         return (loss, {"loss": loss}) if return_outputs else loss
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # A checkpoint holds a tensor that several parameters share once; the Trainer takes the others for missing.
+        values = dict(self.accelerator.unwrap_model(self.model).named_parameters(remove_duplicate=False))
+        missing = set(load_result.missing_keys)
+        read = {id(parameter) for name, parameter in values.items() if name not in missing}
+        lost = [name for name in load_result.missing_keys if name not in values or id(values[name]) not in read]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=lost))
+
 
 class _Housekeeping(TrainerCallback):
     """Clamps after each step, prunes what only resuming needs, and passes logs on."""
