@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.charts.base import TABLE_ROWS, decades, number, power_of_ten, round_to, symmetric, visible
+from outlierlens.charts.base import TABLE_ROWS, decades, log_ticks, number, power_of_ten, round_to, symmetric, visible
 from outlierlens.charts.palette import DARK, LIGHT, SHAPES, concrete
 from outlierlens.charts.weights import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
@@ -251,6 +251,12 @@ def test_decades_are_few_and_cover_the_range():
     assert decades(0.5, 1000) == [1, 10, 100, 1000]
     assert len(decades(1e-20, 1e20)) <= 9
     assert decades(1e-20, 1e20)[-1] == 1e20
+
+
+def test_a_log_axis_within_two_decades_has_more_than_one_tick():
+    assert log_ticks(0.586, 4.96) == [0.2, 0.5, 1, 2, 5, 10]
+    assert log_ticks(7.0, 7.0) == [5, 10, 20]
+    assert log_ticks(0.6, 22_500) == decades(0.2, 67_500)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from outlierlens import results
 from outlierlens.detect import Rule
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import advice, bundle, files, finding, render, rerender, write
+from outlierlens.report.figures import streams
 from outlierlens.report.page import escaped_json
 from outlierlens.report.words import factor, listed, percent, verdict
 
@@ -162,6 +163,21 @@ def test_masked_loss_small_change_and_other_dimensions():
     assert "19 random single dimensions" in text[1]
     assert text[2] == "The change is small all the same: +0.03 nats per token."
     assert text[3].endswith("size alone may explain the damage.")
+
+
+def test_a_dimension_that_passes_in_scale_alone_shows_its_numbers():
+    stack = synthetic.stack_scan(n_layers=4, bias=True, needles=())
+    stack.z_scale[:, 7] = 0.5, -4.3, -4.5, -3.0
+    stack.z_bias[:, 7] = -0.1, 2.25, 0.7, 0.0
+    damage = synthetic.damage(dims=(7,))
+    data = synthetic.report_data(scan_result=synthetic.scan(stack), damages=(damage,))
+    row = next(row for row in streams(data)[0].rows if row.dim == 7)
+    assert (row.by, row.layers_scale, row.z_scale, row.layers_bias, row.z_bias, row.p_holm) == (
+        "scale alone", 3, -4.5, 0, 2.25, None,
+    )  # fmt: skip
+    stack.z_scale[1:, 7] = 2.875
+    row = next(row for row in streams(data)[0].rows if row.dim == 7)
+    assert (row.by, row.layers_scale, row.z_scale) == ("switched off on request", 0, 2.875)
 
 
 def test_output_change_and_hidden_values():

@@ -149,6 +149,7 @@ def test_the_report_shows_the_run(found: Track) -> None:
         c.name for c in all_charts(data)
     }
     assert track_sentences(found)[0] in page
+    assert re.search(r"layer 2; in colour, with the scale at the last step: 7 at [\d.]+; the middle half", page)
     assert 7 in data.named("model")
     assert "stood out over training" in page
     assert render(from_json(to_json(data))) == page

@@ -14,12 +14,12 @@ from outlierlens.charts.base import (
     Chart,
     Spec,
     chart,
-    decades,
     dim_colour,
     dim_shape,
     drawable,
     field,
     label,
+    log_ticks,
     looks,
     number,
     place,
@@ -172,7 +172,7 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
     ]
     x = layer_axis(stack)
     everything = np.array([r["v"] for r in marks + others + medians] or [1.0], dtype=float)
-    axis = {"values": decades(everything.min() / 3, everything.max() * 3), "labelExpr": PLAIN_NUMBER}
+    axis = {"values": log_ticks(everything.min(), everything.max()), "labelExpr": PLAIN_NUMBER}
     y = field("v", "|h| (log scale)", scale={"type": "log", "nice": False, "padding": 8}, axis=axis)
     tooltip = [
         field("layer", "layer", "ordinal"),

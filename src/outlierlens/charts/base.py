@@ -226,6 +226,15 @@ def symmetric(values: np.ndarray, *, factor: float = 50.0) -> Range:
     return Range(scale, {"values": shown, "labelExpr": PLAIN_NUMBER}, True)
 
 
+def log_ticks(low: float, high: float) -> list[float]:
+    """Ticks of a log scale from about `low` to about `high`: powers of ten; within two decades 2 and 5 times them too."""
+    if high >= 100 * low:
+        return decades(low / 3, high * 3)
+    powers = range(math.floor(math.log10(low / 3)), math.ceil(math.log10(high * 3)))
+    fine = (float(f"{times}e{power}") for power in powers for times in (1, 2, 5))
+    return [tick for tick in fine if low / 3 <= tick <= high * 3]
+
+
 def decades(low: float, high: float) -> list[float]:
     """Powers of ten from about `low` to about `high`, every second or third where there would be more than eight."""
     first, last = math.floor(math.log10(low)) + 1, math.ceil(math.log10(high))

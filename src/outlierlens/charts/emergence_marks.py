@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.charts.base import PLAIN_NUMBER, Spec, dim_colour, field, label, looks, number
-from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, COLOURED, INK, MUTED
 from outlierlens.tracked import Track
 from outlierlens.trajectory import Curve
@@ -147,4 +146,4 @@ def named_words(track: Track, values: np.ndarray, named: Sequence[int], what: st
     others = np.delete(last, [column for _, column in columns])
     quarters = [number(float(np.quantile(others, q))) for q in (0.25, 0.75)] if len(others) else []
     middle = f"; the middle half of the others lies between {' and '.join(quarters)}" if quarters else ""
-    return f"at the last step the {what} of {few([dim for dim, _ in columns])} stands out in colour: {said}{middle}."
+    return f"in colour, with the {what} at the last step: {said}{middle}."

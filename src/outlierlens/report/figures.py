@@ -7,12 +7,13 @@ import numpy as np
 
 from outlierlens import charts
 from outlierlens.charts import Chart
+from outlierlens.detect import Rule
 from outlierlens.observation import StackObservation
 from outlierlens.report.emergence import track_views
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
 from outlierlens.report.words import counted
-from outlierlens.scanned import StackScan
+from outlierlens.scanned import StackScan, strongest
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,9 @@ def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None)
             }
             if outlier.z_bias:
                 weights |= {"layers_bias": len(outlier.layers_bias), "z_bias": max(outlier.z_bias, key=abs)}
+    sites = [s for s in data.scan.stacks if s.stack == stream and dim in s.map_dims]
+    if not weights and sites and data.scan.rule.name == "kovaleva":
+        weights, by = _passed_over(sites[0], dim, data.scan.rule)
     if seen is not None:
         by += [o.rule for o in seen.outliers if o.dim == dim]
         if dim in seen.dims:
@@ -132,3 +136,19 @@ def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None)
     if dim in data.emerged(stream):
         by.append("stood out over training")
     return Found(dim=dim, by=", ".join(dict.fromkeys(by)) or otherwise, **weights, **states)
+
+
+def _passed_over(stack: StackScan, dim: int, rule: Rule) -> tuple[dict[str, Any], list[str]]:
+    """Layers past the threshold and strongest z of a dimension that the rule did not name, and which of the two passed."""
+    numbers: dict[str, Any] = {}
+    column = stack.map_dims.index(dim)
+    for what, vectors in (("scale", stack.z_scale), ("bias", stack.z_bias)):
+        if vectors.size:
+            z = vectors[:, column]
+            numbers |= {
+                f"layers_{what}": int((np.abs(z) >= stack.n_sigma).sum()),
+                f"z_{what}": strongest(tuple(z.tolist())),
+            }
+    if dim not in stack.one_sided(rule.min_layer_fraction):
+        return numbers, []
+    return numbers, ["scale alone" if numbers["layers_scale"] > numbers["layers_bias"] else "bias alone"]
