@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.nn import functional
 
 from outlierlens.errors import BadInput
 from outlierlens.pretrain.build import build
-from outlierlens.pretrain.recipe import Recipe
+from outlierlens.pretrain.recipe import Recipe, plain, read_recipe, shipped
 from outlierlens.pretrain.tokens import load_tokenizer
 from pretrain_runs import recipe_in
 
@@ -155,3 +156,41 @@ def test_planted_dimensions_begin_as_outliers(base: Recipe, tmp_path: Path) -> N
 def test_nothing_can_be_planted_in_blocks_that_end_in_no_norm(base: Recipe) -> None:
     with pytest.raises(BadInput, match="do not end in a norm"):
         network(base, "model.planted=[3]", "model.planted_scale=3", "model.norm_order=pre")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_builds_and_all_of_it_learns(name: str, base: Recipe) -> None:
+    recipe = read_recipe(name)
+    if not name.startswith("mini-"):
+        recipe = recipe.changed(["model.layers=2", "model.width=128", "model.heads=2"])
+    model: Any = build(recipe, load_tokenizer(base.tokenizer.source))
+    ids = torch.randint(5, 33, (2, recipe.data.length), generator=torch.Generator().manual_seed(0))
+    logits = model(ids).logits
+    assert logits.shape == (2, recipe.data.length, 33)
+    functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    without = {key for key, values in model.named_parameters() if values.grad is None}
+    fixed = {key for key, values in model.named_parameters() if not values.requires_grad}
+    assert without == fixed  # several processes wait for the gradient of every parameter that learns
+    assert all(values.grad.isfinite().all() for values in model.parameters() if values.grad is not None)
+    positions = {key for key in fixed if "position_embeddings" in key}
+    assert len(positions) == (plain(recipe.model) and recipe.model.positions != "learned")
+    assert bool(fixed - positions) == (not recipe.model.linear_bias or not recipe.model.output_bias)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "tables"),
+    [
+        # 33 tokens, positions and segments; the head has a dense layer, a norm and a bias for each token.
+        ("bert-medium", 8, 512, 33 + 256 + 2),
+        ("roberta-base", 12, 768, 33 + 512 + 1 + 1),
+        ("mini-bert", 4, 128, 33 + 64 + 2),
+    ],
+)
+def test_the_networks_have_the_sizes_that_their_names_promise(name: str, layers: int, width: int, tables: int, base: Recipe) -> None:
+    with torch.device("meta"):
+        model = build(read_recipe(name), load_tokenizer(base.tokenizer.source))
+    block = 12 * width**2 + 13 * width  # attention 4 d², MLP 8 d²; biases 9 d, two norms 4 d
+    head = width**2 + width + 2 * width + 33
+    expected = layers * block + tables * width + 2 * width + head
+    assert sum(values.numel() for values in model.parameters()) == expected
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0 if name == "mini-bert" else 0.1}

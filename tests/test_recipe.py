@@ -91,7 +91,12 @@ def test_a_variant_changes_one_thing(name: str, base: str, changes: dict[str, An
 def test_the_papers_configurations() -> None:
     medium = read_recipe("bert-medium")
     assert (medium.model.layers, medium.model.width, medium.model.heads) == (8, 512, 8)
-    assert medium.training.save_every == 2000
+    assert (medium.data.length, medium.data.validation, medium.data.min_characters) == (256, 0.1, 11)
+    assert (medium.tokenizer.source, medium.model.dropout) == ("google-bert/bert-base-uncased", 0.1)
+    training = medium.training
+    assert (training.save_every, training.batch * training.accumulation, training.warmup) == (2000, 128, 30_000)
+    assert (training.learning_rate, training.schedule, training.weight_decay) == (1e-4, "linear", 0.01)
+    assert (training.mask_share, training.penalty, training.clamp_scale) == (0.15, "none", 0.0)
     luo = read_recipe("roberta-base")
     assert (luo.model.type, luo.model.layers, luo.model.width, luo.model.heads) == ("roberta", 12, 768, 12)
     training = luo.training
