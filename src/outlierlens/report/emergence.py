@@ -81,7 +81,9 @@ def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
         what = "scale and bias" if track.has_bias else "scale"
         many = "dimension" if len(whole) == 1 else "dimensions"
         out = f"{sigma:g} sigma out in {share} of the layers or more, for {what}"
-        yield f"Over {span}, {many} {listed(whole)} came to stand {out}."
+        came = any(one.after is not None for one in track.outliers)
+        verb = "came to stand" if came else ("stands" if len(whole) == 1 else "stand") + " from the first of them on"
+        yield f"Over {span}, {many} {listed(whole)} {verb} {out}."
     else:
         dims = [f"{one.dim} ({one.passes} alone)" for one in passing]
         stand = "stands" if len(dims) == 1 else "stand"
@@ -109,9 +111,12 @@ def _when(one: Emergence) -> Iterator[str]:
 
 def _signs(track: Track, passing: list[Emergence]) -> Iterator[str]:
     """Whether the emergence says something about the loss, which is asked of the first dimension to emerge."""
-    if not passing:
+    emerged = [one for one in passing if one.after is not None]
+    if passing and not emerged:
+        yield "What stood out at the first recorded step says nothing about the loss."
+    if not emerged:
         return
-    one = passing[0]
+    one = emerged[0]
     if one.onset_lead is not None and track.fall is not None and one.leaves is not None and one.leaves.p <= SURE:
         yield (
             f"Dimension {one.dim} starts to leave {_apart(one.onset_lead)} the loss starts its last steep fall "
@@ -132,8 +137,9 @@ def _signs(track: Track, passing: list[Emergence]) -> Iterator[str]:
             "after": "in this run it came only after training was nearly done",
             "undecided": "the recorded steps are too far apart to say which came first",
         }[one.lead.sign]
+        who = "It" if len(passing) == 1 else f"Dimension {one.dim}"
         yield (
-            f"It stands out {_apart(one.lead)} the loss comes within {100 * track.plateau.share:g} % of its fall from the "
+            f"{who} stands out {_apart(one.lead)} the loss comes within {100 * track.plateau.share:g} % of its fall from the "
             f"run's final level (step {track.plateau.step:,}; {_between(one.lead)}): {hint}."
         )
 
