@@ -186,7 +186,9 @@ def test_every_shipped_recipe_builds_and_all_of_it_learns(name: str, base: Recip
         ("mini-bert", 4, 128, 33 + 64 + 2),
     ],
 )
-def test_the_networks_have_the_sizes_that_their_names_promise(name: str, layers: int, width: int, tables: int, base: Recipe) -> None:
+def test_the_networks_have_the_sizes_that_their_names_promise(
+    name: str, layers: int, width: int, tables: int, base: Recipe
+) -> None:
     with torch.device("meta"):
         model = build(read_recipe(name), load_tokenizer(base.tokenizer.source))
     block = 12 * width**2 + 13 * width  # attention 4 d², MLP 8 d²; biases 9 d, two norms 4 d
