@@ -26,7 +26,7 @@ from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.pretrain.loop import RECIPE, STATE, WATCH, checkpoints
 from outlierlens.pretrain.recipe import Recipe, read_recipe
-from outlierlens.pretrained import Outcome
+from outlierlens.pretrained import OUTCOME, Outcome
 from outlierlens.results import load, write_text
 from outlierlens.rows import read_rows
 from outlierlens.samples.cache import PACKAGED, being_made
@@ -121,7 +121,7 @@ def find(run: Path, checkpoint: int | None) -> Source:
         raise BadInput(f"{weights}: no model; wait for the run's end, or name one of its --checkpoint: {there}")
     outcome = None
     if checkpoint is None:
-        path = run / "outcome.json"
+        path = run / OUTCOME
         if not path.is_file():
             raise BadInput(f"{path}: the run has not been measured; `outlierlens pretrain` does it at the end")
         outcome = load(path)

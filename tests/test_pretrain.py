@@ -13,9 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional
+from transformers import TrainingArguments
 
 from outlierlens.errors import BadInput
 from outlierlens.models import load_model
+from outlierlens.pretrain import loop
 from outlierlens.pretrain.build import build
 from outlierlens.pretrain.corpus import prepare
 from outlierlens.pretrain.loop import checkpoints, newest_checkpoint
@@ -175,6 +177,10 @@ def test_bfloat16_computes_otherwise_and_keeps_the_weights(base: Recipe, baselin
         assert ours[step] == pytest.approx(exact[step], rel=0.02)
     stored = load_file(run.model_folder / "model.safetensors")
     assert {str(tensor.dtype) for tensor in stored.values()} == {"float32"}
+    # What is measured afterwards is what was saved, without the rounding of the training.
+    ids = torch.from_numpy(np.asarray(run.tokens.validation[:4]).astype(np.int64))
+    with torch.no_grad():
+        torch.testing.assert_close(run.model(ids).logits, load_model(str(run.model_folder)).model(ids).logits)
 
 
 def spread(run: Any) -> float:
@@ -210,6 +216,48 @@ def test_a_clamped_scale_never_leaves_its_bounds(base: Recipe, baseline: Any, tm
     assert np.abs(read_watch(baseline[0].folder / "watch.jsonl").scale[-1] - 1).max() > 0.04
 
 
+def test_the_penalty_finds_the_norms_inside_a_wrapper_for_several_processes(
+    base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = base.changed(["training.penalty=norm-spread", "training.penalty_strength=30", "training.steps=4"])
+    bare = train(recipe, tmp_path / "bare")
+    compute = loop.MaskedLMTrainer.compute_loss
+
+    def in_wrapper(self: Any, model: Any, *inputs: Any, **options: Any) -> Any:
+        wrapper = torch.nn.DataParallel(model).train(model.training)  # like DDP's, its names begin with "module."
+        assert next(wrapper.named_parameters())[0].startswith("module.")
+        return compute(self, wrapper, *inputs, **options)
+
+    monkeypatch.setattr(loop.MaskedLMTrainer, "compute_loss", in_wrapper)
+    wrapped = train(recipe, tmp_path / "wrapped")
+    assert values(wrapped, "eval_loss") == values(bare, "eval_loss")
+
+
+class OnFour(TrainingArguments):
+    """As on a machine of four GPUs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._n_gpu = 4
+
+
+def test_one_process_trains_on_one_of_several_gpus(
+    base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TrainingArguments", OnFour)
+    said: list[str] = []
+    run = train(base.changed(["training.steps=1"]), tmp_path / "run", progress=said.append)
+    assert any("1 of 4 GPUs is used; `accelerate launch" in line for line in said)
+    assert run.n_rows == 16
+    assert not math.isnan(values(run, "eval_loss")[1])
+
+
+def test_a_gpu_by_number_is_refused(base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "pick_device", torch.device)
+    with pytest.raises(BadInput, match=r"device cuda:1: .* choose one by CUDA_VISIBLE_DEVICES=1"):
+        train(base, tmp_path / "run", device="cuda:1")
+
+
 # The folder
 
 
@@ -229,7 +277,11 @@ def test_another_recipe_in_the_folder_is_refused_and_overwritten_when_asked(
     with pytest.raises(BadInput, match=r"another recipe \(another name\)"):
         train(baseline[0].recipe.changed(["name=mine"]), folder)
     assert sorted(path.name for path in folder.rglob("*")) == before
+    for name in ("outcome.json", "watch.replayed-1.jsonl", "watchlist.txt"):
+        (folder / name).write_text("of the user's or of the run before")
     run = train(other, folder, overwrite=True)
+    assert not (folder / "outcome.json").exists()  # it would be taken for that of the new run
+    assert sorted(path.name for path in folder.glob("watch*")) == ["watch.jsonl", "watchlist.txt"]
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-10"]
     assert read_watch(folder / "watch.jsonl").curves["loss"].steps.tolist() == [10]
     assert read_recipe(folder / "recipe.toml") == other

@@ -15,6 +15,8 @@ from outlierlens.results import Provenance, result, table
 if TYPE_CHECKING:
     import pandas
 
+OUTCOME = "outcome.json"  # in a run folder
+
 
 @dataclass(frozen=True)
 class Change:

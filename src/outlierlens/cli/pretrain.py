@@ -8,14 +8,13 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, print_table, resumable, say, warn
 from outlierlens.errors import BadInput
+from outlierlens.pretrained import OUTCOME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outlierlens.pretrain.loop import Run
     from outlierlens.pretrained import Change, Outcome, Outcomes
-
-OUTCOME = "outcome.json"
 
 
 def pretrain(

@@ -34,6 +34,7 @@ from outlierlens.pretrain.masking import IGNORED
 from outlierlens.pretrain.recipe import Recipe, TrainingRecipe
 from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.pretrain.rows import Rows, TrainingRows
+from outlierlens.pretrained import OUTCOME
 from outlierlens.results import write_text
 from outlierlens.watcher import WatchOptions
 
@@ -77,13 +78,14 @@ class RunOptions:
 class Run:
     """A finished pre-training: the folder, the trained model in evaluation mode, and what it was trained on.
 
-    Of several processes one `is_main`; it writes.
+    `n_rows` were read, by all processes together, of which one `is_main`; it writes.
     """
 
     folder: Path
     recipe: Recipe
     model: Any
     tokens: Tokens
+    n_rows: int
     log: tuple[dict[str, float], ...]
     is_main: bool = True
 
@@ -106,13 +108,13 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     model = build(recipe, tokens.tokenizer)
     (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
     arguments = _arguments(recipe.training, folder, options)
-    per_step = recipe.training.batch * recipe.training.accumulation * arguments.world_size
+    n_rows = recipe.training.steps * recipe.training.batch * recipe.training.accumulation * arguments.world_size
     trainer = MaskedLMTrainer(
         stack,
         recipe.training,
         model=model,
         args=arguments,
-        train_dataset=TrainingRows(tokens, recipe, recipe.training.steps * per_step),
+        train_dataset=TrainingRows(tokens, recipe, n_rows),
         eval_dataset=Rows(tokens.validation[: recipe.training.evaluate_rows or None], tokens, recipe),
         callbacks=[_Housekeeping(model, stack, recipe.training, options)],
         processing_class=tokens.tokenizer,
@@ -131,11 +133,12 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
         trainer.evaluate()
     # The Trainer's last row is about the time since the last start.
     log = tuple(row for row in trainer.state.log_history if "train_runtime" not in row)
-    model.eval()
+    # Mixed precision wraps forward; what is measured is the model that is saved.
+    model = trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
     if trainer.is_world_process_zero():
         trainer.save_model(str(folder / "model"))
         write_text(folder / "log.json", json.dumps(log, indent=0, sort_keys=True))
-    return Run(folder, recipe, model, tokens, log, trainer.is_world_process_zero())
+    return Run(folder, recipe, model, tokens, n_rows, log, trainer.is_world_process_zero())
 
 
 class MaskedLMTrainer(Trainer):
@@ -164,11 +167,12 @@ class MaskedLMTrainer(Trainer):
         row, token = (labels != IGNORED).nonzero(as_tuple=True)
         at = row, token
         penalty = self.training.penalty if model.training else "none"
-        with head_only_at(self.accelerator.unwrap_model(model), at):
+        bare = self.accelerator.unwrap_model(model)
+        with head_only_at(bare, at):
             output = model(**inputs, output_hidden_states=penalty == "kurtosis")
         loss = functional.cross_entropy(output.logits.float(), labels[at])
         if penalty == "norm-spread":
-            loss = loss + self.training.penalty_strength * norm_spread(model, [self.stack])
+            loss = loss + self.training.penalty_strength * norm_spread(bare, [self.stack])
         elif penalty == "kurtosis":
             # The embeddings come first; every block's output after them.
             values = [kurtosis(states) for states in output.hidden_states[1:]]
@@ -248,7 +252,8 @@ def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
             )
         for path in [*folder.glob("checkpoint-*"), folder / "model"]:
             shutil.rmtree(path, ignore_errors=True)
-        for path in [*folder.glob(f"{Path(WATCH).stem}*"), folder / "log.json"]:
+        replayed = folder.glob(f"{Path(WATCH).stem}.replayed-*{Path(WATCH).suffix}")
+        for path in [folder / WATCH, *replayed, folder / "log.json", folder / OUTCOME]:
             path.unlink(missing_ok=True)
     elif folder.is_dir() and any(not path.match(f".{RECIPE}.*.part") for path in folder.iterdir()):
         raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
@@ -270,11 +275,15 @@ def _difference(before: Recipe, now: Recipe) -> str:
 
 def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> TrainingArguments:
     device = pick_device(options.device)
+    if device.index:
+        raise BadInput(
+            f"device {device}: a training takes the first GPU that it sees; choose one by CUDA_VISIBLE_DEVICES={device.index}"
+        )
     reduced = training.precision == "bfloat16" or (
         training.precision == "auto" and auto_dtype(device) == torch.bfloat16
     )
     last = training.steps
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=last,
         per_device_train_batch_size=training.batch,
@@ -306,3 +315,9 @@ def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> T
         dataloader_num_workers=0,
         ddp_find_unused_parameters=False,
     )
+    if arguments.n_gpu > 1:
+        options.progress(f"1 of {arguments.n_gpu} GPUs is used; `accelerate launch -m outlierlens pretrain …` uses all")
+        arguments._n_gpu = (
+            1  # else the Trainer would split every batch over replicas, which the head's positions do not fit
+        )
+    return arguments

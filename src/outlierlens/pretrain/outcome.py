@@ -70,7 +70,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
         seed=recipe.training.seed,
         steps=recipe.training.steps,
         n_parameters=sum(parameter.numel() for parameter in run.model.parameters()),
-        tokens=recipe.training.steps * recipe.training.batch * recipe.training.accumulation * recipe.data.length,
+        tokens=run.n_rows * recipe.data.length,
         held_out_loss=_last_evaluation(run),
         text_loss=weighted_mean(values, weights),
         text=f"{len(texts)} held-out texts, at most {recipe.data.length} tokens, 15 % masked",
