@@ -214,6 +214,9 @@ def test_a_trainer_s_state_says_the_step_of_a_folder_with_another_name(tmp_path:
     folder = (tmp_path / "checkpoint-100").rename(tmp_path / "final")
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 123, "log_history": []}))
     assert find_saved([str(folder)])[0].step == 123
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 10**30}))
+    with pytest.raises(BadInput, match="final: no step in this name"):
+        find_saved([str(folder)])
 
 
 def test_a_damaged_checkpoint_is_named_and_left_out_on_request(tmp_path: Path) -> None:
@@ -260,6 +263,8 @@ def test_logs_of_several_kinds(tmp_path: Path, run: Path) -> None:
         read_log(log)
     with pytest.raises(BadInput, match="no such log"):
         read_log(tmp_path / "none.jsonl")
+    log.write_text(f'{{"step": {10**30}, "loss": 1}}\n{{"step": 1, "loss": {10**400}}}\n{{"step": 2, "loss": 3}}\n')
+    assert read_log(log)["loss"].steps.tolist() == [2]  # numbers that no array can hold are passed over
     state = tmp_path / "other.json"
     state.write_text("{}")
     with pytest.raises(BadFile, match="no log_history"):

@@ -495,6 +495,47 @@ def test_files_that_are_none_of_ours(tmp_path: Path) -> None:
         read_watch(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"key":"log 1 loss","value":"low"}', "malformed"),
+        ('{"key":"log 1 loss","value":[1]}', "malformed"),
+        ('{"key":"log 1 loss","value":1' + "0" * 400 + "}", "malformed"),
+        ('{"key":"log 1","value":1}', "malformed"),
+        ('{"key":"log one loss","value":1}', "malformed"),
+        ('{"key":"step 1","value":{"streams":{"model":0}}}', "malformed"),
+        ('{"key":7,"value":1}', "line 3: not a row"),
+        ('{"key":"step 1","value":' + "[" * 100_000 + "]" * 100_000 + "}", "line 3: not a row"),
+    ],
+)
+def test_rows_that_no_watch_wrote_are_malformed(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
+    read_watch(path)
+    written = path.read_text()
+    path.write_text(f"{written}{line}\n")
+    with pytest.raises(BadFile, match=message):
+        read_watch(path)
+
+
+def test_values_that_no_watch_wrote_are_malformed(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
+    written = path.read_text()
+    for before, after in (('"loss":null', '"lost":null'), ('"loss":null', '"loss":"low"'), ('"view"', '"seen"')):
+        path.write_text(written.replace(before, after))
+        with pytest.raises(BadFile, match="malformed"):
+            read_watch(path)
+    row = json.loads(written.splitlines()[1])
+    path.write_text(written + json.dumps({**row, "key": f"step {10**30}"}) + "\n")
+    with pytest.raises(BadFile, match="malformed"):
+        read_activity(path)
+    row["value"]["streams"]["model"]["kurtosis_dims"].append(1.0)
+    path.write_text(written + json.dumps({**row, "key": "step 1"}) + "\n")
+    with pytest.raises(BadFile, match="malformed"):
+        read_activity(path)
+
+
 def test_curves_are_what_was_logged(tmp_path: Path) -> None:
     loop, path = Loop(), tmp_path / "w.jsonl"
     with watch(loop.model, path, quiet(probe=IDS)) as watcher:

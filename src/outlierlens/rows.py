@@ -145,9 +145,11 @@ def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], 
                 found = dict(row["identity"])
                 if identity is not None:
                     _same(path, found, json.loads(json.dumps(identity)))
-            else:
+            elif isinstance(row["key"], str):
                 done[row["key"]] = row["value"]
-        except (ValueError, KeyError, TypeError):
+            else:
+                raise TypeError("a key is a string")
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise BadFile(f"{path}, line {number}: not a row of outlierlens; delete the file to start again") from None
     return done, end
 

@@ -13,10 +13,11 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from outlierlens.trajectory import Curve
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 MAX_LOG_BYTES = 256 * 2**20
+MAX_STEP = 10**15
 STATE = "trainer_state.json"
 LOGS = ("log.jsonl", "log_history.jsonl", "metrics.jsonl")
 # Words under which trainers log; perplexity is exp(loss).
@@ -118,7 +120,7 @@ def _step(model: str, revision: str | None) -> int:
     step = step_in(said)
     if step is None and revision is None and (Path(model) / STATE).is_file():
         value = _json(Path(model) / STATE).get("global_step")
-        step = value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+        step = value if _is_step(value) else None
     if step is None:
         raise BadInput(f"{said}: no step in this name (such as checkpoint-500 or step20k); say the steps with --steps")
     return step
@@ -151,13 +153,17 @@ def read_log(path: Path) -> dict[str, Curve]:
     for row in rows:
         step = row.get("step") if isinstance(row, dict) else None
         # The trainer's last row holds the mean loss of the whole run, beside its running time.
-        if not isinstance(step, int) or isinstance(step, bool) or "train_runtime" in row:
+        if not _is_step(step) or "train_runtime" in row:
             continue
         for name, words in NAMES.items():
-            value = next((row[word] for word in words if isinstance(row.get(word), int | float)), None)
-            if value is not None and math.isfinite(value):
+            value = next((row[word] for word in words if isinstance(row.get(word), int | float)), math.nan)
+            if abs(value) <= sys.float_info.max:  # finite, and no whole number that a float cannot hold
                 points.setdefault(name, {})[step] = float(value)
     return {name: Curve(np.array(sorted(p)), np.array([p[step] for step in sorted(p)])) for name, p in points.items()}
+
+
+def _is_step(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP
 
 
 def loss_curves(curves: Mapping[str, Curve]) -> dict[str, Curve]:

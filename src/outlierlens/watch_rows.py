@@ -8,7 +8,8 @@ The file may still be growing. Keys are "step 100" (a recorded step) and "log 10
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -132,23 +133,27 @@ def read_watch(path: Path | str, stack: str | None = None) -> Trajectory:
     path = Path(path)
     about, rows, done = _open(path, stack)
     states = [row.state for row in rows.values()]
-    return Trajectory(
-        model=path.stem,
-        stack=about["stack"],
-        site=str(about["site"]),
-        norm_site=str(about["norm_site"]),
-        view=str(about["view"]),
-        steps=np.array(list(rows)),
-        scale=np.stack([row.scale for row in rows.values()]),
-        bias=np.stack([row.bias for row in rows.values()]) if all(r.bias.size for r in rows.values()) else no_bias(),
-        curves=_curves(done),
-        states=np.stack(states) if all(state.size for state in states) else no_states(),
-    )
+    with _malformed(path):
+        return Trajectory(
+            model=path.stem,
+            stack=about["stack"],
+            site=str(about["site"]),
+            norm_site=str(about["norm_site"]),
+            view=str(about["view"]),
+            steps=np.array(list(rows)),
+            scale=np.stack([row.scale for row in rows.values()]),
+            bias=np.stack([row.bias for row in rows.values()])
+            if all(row.bias.size for row in rows.values())
+            else no_bias(),
+            curves=_curves(done),
+            states=np.stack(states) if all(state.size for state in states) else no_states(),
+        )
 
 
 def read_activity(path: Path | str, stack: str | None = None) -> Activity:
     """Activations, gradients, loss and learning rate over the recorded steps of one stream; raises like `read_watch`."""
-    about, rows, done = _open(Path(path), stack)
+    path = Path(path)
+    about, rows, done = _open(path, stack)
     values = recorded(done)
 
     def table(name: str) -> np.ndarray:
@@ -157,15 +162,25 @@ def read_activity(path: Path | str, stack: str | None = None) -> Activity:
         return np.stack([row if len(row) else np.full(size, math.nan) for row in found])
 
     def scalars(name: str) -> np.ndarray:
-        return np.array([math.nan if value[name] is None else value[name] for value in values.values()])
+        return np.array([math.nan if value[name] is None else float(value[name]) for value in values.values()])
 
-    return Activity(
-        about["stack"],
-        np.array(list(rows)),
-        *(scalars(name) for name in ("loss", "learning_rate")),
-        *(table(name) for name in ("kurtosis_dims", "kurtosis_entries", "inf_norm")),
-        *(table(name) for name in ("gradient_scale", "gradient_bias")),
-    )
+    with _malformed(path):
+        return Activity(
+            about["stack"],
+            np.array(list(rows), dtype=np.int64),
+            *(scalars(name) for name in ("loss", "learning_rate")),
+            *(table(name) for name in ("kurtosis_dims", "kurtosis_entries", "inf_norm")),
+            *(table(name) for name in ("gradient_scale", "gradient_bias")),
+        )
+
+
+@contextmanager
+def _malformed(path: Path) -> Iterator[None]:
+    """Says of rows that a watch did not write, whatever is wrong with them, that they are malformed."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        raise BadFile(f"{path}: the row of a step is malformed ({error!r}); delete the file to start again") from None
 
 
 def _open(path: Path, stack: str | None) -> tuple[dict[str, Any], dict[int, StreamRow], dict[str, Any]]:
@@ -178,14 +193,13 @@ def _open(path: Path, stack: str | None) -> tuple[dict[str, Any], dict[int, Stre
         (stack,) = streams
     if stack not in streams:
         raise BadInput(f"{path}: which stream? it must be one of {', '.join(streams)}, not {stack!r}")
-    about, rows = {**streams[stack], "stack": stack}, {}
-    try:
+    rows = {}
+    with _malformed(path):
+        about = {**streams[stack], "stack": stack}
         for step, value in recorded(done).items():
             row = rows[step] = StreamRow.from_json(value["streams"][stack])
             if row.scale.shape != (about["layers"], about["width"]) or row.bias.shape not in (row.scale.shape, (0,)):
                 raise ValueError(f"scale is {row.scale.shape}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadFile(f"{path}: the row of a step is malformed ({error!r}); delete the file to start again") from None
     if not rows:
         raise BadInput(f"{path}: no step is recorded yet")
     return about, rows, done

@@ -317,7 +317,6 @@ def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> T
     )
     if arguments.n_gpu > 1:
         options.progress(f"1 of {arguments.n_gpu} GPUs is used; `accelerate launch -m outlierlens pretrain …` uses all")
-        arguments._n_gpu = (
-            1  # else the Trainer would split every batch over replicas, which the head's positions do not fit
-        )
+        # The Trainer would split every batch over replicas, whose rows the head's positions do not name.
+        arguments._n_gpu = 1
     return arguments
