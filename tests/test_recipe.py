@@ -250,6 +250,22 @@ def test_a_recipe_extends_the_one_beside_it_and_that_a_shipped_one(tmp_path: Pat
             r"model\.planted_source must name as many dimensions as model\.planted",
         ),
         (
+            'name = "x"\n[model]\nplanted_from = "other"',
+            r"model\.planted_source must name as many dimensions as model\.planted, one or more",
+        ),
+        (
+            'name = "x"\n[model]\nplanted = [1]\nplanted_source = [2]',
+            r"model\.planted_source names dimensions of model\.planted_from, which names no checkpoint",
+        ),
+        (
+            'name = "x"\n[model]\nnorm_order = "pre"\nplanted = [1]',
+            r"model\.planted sets the norms that post-norm blocks end in; pre-norm blocks have none",
+        ),
+        (
+            'name = "x"\n[model]\nwidth = 12\nheads = 4\npositions = "rotary"',
+            r"rotary positions turn pairs of a head's dimensions, and a head has 3 of them",
+        ),
+        (
             'name = "x"\n[model]\ntype = "roberta"\npositions = "rotary"',
             r"type roberta takes learned, sinusoidal or no positions, post-norm, LayerNorm and plain softmax; use type bert",
         ),

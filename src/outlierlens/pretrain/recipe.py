@@ -139,7 +139,7 @@ class TrainingRecipe:
     Attributes:
         batch: rows of an optimizer step on one process, `accumulation` forward passes together.
         mask_share: share of the ordinary tokens to predict.
-        schedule: of the learning rate after the warm-up: linear, cosine or polynomial to zero, or constant.
+        schedule: of the learning rate after the warm-up: linear or cosine to zero, polynomial (power 1, to 1e-7), constant.
         precision: auto (bfloat16 where the hardware computes in it), float32 or bfloat16.
         clip_norm: largest norm of the gradient; 0 never clips.
         save_every, evaluate_every, log_every, watch_every: in steps; 0 saves or evaluates at the end only.
@@ -192,7 +192,7 @@ class Recipe:
             name, equals, value = setting.partition("=")
             if not equals:
                 raise BadInput(f"--set {setting}: write it as section.key=value, such as training.steps=2000")
-            parsed = _parsed(f"value = {value}", setting) or _parsed(f"value = {json.dumps(value)}", setting)
+            parsed = _parsed(f"value = {value}") or _parsed(f"value = {json.dumps(value)}")
             section, _, key = name.strip().rpartition(".")
             target = document.setdefault(section, {}) if section else document
             target[key] = (parsed or {})["value"]
@@ -234,10 +234,7 @@ def _document(name: str, beside: Path | None, depth: int) -> dict[str, Any]:
     if depth == 0:
         raise BadInput(f"{name}: recipes extend each other more than {DEPTH} times; do two extend one another?")
     text, folder = _read(name, beside)
-    document = _parsed(text, name)
-    if document is None:
-        tomllib.loads(text)  # unreachable without an error, which says where
-        raise BadInput(f"{name}: not TOML")
+    document = tomllib.loads(text)
     base = document.pop("extends", None)
     if base is None:
         return document
@@ -268,7 +265,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _parsed(text: str, where: str) -> dict[str, Any] | None:
+def _parsed(text: str) -> dict[str, Any] | None:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -374,8 +371,14 @@ def _disagreements(model: ModelRecipe, training: TrainingRecipe) -> Iterable[str
         yield f"model.planted names a dimension outside 0 to {model.width - 1}"
     if len(set(model.planted)) != len(model.planted):
         yield f"model.planted is {list(model.planted)}; name each dimension once"
-    if model.planted_from and len(model.planted_source) != len(model.planted):
-        yield "model.planted_source must name as many dimensions as model.planted"
+    if model.heads >= 1 and model.positions == "rotary" and model.width // model.heads % 2:
+        yield f"rotary positions turn pairs of a head's dimensions, and a head has {model.width // model.heads} of them"
+    if model.planted and model.norm_order == "pre":
+        yield "model.planted sets the norms that post-norm blocks end in; pre-norm blocks have none"
+    if model.planted_from and not len(model.planted_source) == len(model.planted) > 0:
+        yield "model.planted_source must name as many dimensions as model.planted, one or more, for model.planted_from"
+    if model.planted_source and not model.planted_from:
+        yield "model.planted_source names dimensions of model.planted_from, which names no checkpoint"
     if (training.penalty == "none") != (training.penalty_strength == 0):
         yield (
             f"training.penalty is {training.penalty!r} with penalty_strength {training.penalty_strength}; a penalty needs "
