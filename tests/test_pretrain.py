@@ -149,6 +149,16 @@ def test_accumulated_batches_are_one_larger_batch(base: Recipe, baseline: Any, t
     assert values(run, "eval_loss")[40] == pytest.approx(values(baseline[0], "eval_loss")[40], rel=0.05)
 
 
+def test_a_batch_in_which_nothing_can_be_masked_teaches_nothing(base: Recipe, tmp_path: Path) -> None:
+    known = Path(base.data.source[0]).read_text().splitlines()
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join("neither known" if place % 2 else line for place, line in enumerate(known)))
+    settings = ["training.batch=1", "training.steps=20", "training.log_every=1", f"data.source=['{text}']"]
+    losses = values(train(base.changed(settings), tmp_path / "run"), "loss")
+    assert 0 < sum(loss == 0 for loss in losses.values()) < 20
+    assert all(math.isfinite(loss) for loss in losses.values())
+
+
 def test_without_positions_only_frequencies_are_learned(base: Recipe, tmp_path: Path) -> None:
     run = train(base.changed(["model.positions=none"]), tmp_path / "run")
     assert values(run, "eval_loss")[40] > UNKNOWN - 0.2

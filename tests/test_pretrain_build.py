@@ -154,7 +154,7 @@ def test_planted_dimensions_begin_as_outliers(base: Recipe, tmp_path: Path) -> N
 
 
 def test_nothing_can_be_planted_in_blocks_that_end_in_no_norm(base: Recipe) -> None:
-    with pytest.raises(BadInput, match="do not end in a norm"):
+    with pytest.raises(BadInput, match="pre-norm blocks have none"):
         network(base, "model.planted=[3]", "model.planted_scale=3", "model.norm_order=pre")
 
 

@@ -170,7 +170,9 @@ class MaskedLMTrainer(Trainer):
         bare = self.accelerator.unwrap_model(model)
         with head_only_at(bare, at):
             output = model(**inputs, output_hidden_states=penalty == "kurtosis")
-        loss = functional.cross_entropy(output.logits.float(), labels[at])
+        logits = output.logits.float()
+        # A batch of nothing but special tokens has nothing to predict; a mean of it would be NaN, and all later logs too.
+        loss = functional.cross_entropy(logits, labels[at]) if len(row) else logits.sum()
         if penalty == "norm-spread":
             loss = loss + self.training.penalty_strength * norm_spread(bare, [self.stack])
         elif penalty == "kurtosis":
