@@ -24,11 +24,12 @@ from outlierlens.checkpoint import open_checkpoint
 from outlierlens.data import SHIPPED, read_texts
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.pretrain.loop import RECIPE, STATE, WATCH, checkpoints
+from outlierlens.pretrain.loop import RECIPE, WATCH, checkpoints
 from outlierlens.pretrain.recipe import Recipe, read_recipe
 from outlierlens.pretrained import OUTCOME, Outcome
 from outlierlens.results import load, write_text
 from outlierlens.rows import read_rows
+from outlierlens.run_files import STATE
 from outlierlens.samples.cache import PACKAGED, being_made
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 from outlierlens.watch_rows import read_watch, step_of

@@ -360,6 +360,20 @@ def test_torn_checkpoints_are_passed_over_and_written_again(baseline: Any, tmp_p
     assert newest_checkpoint(folder) == folder / "checkpoint-40"
 
 
+def test_a_run_goes_on_with_as_many_processes_as_it_had(baseline: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(baseline[0].folder, folder)
+    for step in (30, 40):
+        here = folder / f"checkpoint-{step}"
+        shutil.copyfile(here / "rng_state.pth", here / "rng_state_1.pth")
+        (here / "rng_state.pth").rename(here / "rng_state_0.pth")
+    train(baseline[0].recipe, folder)  # it is finished: no step reads anything
+    shutil.rmtree(folder / "checkpoint-40")
+    message = r"checkpoint-30: was trained by 2 processes at a time, and now there would be 1, .*; go on with 2"
+    with pytest.raises(BadInput, match=message):
+        train(baseline[0].recipe, folder)
+
+
 def test_a_run_that_was_evaluated_at_no_step_is_evaluated_at_its_end(base: Recipe, tmp_path: Path) -> None:
     recipe = base.changed(["training.steps=12", "training.evaluate_every=10", "training.evaluate_rows=16"])
     run = train(recipe, tmp_path / "run")

@@ -27,6 +27,8 @@ class OutlierCallback(TrainerCallback):
     """Records, at every N-th optimizer step, what `watch` records: see there.
 
     Gradients are those that the optimizer gets: after accumulation, averaging over processes, unscaling and clipping.
+    (In fp16 without clipping, `max_grad_norm=0`, the Trainer unscales after it has called back: they are the loss scale
+    times as large.)
     Weights are those that it leaves, and what other callbacks made of them in `on_optimizer_step`; what they change in
     `on_step_end` is seen at the next record.
     """

@@ -36,12 +36,12 @@ from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.pretrained import OUTCOME
 from outlierlens.results import write_text
+from outlierlens.run_files import STATE
 from outlierlens.watcher import WatchOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STATE = "trainer_state.json"
 RECIPE = "recipe.toml"
 WATCH = "watch.jsonl"
 RESUMING = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
@@ -108,6 +108,8 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     model = build(recipe, tokens.tokenizer)
     (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
     arguments = _arguments(recipe.training, folder, options)
+    newest = newest_checkpoint(folder)
+    _same_processes(newest, recipe.training.steps, arguments.world_size)
     n_rows = recipe.training.steps * recipe.training.batch * recipe.training.accumulation * arguments.world_size
     trainer = MaskedLMTrainer(
         stack,
@@ -126,7 +128,6 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
         notice=options.progress,
     )  # fmt: skip
     OutlierCallback(folder / WATCH, watching, tokenizer=tokens.tokenizer).attach(trainer)
-    newest = newest_checkpoint(folder)
     options.progress(f"{'continuing from ' + newest.name if newest else 'training'}: {recipe.training.steps:,} steps")
     trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     if not any("eval_loss" in row and row["step"] == recipe.training.steps for row in trainer.state.log_history):
@@ -236,6 +237,18 @@ def _is_whole(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _same_processes(newest: Path | None, steps: int, now: int) -> None:
+    """Raise BadInput where a run would go on with another number of processes: a step would read other rows."""
+    if newest is None or newest.name == f"checkpoint-{steps}":
+        return
+    before = len(list(newest.glob("rng_state_*.pth"))) or 1  # the Trainer numbers these files where there are several
+    if before != now:
+        raise BadInput(
+            f"{newest}: was trained by {before} processes at a time, and now there would be {now}, which read other rows; "
+            f"go on with {before}, or name another folder with -o"
+        )
 
 
 def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
