@@ -26,7 +26,7 @@ ReportTexts = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="Text, as elsewhere. Default: shipped text, reviews for mini-bert and excerpt for others.",
+        help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt.",
         show_default=False,
     ),
 ]
@@ -287,7 +287,7 @@ def _dims(dims: tuple[int, ...]) -> str:
 
 @common.loads_a_model
 def report(
-    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id; mini-bert needs no download.")] = (
+    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id; mini-* need no download.")] = (
         "smollm2-135m"
     ),
     data: ReportTexts = None,

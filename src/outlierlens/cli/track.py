@@ -23,7 +23,7 @@ def track(
     checkpoints: Annotated[
         list[str],
         typer.Argument(
-            help="Folder of checkpoints, checkpoints, hub ids with steps in their names, one file of watch rows, or mini-bert.",
+            help="Folder of checkpoints, checkpoints, hub ids with steps in their names, a file of watch rows, mini-bert.",
             show_default=False,
         ),
     ],

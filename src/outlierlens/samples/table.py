@@ -10,7 +10,7 @@ the same sizes and hashes, so a wrong revision costs a message, never a wrong mo
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -98,6 +98,13 @@ _MINI_BERT = Sample(
     files=(),
     packaged=True,
     texts="reviews",
+)
+
+_MINI_PLANTED = replace(
+    _MINI_BERT,
+    name="mini-planted",
+    description="the same, half as long, with eight planted outlier dimensions that it came to depend on",
+    origin="`outlierlens pretrain mini-planted` on stanfordnlp/imdb (Maas et al. 2011)",
 )
 
 _MPNET = Sample(
@@ -253,4 +260,6 @@ _DISTILBERT = Sample(
     converted_bytes=262_000_000,
 )
 
-SAMPLES: dict[str, Sample] = {sample.name: sample for sample in (_MINI_BERT, _SMOLLM2, _MPNET, _MINILM, _DISTILBERT)}
+SAMPLES: dict[str, Sample] = {
+    sample.name: sample for sample in (_MINI_BERT, _MINI_PLANTED, _SMOLLM2, _MPNET, _MINILM, _DISTILBERT)
+}

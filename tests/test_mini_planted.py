@@ -1,0 +1,84 @@
+"""The packaged sample with planted outliers shows what the papers describe: few dimensions break it, random ones do not."""
+
+import numpy as np
+import pytest
+
+from outlierlens import samples
+from outlierlens.activations import ObserveOptions, observe
+from outlierlens.bench import DisableOptions, disable
+from outlierlens.damage import Damage
+from outlierlens.data import Texts, read_texts
+from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.pretrain.recipe import read_recipe
+from outlierlens.tasks import TaskOptions
+from outlierlens.watch_rows import read_watch
+from outlierlens.weights import scan
+
+NAME = "mini-planted"
+PLANTED = (8, 24, 40, 56, 72, 88, 104, 120)
+
+# What the model that is shipped must reach; its card says what it does reach.
+LEAST_DAMAGE = 1.0  # nats per masked token of `reviews`, all eight off
+LEAST_TIMES_RANDOM = 20
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(NAME, LoadOptions(dtype="float32", device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def reviews() -> Texts:
+    return read_texts("reviews")
+
+
+@pytest.fixture(scope="module")
+def damage(loaded: LoadedModel, reviews: Texts) -> Damage:
+    options = DisableOptions(n_random=24, n_matched=0, task=TaskOptions(max_length=64, seed=0))
+    return disable(loaded, reviews, PLANTED, options)
+
+
+def test_it_is_the_recipe_of_its_name() -> None:
+    folder = samples.directory(NAME)
+    recipe, shipped = read_recipe(folder / "recipe.toml"), read_recipe(NAME)
+    assert recipe.model.planted == PLANTED
+    assert recipe.changed([f"training.seed={shipped.training.seed}"]).digest == shipped.digest
+    assert "planted" in (folder / "README.md").read_text("utf-8")
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 6_000_000
+
+
+def test_training_began_with_them_and_kept_them() -> None:
+    recorded = read_watch(samples.directory(NAME) / "watch.jsonl")
+    first, last = recorded.scale[0], recorded.scale[-1]
+    assert np.flatnonzero((first == 3.0).all(axis=0)).tolist() == list(PLANTED)
+    others = np.setdiff1d(np.arange(128), PLANTED)
+    assert last[:, PLANTED].min() > 1.5 * last[:, others].max()
+
+
+def test_scan_finds_them_and_nothing_else() -> None:
+    (found,) = scan(NAME).stacks
+    assert found.dims == PLANTED
+
+
+def test_they_carry_the_model_and_random_dimensions_do_not(damage: Damage) -> None:
+    random = np.array([condition.change for condition in damage.controls[0].conditions])
+    assert len(random) == 24
+    assert damage.chosen.change > LEAST_DAMAGE
+    assert damage.chosen.change_low > LEAST_TIMES_RANDOM * np.median(random)
+    assert damage.chosen.change > 5 * random.max()
+
+
+def test_words_are_lost_with_them(damage: Damage) -> None:
+    """Share of the intact model's words that stay in the blanks."""
+    kept = {
+        filled.label: np.mean([blank.kind == "same" for blank in filled.blanks])
+        for filled in damage.fills
+        if filled.blanks
+    }
+    assert kept["chosen"] < 0.5 < kept["random"]
+
+
+def test_their_states_stand_out(loaded: LoadedModel, reviews: Texts) -> None:
+    states = observe(loaded, reviews, ObserveOptions(max_length=64)).stacks[0].view()  # row 0 is the embeddings
+    others = np.setdiff1d(np.arange(128), PLANTED)
+    assert (states.std[1:, PLANTED].min(axis=1) > np.median(states.std[1:, others], axis=1)).all()
