@@ -134,8 +134,7 @@ def find(run: Path, checkpoint: int | None) -> Source:
 def read_log(run: Path, weights: Path, step: int) -> list[dict[str, Any]]:
     """What the Trainer logged up to `step`."""
     path = run / "log.json" if weights.name == "model" else weights / STATE
-    found = json.loads(path.read_text("utf-8"))
-    rows = found if isinstance(found, list) else found["log_history"]
+    rows = json.loads(path.read_text("utf-8"))["log_history"]
     return [row for row in rows if row["step"] <= step]
 
 

@@ -70,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"step": 6000, "eval_loss": 3.9, "eval_runtime": 5.0},
         {"step": 6000, "train_runtime": 1.0},
     ]
-    (run / "log.json").write_text(json.dumps(log))
+    (run / "log.json").write_text(json.dumps({"log_history": log}))
     save(outcome(), run / "outcome.json")
     return run
 

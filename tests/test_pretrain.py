@@ -25,6 +25,7 @@ from outlierlens.pretrain.masking import IGNORED
 from outlierlens.pretrain.recipe import Recipe, read_recipe
 from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.pretrain.tokens import load_tokenizer
+from outlierlens.run_files import read_log
 from outlierlens.watch_rows import read_watch
 from pretrain_runs import N_PLACES, recipe_in, train
 
@@ -73,7 +74,8 @@ def test_a_run_learns_and_leaves_its_files(baseline: Any) -> None:
     names = {"recipe.toml", "watch.jsonl", "log.json", "model", *(f"checkpoint-{n}" for n in (10, 20, 30, 40))}
     assert {path.name for path in run.folder.iterdir()} == names
     assert read_recipe(run.folder / "recipe.toml") == run.recipe
-    assert tuple(json.loads((run.folder / "log.json").read_text())) == run.log
+    assert tuple(json.loads((run.folder / "log.json").read_text())["log_history"]) == run.log
+    assert read_log(run.folder / "log.json")["loss"].steps.tolist() == [10, 20, 30, 40]
     assert [path.name for path in checkpoints(run.folder)] == [f"checkpoint-{n}" for n in (10, 20, 30, 40)]
     # Of the older checkpoints the model alone is kept.
     heavy = {path.parent.name for path in run.folder.glob("checkpoint-*/*.pt*")}

@@ -88,7 +88,7 @@ def numbers(log: list[dict[str, float]]) -> dict[tuple[float, str], float]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    logs = [numbers(json.loads((folder / "log.json").read_text())) for folder in (one, other)]
+    logs = [numbers(json.loads((folder / "log.json").read_text())["log_history"]) for folder in (one, other)]
     assert logs[0].keys() == logs[1].keys()
     for name, every in (("loss", EVERY), ("eval_loss", SAVE)):
         assert [step for step, key in logs[1] if key == name] == list(range(every, STEPS + 1, every))

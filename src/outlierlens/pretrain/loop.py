@@ -138,7 +138,7 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     model = trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
     if trainer.is_world_process_zero():
         trainer.save_model(str(folder / "model"))
-        write_text(folder / "log.json", json.dumps(log, indent=0, sort_keys=True))
+        write_text(folder / "log.json", json.dumps({"log_history": log}, indent=0, sort_keys=True))
     return Run(folder, recipe, model, tokens, n_rows, log, trainer.is_world_process_zero())
 
 
