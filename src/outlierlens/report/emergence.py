@@ -60,7 +60,8 @@ def track_sentences(track: Track) -> tuple[str, ...]:
     """The run in sentences, most important first; the first one stands alone."""
     passing = sorted((one for one in track.emergences if one.step is not None), key=lambda one: one.step or 0)
     said = list(_who(track, passing))
-    said += [sentence for one in passing[:SAID] for sentence in _when(one)]
+    emerged = [one for one in passing if one.after is not None]
+    said += [sentence for one in (emerged or passing[:1])[:SAID] for sentence in _when(one)]
     said += list(_signs(track, passing))
     return tuple(said)
 
@@ -103,7 +104,7 @@ def _when(one: Emergence) -> Iterator[str]:
     text = f"Dimension {one.dim} stands out for good from step {one.step:,} on" + ("" if flicker else between)
     text += f", for the first time at step {one.seen[0]:,}" if flicker else ""
     onset = one.leaves
-    if onset is not None and onset.p <= SURE:
+    if one.after is not None and onset is not None and onset.p <= SURE:
         text += f"; its {'bias' if one.passes == 'bias' else 'scale'} starts to leave at step {onset.step:,}"
         text += f" (95 % interval {onset.low:,} to {onset.high:,})"
     yield text + "."
