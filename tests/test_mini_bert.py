@@ -313,9 +313,10 @@ def test_the_list_of_samples_says_that_it_is_there(run: Callable[..., tuple[int,
 
 @pytest.mark.real
 def test_held_out_reviews_cost_what_the_log_says(loaded: LoadedModel, evaluation_data: Path) -> None:
-    """Every hundredth review of IMDB was never trained on; a bound, since the masked tokens are others than the log's."""
+    """Every hundredth review of IMDB was never trained on; 65 of them, 15 % masked, are some 0.1 nats from the log's rows."""
     every = read_texts(evaluation_data / "imdb" / "train.parquet", limit=6401).texts
     held_out = tuple(text.replace("<br />", " ") for text in every[::100])
     task = make_task(loaded, held_out, TaskOptions(max_length=64, seed=0))
     logged = json.loads((samples.directory(NAME) / "log.json").read_text("utf-8"))["log_history"]
-    assert weighted_mean(*task.per_text()) < [row["eval_loss"] for row in logged if "eval_loss" in row][-1]
+    last = [row["eval_loss"] for row in logged if "eval_loss" in row][-1]
+    assert weighted_mean(*task.per_text()) == pytest.approx(last, abs=0.3)
