@@ -151,9 +151,14 @@ def _apply(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _
     return _luo(measured, rule)
 
 
+def layers_needed(min_layer_fraction: float, n_layers: int) -> int:
+    """In how many layers a dimension must pass: the share of them, rounded up."""
+    return math.ceil(min_layer_fraction * n_layers - 1e-9)
+
+
 def _kovaleva(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
     n_layers = len(measured.scale)
-    needed = math.ceil(rule.min_layer_fraction * n_layers - 1e-9)
+    needed = layers_needed(rule.min_layer_fraction, n_layers)
     scale = np.abs(measured.z_scale) >= n_sigma  # [layer, dim]
     bias = None if measured.z_bias is None else np.abs(measured.z_bias) >= n_sigma
     if bias is None:

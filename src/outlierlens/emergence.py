@@ -6,14 +6,13 @@ Kovaleva et al. (2021), section 5, watch one layer by eye; here a dimension has 
 which |z| >= n_sigma in enough layers for good.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from outlierlens.change_point import MIN_POINTS, binned, change_point, last_fall, plateau
-from outlierlens.detect import Rule, find
+from outlierlens.detect import Rule, find, layers_needed
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance
 from outlierlens.scanned import Scan, StackScan
@@ -114,7 +113,7 @@ class _Z:
         bias = (
             np.stack([np.abs(one.z_bias) for one in measured if one.z_bias is not None]) if path.has_bias else scale[:0]
         )
-        enough = math.ceil(rule.min_layer_fraction * path.n_layers - 1e-9)
+        enough = layers_needed(rule.min_layer_fraction, path.n_layers)
         counts = [(values >= rule.n_sigma).sum(axis=1) for values in (scale, bias)]
         return cls(scale.mean(axis=1), bias.mean(axis=1), counts[0], counts[1], enough)
 

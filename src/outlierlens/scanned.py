@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.detect import Outlier, Rule
+from outlierlens.detect import Outlier, Rule, layers_needed
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -56,11 +56,17 @@ class StackScan:
 
         What Kovaleva et al.'s rule passes over; () where the norm has no bias.
         """
-        if not self.z_bias.size:
-            return ()
-        enough = min_layer_fraction * self.n_layers - 1e-9
-        scale, bias = ((np.abs(z) >= self.n_sigma).sum(axis=0) >= enough for z in (self.z_scale, self.z_bias))
-        return tuple(sorted(dim for dim, alone in zip(self.map_dims, scale != bias, strict=True) if alone))
+        _, scale, bias = self.past(min_layer_fraction)
+        return tuple(sorted((*scale, *bias))) if self.z_bias.size else ()
+
+    def past(self, min_layer_fraction: float) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Dimensions past `n_sigma` in that share of the layers: in scale and bias both, in scale alone, in bias alone."""
+        needed = layers_needed(min_layer_fraction, self.n_layers)
+        scale = (np.abs(self.z_scale) >= self.n_sigma).sum(axis=0) >= needed  # [column]
+        bias = (np.abs(self.z_bias) >= self.n_sigma).sum(axis=0) >= needed if self.z_bias.size else scale & False
+        dims = np.array(self.map_dims)
+        both, scale_alone, bias_alone = (dims[flag].tolist() for flag in (scale & bias, scale & ~bias, bias & ~scale))
+        return tuple(both), tuple(scale_alone), tuple(bias_alone)
 
 
 @result

@@ -5,11 +5,12 @@ lines = crossings.see(1200, z_scale, z_bias)             # [layer, dim]; z_bias 
 crossings.dims                                           # every dimension that has ever left, in order
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from outlierlens.detect import layers_needed
 
 NAMED = 5  # dimensions that one step names; early steps can have many
 
@@ -33,7 +34,7 @@ class Crossings:
     def see(self, step: int, z_scale: np.ndarray, z_bias: np.ndarray | None) -> list[str]:
         """Take in a step; return a line for each dimension that left or came back since the last one."""
         kinds = {"scale": z_scale} if z_bias is None else {"scale": z_scale, "bias": z_bias}
-        needed = math.ceil(self.min_layer_fraction * len(z_scale) - 1e-9)
+        needed = layers_needed(self.min_layer_fraction, len(z_scale))
         counts = {kind: (np.abs(z) >= self.n_sigma).sum(axis=0) for kind, z in kinds.items()}  # [dim]
         now = {(int(dim), kind) for kind, count in counts.items() for dim in np.flatnonzero(count >= needed)}
         left, back = now - self.passing, self.passing - now

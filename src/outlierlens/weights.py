@@ -5,7 +5,6 @@ result = scan("mpnet-base")                     # needs neither torch nor the mo
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from outlierlens import arch
 from outlierlens.arch import BoundStack, Param, Stack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
-from outlierlens.detect import Measured, Outlier, Rule, find
+from outlierlens.detect import Measured, Outlier, Rule, find, layers_needed
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.results import Provenance
 from outlierlens.scanned import Scan, StackScan
@@ -215,7 +214,7 @@ def _one_sided(measured: Measured, rule: Rule, n_sigma: float) -> list[str]:
     assert measured.z_bias is not None
     counts = [(np.abs(z) >= n_sigma).sum(axis=0) for z in (measured.z_scale, measured.z_bias)]  # [dim] each
     n_layers = len(measured.z_scale)
-    passes = [count >= math.ceil(rule.min_layer_fraction * n_layers - 1e-9) for count in counts]
+    passes = [count >= layers_needed(rule.min_layer_fraction, n_layers) for count in counts]
     only = np.flatnonzero(passes[0] != passes[1]).tolist()
     if not only:
         return []

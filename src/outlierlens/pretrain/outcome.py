@@ -17,13 +17,12 @@ from outlierlens.modes import Mode
 from outlierlens.pretrain.loop import Run
 from outlierlens.pretrained import Change, Outcome
 from outlierlens.results import Provenance
-from outlierlens.scanned import StackScan
 from outlierlens.sweeps.loop import sweep
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 from outlierlens.weights import ScanOptions, scan_live
 
-SIGMA = 3.0
+SHARE = 0.5  # of the layers, in which a dimension must be past 3 sigma to be named
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     task = make_task(loaded, texts.texts, task_options)
     options.progress(f"measuring on {len(texts)} held-out texts")
     found = scan_live(loaded, ScanOptions(view="last" if loaded.stack().ends_in_norm else "reading")).stacks[0]
-    both, scale_alone, bias_alone = _named(found)
+    both, scale_alone, bias_alone = found.past(SHARE)
     values, weights = task.per_text()
     seen = observe(loaded, texts, ObserveOptions(max_length=recipe.data.length, batch_size=options.batch_size))
     mode: Mode = "weights" if loaded.stack().ends_in_norm else "zero"
@@ -92,17 +91,6 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
         if mode == "weights"
         else ("pre-norm: dimensions are set to 0 in the hidden states, not in the weights",),
     )
-
-
-def _named(found: StackScan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """(past SIGMA in half of the layers in scale and bias both, in scale alone, in bias alone)."""
-    enough = 0.5 * found.n_layers
-    scale = (np.abs(found.z_scale) >= SIGMA).sum(axis=0) >= enough  # [column]
-    bias = (np.abs(found.z_bias) >= SIGMA).sum(axis=0) >= enough if found.z_bias.size else np.zeros_like(scale)
-    dims = np.array(found.map_dims)
-    flags = (scale & bias, scale & ~bias, bias & ~scale)
-    both, scale_alone, bias_alone = (tuple(dims[flag].tolist()) for flag in flags)
-    return both, scale_alone, bias_alone
 
 
 def _found_off(

@@ -12,7 +12,7 @@ import numpy as np
 
 from outlierlens.charts.base import number, place
 from outlierlens.damage import Control, Damage
-from outlierlens.detect import Outlier
+from outlierlens.detect import Outlier, layers_needed
 from outlierlens.observation import ActivationOutlier, StackObservation
 from outlierlens.report.emergence import track_sentences
 from outlierlens.report.phrases import TASKS, factor, listed, percent
@@ -79,7 +79,7 @@ def _asked(data: ReportData) -> str:
         return f"none ranks among the first {rule.top_k} in more layers than chance allows"
     if rule.name == "puccetti":
         return f"none is over {rule.n_sigma:g} standard deviations in scale and bias of more than three layers"
-    needed = math.ceil(rule.min_layer_fraction * stack.n_layers - 1e-9)
+    needed = layers_needed(rule.min_layer_fraction, stack.n_layers)
     both = " in both scale and bias" if stack.z_bias.size else ""
     return f"none is {stack.n_sigma:g} standard deviations or more from the mean{both} in {needed} of {stack.n_layers} layers"
 
