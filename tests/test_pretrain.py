@@ -71,7 +71,14 @@ def test_a_run_learns_and_leaves_its_files(baseline: Any) -> None:
     assert list(held_out) == [20, 40]
     assert KNOWN < held_out[40] < 1.1
     assert [(step, steps) for step, steps, logged in seen if "loss" in logged] == [(n, 40) for n in (10, 20, 30, 40)]
-    names = {"recipe.toml", "watch.jsonl", "log.json", "model", *(f"checkpoint-{n}" for n in (10, 20, 30, 40))}
+    names = {
+        "recipe.toml",
+        "data.json",
+        "watch.jsonl",
+        "log.json",
+        "model",
+        *(f"checkpoint-{n}" for n in (10, 20, 30, 40)),
+    }
     assert {path.name for path in run.folder.iterdir()} == names
     assert read_recipe(run.folder / "recipe.toml") == run.recipe
     assert tuple(json.loads((run.folder / "log.json").read_text())["log_history"]) == run.log
@@ -298,6 +305,19 @@ def test_another_recipe_in_the_folder_is_refused_and_overwritten_when_asked(
     assert read_watch(folder / "watch.jsonl").curves["loss"].steps.tolist() == [10]
     assert read_recipe(folder / "recipe.toml") == other
     assert values(run, "loss")[10] != values(baseline[0], "loss")[10]
+
+
+def test_a_text_that_changed_under_its_name_is_noticed(base: Recipe, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    lines = Path(base.data.source[0]).read_text().splitlines()
+    text.write_text("\n".join(lines))
+    recipe = base.changed([f"data.source={json.dumps([str(text)])}", "training.steps=2"])
+    train(recipe, tmp_path / "run")
+    text.write_text("\n".join(lines[1:]))
+    with pytest.raises(BadInput, match="trained on text that has changed since; bring it back"):
+        train(recipe, tmp_path / "run")
+    text.write_text("\n".join(lines))
+    train(recipe, tmp_path / "run")
 
 
 def test_folders_that_hold_something_else(base: Recipe, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.toml"
 WATCH = "watch.jsonl"
+DATA = "data.json"
 RESUMING = ("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")
 PROBE_TEXTS = 8
 SCHEDULES = {
@@ -105,6 +106,7 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     transformers.utils.logging.disable_progress_bar()
     _claim(folder, recipe, options.overwrite)
     tokens = prepare(recipe, offline=options.offline, progress=options.progress)
+    _same_rows(folder, tokens.folder.name)
     model = build(recipe, tokens.tokenizer)
     (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
     arguments = _arguments(recipe.training, folder, options)
@@ -251,6 +253,18 @@ def _same_processes(newest: Path | None, steps: int, now: int) -> None:
         )
 
 
+def _same_rows(folder: Path, rows: str) -> None:
+    """Note which rows the run reads; raises BadInput where it began with others, because a file of text has changed."""
+    noted = folder / DATA
+    if noted.is_file() and (checkpoints(folder) or (folder / "model").exists()):
+        if json.loads(noted.read_text("utf-8")) != {"rows": rows}:
+            raise BadInput(
+                f"{folder} was trained on text that has changed since; bring it back, or name another folder"
+            )
+        return
+    write_text(noted, json.dumps({"rows": rows}))
+
+
 def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     """Make the folder this recipe's own; raises BadInput where it is another's."""
     noted = folder / RECIPE
@@ -268,7 +282,7 @@ def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
         for path in [*folder.glob("checkpoint-*"), folder / "model"]:
             shutil.rmtree(path, ignore_errors=True)
         replayed = folder.glob(f"{Path(WATCH).stem}.replayed-*{Path(WATCH).suffix}")
-        for path in [folder / WATCH, *replayed, folder / "log.json", folder / OUTCOME]:
+        for path in [folder / WATCH, *replayed, folder / "log.json", folder / OUTCOME, folder / DATA]:
             path.unlink(missing_ok=True)
     elif folder.is_dir() and any(not path.match(f".{RECIPE}.*.part") for path in folder.iterdir()):
         raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
