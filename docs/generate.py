@@ -10,19 +10,6 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-COMMANDS = (
-    "scan",
-    "compare",
-    "observe",
-    "disable",
-    "sweep",
-    "track",
-    "pretrain",
-    "outcomes",
-    "report",
-    "samples",
-    "fetch",
-)
 
 
 def main() -> int:
@@ -40,9 +27,14 @@ def main() -> int:
 
 def cli() -> str:
     """Every command's help, as printed."""
+    import typer
+
+    from outlierlens.cli.app import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     parts = ["# Command line\n\nGenerated from `--help`; run `make docs` after a change.\n"]
     environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    for command in ("", *COMMANDS):
+    for command in ("", *commands):
         words = ["-m", "outlierlens", *([command] if command else []), "--help"]
         done = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, check=True, env={**os.environ, **environment}

@@ -18,6 +18,34 @@ def one_thread() -> None:
 
 
 @pytest.fixture
+def closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any attempt to look up a name or to connect fails the test."""
+    import socket
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something tried to use the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def loaded(request: pytest.FixtureRequest) -> Any:
+    """The packaged sample that the module of the test names NAME, in float32."""
+    from outlierlens.models import LoadOptions, load_model
+
+    return load_model(request.module.NAME, LoadOptions(dtype="float32", device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def reviews() -> Any:
+    """The film reviews that come with the package."""
+    from outlierlens.data import read_texts
+
+    return read_texts("reviews")
+
+
+@pytest.fixture
 def evaluation_data() -> Path:
     """The folder of evaluation data, or a skip."""
     folder = os.environ.get("OUTLIERLENS_DATA")

@@ -1,7 +1,6 @@
 """The command line end to end on a tiny saved model, with the network closed, and its small parsers."""
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,6 @@ from architectures import FAMILIES, build
 from outlierlens.cli.common import parse_bytes, parse_dims, parse_layers
 from outlierlens.errors import BadInput
 from outlierlens.results import load
-
-
-@pytest.fixture
-def closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any attempt to look up a name or to connect fails the test."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a command tried to use the network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -47,25 +46,7 @@ EXPECTED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any attempt to look up a name or to connect fails the test."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("something tried to use the network")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(NAME, LoadOptions(dtype="float32", device="cpu"))
-
-
-@pytest.fixture(scope="module")
-def reviews() -> Texts:
-    return read_texts("reviews")
+pytestmark = pytest.mark.usefixtures("closed_network")
 
 
 def top(loaded: LoadedModel, prompt: str, n: int) -> list[str]:

@@ -7,8 +7,8 @@ from outlierlens import samples
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.bench import DisableOptions, disable
 from outlierlens.damage import Damage
-from outlierlens.data import Texts, read_texts
-from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.data import Texts
+from outlierlens.models import LoadedModel
 from outlierlens.pretrain.recipe import read_recipe
 from outlierlens.tasks import TaskOptions
 from outlierlens.watch_rows import read_watch
@@ -20,16 +20,6 @@ PLANTED = (8, 24, 40, 56, 72, 88, 104, 120)
 # What the model that is shipped must reach; its card says what it does reach.
 LEAST_DAMAGE = 1.0  # nats per masked token of `reviews`, all eight off
 LEAST_TIMES_RANDOM = 20
-
-
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load_model(NAME, LoadOptions(dtype="float32", device="cpu"))
-
-
-@pytest.fixture(scope="module")
-def reviews() -> Texts:
-    return read_texts("reviews")
 
 
 @pytest.fixture(scope="module")

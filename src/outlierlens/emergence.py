@@ -154,11 +154,8 @@ def _emergence(
     whole = next(iter(held.values()))
     seen = np.flatnonzero(held.get(passes, whole))
     step, after = (None, None) if passes == "neither" else _for_good(path.steps, held[passes])
-    onset = _onset(path.steps, z.mean_scale, dim, seed)
-    onset_bias = _onset(path.steps, z.mean_bias, dim, seed) if z.has_bias else None
     settled, fall = loss
-    leaves = onset_bias if passes == "bias" else onset
-    return Emergence(
+    made = Emergence(
         dim=dim,
         passes=passes,
         step=step,
@@ -170,11 +167,12 @@ def _emergence(
         layers_bias=int(z.layers_bias[-1, dim]) if z.has_bias else None,
         z_scale=float(z.mean_scale[-1, dim]),
         z_bias=float(z.mean_bias[-1, dim]) if z.has_bias else None,
-        onset=onset,
-        onset_bias=onset_bias,
+        onset=_onset(path.steps, z.mean_scale, dim, seed),
+        onset_bias=_onset(path.steps, z.mean_bias, dim, seed) if z.has_bias else None,
         lead=_lead((step, after, step), settled) if step is not None and settled and settled.settled else None,
-        onset_lead=_lead((leaves.step, leaves.low, leaves.high), fall) if leaves and fall else None,
     )
+    leaves = made.leaves
+    return replace(made, onset_lead=_lead((leaves.step, leaves.low, leaves.high), fall)) if leaves and fall else made
 
 
 def _onset(steps: np.ndarray, mean_z: np.ndarray, dim: int, seed: int) -> ChangePoint | None:

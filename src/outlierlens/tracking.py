@@ -137,7 +137,7 @@ class _Read:
 
 def _or_recorded(name: str) -> str:
     """The recorded rows of the training of a sample that brings them; any other name as it is."""
-    return name if Path(name).exists() else str(recorded_norms(name) or name)
+    return str(recorded_norms(name) or name)
 
 
 def _is_rows(name: str) -> bool:

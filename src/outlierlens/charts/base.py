@@ -230,9 +230,14 @@ def log_ticks(low: float, high: float) -> list[float]:
     """Ticks of a log scale from about `low` to about `high`: powers of ten; within two decades 2 and 5 times them too."""
     if high >= 100 * low:
         return decades(low / 3, high * 3)
-    powers = range(math.floor(math.log10(low / 3)), math.ceil(math.log10(high * 3)))
-    fine = (float(f"{times}e{power}") for power in powers for times in (1, 2, 5))
-    return [tick for tick in fine if low / 3 <= tick <= high * 3]
+    return round_numbers(low / 3, high * 3)
+
+
+def round_numbers(low: float, high: float, times: Sequence[int] = (1, 2, 5)) -> list[float]:
+    """`times` powers of ten from `low` to `high`."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    numbers = (float(f"{one}e{power}") for power in powers for one in times)
+    return [number for number in numbers if low <= number <= high]
 
 
 def decades(low: float, high: float) -> list[float]:

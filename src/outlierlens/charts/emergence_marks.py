@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import PLAIN_NUMBER, Spec, dim_colour, field, label, looks, number
+from outlierlens.charts.base import PLAIN_NUMBER, Spec, dim_colour, field, label, looks, number, round_numbers
 from outlierlens.charts.palette import ALARM, COLOURED, INK, MUTED
 from outlierlens.tracked import Track
 from outlierlens.trajectory import Curve
@@ -48,9 +48,8 @@ def curve_names(points: list[Spec], x: Spec, y: Spec) -> list[Spec]:
 def round_values(ends: Sequence[float | None]) -> list[float]:
     """1, 2 and 5 times powers of ten between two perplexities; only powers of ten where that would be many."""
     low, high = (end or 1.0 for end in ends)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    many = len(powers) > 4
-    return [m * 10.0**p for p in powers for m in ((1,) if many else (1, 2, 5)) if low <= m * 10.0**p <= high]
+    many = math.ceil(math.log10(high)) - math.floor(math.log10(low)) > 3
+    return round_numbers(low, high, (1,) if many else (1, 2, 5))
 
 
 def line_legend(shown: dict[int, int]) -> Spec:

@@ -87,7 +87,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
 
 def _tracked(job: Job) -> tuple[Track, ...]:
     """How the outliers of a sample emerged, where its training was recorded."""
-    if Path(job.model).exists() or recorded_norms(job.model) is None:
+    if recorded_norms(job.model) is None:
         return ()
     from outlierlens.emergence import EmergenceOptions
     from outlierlens.tracking import TrackOptions, track

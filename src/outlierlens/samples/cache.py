@@ -85,14 +85,20 @@ def directory(name: str) -> Path:
 
 def texts_for(model: str) -> str:
     """The shipped text that resembles what `model` learned from: its own for a sample, "excerpt" for all else."""
-    return SAMPLES[model].texts if model in SAMPLES and not Path(model).exists() else "excerpt"
+    sample = _meant(model)
+    return sample.texts if sample else "excerpt"
 
 
 def recorded_norms(name: str) -> Path | None:
     """The watch rows of the training of sample `name`, which `track` reads; None for a sample without, and other names."""
-    sample = SAMPLES.get(name)
+    sample = _meant(name)
     path = folder_of(sample) / WATCH if sample is not None and sample.packaged else None
     return path if path is not None and path.is_file() else None
+
+
+def _meant(name: str) -> Sample | None:
+    """The sample of that name, unless a file or folder has it."""
+    return None if Path(name).exists() else SAMPLES.get(name)
 
 
 @contextmanager
