@@ -20,12 +20,11 @@ from outlierlens.models import load_model
 from outlierlens.pretrain import loop
 from outlierlens.pretrain.build import build
 from outlierlens.pretrain.corpus import prepare
-from outlierlens.pretrain.loop import checkpoints, newest_checkpoint
 from outlierlens.pretrain.masking import IGNORED
 from outlierlens.pretrain.recipe import Recipe, read_recipe
 from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.pretrain.tokens import load_tokenizer
-from outlierlens.run_files import read_log
+from outlierlens.run_files import checkpoints, newest_checkpoint, read_log
 from outlierlens.watch_rows import read_watch
 from pretrain_runs import N_PLACES, recipe_in, train
 

@@ -7,18 +7,16 @@ A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "own
 "\\n" or "\\r\\n" and nowhere else: a text may hold U+2028, U+0085 and their kind. Quotes mean something in .csv alone.
 """
 
-import csv
 import hashlib
-import io
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.errors import BadInput, Offline, need
+from outlierlens.errors import BadInput
+from outlierlens.tables import Table, lines, open_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +25,6 @@ TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
 REVIEWS = "reviews"
 SHIPPED = (EXCERPT, REVIEWS)
-ENDINGS = (".txt", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -82,12 +79,16 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
     """(values of the text column, its name) of `source`."""
     path = Path(source)
     if source in SHIPPED:
-        return _lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
-    if path.is_file():
-        return _from_file(path, column)
-    if path.suffix.lower() in ENDINGS or source.startswith((".", "/", "~")):
-        raise BadInput(f"{source}: no such data file")
-    return _from_hub(source, column, offline)
+        return lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
+    if path.suffix.lower() == ".txt" or (path.suffix == "" and path.is_file()):
+        if not path.is_file():
+            raise BadInput(f"{source}: no such data file")
+        return _lines_of(path), ""
+    table = open_table(source, offline=offline)
+    if not table.names:
+        return iter(()), ""
+    used = _column(column, table)
+    return (value for (value,) in table.rows((used,))), used
 
 
 def _non_empty(found: Iterator[Any]) -> Iterator[str]:
@@ -106,100 +107,15 @@ def _lines_of(path: Path) -> Iterator[str]:
             start += len(line)
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
-    return (line.removesuffix("\r") for line in text.split("\n"))
-
-
-def _from_file(path: Path, column: str | None) -> tuple[Iterator[Any], str]:
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        parquet = need("pyarrow.parquet", "models", "reading parquet")
-        try:
-            file = parquet.ParquetFile(path)
-            used = _column(column, file.schema_arrow.names, path)
-            return (value.as_py() for batch in file.iter_batches(columns=[used]) for value in batch.column(0)), used
-        except need("pyarrow", "models", "reading parquet").ArrowInvalid as error:
-            raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
-    if suffix in (".txt", ""):
-        return _lines_of(path), ""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8 at byte {error.start:,}; convert it first") from None
-    if suffix in (".jsonl", ".ndjson"):
-        rows = [_json_row(line, number, path) for number, line in enumerate(_lines(text), 1) if line.strip()]
-        if not rows:
-            return iter(()), ""
-        used = _column(column, list(rows[0]), path)
-        return (row.get(used) for row in rows), used
-    if suffix in (".csv", ".tsv"):
-        table = _table(text, path, quoted=suffix == ".csv")
-        header = next(table, [])
-        if not header:
-            return iter(()), ""
-        used = _column(column, header, path)
-        place = header.index(used)
-        return (row[place] for row in table if len(row) > place), used
-    raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, .jsonl, .csv, .tsv or .parquet")
-
-
-def _table(text: str, path: Path, *, quoted: bool) -> Iterator[list[str]]:
-    """Rows of a .csv, or of a .tsv, where a quote is a character like any other (as in GLUE)."""
-    if quoted:
-        reader = csv.reader(io.StringIO(text, newline=""))
-    else:
-        reader = csv.reader(_lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
-    try:
-        yield from (row for row in reader if row)
-    except csv.Error as error:
-        raise BadInput(f"{path}, line {reader.line_num}: {error}; correct it, or convert the file to .jsonl") from None
-
-
-def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path}, line {number}: not valid JSON") from None
-    if not isinstance(row, dict):
-        raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
-    return row
-
-
-def _column(asked: str | None, columns: list[str], where: Path | str) -> str:
+def _column(asked: str | None, table: Table) -> str:
     if asked is not None:
-        if asked not in columns:
-            raise BadInput(f"{where}: no column {asked!r}; its columns are {', '.join(columns)}")
-        return asked
+        return asked  # the table says so where it has no such column
     for name in TEXT_COLUMNS:
-        if name in columns:
+        if name in table.names:
             return name
-    raise BadInput(f"{where}: which column holds the text? --text-column must be one of {', '.join(columns)}")
-
-
-def _from_hub(data: str, column: str | None, offline: bool) -> tuple[Iterator[Any], str]:
-    if offline:
-        raise Offline(f"{data}: a hub data set, and offline mode is on; give a local file instead")
-    if "/" not in data and ":" not in data:
-        raise BadInput(
-            f"{data}: no such file, and no hub id (owner/name:config:split); files end in {', '.join(ENDINGS)}"
-        )
-    datasets = need("datasets", "models", "reading a hub data set")
-    name, *rest = data.split(":")
-    config, split = (rest[0] or None if rest else None), (rest[1] if len(rest) > 1 else "test")
-    try:
-        rows = datasets.load_dataset(name, config, split=split, streaming=True)
-        first = next(iter(rows), None)
-    # RuntimeError is what the library raises for data sets that are scripts.
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(
-            f"{data}: no such file, and it cannot be read as a hub data set (owner/name:config:split): {text[:200]}"
-        ) from None
-    if first is None:
-        raise BadInput(f"{data}: the split {split!r} of this data set is empty; name another one")
-    used = _column(column, list(first), data)
-    return (row[used] for row in rows), used
+    raise BadInput(
+        f"{table.source}: which column holds the text? --text-column must be one of {', '.join(table.names)}"
+    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens import arch, variants
 from outlierlens.arch import BoundStack
+from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 
 if TYPE_CHECKING:
@@ -63,6 +64,30 @@ class LoadOptions:
     row: Path | None = None
     attention: str | None = None
     notice: Callable[[str], None] = say
+
+
+@dataclass(frozen=True)
+class NewHead:
+    """A head for `labels` (none: one output, a regression) of texts or of tokens, with first weights drawn by `seed`."""
+
+    labels: tuple[str, ...]
+    tokens: bool = False
+    seed: int = 0
+
+    @property
+    def automatic(self) -> str:
+        """The class of transformers that chooses the model's own class."""
+        return f"AutoModelFor{'Token' if self.tokens else 'Sequence'}Classification"
+
+    def settings(self) -> dict[str, Any]:
+        """What the config says about the labels."""
+        names = dict(enumerate(self.labels or ("value",)))
+        return {
+            "num_labels": len(names),
+            "id2label": names,
+            "label2id": {name: place for place, name in names.items()},
+            "problem_type": "single_label_classification" if self.labels else "regression",
+        }
 
 
 @dataclass(frozen=True)
@@ -123,12 +148,14 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
     return min(found) - (1 if padding is None else padding) - 1
 
 
-def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
+def load_model(name: str, options: LoadOptions | None = None, head: NewHead | None = None) -> LoadedModel:
     """Load `name` (sample, directory or hub id) with its tokenizer and bind its residual streams.
 
     The class is the one the config's `architectures` names; where the file lacks that class's head (sentence
     encoders are often saved so), the bare encoder is loaded instead. A pooler that the file lacks is set to zero: no
     state depends on it, and random values would make every load another model.
+
+    With `head`, the model gets that head for fine-tuning; a stored head for the same labels is kept.
 
     Raises:
         BadFile: damaged weights, a config that does not fit them, or weights that are missing.
@@ -156,7 +183,11 @@ def load_model(name: str, options: LoadOptions | None = None) -> LoadedModel:
         try:
             variants.register_config()
             config = transformers.AutoConfig.from_pretrained(source, **common)
-            model = _load(transformers, source, config, dtype, {**common, "attention": options.attention})
+            how = {**common, "attention": options.attention}
+            if head is None:
+                model = _load(transformers, source, config, dtype, how)
+            else:
+                model = _load_with_head(transformers, source, dtype, how, head)
             tokenizer = _tokenizer(transformers, source, common)
         except (OutlierlensError, MemoryError):
             raise
@@ -237,6 +268,36 @@ def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict
     return model
 
 
+def _load_with_head(transformers: Any, source: str, dtype: Any, options: dict[str, Any], head: NewHead) -> "nn.Module":
+    """The model with a stored head for these labels, or a new one; raises BadFile where more than a head is missing."""
+    import torch
+
+    attention = options.pop("attention")
+    extra = {"attn_implementation": attention} if attention else {}
+    config = transformers.AutoConfig.from_pretrained(source, **options, **head.settings())
+    with torch.random.fork_rng():
+        torch.manual_seed(head.seed)
+        model, info = getattr(transformers, head.automatic).from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+            **extra,
+        )
+    body = f"{model.base_model_prefix}."
+    lacking = sorted(key for key in info["missing_keys"] if not key.endswith(BUFFERS) and "pooler" not in key)
+    lost = [key for key in lacking if key.startswith(body)]
+    wrong = [key for key, *_ in info["mismatched_keys"] if key.startswith(body)]
+    if lost or wrong:
+        raise BadFile(
+            f"{source}: its weights lack {len(lost) + len(wrong)} parameters of {type(model).__name__} "
+            f"({_first(lost + wrong)}); fetch or save the whole model"
+        )
+    return model
+
+
 def _read(cls: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> tuple["nn.Module", list[str]]:
     """The model as class `cls` and the names of the parameters that the files lack; raises BadFile for wrong shapes."""
     model, info = cls.from_pretrained(
@@ -299,36 +360,6 @@ def _head_of(model: "nn.Module") -> Head:
         )
         return "other" if both_directions else "causal"
     return "other" if "For" in name else "none"
-
-
-def pick_device(device: str) -> "torch.device":
-    """The device named, or the best there is for "auto"; raises BadInput for one that is absent."""
-    import torch
-
-    if device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    return chosen
-
-
-def auto_dtype(device: "torch.device") -> "torch.dtype":
-    """bfloat16 where the hardware computes in it, float32 elsewhere."""
-    import torch
-
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    elif device.type == "cpu":
-        tests = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-        fast = any(test is not None and test() for test in tests)
-    else:
-        fast = False
-    return torch.bfloat16 if fast else torch.float32
 
 
 def fingerprint(model: "nn.Module") -> str:

@@ -42,6 +42,7 @@ HOMES = {
     "Track": "tracked",
     "Outcome": "pretrained",
     "Outcomes": "pretrained",
+    "FineTuned": "finetuned",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

@@ -201,3 +201,28 @@ def _text(path: Path) -> str:
     if path.stat().st_size > MAX_LOG_BYTES:
         raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a log")
     return path.read_text("utf-8", errors="replace")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints of a run, by step; one that was being written when the process died is not whole."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal() and _is_whole(path):
+            found.append((int(step), path))
+    return [path for _, path in sorted(found)]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint that holds what resuming needs, or None."""
+    found = [path for path in checkpoints(folder) if (path / "optimizer.pt").is_file()]
+    return found[-1] if found else None
+
+
+def _is_whole(path: Path) -> bool:
+    # The Trainer writes its state last.
+    try:
+        json.loads((path / STATE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True

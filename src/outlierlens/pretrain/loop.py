@@ -25,9 +25,10 @@ from outlierlens import arch
 from outlierlens.arch import BoundStack
 from outlierlens.callback import OutlierCallback
 from outlierlens.data import Texts
+from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_only_at
-from outlierlens.models import auto_dtype, config_dict, pick_device
+from outlierlens.models import config_dict
 from outlierlens.pretrain.build import build
 from outlierlens.pretrain.corpus import Tokens, prepare
 from outlierlens.pretrain.masking import IGNORED
@@ -36,7 +37,7 @@ from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.pretrained import OUTCOME
 from outlierlens.results import write_text
-from outlierlens.run_files import STATE
+from outlierlens.run_files import checkpoints, newest_checkpoint
 from outlierlens.watcher import WatchOptions
 
 if TYPE_CHECKING:
@@ -214,31 +215,6 @@ class _Housekeeping(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **known: Any) -> None:
         if self.options.on_log and state.is_world_process_zero and logs:
             self.options.on_log(state.global_step, state.max_steps, dict(logs))
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints of a run, by step; one that was being written when the process died is not whole."""
-    found = []
-    for path in folder.glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        if step.isdecimal() and _is_whole(path):
-            found.append((int(step), path))
-    return [path for _, path in sorted(found)]
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint that holds what resuming needs, or None."""
-    found = [path for path in checkpoints(folder) if (path / "optimizer.pt").is_file()]
-    return found[-1] if found else None
-
-
-def _is_whole(path: Path) -> bool:
-    # The Trainer writes its state last.
-    try:
-        json.loads((path / STATE).read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _same_processes(newest: Path | None, steps: int, now: int) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.data import Texts
+from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput, UnknownModel
-from outlierlens.models import DTYPES, LoadedModel, LoadOptions, fingerprint, load_model, pick_device, say
+from outlierlens.models import DTYPES, LoadedModel, LoadOptions, fingerprint, load_model, say
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.runner import CHECK_TEXTS, Runner, make_runner
 

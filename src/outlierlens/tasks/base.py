@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DRAWN_AT_ONCE = 4_000_000  # indices of the bootstrap held in memory: 32 MB
-TaskName = Literal["auto", "masked loss", "causal loss", "output change"]
+TaskName = Literal["auto", "masked loss", "causal loss", "output change", "labelled"]
+Measure = Literal["metric", "loss"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class TaskOptions:
         batch_size: rows of a forward pass.
         mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
         seed: of masks.
+        measure: labelled: the value of an example is its "loss", or what the task's first "metric" counts.
+        labels: labelled: the model's labels in the order of its outputs, where its config does not name them.
     """
 
     name: TaskName = "auto"
@@ -37,6 +40,8 @@ class TaskOptions:
     batch_size: int = 16
     mask_fraction: float = 0.15
     seed: int = 0
+    measure: Measure = "metric"
+    labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.max_length < 2 or self.batch_size < 1:

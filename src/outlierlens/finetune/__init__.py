@@ -1,0 +1,27 @@
+"""Fine-tune a model on a labelled task, reproducibly: several seeds, the best epoch of each kept, stopped runs continued.
+
+    from outlierlens.finetune import FinetuneSettings, finetune
+
+    tuned = finetune("minilm-l6", train, dev, Path("runs/minilm-l6-rte"), FinetuneSettings(), seeds=(42, 43))
+    load_model(tuned.seeds[0].folder)
+
+Importing this package imports neither torch nor transformers; `finetune` does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.errors import need
+from outlierlens.finetune.settings import FinetuneSettings
+
+if TYPE_CHECKING:
+    from outlierlens.finetune.loop import FinetuneOptions, finetune
+
+__all__ = ["FinetuneOptions", "FinetuneSettings", "finetune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("FinetuneOptions", "finetune"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for library in ("torch", "transformers"):
+        need(library, "models", "fine-tuning")
+    return getattr(need(f"{__name__}.loop", "models", "fine-tuning"), name)

@@ -1,0 +1,54 @@
+"""How a model is fine-tuned: `FinetuneSettings`, the defaults of Puccetti et al. (2022)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outlierlens.errors import BadInput
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Settings of a fine-tuning; together with the data and the model they decide the numbers.
+
+    Attributes:
+        epochs: passes over the training examples; the model of the best epoch on the dev set is kept.
+        learning_rate: at the peak; it rises over `warmup` (a share of all steps) and falls linearly to 0.
+        batch: examples of a step. weight_decay: of AdamW, not on norms and biases.
+        max_length: tokens at which examples are cut.
+        train_limit: so many examples drawn at random (by `seed`) from the training split; None takes all.
+        precision: "auto" is bfloat16 where the hardware computes in it.
+        seed: of the head's first weights, the order of examples and dropout.
+        save_steps: steps between checkpoints to continue from; None is one an epoch.
+    """
+
+    epochs: int = 4
+    learning_rate: float = 2e-5
+    batch: int = 32
+    weight_decay: float = 0.01
+    warmup: float = 0.0
+    max_length: int = 256
+    train_limit: int | None = None
+    precision: str = "auto"
+    seed: int = 42
+    save_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "batch": 1, "max_length": 2, "train_limit": 2, "save_steps": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise BadInput(f"{name} is {value}; it must be at least {low}")
+        if not 0 < self.learning_rate < 1:
+            raise BadInput(f"learning_rate is {self.learning_rate}; it must be between 0 and 1")
+        if not (0 <= self.weight_decay < 1 and 0 <= self.warmup < 1):
+            raise BadInput(f"weight_decay is {self.weight_decay} and warmup {self.warmup}; need 0 to 1, 1 excluded")
+        if self.precision not in PRECISIONS:
+            raise BadInput(f"precision is {self.precision!r}; use one of {', '.join(PRECISIONS)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that decide the numbers."""
+        values = asdict(self)
+        del values["save_steps"]
+        return values

@@ -1,0 +1,102 @@
+"""What `finetune` makes: the dev scores of every epoch and seed. Plain data, no torch.
+
+tuned = load("runs/minilm-l6-rte/finetuned.json")
+tuned.seeds[0].best.scores["accuracy"]
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class EpochScore:
+    """Dev scores after an epoch.
+
+    Attributes:
+        epoch: 1 after the first.
+        loss: mean loss on the dev set: nats per example, or squared error of a regression.
+        scores: metric by name, in [−1, 1].
+        train_loss: mean training loss since the epoch before.
+    """
+
+    epoch: float
+    step: int
+    loss: float
+    scores: dict[str, float]
+    train_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One fine-tuning: `folder` holds the model of its best epoch; `low`, `high`: 95 % BCa interval of the first metric."""
+
+    seed: int
+    folder: str
+    epochs: tuple[EpochScore, ...]
+    best_epoch: float
+    low: float
+    high: float
+    fingerprint: str
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> EpochScore:
+        """Scores of the epoch whose model is kept."""
+        return next(epoch for epoch in self.epochs if epoch.epoch == self.best_epoch)
+
+
+@result
+@dataclass(frozen=True)
+class FineTuned:
+    """A model fine-tuned on a task, one run a seed.
+
+    Attributes:
+        base: the model that was fine-tuned. task: its name in the table. metric: what the best epoch was chosen by.
+        settings: of the training, by name.
+        train, dev: where the examples came from; n_train, n_dev: how many; with their digests.
+    """
+
+    provenance: Provenance
+    base: str
+    task: str
+    metric: str
+    settings: dict[str, Any]
+    train: str
+    dev: str
+    n_train: int
+    n_dev: int
+    train_digest: str
+    dev_digest: str
+    seeds: tuple[SeedRun, ...]
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a seed."""
+        return [
+            {
+                "base": self.base,
+                "task": self.task,
+                "seed": run.seed,
+                "epoch": run.best_epoch,
+                "loss": run.best.loss,
+                **run.best.scores,
+                "low": run.low,
+                "high": run.high,
+                "folder": run.folder,
+            }
+            for run in self.seeds
+        ]
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row a seed."""
+        return table(self.rows())
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table(self.rows(), caption=f"{self.base} fine-tuned on {self.task}")

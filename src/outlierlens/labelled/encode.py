@@ -1,0 +1,69 @@
+"""Examples as token ids, the same way for training and for measuring.
+
+encoded = encode(tokenizer, examples, max_length=128)
+encoded.inputs["input_ids"]           # one list an example; encoded.labels: a number, or a list of them a token
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from outlierlens.errors import BadInput
+from outlierlens.labelled.examples import NOT_A_LABEL, Examples
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a tokenizer made of some examples.
+
+    Attributes:
+        inputs: by name (input_ids, attention_mask, token_type_ids where the model has them), one list an example.
+        labels: of each example: its number, or of a token task a list [token], `NOT_A_LABEL` where none is asked for.
+        n_cut: examples that did not fit.
+    """
+
+    inputs: dict[str, list[list[int]]]
+    labels: tuple[Any, ...]
+    n_cut: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each example."""
+        return [len(ids) for ids in self.inputs["input_ids"]]
+
+
+def encode(tokenizer: Any, examples: Examples, *, max_length: int) -> Encoded:
+    """Token ids of all examples, cut at `max_length` tokens; of a pair, the longer text is cut first.
+
+    A word's label stands at its first piece (as in BERT's tagging).
+
+    Raises:
+        BadInput: no tokenizer, or one that cannot tell words apart where a task needs it.
+    """
+    if tokenizer is None:
+        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one")
+    if examples.words:
+        return _encode_words(tokenizer, examples, max_length)
+    texts = (list(examples.texts), list(examples.pairs)) if examples.pairs else (list(examples.texts),)
+    full = tokenizer(*texts, truncation=True, max_length=max_length)
+    inputs = {key: list(full[key]) for key in full}
+    return Encoded(inputs, examples.labels, sum(len(ids) >= max_length for ids in inputs["input_ids"]))
+
+
+def _encode_words(tokenizer: Any, examples: Examples, max_length: int) -> Encoded:
+    if not getattr(tokenizer, "is_fast", False):
+        raise BadInput("labels of words need a tokenizer that says which word a token is of (a fast one)")
+    words = [list(mine) for mine in examples.words]
+    try:
+        full = tokenizer(words, is_split_into_words=True, truncation=True, max_length=max_length)
+    except (AssertionError, ValueError) as error:
+        raise BadInput(f"this tokenizer cannot read separate words: {str(error).splitlines()[0]}") from None
+    labels = []
+    for row, mine in enumerate(examples.labels):
+        before: int | None = None
+        placed = []
+        for word in full.word_ids(row):
+            placed.append(NOT_A_LABEL if word is None or word == before else mine[word])
+            before = word
+        labels.append(placed)
+    inputs = {key: list(full[key]) for key in full}
+    return Encoded(inputs, tuple(labels), sum(len(ids) >= max_length for ids in inputs["input_ids"]))

@@ -1,0 +1,176 @@
+"""THE table of labelled tasks: columns, labels in the order of their numbers, metrics, splits.
+
+task = find_task("glue:sst2")
+task.labels                     # ("negative", "positive"): label 1 of the data means "positive"
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from outlierlens.errors import BadInput
+
+Level = Literal["text", "token"]
+METRICS = ("accuracy", "f1", "macro f1", "mcc", "pearson", "spearman", "token accuracy", "token f1")
+
+
+@dataclass(frozen=True)
+class LabelledTask:
+    """One labelled task.
+
+    Attributes:
+        name: "glue:sst2".
+        text, pair: columns of the first and second text; `text` may be a template over columns, "{word}: {sentence1}".
+        labels: names in the order of the data's numbers; () is a regression (or, of a plain task, labels to be read).
+        metrics: the first is what counts.
+        hub: data set and configuration on the hub, "nyu-mll/glue:sst2".
+        evaluated, trained: names of the splits.
+        label: column of the label.
+        level: "token" where `text` holds words and `label` one label a word.
+        regression: whether labels are numbers on a scale.
+        merges: labels of a model that mean a label of this task: HANS is read with MNLI's three.
+        trained_on: the task that models for this one are trained on.
+        source: paper.
+    """
+
+    name: str
+    text: str
+    pair: str | None
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    hub: str = ""
+    evaluated: str = "validation"
+    trained: str = "train"
+    label: str = "label"
+    level: Level = "text"
+    regression: bool = False
+    merges: tuple[tuple[str, str], ...] = ()
+    trained_on: str = ""
+    source: str = ""
+
+    @property
+    def metric(self) -> str:
+        """The metric that counts."""
+        return self.metrics[0]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that it reads."""
+        fields = [name for part in (self.text, self.pair or "") for name in _fields(part)]
+        return tuple(dict.fromkeys((*fields, self.label)))
+
+    def filled(self, part: str, row: dict[str, object]) -> object:
+        """The value of column (or template) `part` in `row`."""
+        if "{" not in part:
+            return row[part]
+        return re.sub(r"\{(\w+)\}", lambda found: str(row[found[1]]), part)
+
+
+def _fields(part: str) -> list[str]:
+    """Columns of a template; a plain name is one column."""
+    return re.findall(r"\{(\w+)\}", part) or ([part] if part else [])
+
+
+GLUE = "Wang et al. 2019, GLUE"
+SUPERGLUE = "Wang et al. 2019, SuperGLUE"
+_ENTAILMENT = ("entailment", "not_entailment")
+_NLI = ("entailment", "neutral", "contradiction")
+
+_ROWS = (
+    LabelledTask(
+        "glue:cola", "sentence", None, ("unacceptable", "acceptable"), ("mcc", "accuracy"), "nyu-mll/glue:cola", source=GLUE
+    ),
+    LabelledTask("glue:sst2", "sentence", None, ("negative", "positive"), ("accuracy",), "nyu-mll/glue:sst2", source=GLUE),
+    LabelledTask(
+        "glue:mrpc", "sentence1", "sentence2", ("not_equivalent", "equivalent"), ("accuracy", "f1"), "nyu-mll/glue:mrpc",
+        source=GLUE,
+    ),
+    LabelledTask(
+        "glue:stsb", "sentence1", "sentence2", (), ("pearson", "spearman"), "nyu-mll/glue:stsb", regression=True,
+        source=GLUE,
+    ),
+    LabelledTask(
+        "glue:qqp", "question1", "question2", ("not_duplicate", "duplicate"), ("accuracy", "f1"), "nyu-mll/glue:qqp",
+        source=GLUE,
+    ),
+    LabelledTask(
+        "glue:mnli", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_matched", source=GLUE
+    ),
+    LabelledTask(
+        "glue:mnli-mm", "premise", "hypothesis", _NLI, ("accuracy",), "nyu-mll/glue:mnli", "validation_mismatched",
+        trained_on="glue:mnli", source=GLUE,
+    ),
+    LabelledTask(
+        "glue:qnli", "question", "sentence", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:qnli", source=GLUE
+    ),
+    LabelledTask("glue:rte", "sentence1", "sentence2", _ENTAILMENT, ("accuracy",), "nyu-mll/glue:rte", source=GLUE),
+    LabelledTask(
+        "glue:wnli", "sentence1", "sentence2", ("not_entailment", "entailment"), ("accuracy",), "nyu-mll/glue:wnli",
+        source=GLUE,
+    ),
+    LabelledTask(
+        "hans", "premise", "hypothesis", ("entailment", "non-entailment"), ("accuracy",), "jhu-cogsci/hans",
+        merges=(("neutral", "non-entailment"), ("contradiction", "non-entailment")), trained_on="glue:mnli",
+        source="McCoy et al. 2019, HANS",
+    ),
+    LabelledTask(
+        "superglue:wic", "{word}: {sentence1}", "sentence2", ("False", "True"), ("accuracy",), "aps/super_glue:wic",
+        source=SUPERGLUE,
+    ),
+    LabelledTask(
+        "superglue:boolq", "question", "passage", ("False", "True"), ("accuracy",), "aps/super_glue:boolq",
+        source=SUPERGLUE,
+    ),
+)  # fmt: skip
+TASKS = {task.name: task for task in _ROWS}
+
+
+def find_task(name: str) -> LabelledTask:
+    """The row called `name`; the part before the colon may be left out where that is clear.
+
+    Raises:
+        BadInput: no such task; the message lists them.
+    """
+    short = {task.split(":")[-1]: task for task in TASKS}
+    found = TASKS.get(name) or TASKS.get(short.get(name, ""))
+    if found is None:
+        raise BadInput(
+            f"unknown task {name!r}; tasks are {', '.join(TASKS)}, and for your own data `classify`, `regress` or `tokens` "
+            f"with --text-column and --label-column"
+        )
+    return found
+
+
+def plain_task(
+    kind: str, text: str, label: str, *, pair: str | None = None, labels: Sequence[str] = (), metric: str | None = None
+) -> LabelledTask:
+    """A task over your own columns: `kind` is "classify", "regress" or "tokens"; `labels` may be left to be read.
+
+    Raises:
+        BadInput: an unknown kind, or a metric that does not belong to it.
+    """
+    fitting = {
+        "classify": ("accuracy", "f1", "macro f1", "mcc"),
+        "regress": ("pearson", "spearman"),
+        "tokens": ("token accuracy", "token f1"),
+    }
+    if kind not in fitting:
+        raise BadInput(f"unknown kind of task {kind!r}; kinds are {', '.join(fitting)}")
+    metrics = fitting[kind]
+    if kind == "classify" and len(labels) != 2:
+        metrics = ("accuracy", "macro f1", "mcc")  # F1 of one label needs two
+    task = LabelledTask(
+        kind, text, pair, tuple(labels), metrics, label=label, level="token" if kind == "tokens" else "text",
+        regression=kind == "regress",
+    )  # fmt: skip
+    return with_metric(task, metric)
+
+
+def with_metric(task: LabelledTask, metric: str | None) -> LabelledTask:
+    """`task` with `metric` as the one that counts; raises BadInput for one that it does not have."""
+    if metric is None or metric == task.metric:
+        return task
+    if metric not in task.metrics:
+        raise BadInput(f"task {task.name} has no metric {metric!r}; its metrics are {', '.join(task.metrics)}")
+    return replace(task, metrics=(metric, *(other for other in task.metrics if other != metric)))

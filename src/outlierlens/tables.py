@@ -1,0 +1,172 @@
+"""Tables of rows with named columns, from a file or the hub, read as they are asked for.
+
+    table = open_table("rte/validation.parquet")
+    table.names                                      # ("sentence1", "sentence2", "label", "idx")
+    for sentence, label in table.rows(("sentence1", "label")): ...
+
+A path is .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split".
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outlierlens.errors import BadInput, Offline, need
+
+ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with named columns.
+
+    Attributes:
+        source: as given, for messages.
+        names: of the columns.
+        read: rows of these columns, one tuple each; missing values are None.
+        classes: names of a column's numbers, in their order, where the data says them.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    read: Callable[[Sequence[str]], Iterator[tuple[Any, ...]]]
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def rows(self, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Rows of `columns`; raises BadInput for a column that is missing (the message lists those there are)."""
+        for column in columns:
+            if column not in self.names:
+                raise BadInput(f"{self.source}: no column {column!r}; its columns are {', '.join(self.names)}")
+        return self.read(tuple(columns))
+
+
+def open_table(source: str | Path, *, offline: bool = False, split: str = "test") -> Table:
+    """The table in file `source`, or in the hub data set of that id (`split` where the id names none).
+
+    Raises:
+        BadInput: no such file or data set, an unknown ending, or a row that cannot be read.
+        Offline: a hub id while offline.
+    """
+    path = Path(source)
+    if path.is_file():
+        return _from_file(path)
+    if path.suffix.lower() in ENDINGS or str(source).startswith((".", "/", "~")):
+        raise BadInput(f"{source}: no such data file")
+    return _from_hub(str(source), split, offline)
+
+
+def lines(text: str) -> Iterator[str]:
+    """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
+    return (line.removesuffix("\r") for line in text.split("\n"))
+
+
+def _from_file(path: Path) -> Table:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet(path)
+    if suffix not in ENDINGS:
+        raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, {', '.join(ENDINGS)}")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not UTF-8 at byte {error.start:,}; convert it first") from None
+    if suffix in (".jsonl", ".ndjson"):
+        found = [_json_row(line, number, path) for number, line in enumerate(lines(text), 1) if line.strip()]
+        names = tuple(found[0]) if found else ()
+        return Table(str(path), names, lambda columns: (tuple(row.get(name) for name in columns) for row in found))
+    table = _separated(text, path, quoted=suffix == ".csv")
+    header = tuple(next(table, ()))
+
+    def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        places = [header.index(name) for name in columns]
+        for row in table:
+            yield tuple(row[place] if place < len(row) else None for place in places)
+
+    return Table(str(path), header, read)
+
+
+def _parquet(path: Path) -> Table:
+    parquet = need("pyarrow.parquet", "models", "reading parquet")
+    invalid = need("pyarrow", "models", "reading parquet").ArrowInvalid
+    try:
+        file = parquet.ParquetFile(path)
+    except invalid as error:
+        raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+
+    def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        try:
+            for batch in file.iter_batches(columns=list(dict.fromkeys(columns))):
+                yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+        except (invalid, OSError) as error:
+            raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+
+    return Table(str(path), tuple(file.schema_arrow.names), read, _classes(file.schema_arrow.metadata))
+
+
+def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
+    """Names of labels as the datasets library notes them in a parquet file; {} where it did not."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            column: tuple(map(str, feature["names"]))
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _separated(text: str, path: Path, *, quoted: bool) -> Iterator[list[str]]:
+    """Rows of a .csv, or of a .tsv, where a quote is a character like any other (as in GLUE)."""
+    if quoted:
+        reader = csv.reader(io.StringIO(text, newline=""))
+    else:
+        reader = csv.reader(lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        yield from (row for row in reader if row)
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {reader.line_num}: {error}; correct it, or convert the file to .jsonl") from None
+
+
+def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadInput(f"{path}, line {number}: not valid JSON") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
+    return row
+
+
+def _from_hub(source: str, split: str, offline: bool) -> Table:
+    if offline:
+        raise Offline(f"{source}: a hub data set, and offline mode is on; give a local file instead")
+    if "/" not in source and ":" not in source:
+        raise BadInput(
+            f"{source}: no such file, and no hub id (owner/name:config:split); files end in .txt, {', '.join(ENDINGS)}"
+        )
+    datasets = need("datasets", "models", "reading a hub data set")
+    name, *rest = source.split(":")
+    config, split = (rest[0] or None if rest else None), (rest[1] if len(rest) > 1 else split)
+    try:
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        first = next(iter(rows), None)
+    # RuntimeError is what the library raises for data sets that are scripts.
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(
+            f"{source}: no such file, and it cannot be read as a hub data set (owner/name:config:split): {text[:200]}"
+        ) from None
+    if first is None:
+        raise BadInput(f"{source}: the split {split!r} of this data set is empty; name another one")
+    features = getattr(rows, "features", None) or {}
+    classes = {
+        column: tuple(map(str, feature.names))
+        for column, feature in features.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
+    return Table(source, tuple(first), lambda columns: (tuple(row[name] for name in columns) for row in rows), classes)

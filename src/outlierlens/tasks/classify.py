@@ -1,0 +1,217 @@
+"""Labelled tasks: loss, errors or predictions of a fine-tuned model, example by example.
+
+    task = LabelledScore(loaded, examples, TaskOptions(measure="loss"))
+    values, weights = task.per_text()                    # nats of each example; 1 each
+    outputs = task.outputs()                             # losses and predictions of all examples, in their order
+    outputs.scores["mcc"]
+
+`measure` says what a text's value is: "loss" (nats, or squared error of a regression), "metric" (the task's first metric:
+the share of errors where that is an accuracy, else predictions, which `statistic` turns into 1 − metric).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+from outlierlens.inputs import token_limit
+from outlierlens.labelled import Examples, label_order
+from outlierlens.labelled.encode import encode
+from outlierlens.labelled.examples import NOT_A_LABEL
+from outlierlens.models import LoadedModel
+from outlierlens.tasks.base import TaskOptions, cut
+from outlierlens.tasks.metrics import Statistic, score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEANS = ("accuracy", "token accuracy")  # metrics that are means over examples (or words)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model says of all examples, in their order.
+
+    Attributes:
+        losses: float64 [text]; nats per example (mean over words of a token task), or squared error.
+        predicted: class number or value [text]; of a token task [word] of all texts one after another.
+        truth: likewise.
+        scores: metric by name, in [−1, 1].
+    """
+
+    losses: np.ndarray
+    predicted: np.ndarray
+    truth: np.ndarray
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    inputs: dict[str, "Tensor"]
+    labels: "Tensor"
+    slots: tuple[int, ...]
+    n_tokens: int
+
+
+class LabelledScore:
+    """A model's value on each labelled example, as the model is at the moment of the call; see `Task`."""
+
+    is_loss = True
+
+    def __init__(self, loaded: LoadedModel, examples: Examples, options: TaskOptions):
+        self.loaded, self.options, self.examples = loaded, options, examples
+        task = examples.task
+        config: Any = loaded.model.config
+        kind = "ForTokenClassification" if task.level == "token" else "ForSequenceClassification"
+        if not type(loaded.model).__name__.endswith(kind):
+            raise BadInput(
+                f"{loaded.name} is a {type(loaded.model).__name__} without a head for {task.name}; fine-tune it first: "
+                f"outlierlens finetune {loaded.name} --task {task.name}"
+            )
+        self.order = label_order(task, config.id2label, options.labels, where=loaded.name)
+        self.max_length = token_limit(loaded, options.max_length)
+        self.encoded = encode(loaded.tokenizer, examples, max_length=self.max_length)
+        self.lengths = np.array(self.encoded.lengths)
+        self.n_texts = len(examples)
+        self._labels = self.encoded.labels
+        counted = [sum(label != NOT_A_LABEL for label in row) for row in self._labels] if task.level == "token" else 1
+        self.weights = np.broadcast_to(np.asarray(counted, dtype=np.float64), (self.n_texts,)).copy()
+        if not self.weights.all():
+            raise BadInput(f"{examples.source}: a text has no labelled word within {self.max_length} tokens")
+        self.n_tokens = int(self.weights.sum())
+        per_item = options.measure == "loss" or task.metric in MEANS
+        self.metric = "" if options.measure == "loss" else task.metric
+        self.statistic = None if per_item else Statistic(task.metric, np.array(examples.labels))
+        self.name = f"{task.name} {'loss' if options.measure == 'loss' else task.metric}"
+        self.unit = self._unit()
+        self._also: dict[str, float] = {}
+
+    def _unit(self) -> str:
+        if self.metric:
+            return f"1 − {self.metric}"
+        if self.examples.task.regression:
+            return "squared error"
+        return "nats per word" if self.examples.task.level == "token" else "nats per example"
+
+    @property
+    def text(self) -> str:
+        """What a text is."""
+        pair = "pair" if self.examples.pairs else "example"
+        return f"{pair} of at most {self.max_length} tokens"
+
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
+        """See `Task`."""
+        order = sorted(range(len(texts)), key=lambda slot: -int(self.lengths[texts[slot]]))
+        for rows in cut([int(self.lengths[texts[slot]]) for slot in order], self.options.batch_size, tokens):
+            yield self._collate(order[rows], [texts[slot] for slot in order[rows]])
+
+    def _collate(self, slots: list[int], texts: list[int]) -> _Rows:
+        tokenizer: Any = self.loaded.tokenizer
+        longest = int(max(self.lengths[text] for text in texts))
+        inputs = {}
+        for key, values in self.encoded.inputs.items():
+            fill = {"input_ids": tokenizer.pad_token_id or 0}.get(key, 0)
+            inputs[key] = self._move(_padded([values[text] for text in texts], longest, fill))
+        if self.examples.task.level == "token":
+            labels = self._move(_padded([self._labels[text] for text in texts], longest, NOT_A_LABEL))
+        else:
+            labels = self._move(np.array([self._labels[text] for text in texts]))
+        return _Rows(inputs, labels, tuple(slots), int(sum(self.lengths[text] for text in texts)))
+
+    def _move(self, values: np.ndarray) -> "Tensor":
+        import torch
+
+        return torch.from_numpy(values).to(self.loaded.device, non_blocking=True)
+
+    def _said(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
+        """(loss, prediction), [row] each; of a token task [row, token], 0 and NOT_A_LABEL where no label is asked for."""
+        import torch
+        from torch.nn import functional
+
+        model: Any = self.loaded.model
+        logits = model(**feed.inputs).logits.float()
+        if self.examples.task.regression:
+            values = logits[:, 0]
+            return (values - feed.labels.float()).square(), values
+        said = self._log_probabilities(logits)
+        if self.examples.task.level == "token":
+            asked = feed.labels != NOT_A_LABEL
+            losses = functional.nll_loss(said.transpose(1, 2), feed.labels, reduction="none", ignore_index=NOT_A_LABEL)
+            return losses, torch.where(asked, said.argmax(-1), NOT_A_LABEL)
+        return functional.nll_loss(said, feed.labels, reduction="none"), said.argmax(-1)
+
+    def _log_probabilities(self, logits: "Tensor") -> "Tensor":
+        """Of the task's labels in the task's order; outputs that mean the same label count together."""
+        import torch
+
+        said = logits.log_softmax(-1)
+        n = len(self.examples.task.labels)
+        if self.order == tuple(range(n)):
+            return said
+        outputs = [[place for place, label in enumerate(self.order) if label == wanted] for wanted in range(n)]
+        return torch.stack([said[..., places].logsumexp(-1) for places in outputs], -1)
+
+    def sums(self, feed: _Rows) -> "Tensor":
+        """Value × weight of each row [row]; see `Task`."""
+        import torch
+
+        losses, predicted = self._said(feed)
+        wide = torch.float32 if self.loaded.device.type == "mps" else torch.float64
+        if not self.metric:
+            values = losses
+        elif self.statistic is not None:
+            values = predicted
+        else:
+            values = predicted != feed.labels  # a token that is not asked for is right by definition
+        values = values.to(wide)
+        return values.sum(1) if values.ndim == 2 else values
+
+    def per_text(self) -> tuple[np.ndarray, np.ndarray]:
+        """(values [text], weights [text]) of all examples."""
+        found = self.outputs()
+        self._also = dict(found.scores)
+        if not self.metric:
+            return found.losses, self.weights
+        if self.statistic is not None:
+            return found.predicted, self.weights
+        wrong = (found.predicted != found.truth).astype(np.float64)
+        starts = np.concatenate([[0], np.cumsum(self.weights).astype(int)[:-1]])
+        return np.add.reduceat(wrong, starts) / self.weights, self.weights
+
+    def outputs(self) -> Outputs:
+        """Losses and predictions of all examples, and every metric of the task."""
+        import torch
+
+        losses = np.zeros(self.n_texts)
+        said: list[Any] = [None] * self.n_texts
+        with torch.inference_mode():
+            for feed in self.feeds(range(self.n_texts)):
+                one, other = self._said(feed)
+                mine, predicted = one.cpu().double().numpy(), other.cpu().numpy()
+                for row, slot in enumerate(feed.slots):
+                    losses[slot] = mine[row].sum() / self.weights[slot]
+                    said[slot] = predicted[row]
+        if self.examples.task.level == "token":
+            said = [row[row != NOT_A_LABEL] for row in said]
+            labels = [[label for label in row if label != NOT_A_LABEL] for row in self._labels]
+            predicted, truth = np.concatenate(said), np.concatenate(labels).astype(int)
+        else:
+            wide = np.float64 if self.examples.task.regression else np.int64
+            predicted, truth = np.array(said, dtype=wide), np.array(self.examples.labels, dtype=wide)
+        return Outputs(
+            losses, predicted, truth, {name: score(name, truth, predicted) for name in self.examples.task.metrics}
+        )
+
+    def also(self) -> dict[str, float]:
+        """Every metric of the last call of `per_text`."""
+        return dict(self._also)
+
+
+def _padded(rows: Sequence[Sequence[int]], longest: int, fill: int) -> np.ndarray:
+    """Rows padded on the right, int64 [row, token]."""
+    values = np.full((len(rows), longest), fill, dtype=np.int64)
+    for number, row in enumerate(rows):
+        values[number, : len(row)] = row
+    return values
