@@ -197,7 +197,7 @@ def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
         (["--mode", "scale", "--factor", "nan"], "factor is nan; it must be a number"),
         (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
         (["--avoid", "900"], "dimension 900 does not exist"),
-        (["--task", "foo"], "unknown task 'foo'; tasks are auto, causal loss, masked loss, output change"),
+        (["--task", "foo"], "of texts: auto, masked-loss, causal-loss, output-change"),
         (["--data", "t.json"], "t.json: no such file, and no hub id"),
     ],
 )

@@ -20,7 +20,7 @@ import pytest
 
 import synthetic_report as synthetic
 from architectures import FAMILIES, build
-from outlierlens.cli import sweep_job, sweep_progress
+from outlierlens.cli import labelled, sweep_job, sweep_progress
 from outlierlens.cli.common import parse_sets
 from outlierlens.cli.sweep_progress import SweepView, board, duration, headline
 from outlierlens.cli.sweep_show import Marks, plain, print_sweep, signed
@@ -387,7 +387,7 @@ def test_a_signal_before_the_first_row_says_so(run: Any, tmp_path: Path, monkeyp
     def never(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(sweep_job, "read_texts", never)
+    monkeypatch.setattr(labelled.Reading, "read", never)
     code, _, err = run("sweep", "no-such-model", "-o", str(tmp_path / "run"))
     assert code == 143
     assert (

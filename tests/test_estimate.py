@@ -13,6 +13,7 @@ from outlierlens.errors import BadInput
 from outlierlens.sweeps.estimate import (
     EQUAL_TEXTS,
     Estimate,
+    Ranking,
     benjamini_hochberg,
     estimate,
     gradient_scale,
@@ -319,7 +320,7 @@ def settle(units: list[list[float]], k: int, tolerance: float, level: float = 0.
     values = [np.array(unit, dtype=float) for unit in units]
     weights = np.ones(max(len(unit) for unit in units))
     estimates = [estimate(unit, weights, level) for unit in values]
-    return unsettled(estimates, values.__getitem__, weights, k=k, level=level, tolerance=tolerance, **more)  # type: ignore[arg-type]
+    return unsettled(estimates, values.__getitem__, weights, Ranking(k, level, tolerance), **more)  # type: ignore[arg-type]
 
 
 NOISE = [0.3, -0.3, 0.2, -0.2, 0.1, -0.1]
@@ -371,9 +372,7 @@ class TestUnsettled:
         plain = [estimate(unit, weights, 0.95) for unit in values]
 
         def ask(used: list[np.ndarray | None]) -> set[int]:
-            return unsettled(
-                plain, values.__getitem__, weights, k=1, level=0.95, tolerance=0.01, gradients=used.__getitem__
-            )
+            return unsettled(plain, values.__getitem__, weights, Ranking(1, 0.95, 0.01), used.__getitem__)
 
         assert ask([None, slopes[1]]) == {0, 1}
         assert ask(list(slopes)) == set()
@@ -393,7 +392,7 @@ class TestUnsettled:
             n = min(len(values[upper]), len(values[lower]))
             if estimate(values[lower][:n] - values[upper][:n], weights, 0.9).high > tolerance:
                 expected |= {unit for unit in (upper, lower) if len(values[unit]) == n}
-        assert unsettled(estimates, values.__getitem__, weights, k=k, level=0.9, tolerance=tolerance) == expected
+        assert unsettled(estimates, values.__getitem__, weights, Ranking(k, 0.9, tolerance)) == expected
 
 
 class TestRanks:

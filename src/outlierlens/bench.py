@@ -28,7 +28,7 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.modes import Ablation, Mode, check_mode, means_over
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
-from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
+from outlierlens.tasks import Task, TaskOptions, make_task, scored
 from outlierlens.weights import combine, per_dim, scan_live
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def disable(
         fills=tuple(item for item in said if isinstance(item, Filled)),
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
         notes=tuple(bench.notes),
+        metric=bench.task.metric,
     )
 
 
@@ -150,7 +151,7 @@ class _Bench:
         self.stack: BoundStack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
         self.fingerprint = fingerprint(loaded.model)
-        self.task: Task = make_task(loaded, texts.texts, options.task)
+        self.task: Task = make_task(loaded, texts, options.task)
         self.intact_values, self.weights = self.task.per_text()
         self.rows: RowStore | None = None
         self.notes: list[str] = []
@@ -160,7 +161,7 @@ class _Bench:
         settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
             length = token_limit(loaded, options.task.max_length)
-            means = means_over(loaded, self.stack, texts.texts, length=length, batch_size=options.task.batch_size)
+            means = means_over(loaded, self.stack, texts, length=length, batch_size=options.task.batch_size)
             settings = EditSettings(means=means)
             self.notes.append(
                 f"the mean that replaces a value is taken over the first {length} tokens of each of these texts"
@@ -206,10 +207,7 @@ class _Bench:
             values, also, touched = self.intact_values, self.task.also(), 0
         else:
             values, also, touched = self._per_text(plan)
-        seed, difference = self.options.seed, values - self.intact_values
-        value = weighted_mean(values, self.weights)
-        low, high = bootstrap(values, self.weights, seed=seed)
-        change_low, change_high = bootstrap(difference, self.weights, seed=seed)
+        value, low, high, change, change_low, change_high = self._figures(values)
         plan = plan or {}
         uniform = len(set(plan.values())) <= 1
         return Condition(
@@ -220,16 +218,25 @@ class _Bench:
                 value=value,
                 low=low,
                 high=high,
-                perplexity=_exp(value) if self.task.is_loss else None,
+                perplexity=_exp(value) if self.task.unit == "nats per token" else None,
                 per_text=tuple(values.tolist()),
                 also=also,
             ),
-            change=weighted_mean(difference, self.weights),
+            change=change,
             change_low=change_low,
             change_high=change_high,
             n_parameters=touched,
             layers=tuple(sorted(plan)),
         )
+
+    def _figures(self, values: np.ndarray) -> tuple[float, float, float, float, float, float]:
+        """(value, low, high, change, low, high) with 95 % bootstrap intervals over texts, that of the change paired."""
+        seed, statistic = self.options.seed, self.task.statistic
+        own = scored(values, self.weights, statistic, seed=seed)
+        if statistic is None:
+            return (*own, *scored(values - self.intact_values, self.weights, None, seed=seed))
+        change = own[0] - statistic.value(self.intact_values)
+        return (*own, change, *statistic.interval(self.intact_values, values, seed=seed))
 
     def exercise(self, texts: Texts) -> tuple[str, Exercise | None]:
         """The passage that every condition fills in, and its blanks."""

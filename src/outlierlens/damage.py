@@ -23,7 +23,7 @@ class Score:
         value: mean over texts, weighted by tokens: nats per token for a loss; a difference to intact otherwise.
         low, high: 95 % bootstrap interval of `value`, texts resampled.
         perplexity: exp(value) for a loss; None for other tasks.
-        per_text: value of each text, in the order of the data.
+        per_text: value of each text, in the order of the data; of a metric that is no mean, its predictions.
         also: further numbers by name (for output change: "cosine", "kl").
     """
 
@@ -134,6 +134,7 @@ class Damage:
         fills: the same passage under intact, the median random set and the chosen set, in this order; empty without a
             head for words.
         continuations: of causal models, likewise.
+        metric: "mcc" where values are 1 − metric, so that a change above 0 is what the metric loses; "" for losses.
     """
 
     provenance: Provenance
@@ -152,6 +153,12 @@ class Damage:
     fills: tuple[Filled, ...]
     continuations: tuple[Continuation, ...] = ()
     notes: tuple[str, ...] = ()
+    metric: str = ""
+
+    @property
+    def of_change(self) -> str:
+        """What a change is a number of: "nats per token"; "mcc lost"."""
+        return f"{self.metric} lost" if self.metric else self.unit
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per condition."""

@@ -10,7 +10,7 @@ A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "own
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,14 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def first(self, n: int) -> "Texts":
+        """The first `n` texts (or all)."""
+        return replace(self, texts=self.texts[:n])
+
+    def tokenised(self, tokenizer: Any, max_length: int) -> Any:
+        """What the tokenizer makes of them, by name one list a text, cut at `max_length` tokens."""
+        return tokenizer(list(self.texts), truncation=True, max_length=max_length)
 
 
 def read_texts(
@@ -136,7 +144,7 @@ class Batch:
 
 
 def batches(
-    tokenizer: Any, texts: Sequence[str], *, max_length: int, batch_size: int, device: Any = "cpu", sort: bool = True
+    tokenizer: Any, texts: Texts | Sequence[str], *, max_length: int, batch_size: int, device: Any = "cpu", sort: bool = True
 ) -> Iterator[Batch]:
     """Tokenise `texts` (cut at `max_length` tokens) and yield padded batches, longest texts first unless `sort` is off.
 
@@ -146,7 +154,8 @@ def batches(
         raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one")
     if max_length < 2 or batch_size < 1:
         raise BadInput(f"max_length is {max_length} and batch_size {batch_size}; need at least 2 and 1")
-    encoded = tokenizer(list(texts), truncation=True, max_length=max_length)
+    texts = texts if isinstance(texts, Texts) else Texts("", tuple(texts))
+    encoded = texts.tokenised(tokenizer, max_length)
     ids = encoded["input_ids"]
     order = sorted(range(len(ids)), key=lambda i: -len(ids[i])) if sort else list(range(len(ids)))
     order = [i for i in order if ids[i]]  # a text of no token has no state

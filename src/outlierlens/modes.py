@@ -4,7 +4,6 @@ ablation = Ablation(loaded, stack, mode="weights")
 with ablation.off({3: (507,)}) as n_values: ...
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -13,7 +12,7 @@ import numpy as np
 
 from outlierlens.ablate import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_weights
 from outlierlens.controls import Plan
-from outlierlens.data import batches
+from outlierlens.data import Texts, batches
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 
@@ -73,7 +72,7 @@ class Ablation:
 
 
 def means_over(
-    loaded: LoadedModel, stack: "BoundStack", texts: Sequence[str], *, length: int, batch_size: int
+    loaded: LoadedModel, stack: "BoundStack", texts: Texts, *, length: int, batch_size: int
 ) -> np.ndarray:
     """What mode "mean" puts in place: means [layer, dim] over the first `length` tokens of each text."""
     reading = batches(loaded.tokenizer, texts, max_length=length, batch_size=batch_size, device=loaded.device)

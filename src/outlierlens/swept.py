@@ -139,7 +139,7 @@ class Sweep:
     """Every dimension (or set, or layer window × dimension) switched off in turn.
 
     Attributes:
-        task, unit: "causal loss", "nats per token".
+        task, unit: "causal loss", "nats per token"; "glue:cola mcc", "1 − mcc".
         text: what a text is: "block of 128 tokens", "line of at most 128 tokens".
         mode: the ablation, as in `Damage`.
         windows: "all", "single", "from", "upto", or "given".
@@ -154,6 +154,7 @@ class Sweep:
         separated: whether the order of the `top` strongest is settled (or they differ by less than the tolerance).
         effects: in the order planned.
         nulls: comparisons with control sets.
+        metric: "mcc" where values are 1 − metric, so that a change above 0 is what the metric loses; "" for losses.
     """
 
     provenance: Provenance
@@ -186,12 +187,23 @@ class Sweep:
     nulls: tuple[Null, ...]
     cost: Cost
     precision: Precision | None = None
+    metric: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def is_loss(self) -> bool:
         """Whether exp(value) is a perplexity."""
         return self.unit == "nats per token"
+
+    @property
+    def of_change(self) -> str:
+        """What a change is a number of: "nats per token"; "mcc lost"."""
+        return f"{self.metric} lost" if self.metric else self.unit
+
+    @property
+    def has_intact(self) -> bool:
+        """Whether the intact model has a value of its own, which a change of outputs has not."""
+        return self.task != "output change"
 
     @property
     def windows_swept(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
             family,
             0.5 if len(conditions) == 1 else (0.5 + i * GOLDEN) % 1,
             chosen=number == 0,
-            unit=damage.unit,
+            unit=damage.of_change,
         )
         for number, (family, conditions) in enumerate(families)
         for i, condition in enumerate(conditions)
@@ -35,7 +35,7 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     values = np.array([row["change"] for row in drawn] + ends + [0.0])
     scale = symmetric(values, factor=30.0)
     # Two lines: one would be cut off on a narrow screen.
-    title = [f"change of the {damage.task}", damage.unit + (" (symmetric log scale)" if scale.log else "")]
+    title = [f"change of the {damage.task}", damage.of_change + (" (symmetric log scale)" if scale.log else "")]
     x: Spec = field(
         "change", title, scale=scale.scale | {"padding": 14} if not scale.log else scale.scale, axis=scale.axis
     )
@@ -78,7 +78,7 @@ def reading(damage: Damage) -> str:
     if not math.isfinite(chosen.change):
         return f"With {few(chosen.dims)} off the {damage.task} is infinite or undefined, which no scale can show."
     text = (
-        f"With {few(chosen.dims)} off the {damage.task} changes by {chosen.change:+.3g} {damage.unit} "
+        f"With {few(chosen.dims)} off the {damage.task} changes by {chosen.change:+.3g} {damage.of_change} "
         f"(95 % interval {chosen.change_low:+.3g} to {chosen.change_high:+.3g}). "
     )
     for control in damage.controls:

@@ -108,7 +108,7 @@ def sweep_ranked(
     reading = (
         f"The {last:,} dimensions from the largest change down, with {level(sweep)} intervals. "
         f"{len(above):,} of them {'lies' if len(above) == 1 else 'lie'} above twice the tolerance "
-        f"({2 * sweep.tolerance:g} {sweep.unit}) with the whole interval. "
+        f"({2 * sweep.tolerance:g} {sweep.of_change}) with the whole interval. "
     )
     return chart(
         name=name,
@@ -213,7 +213,7 @@ def _band(sweep: Sweep, effects: list[Effect], y: Spec) -> list[Spec]:
 def _largest(effects: list[Effect], sweep: Sweep) -> str:
     first = sorted(effects, key=lambda e: (-e.change, e.dims))[:3]
     said = [f"{e.dims[0]} {e.change:+.3g} ({e.low:+.3g} to {e.high:+.3g})" for e in first]
-    return f"Largest: {', '.join(said)} {sweep.unit}. "
+    return f"Largest: {', '.join(said)} {sweep.of_change}. "
 
 
 def _ordinary(sweep: Sweep, effects: list[Effect]) -> str:

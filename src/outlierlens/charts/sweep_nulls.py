@@ -129,7 +129,7 @@ def _say(sweep: Sweep, nulls: list[Null], kept: list[Null]) -> str:
     text = "Dots: the change with each control set off; diamond: with the set itself off, on the same texts. "
     first = max(kept, key=lambda null: np.nan_to_num(null.change, nan=-np.inf))
     text += (
-        f"{first.label}: {first.change:+.3g} {sweep.unit}, its {len(first.changes):,} controls ({first.kind}) "
+        f"{first.label}: {first.change:+.3g} {sweep.of_change}, its {len(first.changes):,} controls ({first.kind}) "
         f"{first.median:+.3g} in the median, {first.percentile_95:+.3g} at the 95th percentile"
     )
     text += f", {first.times_mean:.3g} times their mean" if first.times_mean is not None else ""

@@ -64,7 +64,7 @@ def sweep_map(sweep: Sweep, named: Sequence[int] | None = None, *, name: str = "
         "type": "quantitative",
         "scale": scale.scale | {"range": [0.04, 1.0]},
         "legend": {
-            "title": f"|change|, {sweep.unit}",
+            "title": f"|change|, {sweep.of_change}",
             "values": _legend(scale.axis.get("values"), scale.scale["domain"][1]),
             "labelExpr": PLAIN_NUMBER,
             "orient": "bottom",
@@ -83,7 +83,7 @@ def sweep_map(sweep: Sweep, named: Sequence[int] | None = None, *, name: str = "
     tooltip = [
         field("window", "off in", "nominal"),
         field("dim", "dimension" if step == 1 else f"dimension, the largest of {step}"),
-        field("change", f"change, {sweep.unit}"),
+        field("change", f"change, {sweep.of_change}"),
     ]
     compact = [{"window": w, "dim": [c[0] for c in line], "change": [c[1] for c in line]} for w, line in cells]
     heat: Spec = {
@@ -157,7 +157,7 @@ def _map_says(sweep: Sweep, singles: list[Effect], changes: np.ndarray, step: in
     text = (
         f"Rows are the layers ({len(changes)} windows), columns the {int((~np.isnan(changes)).any(axis=0).sum()):,} "
         f"dimensions that were switched off; the stronger the colour, the larger the change (symmetric log scale). "
-        f"The largest: {most.label} {most.change:+.3g} {sweep.unit} ({most.low:+.3g} to {most.high:+.3g})"
+        f"The largest: {most.label} {most.change:+.3g} {sweep.of_change} ({most.low:+.3g} to {most.high:+.3g})"
     )
     second = next((e for e in singles if e.dims != most.dims), None)
     text += f"; of any other dimension: {second.label} {second.change:+.3g}. " if second else ". "
@@ -208,7 +208,7 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
     shape = {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": shapes}, "legend": legend}
     tooltip = [
         field("off", "off", "nominal"),
-        field("change", f"change, {sweep.unit}"),
+        field("change", f"change, {sweep.of_change}"),
         field("low", f"{level(sweep)} from"),
         field("high", "to"),
         field("texts", "texts"),
@@ -240,7 +240,7 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
     ]
     most = max(rows, key=lambda r: abs(r["change"]))
     reading = f"Lines: the change with each off, by layer ({title}), shaded their {level(sweep)} intervals. {what}"
-    reading += f"The largest: {most['off']} {most['change']:+.3g} {sweep.unit}."
+    reading += f"The largest: {most['off']} {most['change']:+.3g} {sweep.of_change}."
     return chart(
         name=name,
         title=f"{sweep.task.capitalize()} by layer ({sweep.mode})",

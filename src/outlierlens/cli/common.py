@@ -58,18 +58,34 @@ LOADING: tuple[tuple[str, Any, Any], ...] = (
 def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `LOADING`, in front of --overwrite; it gets them as `load`, a LoadOptions."""
 
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
+    def make(options: dict[str, Any], given: dict[str, Any]) -> Any:
         from outlierlens.models import LoadOptions
 
-        options = {name: given.pop(name) for name, _, _ in LOADING}
         notice = (lambda _: None) if given.get("quiet") else warn
-        command(**given, load=LoadOptions(row=options.pop("arch"), notice=notice, **options))
+        return LoadOptions(row=options.pop("arch"), notice=notice, **options)
 
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "load"]
+    return with_group(command, LOADING, "load", make, before="overwrite")
+
+
+def with_group(
+    command: Callable[..., None],
+    group: Sequence[tuple[str, Any, Any]],
+    name: str,
+    make: Callable[[dict[str, Any], dict[str, Any]], Any],
+    *,
+    before: str,
+) -> Callable[..., None]:
+    """Give a command the options of `group` in front of option `before`; it gets `make(them, its own)` as `name`."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        options = {option: given.pop(option) for option, _, _ in group}
+        command(**given, **{name: make(options, given)})
+
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != name]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    more = [inspect.Parameter(name, kind, default=value, annotation=hint) for name, hint, value in LOADING]
-    place = [p.name for p in own].index("overwrite")
+    more = [inspect.Parameter(option, kind, default=value, annotation=hint) for option, hint, value in group]
+    place = [p.name for p in own].index(before)
     parameters = [*own[:place], *more, *own[place:]]
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,5 +1,6 @@
 """`observe`, `disable` and `report`: commands that run the model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from outlierlens.cli import common
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
+from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_labels
 from outlierlens.errors import BadInput, need
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ ModeOption = Annotated[
     str, typer.Option("--mode", help="weights, zero, mean, scale, resample (hidden states) or writes.")
 ]
 FactorOption = Annotated[float, typer.Option("--factor", help="Factor of mode scale.")]
+TEXTS = 16  # of `disable`, where no number is given
 EmbeddingsOption = Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")]
 ReportTexts = Annotated[
     str | None,
@@ -30,7 +33,6 @@ ReportTexts = Annotated[
         show_default=False,
     ),
 ]
-TaskOption = Annotated[str, typer.Option("--task", help="auto, masked-loss, causal-loss or output-change.")]
 
 
 @common.loads_a_model
@@ -135,6 +137,7 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
 
 
 @common.loads_a_model
+@takes_labels
 def disable(
     model: common.Model,
     dims: Annotated[
@@ -142,7 +145,10 @@ def disable(
     ],
     data: common.Data = "excerpt",
     text_column: common.TextColumn = None,
-    limit: common.Limit = 16,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help=f"Use the first N texts. Default: {TEXTS}; of a labelled task all."),
+    ] = None,
     mode: ModeOption = "weights",
     layers: Annotated[
         str | None, typer.Option("--layers", help="Layers to switch off in: 0-3,7. Default: all.")
@@ -175,30 +181,26 @@ def disable(
     quiet: common.Quiet = False,
     no_progress: common.NoProgress = False,
     *,
+    labelling: Labelling,
     load: "LoadOptions",
 ) -> None:
     """Switch dimensions off beside random and matched controls, and measure what breaks."""
     from outlierlens.bench import DisableOptions, check_save, save_disabled
     from outlierlens.bench import disable as disable_dims
-    from outlierlens.data import read_texts
     from outlierlens.models import load_model
-    from outlierlens.tasks import TaskOptions
 
     show = Show.choose(format, json, quiet, output, overwrite)
     plan = common.parse_dims(dims)
-    task_options = TaskOptions(
-        name=task.replace("-", " "),  # type: ignore[arg-type]
-        max_length=max_length,
-        stride=stride,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    reading = Reading(task, data, text_column, limit, labelling)
+    if limit is None and not reading.is_labelled:
+        reading = replace(reading, limit=TEXTS)
+    task_options = reading.options(max_length=max_length, stride=stride, batch_size=batch_size, seed=seed)
     if rows and rows.exists() and overwrite:
         rows.unlink()
     spared = common.parse_dims(avoid) if avoid else None
     if isinstance(spared, dict):
         raise BadInput(f"--avoid takes dimensions, 308,381; {avoid!r} names layers")
-    texts = read_texts(data, column=text_column, limit=limit, offline=load.offline)
+    texts = reading.read(offline=load.offline)
     if save:
         check_save(save, mode)
     loaded = load_model(model, load)
@@ -235,8 +237,11 @@ def print_damage(damage: "Damage") -> None:
         interval = f"[{condition.change_low:+.3f}, {condition.change_high:+.3f}]" if known else None
         change = f"{condition.change:+.4f}" if condition.dims else None
         perplexity = None if score.perplexity is None else f"{score.perplexity:,.2f}"
-        rows.append([label, f"{score.value:.4f}", perplexity, change, interval, condition.n_parameters])
-    print_table("", ["condition", "value", "perplexity", "change", "95 % interval", "parameters off"], rows)
+        shown = f"{1 - score.value if damage.metric else score.value:.4f}"
+        middle = [] if damage.metric else [perplexity]
+        rows.append([label, shown, *middle, change, interval, condition.n_parameters])
+    heads = [damage.metric, "lost"] if damage.metric else ["value", "perplexity", "change"]
+    print_table("", ["condition", *heads, "95 % interval", "parameters off"], rows)
     controls = [
         [
             control.kind,

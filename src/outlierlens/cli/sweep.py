@@ -7,7 +7,8 @@ import typer
 
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, resumable, say
-from outlierlens.cli.measure import EmbeddingsOption, FactorOption, ModeOption, StackOption, TaskOption
+from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_labels
+from outlierlens.cli.measure import EmbeddingsOption, FactorOption, ModeOption, StackOption
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ KOVALEVA_RANDOM = 1000  # random sets of Kovaleva et al. (2021)
 
 
 @common.loads_a_model
+@takes_labels
 def sweep(
     model: common.Model,
     data: common.Data = "excerpt",
@@ -102,6 +104,7 @@ def sweep(
     quiet: common.Quiet = False,
     no_progress: common.NoProgress = False,
     *,
+    labelling: Labelling,
     load: "LoadOptions",
 ) -> None:
     """Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.
@@ -112,9 +115,9 @@ def sweep(
     from outlierlens.cli.sweep_progress import SweepView
     from outlierlens.cli.sweep_show import Marks, print_sweep
     from outlierlens.sweeps.options import SweepOptions
-    from outlierlens.tasks import TaskOptions
 
     show, marks = Show.choose(format, json, quiet, None), Marks(mark)
+    reading = Reading(task, data, text_column, limit, labelling)
     if full and n_random is not None:
         raise BadInput("--full is --random 1000; give one of them")
     size = _batch_size(batch_size)
@@ -141,15 +144,10 @@ def sweep(
         random_texts=random_texts,
         batch_size=size,
         seed=seed,
-        task=TaskOptions(
-            name=task.replace("-", " "),  # type: ignore[arg-type]
-            max_length=max_length,
-            blocks=not lines,
-            seed=seed if mask_seed is None else mask_seed,
-        ),
+        task=reading.options(max_length=max_length, blocks=not lines, seed=seed if mask_seed is None else mask_seed),
     )
     job = SweepJob(
-        model=model, data=data, text_column=text_column, limit=limit, dims=dims, options=options,
+        model=model, reading=reading, dims=dims, options=options,
         machines=Machines(engine, address, workers, cpus_per_worker, gpus_per_worker),
         directory=output or Path("runs") / f"{Path(model).name}-sweep", chart=chart, overwrite=overwrite,
         command=common.reproduce(),

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from outlierlens import charts
 from outlierlens.cli.common import parse_dims
 from outlierlens.cli.job import ROWS, scan_of
-from outlierlens.data import EXCERPT, Texts, read_texts
+from outlierlens.cli.labelled import Reading
+from outlierlens.data import EXCERPT, Texts
 from outlierlens.errors import BadInput, need
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.report import ReportData, chart_page, write
@@ -80,9 +81,7 @@ class SweepJob:
 
     model: str
     directory: Path
-    data: str = EXCERPT
-    text_column: str | None = None
-    limit: int | None = None
+    reading: Reading = field(default_factory=lambda: Reading("auto", EXCERPT))
     dims: str = "all"
     options: SweepOptions = field(default_factory=SweepOptions)
     machines: Machines = Machines()
@@ -129,7 +128,7 @@ def run(job: SweepJob, load: LoadOptions, progress: "Callable[[SweepProgress], N
     """
     from outlierlens.sweeps import loop
 
-    texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
+    texts = job.reading.read(offline=load.offline)
     with _alone(job.directory):
         loaded = load_model(job.model, load)
         found = scan_of(job.model, loaded, load, job.command)

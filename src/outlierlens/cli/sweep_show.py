@@ -65,7 +65,7 @@ def print_sweep(sweep: "Sweep", marks: Marks) -> None:
     rows = [_row(effect, sweep, marks) for effect in sweep.top(SHOWN)]
     interval = f"{sweep.level:.0%} interval"
     heads = ["", "rank", "off", "change", interval, "texts", "p", "q", "q found", "× random", "by weights"]
-    print_table(f"largest changes of {len(sweep.effects):,}, in {sweep.unit}", heads, _ranked(rows))
+    print_table(f"largest changes of {len(sweep.effects):,}, in {sweep.of_change}", heads, _ranked(rows))
     if any(marks.on(effect, sweep) for effect in sweep.top(SHOWN)):
         say(marks.meaning)
     for line in _found(sweep):
@@ -82,7 +82,7 @@ def _head(sweep: "Sweep") -> Iterator[str]:
     yield f"{sweep.provenance.model}: {sweep.task} ({sweep.unit}), {sweep.method}, on {sweep.data}"
     yield (
         f"{sweep.n_texts:,} texts, {sweep.n_tokens:,} tokens in all (a text is a {sweep.text})"
-        + (f"; intact {sweep.intact:.4f} [{sweep.intact_low:.4f}, {sweep.intact_high:.4f}]" if sweep.is_loss else "")
+        + (f"; intact {_intact(sweep)}" if sweep.has_intact else "")
     )
     windows = sweep.windows_swept
     shown = windows[0] if len(windows) == 1 else f"{len(windows)} windows ({windows[0]} … {windows[-1]})"
@@ -95,6 +95,15 @@ def _head(sweep: "Sweep") -> Iterator[str]:
             + (settled if sweep.top_k else "")
             + (f"; {unfinished:,} effects are wider than that" if unfinished else "")
         )
+
+
+def _intact(sweep: "Sweep") -> str:
+    """The intact model's value with its interval; of a metric the metric itself."""
+    if sweep.metric:
+        value, low, high = 1 - sweep.intact, 1 - sweep.intact_high, 1 - sweep.intact_low
+    else:
+        value, low, high = sweep.intact, sweep.intact_low, sweep.intact_high
+    return f"{value:.4f} [{low:.4f}, {high:.4f}]"
 
 
 def _ranked(rows: list[list[Any]]) -> list[list[Any]]:
@@ -174,7 +183,7 @@ def _cost(sweep: "Sweep") -> Iterator[str]:
     if sweep.precision:
         of = sweep.precision
         yield (
-            f"{of.dtype}: changes differ from float32 by at most {of.deviation:.2g} {sweep.unit} "
+            f"{of.dtype}: changes differ from float32 by at most {of.deviation:.2g} {sweep.of_change} "
             f"({of.n_sets:,} sets on {of.n_texts:,} texts)"
         )
 

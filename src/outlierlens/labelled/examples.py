@@ -49,6 +49,16 @@ class Examples(Texts):
         digest.update(repr(self.labels).encode())
         return digest.hexdigest()
 
+    def first(self, n: int) -> "Examples":
+        """The first `n` examples (or all)."""
+        return self.some(range(min(n, len(self))))
+
+    def tokenised(self, tokenizer: Any, max_length: int) -> Any:
+        """As of texts, with their pairs; see `labelled.encode`."""
+        from outlierlens.labelled.encode import encode
+
+        return encode(tokenizer, self, max_length=max_length).inputs
+
     def some(self, numbers: Sequence[int]) -> "Examples":
         """The examples with these numbers, in this order."""
 

@@ -43,7 +43,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     loaded = from_objects(run.model, run.tokens.tokenizer, name=recipe.name)
     texts = Texts("held-out texts", run.tokens.held_out[: options.n_texts])
     task_options = TaskOptions(max_length=recipe.data.length, batch_size=options.batch_size, seed=options.seed)
-    task = make_task(loaded, texts.texts, task_options)
+    task = make_task(loaded, texts, task_options)
     options.progress(f"measuring on {len(texts)} held-out texts")
     found = scan_live(loaded, ScanOptions(view="last" if loaded.stack().ends_in_norm else "reading")).stacks[0]
     both, scale_alone, bias_alone = found.past(SHARE)

@@ -118,7 +118,7 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
         control, loss = random_control(damage), damage.chosen.score.perplexity is not None
         size = len(damage.chosen.dims)
         show = (lambda v: f"×{factor(v)}") if loss else (lambda v: f"{v:.2g}")
-        unit = "perplexity" if loss else damage.unit
+        unit = "perplexity" if loss else damage.of_change
         chosen = show(damage.chosen.change)
         made.append(Tile(chosen, f"{unit} with {few(damage.chosen.dims)} off", verdict(damage) == "damaging"))
         if control is not None:
@@ -134,7 +134,7 @@ def _sweep_tiles(sweep: Sweep) -> list[Tile]:
     if not singles:
         return []
     show = (lambda v: f"×{factor(v)}") if sweep.task in TASKS else (lambda v: f"{v:.2g}")
-    unit = "perplexity" if sweep.task in TASKS else sweep.unit
+    unit = "perplexity" if sweep.task in TASKS else sweep.of_change
     first = max(singles, key=lambda e: e.change)
     middle = float(np.median([e.change for e in singles]))
     return [

@@ -106,7 +106,7 @@ def _lost(sweep: Sweep) -> Iterator[str]:
 
 def _amount(sweep: Sweep, effect: Effect) -> str:
     """ "+8.4 nats per token (95 % interval +8 to +8.8; perplexity ×4,450)"."""
-    text = f"{effect.change:+.3g} {sweep.unit} ({level(sweep)} interval {effect.low:+.3g} to {effect.high:+.3g}"
+    text = f"{effect.change:+.3g} {sweep.of_change} ({level(sweep)} interval {effect.low:+.3g} to {effect.high:+.3g}"
     if sweep.task in TASKS:
         text += f"; {TASKS[sweep.task]} ×{factor(effect.change)}"
     return text + ")"
@@ -138,7 +138,7 @@ def _many(sweep: Sweep, singles: list[Effect]) -> str:
     above = sum(e.low > limit for e in singles)
     what = "dimensions" if len(sweep.windows_swept) == 1 else "effects of one dimension in one layer window"
     lie = "lies" if above == 1 else "lie"
-    text = f"{above:,} of {len(singles):,} {what} {lie} above twice the tolerance ({limit:g} {sweep.unit}) "
+    text = f"{above:,} of {len(singles):,} {what} {lie} above twice the tolerance ({limit:g} {sweep.of_change}) "
     text += "with the whole interval"
     over = sum(e.change > limit for e in singles)
     text += f", {over:,} by their estimate" if over != above else ""

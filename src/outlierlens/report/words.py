@@ -141,7 +141,7 @@ def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
     else:
         yield f"{act} {_verb(damage)}{_beside(damage, control)}."
         if abs(damage.chosen.change) < SMALL:
-            yield f"The change is small all the same: {damage.chosen.change:+.3g} {damage.unit}."
+            yield f"The change is small all the same: {damage.chosen.change:+.3g} {damage.of_change}."
     if found == "unclear":
         n = len(control.conditions) if control else 0
         yield f"With {n} random sets this cannot be told from chance at p ≤ {SIGNIFICANT:g}."
@@ -160,13 +160,13 @@ def _verb(damage: Damage) -> str:
         verb = "multiplies" if chosen.change >= 0 else "changes"
         after = f"{number(intact)} → {number(chosen.score.perplexity or math.inf)}"
         return f"{verb} {TASKS[damage.task]} by {factor(chosen.change)} ({after})"
-    return f"moves the model's outputs by a {damage.unit} of {chosen.change:.3g}"
+    return f"moves the model's outputs by a {damage.of_change} of {chosen.change:.3g}"
 
 
 def _effect(damage: Damage) -> str:
     if damage.task in TASKS:
         return f"{TASKS[damage.task]} ×{factor(damage.chosen.change)}"
-    return f"{damage.unit} {damage.chosen.change:.3g}"
+    return f"{damage.of_change} {damage.chosen.change:.3g}"
 
 
 def _beside(damage: Damage, control: Control | None) -> str:
@@ -192,7 +192,7 @@ def _matched(damage: Damage, found: str) -> Iterator[str]:
         return
     n = len(control.conditions)
     effect = (
-        f"×{factor(control.median)}" if damage.task in TASKS else f"{control.median:.2g} {damage.unit}"
+        f"×{factor(control.median)}" if damage.task in TASKS else f"{control.median:.2g} {damage.of_change}"
     ) + " in the median"
     worst = max(condition.change for condition in control.conditions)
     if control.closeness is not None and control.closeness < CLOSE:
@@ -303,7 +303,7 @@ def _prune(data: ReportData) -> Iterator[Advice]:
                 "prune",
                 f"When you prune or edit, leave {_these(dims)} alone, in {' and '.join(sites)} of every layer: "
                 f"{damage.chosen.n_parameters:,} values carry this damage.",
-                f"{damage.mode}: {damage.chosen.change:+.3g} {damage.unit}",
+                f"{damage.mode}: {damage.chosen.change:+.3g} {damage.of_change}",
             )
             return
     for sweep in data.sweeps:
@@ -313,7 +313,7 @@ def _prune(data: ReportData) -> Iterator[Advice]:
                 "prune",
                 f"When you prune or edit, leave {_these(sorted(e.dims[0] for e in costly))} alone: the model pays for "
                 "each of them by itself.",
-                f"{costly[0].label} off: {costly[0].change:+.3g} {sweep.unit}; "
+                f"{costly[0].label} off: {costly[0].change:+.3g} {sweep.of_change}; "
                 f"the least of these, {costly[-1].label}: {costly[-1].change:+.3g}",
             )
             return
@@ -322,7 +322,7 @@ def _prune(data: ReportData) -> Iterator[Advice]:
         yield Advice(
             "prune",
             "The dimensions found need no protection on this task: they stand out, but the model does without them.",
-            f"{change:+.3g} {data.damages[0].unit}, no more than random sets",
+            f"{change:+.3g} {data.damages[0].of_change}, no more than random sets",
         )
 
 

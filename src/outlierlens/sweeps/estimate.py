@@ -34,25 +34,37 @@ class Estimate:
 
     Attributes:
         change: weighted mean of the differences; infinite where a difference is infinite or no number.
-        half_width: of the interval; infinite for a single text.
+        half_width: of the interval; infinite for a single text. Where `bounds` are given, half of their distance.
         spread: standard deviation of the differences over texts, all texts alike; NaN for a single text.
         n_texts: texts the differences were measured on.
+        bounds: ends of an interval that is not symmetric around the change.
     """
 
     change: float
     half_width: float
     spread: float
     n_texts: int
+    bounds: tuple[float, float] | None = None
 
     @property
     def low(self) -> float:
         """Lower end of the interval."""
-        return self.change - self.half_width
+        return self.bounds[0] if self.bounds else self.change - self.half_width
 
     @property
     def high(self) -> float:
         """Upper end of the interval."""
-        return self.change + self.half_width
+        return self.bounds[1] if self.bounds else self.change + self.half_width
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What it takes to call the `k` largest changes ranked: `level` and `tolerance`, and `smallest` as in `estimate`."""
+
+    k: int
+    level: float
+    tolerance: float
+    smallest: float = 0.0
 
 
 def look_sizes(n_texts: int, first: int = FIRST_LOOK) -> tuple[int, ...]:
@@ -130,6 +142,8 @@ def estimate(
     level: float,
     gradients: np.ndarray | None = None,
     gradient_weights: np.ndarray | None = None,
+    *,
+    smallest: float = 0.0,
 ) -> Estimate:
     """Weighted mean of `values` with a t interval of confidence `level`.
 
@@ -140,6 +154,9 @@ def estimate(
     variate with coefficient 1 (difference estimator in double sampling: Cochran 1977, section 12.9): the estimate is
     mean_n(x − g) + mean_m(g), which is unbiased however wrong g is, with variance s²(x)/m + s²(x − g) (1/n − 1/m). On m
     or fewer texts than n they have nothing to add and are ignored.
+
+    Differences that come in steps (right or wrong) may be all equal by chance: with `smallest`, their smallest step, the
+    variance is taken as if one text more had moved up by it and one down (Agresti & Min 2005, for paired proportions).
 
     A loss that exploded on one text (infinite or no number) makes the change infinite: worse than any finite one and
     not to be refined, so its half-width is 0. Where all values are equal the half-width is 0 too, which is what the
@@ -162,7 +179,7 @@ def estimate(
     values = np.asarray(values, dtype=float)
     if not np.isfinite(values).all():
         return Estimate(np.inf, 0.0, np.inf, n)
-    change, half_width = _intervals(values, weights, level, gradients, wide)
+    change, half_width = _intervals(values, weights, level, gradients, wide, smallest)
     if n == 1:
         spread = float("nan")
     else:
@@ -214,7 +231,7 @@ def precise(found: Estimate, tolerance: float, relative: float) -> bool:
     An infinite change is settled. Equal differences have an interval of no width, but a few of them say little about
     texts not yet seen, so fewer than `EQUAL_TEXTS` never suffice; and 32 equal ones still leave it possible, at
     confidence 0.99, that 1 text in 7 differs (1 − 0.01^(1/32)). Differences of a loss are equal only when nothing
-    changes at all; a task whose values are few, such as right or wrong, should be measured on all texts.
+    changes at all; those of right and wrong have `smallest` to widen them.
     """
     if np.isinf(found.change):
         return True
@@ -227,10 +244,7 @@ def unsettled(
     estimates: Sequence[Estimate],
     series: Callable[[int], np.ndarray],
     weights: np.ndarray,
-    *,
-    k: int,
-    level: float,
-    tolerance: float,
+    ranking: Ranking,
     gradients: Callable[[int], np.ndarray | None] | None = None,
 ) -> set[int]:
     """Indices of the units that need more texts before the `k` largest changes are known, in order.
@@ -243,22 +257,23 @@ def unsettled(
     Args:
         series: the values of a unit.
         weights: of the sweep's texts, at least as many as the longest series.
-        level: of each look, as for `estimate`.
+        ranking: how many are ranked, and how surely; its level is that of each look, as for `estimate`.
         gradients: the first-order estimates of a unit that uses them, else None; a pair uses them if both do.
     """
     change, low, high = np.array([(e.change, e.low, e.high) for e in estimates]).reshape(-1, 3).T
     lengths = np.array([e.n_texts for e in estimates])
     order = np.lexsort((np.arange(len(change)), -change))
     needed: set[int] = set()
-    for rank, upper in enumerate(order[:k].tolist()):
+    for rank, upper in enumerate(order[: ranking.k].tolist()):
         below = order[rank + 1 :]
         if np.isinf(change[upper]):
             continue  # nothing is worse
-        close = below[high[below] > low[upper] + tolerance]
+        close = below[high[below] > low[upper] + ranking.tolerance]
         for length in np.unique(lengths[close]).tolist():
             lowers = close[lengths[close] == length]
             common = min(length, int(lengths[upper]))
-            open_ = lowers[_may_exceed(upper, lowers.tolist(), common, (series, gradients, weights, level)) > tolerance]
+            ends = _may_exceed(upper, lowers.tolist(), common, (series, gradients, weights, ranking))
+            open_ = lowers[ends > ranking.tolerance]
             if len(open_):
                 needed |= set(open_.tolist()) if length <= lengths[upper] else set()
                 needed |= {upper} if lengths[upper] <= length else set()
@@ -308,7 +323,7 @@ def _sequences(looks: tuple[int, ...], draws: int) -> tuple[np.ndarray, np.ndarr
 
 def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -> np.ndarray:
     """Upper ends of the intervals of value(lower) − value(upper) on the first `n` texts."""
-    series, gradients, weights, level = known
+    series, gradients, weights, ranking = known
     ends = np.full(len(lowers), -np.inf)
     slope = gradients(upper) if gradients else None
     slopes = {i: gradients(lower) for i, lower in enumerate(lowers)} if gradients and slope is not None else {}
@@ -318,13 +333,18 @@ def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -
             continue
         values = np.stack([series(lowers[i])[:n] for i in places]) - series(upper)[:n]
         control = np.stack([controlled[i] for i in places]) - slope if places[0] in controlled else None
-        change, half_width = _intervals(values, weights, level, control, weights)
+        change, half_width = _intervals(values, weights, ranking.level, control, weights, ranking.smallest)
         ends[places] = change + half_width
     return ends
 
 
 def _intervals(
-    values: np.ndarray, weights: np.ndarray, level: float, gradients: np.ndarray | None, wide: np.ndarray
+    values: np.ndarray,
+    weights: np.ndarray,
+    level: float,
+    gradients: np.ndarray | None,
+    wide: np.ndarray,
+    smallest: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(mean, half-width) of the rows of `values` [..., text]; `wide` are the weights of `gradients`. See `estimate`."""
     n = values.shape[-1]
@@ -342,7 +362,8 @@ def _intervals(
         variance = np.where(same, variance, controlled)
     if n == 1:
         return mean, np.full_like(variance, np.inf)
-    return mean, _critical(n - 1, level) * np.sqrt(variance)
+    step = 2 * smallest**2 / (n - 1) / n  # of the variance of the mean, were one more text to move up and one down
+    return mean, _critical(n - 1, level) * np.sqrt(variance + step)
 
 
 def _variance(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

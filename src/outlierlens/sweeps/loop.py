@@ -86,24 +86,29 @@ def sweep(
         units = planned(options, runner.stack.n_layers, runner.width, found)
         model = fingerprint(loaded.model)
         store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
+        is_exact = runner.exact
         looks = _looks(runner)
         strict = look_level(looks, options.level)
         level = strict if options.anytime else stop_level(looks, options.level, options.relative)
-        state = State(units, options, looks, level, strict, Measured(runner.weights))
+        state = State(
+            units, options, looks, level, strict, Measured(runner.weights), smallest=runner.task.smallest,
+            functional=runner.functional,
+        )  # fmt: skip
         run = _Run(runner, store, engine or Local, state, progress)
         held.callback(run.close)
-        if options.gradients and not options.exact and can_differentiate(runner):
+        if options.gradients and not is_exact and can_differentiate(runner):
             state.gradients = run.gradients(min(options.gradients, looks[-1]))
-        run.measure(exact(state) if options.exact else adaptive(state))
+        run.measure(exact(state) if is_exact else adaptive(state))
         families = control_families(runner, units, found)
-        n_compared = next(stop for _, stop in pieces(looks) if stop >= min(options.random_texts, looks[-1]))
+        least = looks[-1] if runner.functional else min(options.random_texts, looks[-1])
+        n_compared = next(stop for _, stop in pieces(looks) if stop >= least)
         everyone = [unit for family in families for unit in (*family.of, *family.controls)]
         run.plan_controls(len({unit.key for unit in everyone}) * n_compared)
         run.measure(until(state, list({unit.key: unit for unit in everyone}.values()), n_compared))
         precision = run.precision()
         run.report("done")
         nulls = nulls_of(state, families, n_compared)
-        value, low, high = intact_of(run.intact(), runner.weights, options.seed)
+        value, low, high = intact_of(run.intact(), runner, options.seed)
         return Sweep(
             provenance=Provenance.now(loaded.name, model, command=command, seed=options.seed),
             data=texts.source,
@@ -116,7 +121,8 @@ def sweep(
             n_layers=runner.stack.n_layers,
             width=runner.width,
             windows=options.windows if options.layers is None else f"{options.windows}, of given layers",
-            method="exact" if options.exact else "adaptive",
+            method="exact" if is_exact else "adaptive",
+            metric=runner.task.metric,
             tolerance=options.tolerance,
             relative=options.relative,
             top_k=options.top,
@@ -221,6 +227,8 @@ class _Run:
                 kept = self.rows.append(work.key, {"values": _rounded(values)})
                 self._texts += work.n_texts
             self._intact[span] = np.array(kept["values"])
+        if self.runner.functional is not None:
+            self.runner.functional.intact = self.intact()
 
     def intact(self) -> np.ndarray:
         """Values of the intact model on all texts used, in the sweep's order [text]."""
@@ -312,7 +320,7 @@ def _identity(runner: Runner, texts: Texts, model: str) -> dict[str, Any]:
         "stack": runner.stack.name,
         "seed": options.seed,
         "texts": runner.n_texts,
-        "exact": options.exact,
+        "exact": runner.exact,
         "max_texts": options.max_texts,
         # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
         **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
@@ -323,7 +331,7 @@ def _looks(runner: Runner) -> tuple[int, ...]:
     """Numbers of texts at which effects are estimated."""
     options = runner.options
     most = runner.n_texts if options.max_texts is None else min(options.max_texts, runner.n_texts)
-    return (most,) if options.exact else look_sizes(most)
+    return (most,) if runner.exact else look_sizes(most)
 
 
 def _controls(families: Sequence[Family]) -> list[Any]:

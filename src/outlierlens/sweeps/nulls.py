@@ -102,6 +102,8 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
 
     def change(unit: Unit) -> float:
         values = state.measured.values(unit.key)[:n_texts]
+        if state.functional is not None:
+            return state.functional.change(values)
         # A loss that is no number any more is as bad as one that is infinite.
         return float(np.average(np.nan_to_num(values, nan=np.inf, posinf=np.inf), weights=weights))
 

@@ -42,6 +42,8 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     finally:
         runner.forget()
     weights = runner.weights[span[0] : span[1]]
+    if runner.functional is not None:
+        return Precision(str(dtype).removeprefix("torch."), float(np.mean(reduced != full)), len(chosen), span[1])
     changes = [np.average(values[1:] - values[0], axis=1, weights=weights) for values in (reduced, full)]
     return Precision(
         dtype=str(dtype).removeprefix("torch."),

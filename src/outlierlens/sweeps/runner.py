@@ -17,10 +17,12 @@ import numpy as np
 from outlierlens.ablate import EditSettings, stream_width
 from outlierlens.controls import Plan
 from outlierlens.data import Texts
+from outlierlens.errors import BadInput
 from outlierlens.hidden import edited, last_operations, written
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation, means_over
+from outlierlens.sweeps.functional import Functional
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.prefix import Kept, can_resume, capture, resumed
 from outlierlens.tasks import Task, make_task
@@ -53,6 +55,8 @@ class Runner:
         tokens: of a forward pass, padding counted; fewer once memory ran out.
         order: the sweep's seeded random order of the task's texts, int [text]; spans (start, stop) count in it.
         weights: tokens that count, in that order [text].
+        functional: what turns differences on all texts into an effect, where the task's score is no mean; else None.
+        exact: whether every effect is measured on every text.
         site: where hidden states are edited: `written` for mode weights, else `edited`.
         mixes, reuses: whether batches mix ablations, and passes start behind the first touched layer.
         notes: what a reader of the results should know about how they were measured.
@@ -62,16 +66,24 @@ class Runner:
         self.loaded, self.options = loaded, options
         self.stack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
-        self.task: Task = make_task(loaded, texts.texts, options.task)
+        self.task: Task = make_task(loaded, texts, options.task)
         self.n_texts = self.task.n_texts
         self.order = np.random.default_rng([options.seed, 1]).permutation(self.n_texts)
         self.weights = self.task.weights[self.order]
+        statistic = self.task.statistic
+        self.functional = None if statistic is None else Functional(statistic, self.order, options.seed)
+        if self.functional and options.max_texts is not None:
+            raise BadInput(
+                f"{self.task.metric} is a metric of all texts together: max_texts is for losses and accuracy (measure='loss'); "
+                f"to use fewer examples, limit the data"
+            )
+        self.exact = options.exact or self.functional is not None
         self.notes: list[str] = []
         settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
             length = token_limit(loaded, options.task.max_length)
             size = options.task.batch_size
-            some = texts.texts[:MEANS_TEXTS]
+            some = texts.first(MEANS_TEXTS)
             settings = EditSettings(means=means_over(loaded, self.stack, some, length=length, batch_size=size))
             self.notes.append(
                 f"the mean that replaces a value is taken over the first {length} tokens of the first {len(some)} lines"

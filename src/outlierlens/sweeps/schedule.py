@@ -12,7 +12,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from outlierlens.sweeps.estimate import Estimate, estimate, gradient_scale, precise, unsettled, use_gradients
+from outlierlens.sweeps.estimate import (
+    Estimate,
+    Ranking,
+    estimate,
+    gradient_scale,
+    precise,
+    unsettled,
+    use_gradients,
+)
+from outlierlens.sweeps.functional import Functional
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.units import Unit, Work
 
@@ -66,6 +75,8 @@ class State:
             intervals of units hold that were measured further for it (`ranked`).
         estimates: of each unit at its last look; None before the first.
         separated: whether the top is told apart.
+        smallest: the smallest step of a difference, as in `Task`.
+        functional: what turns a unit's differences on all texts into its effect, where that is no mean; else None.
     """
 
     units: Sequence[Unit]
@@ -80,6 +91,8 @@ class State:
     estimates: list[Estimate | None] = field(default_factory=list)
     ranked: set[int] = field(default_factory=set)
     separated: bool = False
+    smallest: float = 0.0
+    functional: Functional | None = None
 
     def __post_init__(self) -> None:
         self.estimates = [None] * len(self.units)
@@ -97,8 +110,10 @@ class State:
 
     def estimate(self, number: int, level: float) -> Estimate:
         """A unit's effect with an interval of this level, from all that is measured of it."""
-        weights = self.measured.weights
-        return estimate(self.measured.values(self.units[number].key), weights, level, self.control(number), weights)
+        values, weights = self.measured.values(self.units[number].key), self.measured.weights
+        if self.functional is not None:
+            return self.functional.estimate(values, level)
+        return estimate(values, weights, level, self.control(number), weights, smallest=self.smallest)
 
     def _weigh_gradients(self, gradients: np.ndarray) -> None:
         """Decide how gradients serve, from all units at their first look."""
@@ -128,7 +143,7 @@ class State:
     def texts_left(self) -> float:
         """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
         left = 0.0
-        if self.options.exact:
+        if len(self.looks) == 1:
             return float(sum(self.looks[-1] - self.measured.n(unit.key) for unit in self.units))
         for found in self.estimates:
             if found is None:
@@ -143,7 +158,8 @@ def exact(state: State) -> Iterator[Round]:
     """Every unit on every text, piece by piece."""
     for start, stop in pieces(state.looks):
         yield "effects", [Work(unit, start, stop) for unit in state.units]
-        state.look(range(len(state.units)))
+        if state.functional is None or stop == state.looks[-1]:  # a metric is one of all texts together
+            state.look(range(len(state.units)))
     state.separated = True
 
 
@@ -188,10 +204,8 @@ def _needed(state: State) -> set[int]:
         found,
         lambda number: state.measured.values(state.units[number].key),
         state.measured.weights,
-        k=state.options.top,
-        level=state.strict,
-        tolerance=state.options.tolerance,
-        gradients=state.control,
+        Ranking(state.options.top, state.strict, state.options.tolerance, state.smallest),
+        state.control,
     )
     state.separated = not wanted
     return {number for number in wanted if found[number].n_texts < state.looks[-1]}

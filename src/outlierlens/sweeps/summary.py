@@ -10,7 +10,7 @@ from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.units import Unit
 from outlierlens.swept import BY_LAYER, Cost, Effect, Null, Stopped
-from outlierlens.tasks import bootstrap, weighted_mean
+from outlierlens.tasks import scored
 
 
 def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:
@@ -90,10 +90,12 @@ def _ranks(
     return ranks
 
 
-def intact_of(intact: np.ndarray, weights: np.ndarray, seed: int) -> tuple[float, float, float]:
+def intact_of(intact: np.ndarray, runner: Runner, seed: int) -> tuple[float, float, float]:
     """(value, low, high) of the intact model on the texts that were used; the interval is a bootstrap over texts."""
-    weights = weights[: len(intact)]
-    return weighted_mean(intact, weights), *bootstrap(intact, weights, seed=seed)
+    if runner.functional is not None:
+        intact = runner.functional.predictions(np.zeros(len(intact)))
+        return scored(intact, runner.task.weights, runner.functional.statistic, seed=seed)
+    return scored(intact, runner.weights[: len(intact)], None, seed=seed)
 
 
 def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: int, seconds: float) -> Cost:

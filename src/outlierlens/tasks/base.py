@@ -11,9 +11,11 @@ from outlierlens.errors import BadInput
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outlierlens.tasks.metrics import Statistic
+
 DRAWN_AT_ONCE = 4_000_000  # indices of the bootstrap held in memory: 32 MB
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "labelled"]
-Measure = Literal["metric", "loss"]
+Measure = Literal["metric", "accuracy", "loss"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class TaskOptions:
         batch_size: rows of a forward pass.
         mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
         seed: of masks.
-        measure: labelled: the value of an example is its "loss", or what the task's first "metric" counts.
+        measure: labelled: the score is the task's first "metric" on all examples, or the mean over examples of whether they
+            are right ("accuracy") or of their "loss", for which a part of the examples can do.
         labels: labelled: the model's labels in the order of its outputs, where its config does not name them.
     """
 
@@ -60,7 +63,10 @@ class Task(Protocol):
     Attributes:
         name, unit: for tables: "causal loss", "nats per token".
         text: what a text is: "block of 128 tokens".
-        is_loss: whether exp(value) is a perplexity and the intact model has a value of its own.
+        is_loss: whether values can be differentiated.
+        metric: "mcc", where values stand for a metric that is better when larger: the score is then 1 − metric. Else "".
+        statistic: how the values of all texts (predictions) become the score, where it is no mean of them; else None.
+        smallest: the smallest change of a text's value that is not 0 (1 for right or wrong); 0 where any is possible.
         n_texts, n_tokens: texts and tokens that count.
         weights: tokens that count of each text, float64 [text]; the score is the weighted mean of the values.
         lengths: tokens that the model reads of each text, int [text].
@@ -69,6 +75,9 @@ class Task(Protocol):
     name: str
     unit: str
     is_loss: bool
+    metric: str
+    statistic: "Statistic | None"
+    smallest: float
     n_texts: int
     n_tokens: int
     weights: np.ndarray
@@ -112,6 +121,18 @@ def cut(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[slice
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     """Σ w v / Σ w; inf where any weighted value is (an exploded loss is not hidden)."""
     return float(np.sum(values * weights) / np.sum(weights))
+
+
+def scored(
+    values: np.ndarray, weights: np.ndarray, statistic: "Statistic | None", *, seed: int
+) -> tuple[float, float, float]:
+    """(score, low, high) of the values of all texts [text] with a 95 % bootstrap interval over texts."""
+    if statistic is None:
+        return weighted_mean(values, weights), *bootstrap(values, weights, seed=seed)
+    from outlierlens.tasks.metrics import interval
+
+    low, high = interval(statistic.metric, statistic.truth, values, seed=seed)
+    return statistic.value(values), 1 - high, 1 - low
 
 
 def bootstrap(

@@ -1,26 +1,38 @@
-"""Pick the task that fits a model."""
+"""Pick the task that fits a model and what it is to read."""
 
 from collections.abc import Sequence
 
+from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.labelled import Examples
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions
 
 FITTING = {"causal": "causal loss", "masked": "masked loss", "other": "output change", "none": "output change"}
+LABELLED = "labelled"
 
 
-def make_task(loaded: LoadedModel, texts: Sequence[str], options: TaskOptions | None = None) -> Task:
-    """The task `options.name`, or the one that fits the model's head.
+def make_task(loaded: LoadedModel, texts: Texts | Sequence[str], options: TaskOptions | None = None) -> Task:
+    """The task `options.name`; "auto" is the one that fits the model's head, or the examples' own for `Examples`.
 
     Raises:
-        BadInput: the head cannot do the task, or no text is long enough.
+        BadInput: the head cannot do the task, no text is long enough, or the examples' labels are not the model's.
     """
     options = options or TaskOptions()
-    name = FITTING[loaded.head] if options.name == "auto" else options.name
+    name = options.name
+    if name == LABELLED or (name == "auto" and isinstance(texts, Examples)):
+        if not isinstance(texts, Examples):
+            raise BadInput("a labelled task needs examples with labels: read_examples(find_task(…), …)")
+        from outlierlens.tasks.classify import LabelledScore
+
+        return LabelledScore(loaded, texts, options)
+    plain = texts.texts if isinstance(texts, Texts) else texts
+    if name == "auto":
+        name = FITTING[loaded.head]  # type: ignore[assignment]
     if name == "output change":
         from outlierlens.tasks.output_change import OutputChange
 
-        return OutputChange(loaded, texts, options)
+        return OutputChange(loaded, plain, options)
     if name not in FITTING.values():
         raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(dict.fromkeys(FITTING.values()))}")
     if name != FITTING[loaded.head]:
@@ -28,4 +40,4 @@ def make_task(loaded: LoadedModel, texts: Sequence[str], options: TaskOptions | 
         raise BadInput(f"{loaded.name} has no head for {name!r}; the task that fits it is {fitting!r}")
     from outlierlens.tasks.language_model import CausalLoss, MaskedLoss
 
-    return CausalLoss(loaded, texts, options) if name == "causal loss" else MaskedLoss(loaded, texts, options)
+    return CausalLoss(loaded, plain, options) if name == "causal loss" else MaskedLoss(loaded, plain, options)

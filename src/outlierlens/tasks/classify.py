@@ -5,8 +5,9 @@
     outputs = task.outputs()                             # losses and predictions of all examples, in their order
     outputs.scores["mcc"]
 
-`measure` says what a text's value is: "loss" (nats, or squared error of a regression), "metric" (the task's first metric:
-the share of errors where that is an accuracy, else predictions, which `statistic` turns into 1 − metric).
+`measure` says what a text's value is: its "loss" (nats, or squared error of a regression); 1 where it is wrong and 0 where
+it is right ("accuracy"; the share of wrong words in a token task); or, for the task's "metric", the prediction, and
+`statistic` turns all predictions into 1 − metric.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,6 @@ from outlierlens.tasks.metrics import Statistic, score
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MEANS = ("accuracy", "token accuracy")  # metrics that are means over examples (or words)
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,6 @@ class _Rows:
 class LabelledScore:
     """A model's value on each labelled example, as the model is at the moment of the call; see `Task`."""
 
-    is_loss = True
-
     def __init__(self, loaded: LoadedModel, examples: Examples, options: TaskOptions):
         self.loaded, self.options, self.examples = loaded, options, examples
         task = examples.task
@@ -81,10 +78,16 @@ class LabelledScore:
         if not self.weights.all():
             raise BadInput(f"{examples.source}: a text has no labelled word within {self.max_length} tokens")
         self.n_tokens = int(self.weights.sum())
-        per_item = options.measure == "loss" or task.metric in MEANS
-        self.metric = "" if options.measure == "loss" else task.metric
-        self.statistic = None if per_item else Statistic(task.metric, np.array(examples.labels))
-        self.name = f"{task.name} {'loss' if options.measure == 'loss' else task.metric}"
+        tokens = task.level == "token"
+        if options.measure == "accuracy" and task.regression:
+            raise BadInput(f"{task.name} is a regression, which is neither right nor wrong; use measure loss or metric")
+        right = "token accuracy" if tokens else "accuracy"
+        self.metric = {"loss": "", "accuracy": right}.get(options.measure, task.metric)
+        whole = options.measure == "metric" and not tokens
+        self.statistic = Statistic(task.metric, np.array(examples.labels)) if whole else None
+        self.is_loss = not self.metric
+        self.smallest = 1.0 if self.metric and not whole else 0.0
+        self.name = f"{task.name} {self.metric or 'loss'}"
         self.unit = self._unit()
         self._also: dict[str, float] = {}
 

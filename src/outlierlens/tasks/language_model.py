@@ -23,6 +23,8 @@ from outlierlens.tasks.base import TaskOptions, cut
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outlierlens.tasks.metrics import Statistic
+
 BLANK_LINE = "\n\n"  # between the texts of a block
 HEAD_ROWS = 4096  # logits of this many tokens at once: 0.8 GB for a vocabulary of 50,000 in fp32
 
@@ -63,6 +65,9 @@ class LanguageModelLoss(ABC):
     name: str
     unit = "nats per token"
     is_loss = True
+    metric = ""
+    statistic: "Statistic | None" = None
+    smallest = 0.0
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         if loaded.tokenizer is None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from outlierlens.tasks.metrics import Statistic
+
 MAX_KEPT_BYTES = 4_000_000_000  # intact outputs are kept in memory
 
 
@@ -55,6 +57,9 @@ class OutputChange:
 
     name = "output change"
     is_loss = False
+    metric = ""
+    statistic: "Statistic | None" = None
+    smallest = 0.0
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         self.loaded, self.options = loaded, options

@@ -1,0 +1,131 @@
+"""What a command reads and scores: texts, or the examples of a labelled task; one home for the options of both."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outlierlens.cli import common
+from outlierlens.data import EXCERPT
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from outlierlens.data import Texts
+    from outlierlens.labelled import LabelledTask
+    from outlierlens.tasks import TaskOptions
+
+TaskOption = Annotated[
+    str,
+    typer.Option(
+        "--task",
+        help="auto, masked-loss, causal-loss, output-change; glue:rte, hans, superglue:wic, …; classify, regress, tokens.",
+    ),
+]
+OF_TEXTS = ("auto", "masked-loss", "causal-loss", "output-change")
+PLAIN = ("classify", "regress", "tokens")
+MEASURES = ("metric", "accuracy", "loss")
+LABELLING: tuple[tuple[str, Any, Any], ...] = (
+    (
+        "measure",
+        Annotated[
+            str,
+            typer.Option("--measure", help="Labelled: metric (all examples), accuracy or loss (adaptive)."),
+        ],
+        "metric",
+    ),
+    ("metric", Annotated[str | None, typer.Option("--metric", help="Labelled: f1, mcc, … Default: the task's first.")], None),
+    (
+        "labels",
+        Annotated[
+            str | None,
+            typer.Option("--labels", help="Labelled: the model's labels in the order of its outputs, if its config has none."),
+        ],
+        None,
+    ),
+    ("split", Annotated[str | None, typer.Option("--split", help="Labelled: split to read. Default: dev.")], None),
+    ("pair_column", Annotated[str | None, typer.Option("--pair-column", help="classify, regress: the second text.")], None),
+    ("label_column", Annotated[str, typer.Option("--label-column", help="classify, regress, tokens: the label.")], "label"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The options of `LABELLING` as given."""
+
+    measure: str = "metric"
+    metric: str | None = None
+    labels: str | None = None
+    split: str | None = None
+    pair_column: str | None = None
+    label_column: str = "label"
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise BadInput(f"--measure is {self.measure!r}; use {', '.join(MEASURES)}")
+
+
+def takes_labels(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `LABELLING` in front of --seed; it gets them as `labelling`, a Labelling."""
+    return common.with_group(command, LABELLING, "labelling", lambda options, _: Labelling(**options), before="seed")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read: `task` and `data` as given on the command line."""
+
+    task: str
+    data: str
+    text_column: str | None = None
+    limit: int | None = None
+    labelling: Labelling = Labelling()
+
+    def __post_init__(self) -> None:
+        if not self.is_labelled and self.labelling != Labelling():
+            raise BadInput(
+                f"--measure, --metric, --labels, --split, --pair-column and --label-column belong to a labelled task, not to "
+                f"--task {self.task}"
+            )
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether the task has labels."""
+        return self.task.replace(" ", "-") not in OF_TEXTS
+
+    @property
+    def labelled_task(self) -> "LabelledTask":
+        """The row of the table, or one made of the columns given."""
+        from outlierlens.labelled import find_task, plain_task
+        from outlierlens.labelled.table import with_metric
+
+        if self.task not in PLAIN:
+            try:
+                found = find_task(self.task)
+            except BadInput as error:
+                raise BadInput(f"{error}; of texts: {', '.join(OF_TEXTS)}") from None
+            return with_metric(found, self.labelling.metric)
+        words, label = self.labelling, self.labelling.label_column
+        text = self.text_column or ("tokens" if self.task == "tokens" else "text")
+        return plain_task(self.task, text, label, pair=words.pair_column, metric=words.metric)
+
+    def read(self, *, offline: bool = False) -> "Texts":
+        """The texts, or the examples; raises BadInput as `read_texts` and `read_examples` do."""
+        from outlierlens.data import read_texts
+
+        if not self.is_labelled:
+            return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
+        from outlierlens.labelled import read_examples
+
+        data = None if self.data == EXCERPT else self.data
+        split = self.labelling.split
+        return read_examples(self.labelled_task, data, split=split, limit=self.limit, offline=offline)
+
+    def options(self, **more: Any) -> "TaskOptions":
+        """How the texts become numbers."""
+        from outlierlens.tasks import TaskOptions
+
+        if not self.is_labelled:
+            return TaskOptions(name=self.task.replace("-", " "), **more)  # type: ignore[arg-type]
+        names = self.labelling.labels
+        labels = None if names is None else tuple(name.strip() for name in names.split(","))
+        return TaskOptions(name="labelled", measure=self.labelling.measure, labels=labels, **more)  # type: ignore[arg-type]
