@@ -1,0 +1,403 @@
+"""Metrics against scikit-learn and scipy; every resample against the metric of the items it stands for; coverage."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics as sklearn
+
+from outlierlens.errors import BadInput
+from outlierlens.tasks import resampled
+from outlierlens.tasks.metrics import Statistic, interval, paired_interval, score
+from outlierlens.tasks.resampled import Ranked, Sums, bca, class_value, draws, mean_value, pearson_value
+
+CLASSES = ("accuracy", "f1", "macro f1", "mcc", "token accuracy", "token f1")
+CORRELATIONS = ("pearson", "spearman")
+
+
+def random_classes(seed: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(truth, one model's predictions, another's): mostly right, mostly alike."""
+    random = np.random.default_rng(seed)
+    truth = random.integers(0, k, n)
+    one = np.where(random.random(n) < 0.8, truth, random.integers(0, k, n))
+    return truth, one, np.where(random.random(n) < 0.7, one, random.integers(0, k, n))
+
+
+def random_values(seed: int, n: int, step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(truth, one model's predictions, another's), rounded to `step` so that there are ties; as they are for 0."""
+    random = np.random.default_rng(seed)
+    truth = random.normal(size=n)
+    one = truth + random.normal(size=n) * 0.5
+    found = (truth, one, one + random.normal(size=n) * 0.5)
+    if step:
+        found = tuple(np.round(part / step) * step for part in found)
+    return found
+
+
+def explicit(metric: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The library's own function, 0 where it says nothing."""
+    named: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+        "accuracy": sklearn.accuracy_score,
+        "token accuracy": sklearn.accuracy_score,
+        "f1": lambda truth, said: sklearn.f1_score(truth, said, zero_division=0),
+        "macro f1": lambda truth, said: sklearn.f1_score(truth, said, average="macro", zero_division=0),
+        "token f1": lambda truth, said: sklearn.f1_score(truth, said, average="macro", zero_division=0),
+        "mcc": sklearn.matthews_corrcoef,
+        "pearson": lambda truth, said: stats.pearsonr(truth, said).statistic,
+        "spearman": lambda truth, said: stats.spearmanr(truth, said).statistic,
+    }
+
+    def call(truth: np.ndarray, said: np.ndarray) -> float:
+        if not np.isfinite(said).all():
+            return 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = float(named[metric](truth, said))
+        return found if math.isfinite(found) else 0.0
+
+    return call
+
+
+@pytest.mark.parametrize("metric", CLASSES + CORRELATIONS)
+def test_scores_are_the_libraries(metric: str) -> None:
+    for seed in range(5):
+        k = 2 if metric == "f1" else 4
+        truth, one, _ = random_values(seed, 31, 0.5) if metric in CORRELATIONS else random_classes(seed, 31, k)
+        assert score(metric, truth, one) == pytest.approx(explicit(metric)(truth, one), abs=1e-12)
+        weights = np.random.default_rng(seed).integers(0, 3, 31)
+        again = explicit(metric)(np.repeat(truth, weights), np.repeat(one, weights))
+        assert score(metric, truth, one, weights) == pytest.approx(again, abs=1e-12)
+
+
+def test_scores_by_hand() -> None:
+    truth, said = np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 0, 0, 1])
+    assert score("accuracy", truth, said) == pytest.approx(4 / 6)
+    assert score("f1", truth, said) == pytest.approx(2 * 2 / (3 + 3))
+    assert score("mcc", truth, said) == pytest.approx((2 * 2 - 1 * 1) / math.sqrt(3**4))
+    assert score("spearman", np.array([1.0, 2.0, 3.0]), np.array([1.0, 9.0, 4.0])) == pytest.approx(0.5)
+    statistic = Statistic("accuracy", truth)
+    assert statistic.value(said) == pytest.approx(2 / 6)
+    assert statistic.change(truth, said) == pytest.approx(2 / 6)  # what is lost counts as positive
+    assert statistic.change(said, truth) == pytest.approx(-2 / 6)
+
+
+def test_what_a_metric_cannot_say_is_zero() -> None:
+    truth = np.array([0.0, 1.0, 2.0, 5.0])
+    for metric in CORRELATIONS:
+        assert score(metric, truth, np.ones(4)) == 0
+        assert score(metric, truth, np.array([1.0, np.inf, 2.0, 3.0])) == 0
+        assert score(metric, truth, np.array([1.0, np.nan, 2.0, 3.0])) == 0
+        assert score(metric, truth[:1], truth[:1]) == 0
+    assert score("mcc", np.array([0, 1, 1]), np.array([1, 1, 1])) == 0
+    assert score("f1", np.array([0, 0]), np.array([0, 0])) == 0
+
+
+def test_bad_requests() -> None:
+    two = np.array([0, 1])
+    with pytest.raises(
+        BadInput, match="unknown metric 'auc'; metrics are accuracy, f1, macro f1, mcc, pearson, spearman"
+    ):
+        score("auc", two, two)
+    with pytest.raises(BadInput, match="3 predictions for 2 items"):
+        Statistic("mcc", two).interval(two, np.zeros(3), seed=0)
+    with pytest.raises(BadInput, match="there is no item to take the mcc of"):
+        interval("mcc", two[:0], two[:0], seed=0)
+    with pytest.raises(BadInput, match="2 and 3 values with 2 weights; there must be as many of each"):
+        paired_interval(two, np.zeros(3), seed=0)
+    with pytest.raises(BadInput, match=r"values outside \[0, 1\] are no shares; say shares=False"):
+        paired_interval(two, two * 2, seed=0)
+
+
+def resamples(n: int, seed: int) -> np.ndarray:
+    """Numbers of drawn items [draw, item]; among them some of few distinct items, where metrics degenerate."""
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, n, size=(12, n))
+    drawn[0] = 0
+    drawn[1] = random.integers(0, min(n, 2), n)
+    return drawn
+
+
+def grouped(value: Sums, table: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """How often each group of equal rows is drawn [draw, group]."""
+    adds = value.adds if isinstance(value.adds, np.ndarray) else value.adds.toarray()
+    groups = np.unique(table, axis=0, return_inverse=True)[1].ravel()
+    if adds.shape == table.shape and np.array_equal(adds, table):
+        groups = np.arange(len(table))  # too many kinds of items: each is its own group
+    return np.stack([np.bincount(groups[row], minlength=len(value.sizes)) for row in drawn]).astype(float)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 40), k=st.integers(1, 5), metric=st.sampled_from(CLASSES))
+def test_resampled_class_metrics(seed: int, n: int, k: int, metric: str) -> None:
+    truth, one, other = random_classes(seed, n, min(k, 2) if metric == "f1" else k)
+    drawn = resamples(n, seed)
+    theirs = explicit(metric)
+    pair = class_value(metric, truth, (one, other))
+    alone = class_value(metric, truth, (one,))
+    expected = [theirs(truth[i], one[i]) - theirs(truth[i], other[i]) for i in drawn]
+    values = pair.drawn(grouped(pair, np.stack([truth, one, other], 1), drawn))
+    assert values == pytest.approx(np.array(expected), abs=1e-12)
+    values = alone.drawn(grouped(alone, np.stack([truth, one], 1), drawn))
+    assert values == pytest.approx(np.array([theirs(truth[i], one[i]) for i in drawn]), abs=1e-12)
+    assert pair.whole == pytest.approx(theirs(truth, one) - theirs(truth, other), abs=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), n=st.integers(2, 40), step=st.sampled_from([0.0, 0.5, 2.0]),
+    scale=st.sampled_from([1.0, 1e-8, 1e150]), shift=st.sampled_from([0.0, 1e3]), bad=st.booleans(),
+)  # fmt: skip
+def test_resampled_correlations(seed: int, n: int, step: float, scale: float, shift: float, bad: bool) -> None:
+    truth, one, other = random_values(seed, n, step)
+    other = (other + shift) * scale
+    if bad:
+        other[n // 2] = np.inf
+    drawn = resamples(n, seed)
+    counts = np.stack([np.bincount(row, minlength=n) for row in drawn]).astype(float)
+    for metric, value in (
+        ("pearson", pearson_value(truth, (one, other))),
+        ("spearman", Ranked(truth, (one, other))),
+    ):
+        theirs = explicit(metric)
+        expected = [theirs(truth[i], one[i]) - theirs(truth[i], other[i]) for i in drawn]
+        assert value.drawn(counts) == pytest.approx(np.array(expected), abs=1e-8), metric
+        assert value.whole == pytest.approx(theirs(truth, one) - theirs(truth, other), abs=1e-8), metric
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 100), whole=st.booleans(), weighted=st.booleans())
+def test_resampled_means(seed: int, n: int, whole: bool, weighted: bool) -> None:
+    random = np.random.default_rng(seed)
+    values = random.integers(-1, 2, n).astype(float) if whole else random.normal(size=n)
+    weights = random.integers(1, 4, n).astype(float) if weighted else np.ones(n)
+    drawn = resamples(n, seed)
+    value = mean_value(values, weights, shares=whole)
+    counts = grouped(value, np.stack([values * weights, weights], 1), drawn)
+    expected = [np.average(values[i], weights=weights[i]) for i in drawn]
+    assert value.drawn(counts) == pytest.approx(np.array(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", [*CLASSES, *CORRELATIONS])
+def test_the_jackknife_leaves_one_out(metric: str) -> None:
+    n = 41
+    value: Any
+    if metric in CORRELATIONS:
+        truth, one, other = random_values(3, n, 0.5)
+        value = pearson_value(truth, (one, other)) if metric == "pearson" else Ranked(truth, (one, other))
+    else:
+        truth, one, other = random_classes(3, n, 2)
+        value = class_value(metric, truth, (one, other))
+    theirs = explicit(metric)
+    kept = [np.delete(np.arange(n), i) for i in range(n)]
+    expected = sorted(theirs(truth[i], one[i]) - theirs(truth[i], other[i]) for i in kept)
+    values, sizes = value.jackknife()
+    assert sizes.sum() == n
+    assert sorted(np.repeat(values, sizes.astype(int))) == pytest.approx(expected, abs=1e-10)
+
+
+def test_the_jackknife_of_many_ranks_is_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of d items give the same acceleration but for noise: their skewness is 1/√d of an item's, of 1/d as many."""
+
+    def acceleration(value: Ranked) -> float:
+        values, _ = value.jackknife()
+        away = values.mean() - values
+        return float((away**3).sum() / (6 * (away**2).sum() ** 1.5))
+
+    truth, one, other = random_values(0, 900, 0)
+    value = Ranked(truth, (one**3, other))
+    exact = acceleration(value)
+    assert len(value.jackknife()[0]) == 900
+    monkeypatch.setattr(resampled, "JACKKNIFE_GROUPS", 300)
+    assert len(value.jackknife()[0]) == 300
+    assert acceleration(value) == pytest.approx(exact, abs=0.02)
+
+
+def test_draws_are_multinomial() -> None:
+    for sizes in (np.array([7, 2, 1]), np.ones(80, dtype=int), np.arange(1, 90)):
+        n = sizes.sum()
+        counts = np.concatenate(list(draws(sizes, 4000, 3)))
+        assert counts.shape == (4000, len(sizes))
+        assert (counts.sum(1) == n).all()
+        assert counts.mean(0) == pytest.approx(sizes, rel=0.2)
+        assert counts[:, 0].var() == pytest.approx(sizes[0] * (1 - sizes[0] / n), rel=0.1)
+        assert np.array_equal(counts, np.concatenate(list(draws(sizes, 4000, 3))))
+        assert not np.array_equal(counts, np.concatenate(list(draws(sizes, 4000, 4))))
+
+
+@pytest.mark.parametrize("metric", ["mcc", "pearson", "spearman"])
+def test_intervals_are_those_of_scipy(metric: str) -> None:
+    """scipy's BCa, with the same half for ties, over resamples that it draws itself."""
+    n = 80
+    value: Any
+    if metric == "mcc":
+        truth, one, other = random_classes(1, n, 2)
+        value = class_value(metric, truth, (one, other))
+    else:
+        truth, one, other = random_values(1, n, 0)
+        value = pearson_value(truth, (one, other)) if metric == "pearson" else Ranked(truth, (one, other))
+    table = np.stack([truth, one, other], 1)
+    groups = np.unique(table, axis=0, return_inverse=True)[1].ravel() if metric == "mcc" else np.arange(n)
+
+    def change(items: np.ndarray, axis: int) -> np.ndarray:
+        rows = np.atleast_2d(items)
+        counts = [np.bincount(groups[row], minlength=len(value.sizes)) for row in rows]
+        return value.drawn(np.stack(counts).astype(float)).reshape(items.shape[:-1])
+
+    random = np.random.default_rng(0)
+    theirs = stats.bootstrap((np.arange(n),), change, vectorized=True, n_resamples=9000, method="BCa", rng=random)
+    low, high = theirs.confidence_interval
+    found = Statistic(metric, truth).interval(one, other, seed=0, n_draws=9000)
+    assert found == pytest.approx((low, high), abs=0.05 * (high - low))
+
+
+class Drawn:
+    """A value whose draws and jackknife are given."""
+
+    def __init__(self, values: list[float], whole: float, left_out: list[float]):
+        self.sizes, self.values, self.whole, self.left_out = np.ones(len(left_out)), values, whole, left_out
+
+    def drawn(self, counts: np.ndarray) -> np.ndarray:
+        return np.array(self.values)
+
+    def jackknife(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(self.left_out), self.sizes
+
+    def elsewhere(self, share: float) -> tuple[float, float]:
+        return self.whole - share, self.whole + share
+
+
+def test_bca_by_hand() -> None:
+    """Symmetric: plain percentiles. Efron 1987, eq. 2.3 and 6.6, where bias and acceleration are not 0."""
+    values = np.linspace(0, 1, 1001).tolist()
+    normal = stats.norm
+    low, high = bca(Drawn(values, 0.5, [0.0, 1.0]), seed=0, level=0.9, n_draws=1001)
+    assert (low, high) == pytest.approx((0.05, 0.95), abs=1e-3)
+    # 60 % of the draws below: bias 0.2533; jackknife values 0, 0, 3: away 1, 1, −2, acceleration −6 / (6 · 6^1.5).
+    low, high = bca(Drawn(values, 0.6, [0.0, 0.0, 3.0]), seed=0, level=0.9, n_draws=1001)
+    bias, acceleration = normal.ppf(0.6), -1 / 6**1.5
+    expected = []
+    for edge in (bias + normal.ppf(0.05), bias + normal.ppf(0.95)):
+        expected.append(normal.cdf(bias + edge / (1 - acceleration * edge)))
+    assert (low, high) == pytest.approx(tuple(expected), abs=2e-3)
+    assert low > 0.05
+
+
+def test_no_change_is_not_a_certainty() -> None:
+    """0 of n changed: up to u of all may, where (1 − u)^n = 5 %; the rule of three."""
+    for n in (20, 277, 1000):
+        truth, one, _ = random_classes(2, n, 2)
+        upto = 1 - 0.05 ** (1 / n)
+        assert upto == pytest.approx(3 / n, rel=0.08)
+        assert Statistic("accuracy", truth).interval(one, one, seed=0) == pytest.approx((-upto, upto))
+        wrong = (truth != one).astype(float)
+        assert paired_interval(wrong, wrong, seed=0) == pytest.approx((-upto, upto))
+        # What an MCC can lose or gain by that many items of one kind, written out as a confusion matrix.
+        cells = {(t, p): float(((truth == t) & (one == p)).sum()) for t in (0, 1) for p in (0, 1)}
+        moved = []
+        for (t, p), size in cells.items():
+            mass = min(upto * n, size)
+            now = cells | {(t, p): size - mass, (t, 1 - p): cells[t, 1 - p] + mass}
+            moved.append(matthews(cells) - matthews(now))
+        low, high = Statistic("mcc", truth).interval(one, one, seed=0)
+        assert high == pytest.approx(max(*moved, *(-x for x in moved)))
+        assert low == pytest.approx(-high)
+    assert interval("accuracy", truth, truth, seed=0) == pytest.approx((1 - upto, 1))
+    assert paired_interval(np.zeros(50), np.ones(50), seed=0) == pytest.approx((1 - 2 * (1 - 0.05 ** (1 / 50)), 1))
+
+
+def matthews(cells: dict[tuple[int, int], float]) -> float:
+    right = cells[1, 1] * cells[0, 0] - cells[0, 1] * cells[1, 0]
+    sides = [cells[1, 1] + cells[0, 1], cells[1, 1] + cells[1, 0], cells[0, 0] + cells[0, 1], cells[0, 0] + cells[1, 0]]
+    return right / math.sqrt(math.prod(sides))
+
+
+def test_numbers_that_are_the_same_to_the_last_bit_were_not_touched() -> None:
+    truth, one, other = random_values(0, 60, 0)
+    for metric in CORRELATIONS:
+        assert Statistic(metric, truth).interval(one, one, seed=0) == (0, 0)
+    assert paired_interval(one, one, seed=0, shares=False) == (0, 0)
+    low, high = paired_interval(one, other, seed=0, shares=False)
+    assert low < (other - one).mean() < high
+
+
+@pytest.mark.parametrize("metric", [*CLASSES, *CORRELATIONS])
+def test_degenerate_predictions(metric: str) -> None:
+    correlation = metric in CORRELATIONS
+    truth, one, _ = random_values(4, 50, 0) if correlation else random_classes(4, 50, 2)
+    statistic = Statistic(metric, truth)
+    constant = np.zeros_like(truth)
+    low, high = statistic.interval(one, constant, seed=0)
+    assert low < statistic.change(one, constant) < high
+    low, high = interval(metric, truth, constant, seed=0)
+    assert low <= score(metric, truth, constant) <= high
+    assert np.isnan(statistic.__class__(metric, truth[:1]).interval(one[:1], one[:1], seed=0)).all()
+    assert np.isnan(interval(metric, truth[:1], one[:1], seed=0)).all()
+    two = Statistic(metric, truth[:2]).interval(one[:2], constant[:2], seed=0)
+    assert np.isfinite(two).all()
+    if correlation:
+        broken = one.copy()
+        broken[3] = np.inf
+        change = statistic.change(one, broken)
+        assert change == pytest.approx(score(metric, truth, one))  # nothing is left
+        low, high = statistic.interval(one, broken, seed=0)
+        assert np.isfinite([low, high]).all()
+        assert low <= change <= high
+        all_broken = np.full(50, np.nan)
+        low, high = statistic.interval(one, all_broken, seed=0)
+        assert low < change < high
+
+
+def test_infinite_losses_have_no_interval() -> None:
+    assert np.isnan(paired_interval(np.zeros(4), np.array([1.0, np.inf, 0, 0]), seed=0, shares=False)).all()
+    assert np.isnan(paired_interval(np.full(4, np.inf), np.full(4, np.inf), seed=0, shares=False)).all()
+
+
+def test_many_classes_stay_within_memory() -> None:
+    """3,000 classes of 6,000 items: tables of items by classes would hold 10⁸ numbers."""
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 3000, 6000)
+    one = np.where(random.random(6000) < 0.9, truth, random.integers(0, 3000, 6000))
+    low, high = interval("mcc", truth, one, seed=0, n_draws=40)
+    assert low < score("mcc", truth, one) < high
+    value = class_value("mcc", truth, (one,))
+    assert value.whole == pytest.approx(score("mcc", truth, one))
+
+
+def test_intervals_are_seeded_and_narrow_with_the_level() -> None:
+    truth, one, other = random_classes(0, 200, 2)
+    statistic = Statistic("mcc", truth)
+    assert statistic.interval(one, other, seed=1) == statistic.interval(one, other, seed=1)
+    wide, narrow = statistic.interval(one, other, seed=1, level=0.99), statistic.interval(one, other, seed=1, level=0.8)
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+@pytest.mark.parametrize("n", [100, 277])
+@pytest.mark.parametrize("metric", ["accuracy", "mcc", "f1", "pearson"])
+def test_intervals_cover(metric: str, n: int) -> None:
+    """The true change lies in 95 % intervals of samples from a known population 90 to 98 % of the time."""
+    random = np.random.default_rng(n)
+    if metric == "pearson":
+        n_items = 200_000
+        truth = random.normal(size=n_items)
+        one = truth + random.normal(size=n_items) * 0.6
+        other = one + random.standard_t(6, size=n_items) * 0.4
+    else:
+        cells = np.array([(t, p, q) for t in (0, 1) for p in (0, 1) for q in (0, 1)])
+        shares = np.array(
+            [0.22, 0.05, 0.03, 0.05, 0.04, 0.04, 0.08, 0.49]
+        )  # other misses more than one, of class 1 most
+        truth, one, other = np.repeat(cells, (shares * 10_000).round().astype(int), axis=0).T
+    real = Statistic(metric, truth).change(one, other)
+    assert real > 0.01
+    trials, inside = 300, 0
+    for _ in range(trials):
+        some = random.integers(0, len(truth), n)
+        low, high = Statistic(metric, truth[some]).interval(one[some], other[some], seed=0, n_draws=500)
+        inside += low <= real <= high
+    assert 0.90 <= inside / trials <= 0.98
