@@ -59,6 +59,24 @@ def open_table(source: str | Path, *, offline: bool = False, split: str = "test"
     return _from_hub(str(source), split, offline)
 
 
+def joined(tables: Sequence[Table], source: str) -> Table:
+    """The rows of several tables with the same columns, one table after another; raises BadInput where those differ."""
+    first = tables[0]
+    for other in tables[1:]:
+        if set(other.names) != set(first.names):
+            raise BadInput(
+                f"{other.source} has the columns {', '.join(other.names)}, {first.source} has {', '.join(first.names)}; all "
+                f"files of a split must have the same"
+            )
+        if other.classes != first.classes:
+            raise BadInput(f"{other.source} and {first.source} name their labels differently; give one of them")
+    if len(tables) == 1:
+        return first
+    return Table(
+        source, first.names, lambda columns: (row for one in tables for row in one.read(columns)), first.classes
+    )
+
+
 def lines(text: str) -> Iterator[str]:
     """Lines of `text` without their ends; str.splitlines would also cut at U+2028, U+0085, form feeds and others."""
     return (line.removesuffix("\r") for line in text.split("\n"))
@@ -69,7 +87,7 @@ def _from_file(path: Path) -> Table:
     if suffix == ".parquet":
         return _parquet(path)
     if suffix not in ENDINGS:
-        raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, {', '.join(ENDINGS)}")
+        raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, .jsonl, .csv, .tsv or .parquet")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,13 +129,23 @@ def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
     """Names of labels as the datasets library notes them in a parquet file; {} where it did not."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        inner = {column: _innermost(feature) for column, feature in features.items()}
         return {
             column: tuple(map(str, feature["names"]))
-            for column, feature in features.items()
+            for column, feature in inner.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
+
+
+def _innermost(feature: Any) -> Any:
+    """What a list of a label a word holds, as the versions of the datasets library write it; anything else as it is."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return feature[0]
+    if isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
+        return feature.get("feature")
+    return feature
 
 
 def _separated(text: str, path: Path, *, quoted: bool) -> Iterator[list[str]]:
@@ -164,9 +192,10 @@ def _from_hub(source: str, split: str, offline: bool) -> Table:
     if first is None:
         raise BadInput(f"{source}: the split {split!r} of this data set is empty; name another one")
     features = getattr(rows, "features", None) or {}
+    inner = {column: getattr(feature, "feature", feature) for column, feature in features.items()}
     classes = {
         column: tuple(map(str, feature.names))
-        for column, feature in features.items()
+        for column, feature in inner.items()
         if isinstance(feature, datasets.ClassLabel)
     }
     return Table(source, tuple(first), lambda columns: (tuple(row[name] for name in columns) for row in rows), classes)

@@ -7,20 +7,23 @@ examples.texts, examples.pairs, examples.labels         # of equal length; label
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.labelled.labels import plain
+from outlierlens.labelled.labels import finder
 from outlierlens.labelled.table import LabelledTask
-from outlierlens.tables import ENDINGS, Table, open_table
+from outlierlens.tables import ENDINGS, Table, joined, open_table
 
-UNLABELLED = -1  # what GLUE's test splits hold
+UNLABELLED = ("-1", "-1.0")  # what GLUE's test splits hold
 NOT_A_LABEL = -100  # of a token that is no first piece of a word; what the Hugging Face libraries leave out of losses
 MAX_CLASSES = 10_000
+MAX_EXAMPLES = 5_000_000  # a few kilobytes of parquet can claim billions of equal rows
+FRACTION = re.compile(r"[+-]?\d*\.\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +80,18 @@ def read_examples(
     split: str | None = None,
     limit: int | None = None,
     offline: bool = False,
+    labels: Sequence[str] = (),
 ) -> Examples:
     """All labelled examples of `task` in `data` (or the first `limit`), in file order.
 
-    `data` is a file, a folder with one file a split (`validation.parquet`, `validation-00000-of-00001.parquet`, …), or a
-    hub id; None is the hub's own copy. `split` is the task's evaluated one unless named.
+    `data` is a file, a folder with the files of each split (`validation.parquet`, or all of
+    `validation-00000-of-00002.parquet`, …), or a hub id; None is the hub's own copy. `split` is the task's evaluated one
+    unless named. `labels`, of the training split or the model, are those of a task that does not name its own, so that these
+    rows may lack some of them.
 
     Raises:
-        BadInput: a missing file, split or column, an unknown label, one that does not fit the task, an empty split, or one
-            without labels.
+        BadInput: a missing file, split or column, an unknown label, one that does not fit the task, an empty split, one
+            without labels, or more than 5 million rows.
         Offline: a hub id while offline.
     """
     if limit is not None and limit < 1:
@@ -94,18 +100,22 @@ def read_examples(
     table = _table(task, data, split, offline)
     where = table.source
     columns = task.columns
-    rows = [dict(zip(columns, row, strict=True)) for row in itertools.islice(table.rows(columns), limit)]
+    most = MAX_EXAMPLES + 1 if limit is None else limit
+    rows = [dict(zip(columns, row, strict=True)) for row in itertools.islice(table.rows(columns), most)]
     if not rows:
         raise BadInput(f"{where}: the {split} split has no rows; name another file or split")
-    raw = [row[task.label] for row in rows]
+    if len(rows) > max(MAX_EXAMPLES, limit or 0):
+        raise BadInput(f"{where}: more than {MAX_EXAMPLES:,} rows; say with a limit how many to read")
+    classes = table.classes.get(task.label)
     if task.level == "token":
-        return _token_examples(task, where, rows, table)
-    names, labels = _labels(task, where, raw, table.classes.get(task.label))
+        return _token_examples(task, where, rows, (classes, labels))
+    raw = [(row[task.label], number) for number, row in enumerate(rows, 1)]
+    names, found = _labels(task, where, raw, (classes, labels))
     texts = tuple(_text(task.filled(task.text, row), task.text, where, i) for i, row in enumerate(rows))
     pairs: tuple[str, ...] = ()
     if task.pair:
         pairs = tuple(_text(task.filled(task.pair, row), task.pair, where, i) for i, row in enumerate(rows))
-    return Examples(where, texts, task.text, task=replace(task, labels=names), labels=labels, pairs=pairs)
+    return Examples(where, texts, task.text, task=replace(task, labels=names), labels=found, pairs=pairs)
 
 
 def _table(task: LabelledTask, data: str | Path | None, split: str, offline: bool) -> Table:
@@ -116,19 +126,34 @@ def _table(task: LabelledTask, data: str | Path | None, split: str, offline: boo
     path = Path(data)
     if not path.is_dir():
         return open_table(data, offline=offline, split=split)
-    found = sorted(
-        file
-        for file in path.iterdir()
-        if file.suffix.lower() in ENDINGS and (file.stem == split or file.name.startswith(f"{split}-"))
-    )
-    if not found:
-        there = sorted(file.name for file in path.iterdir() if file.suffix.lower() in ENDINGS)
+    found = _files(path, split)
+    return joined([open_table(file) for file in found], f"{path}/{split}-*{found[0].suffix}")
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    """The file of the split, or all its parts in their order."""
+    there = sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS)
+    whole = [file for file in there if file.stem == split]
+    # Some versions of the datasets library add a hash to the name of a part.
+    pattern = re.compile(rf"{re.escape(split)}-(\d{{1,9}})-of-(\d{{1,9}})(-[0-9a-f]+)?")
+    matches = [(file, pattern.fullmatch(file.stem)) for file in there]
+    parts = sorted((int(part[1]), int(part[2]), file) for file, part in matches if part)
+    if not whole and not parts:
         raise BadInput(
-            f"{path}: no file of the {split} split ({split}.parquet); it has {', '.join(there[:6]) or 'no data file'}"
+            f"{folder}: no file of the {split} split ({split}.parquet); it has "
+            f"{', '.join(file.name for file in there[:6]) or 'no data file'}"
         )
-    if len(found) > 1:
-        raise BadInput(f"{path}: {len(found)} files of the {split} split ({found[0].name}, …); name one of them")
-    return open_table(found[0])
+    if len(whole) == 1 and not parts:
+        return whole
+    files = whole + [file for *_, file in parts]
+    if whole or len({of for _, of, _ in parts}) > 1 or len({number for number, *_ in parts}) < len(parts):
+        raise BadInput(
+            f"{folder}: {len(files)} files of the {split} split ({', '.join(file.name for file in files[:3])}, …) that are not "
+            f"parts of one; name one file"
+        )
+    if len(parts) != parts[0][1]:
+        raise BadInput(f"{folder}: {len(parts)} of the {parts[0][1]} parts of the {split} split; fetch the others")
+    return files
 
 
 def _text(value: Any, part: str, where: str, number: int) -> str:
@@ -138,17 +163,29 @@ def _text(value: Any, part: str, where: str, number: int) -> str:
 
 
 def _labels(
-    task: LabelledTask, where: str, raw: Sequence[Any], classes: tuple[str, ...] | None
+    task: LabelledTask,
+    where: str,
+    raw: Sequence[tuple[Any, int]],
+    named: tuple[tuple[str, ...] | None, Sequence[str]],
 ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """(names, a number for each raw label)"""
-    if all(value == UNLABELLED for value in raw):
+    """(names, a number for each raw label); `raw` has each with its row, `named` what the data and the caller call them."""
+    if all(str(value).strip() in UNLABELLED for value, _ in raw):
         raise BadInput(
             f"{where}: every label is −1, so this split is unlabelled (a test split?); use the validation split"
         )
     if task.regression:
-        return (), tuple(_number(value, where, i) for i, value in enumerate(raw))
-    names = task.labels or _names(raw, where, classes)
-    return names, tuple(_place(value, names, classes, task, f"{where}, row {i + 1}") for i, value in enumerate(raw))
+        return (), tuple(_number(value, where, row) for value, row in raw)
+    classes = named[0]
+    names = task.labels or classes or _names([value for value, _ in raw], where, tuple(named[1]))
+    place = _placing([value for value, _ in raw], names, classes)
+    places = []
+    for value, row in raw:
+        found = place(value)
+        if found is None:
+            said = ", ".join(f"{number} {name}" for number, name in enumerate(names[:12]))
+            raise BadInput(f"{where}, row {row}: unknown label {value!r}; the labels of {task.name} are {said}")
+        places.append(found)
+    return names, tuple(places)
 
 
 def _number(value: Any, where: str, number: int) -> float:
@@ -157,44 +194,75 @@ def _number(value: Any, where: str, number: int) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        raise BadInput(f"{where}, row {number + 1}: label {value!r} is not a number, and this task is a regression")
+        raise BadInput(f"{where}, row {number}: label {value!r} is not a number, and this task is a regression")
     return found
 
 
-def _names(raw: Sequence[Any], where: str, classes: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Labels as the data has them: the names it says, or its values in ascending order."""
-    if classes:
-        return classes
-    values = set(raw)
-    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
-        n = max(values) + 1
-        if min(values) < 0 or n > MAX_CLASSES:
-            raise BadInput(f"{where}: labels go from {min(values)} to {max(values)}; they must count from 0")
+def _names(raw: Sequence[Any], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Labels as the data has them, in ascending order: all of `known` where they are words, numbers up to the largest."""
+    for value in raw:
+        if isinstance(value, float) or (isinstance(value, str) and FRACTION.fullmatch(value) and value != "."):
+            raise BadInput(
+                f"{where}: label {value!r} is a number with a fraction; write labels as text or as whole numbers, or use the "
+                f"task `regress` for values on a scale"
+            )
+        if not isinstance(value, int | str | None):
+            raise BadInput(
+                f"{where}: label {value!r} is a {type(value).__name__}; write labels as text or as whole numbers"
+            )
+    values = {value.strip() if isinstance(value, str) else value for value in raw if value is not None}
+    if len(values) > MAX_CLASSES:
+        raise BadInput(f"{where}: {len(values):,} different labels; is this the column of the label?")
+    if values and all(_is_number(value) for value in values):
+        numbers = [int(value) for value in values]
+        n = max(max(numbers) + 1, len(known))
+        if min(numbers) < 0 or n > MAX_CLASSES:
+            raise BadInput(f"{where}: labels go from {min(numbers)} to {max(numbers)}; they must count from 0")
         return tuple(map(str, range(n)))
-    try:
-        return tuple(sorted(str(value) for value in values if value is not None))
-    except TypeError:
-        raise BadInput(f"{where}: labels of several types; write them all as text or all as numbers") from None
+    if len({isinstance(value, str) for value in values}) > 1:
+        raise BadInput(f"{where}: labels of several types; write them all as text or all as numbers")
+    return known or tuple(sorted(map(str, values)))
 
 
-def _place(value: Any, names: tuple[str, ...], classes: tuple[str, ...] | None, task: LabelledTask, where: str) -> int:
-    """The place of a raw label in `names`; the data's own names of its numbers come before the task's."""
-    known = {plain(name): place for place, name in enumerate(names)}
-    if isinstance(value, str) and value.strip().isdecimal() and plain(value) not in known:
-        value = int(value)  # .csv and .tsv hold numbers as text
-    if isinstance(value, int) and not isinstance(value, bool):
-        own = classes or names
-        if 0 <= value < len(own):
-            value = own[value]
-    place = known.get(plain(str(value)))
-    if place is None:
-        said = ", ".join(f"{place} {name}" for place, name in enumerate(names[:12]))
-        raise BadInput(f"{where}: unknown label {value!r}; the labels of {task.name} are {said}")
+def _is_number(value: Any) -> bool:
+    """Whether a label is a whole number; .csv and .tsv hold them as text."""
+    if isinstance(value, str):
+        return re.fullmatch(r"-?[0-9]{1,9}", value) is not None
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _placing(
+    raw: Sequence[Any], names: tuple[str, ...], classes: tuple[str, ...] | None
+) -> Callable[[Any], int | None]:
+    """Finds the place of a raw label in `names`, None for one that is not of them.
+
+    Numbers count in the data's own names of them, `classes`; without any they are names where all of them are ("1" to "5"),
+    and count from 0 in `names` where not.
+    """
+    find = finder(names)
+    numbers = {int(value) for value in raw if _is_number(value)}
+    named = classes is None and all(find(str(number)) is not None for number in numbers)
+    own = classes or names
+
+    def place(value: Any) -> int | None:
+        if _is_number(value):
+            number = int(value)
+            if named:
+                return find(str(number))
+            return find(own[number]) if 0 <= number < len(own) else None
+        return find(str(value).strip()) if isinstance(value, str | bool) else None
+
     return place
 
 
-def _token_examples(task: LabelledTask, where: str, rows: list[dict[str, Any]], table: Table) -> Examples:
-    words, raw = [], []
+def _token_examples(
+    task: LabelledTask,
+    where: str,
+    rows: list[dict[str, Any]],
+    named: tuple[tuple[str, ...] | None, Sequence[str]],
+) -> Examples:
+    words: list[tuple[str, ...]] = []
+    raw: list[tuple[Any, int]] = []
     for number, row in enumerate(rows):
         mine, labels = row[task.text], row[task.label]
         if not (isinstance(mine, list) and isinstance(labels, list) and all(isinstance(word, str) for word in mine)):
@@ -205,11 +273,10 @@ def _token_examples(task: LabelledTask, where: str, rows: list[dict[str, Any]], 
         if len(mine) != len(labels):
             raise BadInput(f"{where}, row {number + 1}: {len(mine)} words and {len(labels)} labels")
         words.append(tuple(mine))
-        raw.append(labels)
-    flat = [label for labels in raw for label in labels]
-    if not flat:
+        raw += [(label, number + 1) for label in labels]
+    if not raw:
         raise BadInput(f"{where}: no row has a word")
-    names, places = _labels(task, where, flat, table.classes.get(task.label))
+    names, places = _labels(task, where, raw, named)
     each = iter(places)
     return Examples(
         where,

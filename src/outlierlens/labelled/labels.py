@@ -4,7 +4,7 @@ label_order(find_task("glue:mnli"), {0: "contradiction", 1: "neutral", 2: "entai
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outlierlens.errors import BadInput
@@ -22,9 +22,20 @@ IN_TASK_ORDER = "task"
 
 
 def plain(name: str) -> str:
-    """A label's name without case and punctuation: "Not_Entailment", "non-entailment" are the same."""
+    """A label's name without case and punctuation: "Not_Entailment", "non-entailment" are the same, "LABEL_0" is "0"."""
     words = re.findall(r"[^\W_]+", name.casefold())
+    if len(words) == 2 and words[0] == "label" and words[1].isdecimal():
+        words = words[1:]
     return " ".join(ALIASES.get(word, word) for word in words) or name.strip()
+
+
+def finder(names: Sequence[str]) -> Callable[[str], int | None]:
+    """Finds the place of a label in `names`: by its exact name, else by `plain` where that tells all of them apart."""
+    exact = {name: place for place, name in enumerate(names)}
+    loose = {plain(name): place for place, name in enumerate(names)}
+    if len(loose) < len(exact):
+        loose = {}  # "C" and "C++"
+    return lambda name: exact.get(name, loose.get(plain(name)))
 
 
 def label_order(
@@ -37,11 +48,11 @@ def label_order(
     """For each output of the model, the place of the label it means in `task.labels`; () for a regression.
 
     `given` names the model's labels in the order of its outputs (or is "task", for the task's own order), for a model whose
-    config does not.
+    config does not. Bare numbers ("LABEL_0") say something only where the task's own labels are numbers.
 
     Raises:
-        BadInput: another number of classes, names that are not the task's, or names that say nothing ("LABEL_0") while
-            `given` is missing.
+        BadInput: another number of classes, names that are not the task's, or names that say nothing while `given` is
+            missing.
     """
     n = len(id2label)
     if task.regression:
@@ -49,35 +60,44 @@ def label_order(
             raise BadInput(f"{where} has {n} outputs, and {task.name} is a regression, which needs one")
         return ()
     names = [str(id2label[key]) for key in sorted(id2label, key=int)]
-    known = {plain(name): place for place, name in enumerate(task.labels)}
-    merged = {plain(name): known[plain(into)] for name, into in task.merges}
-    expected = {len(task.labels), len({**merged, **_entailed(task, merged)})} if merged else {len(task.labels)}
-    if n not in expected:
+    wanted = _in_order(task, n)
+    if len(wanted) != n:
         raise BadInput(
             f"{where} has {n} classes ({_some(names)}), {task.name} has {len(task.labels)} ({_some(task.labels)}); use a model "
             f"fine-tuned on {task.trained_on or task.name}"
         )
+    find, into = finder(task.labels), dict(task.merges)
+    merged = finder(tuple(into))
+
+    def place(name: str) -> int | None:
+        other = merged(name)
+        return find(name) if other is None else find(tuple(into.values())[other])
+
     if given == IN_TASK_ORDER:
-        names = list(task.labels)
+        names = list(wanted)
     elif given is not None:
         names = [given] if isinstance(given, str) else list(given)
-    elif all(GENERIC.fullmatch(plain(name)) for name in names) and not all(plain(name) in known for name in names):
+    elif all(GENERIC.fullmatch(plain(name)) for name in names) and None in map(place, names):
         raise BadInput(
             f"{where} calls its classes {_some(names)}, which does not say what they mean, and models disagree; name them in "
-            f"the order of its outputs with --labels (for instance --labels {','.join(task.labels)})"
+            f"the order of its outputs with --labels (for instance --labels {','.join(wanted)})"
         )
-    places = [known.get(plain(name), merged.get(plain(name))) for name in names]
-    if None in places or len(names) != n or set(places) != set(known.values()):
+    places = [place(name) for name in names]
+    found = tuple(number for number in places if number is not None)
+    if len(found) != n or len(names) != n or len(set(found)) != len(task.labels):
         raise BadInput(
             f"{where} has the classes {_some(names)}, which are not those of {task.name} ({_some(task.labels)}); use a model "
             f"fine-tuned on {task.trained_on or task.name}, or name its {n} classes with --labels"
         )
-    return tuple(place for place in places if place is not None)
+    return found
 
 
-def _entailed(task: LabelledTask, merged: Mapping[str, int]) -> dict[str, int]:
-    """Labels of the task that nothing is merged into: a model has them under their own names."""
-    return {plain(name): place for place, name in enumerate(task.labels) if place not in merged.values()}
+def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
+    """The labels of a model with `n` outputs in the task's order: the task's own, or with those that are merged into one."""
+    if n == len(task.labels) or not task.merges:
+        return task.labels
+    merged = {name for _, name in task.merges}
+    return (*(name for name in task.labels if name not in merged), *(name for name, _ in task.merges))
 
 
 def _some(names: Sequence[str]) -> str:

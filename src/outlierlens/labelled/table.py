@@ -61,9 +61,11 @@ class LabelledTask:
         return tuple(dict.fromkeys((*fields, self.label)))
 
     def filled(self, part: str, row: dict[str, object]) -> object:
-        """The value of column (or template) `part` in `row`."""
+        """The value of column (or template) `part` in `row`; None where a column that a template needs is empty."""
         if "{" not in part:
             return row[part]
+        if any(row[name] is None for name in _fields(part)):
+            return None
         return re.sub(r"\{(\w+)\}", lambda found: str(row[found[1]]), part)
 
 
