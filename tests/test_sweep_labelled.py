@@ -1,0 +1,359 @@
+"""Sweeping and disabling on labelled tasks: the library's numbers against a plain loop with scikit-learn and scipy."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from architectures import FAMILIES, build
+from outlierlens.ablate import zeroed_weights
+from outlierlens.bench import DisableOptions, disable
+from outlierlens.errors import BadInput
+from outlierlens.labelled import Examples, find_task, plain_task
+from outlierlens.labelled.table import with_metric
+from outlierlens.models import LoadedModel, from_objects
+from outlierlens.modes import means_over
+from outlierlens.results import from_json, load, to_json
+from outlierlens.sweeps.loop import sweep
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.swept import Sweep
+from outlierlens.tasks import TaskOptions
+
+N = 41
+PLANTED = 5
+
+
+@pytest.fixture(scope="module")
+def made(words: Callable[..., Any]) -> Callable[..., tuple[LoadedModel, Examples]]:
+    """A tiny BERT with a head for `labels`, and examples whose labels are mostly what it says of them."""
+    import torch
+
+    def make(labels: tuple[str, ...], metric: str, *, noise: float = 0.25) -> tuple[LoadedModel, Examples]:
+        model = build(FAMILIES["bert"], "SequenceClassification")
+        names = labels or ("value",)
+        torch.manual_seed(3)
+        model.classifier = torch.nn.Linear(16, len(names))
+        with torch.no_grad():
+            model.classifier.weight.mul_(4)
+            for layer in model.bert.encoder.layer:  # one dimension that all later layers and the pooler depend on
+                layer.output.LayerNorm.weight[PLANTED] = 6
+            model.bert.pooler.dense.weight[:, PLANTED] *= 6
+        model.config.num_labels, model.num_labels = len(names), len(names)
+        model.config.id2label = dict(enumerate(names))
+        loaded = from_objects(model, words(), name="tiny")
+        random = np.random.default_rng(0)
+        texts = tuple(" ".join(f"w{random.integers(35)}" for _ in range(random.integers(2, 9))) for _ in range(N))
+        said = predictions(loaded, texts)
+        with torch.no_grad():  # so that every label is said of some text
+            model.classifier.bias.sub_(torch.tensor(said.mean(0), dtype=torch.float32))
+        said = said - said.mean(0)
+        if labels:
+            truth: tuple[Any, ...] = tuple(
+                int(random.integers(len(labels)) if random.random() < noise else place) for place in said.argmax(1)
+            )
+            task = with_metric(plain_task("classify", "text", "label", labels=labels), metric)
+        else:
+            truth = tuple((said[:, 0] + random.normal(0, said[:, 0].std(), N)).tolist())
+            task = with_metric(plain_task("regress", "text", "label"), metric)
+        return loaded, Examples("made up", texts, "text", task=task, labels=truth)
+
+    return make
+
+
+def predictions(loaded: LoadedModel, texts: tuple[str, ...]) -> np.ndarray:
+    """Logits [text, output], one text at a time."""
+    import torch
+
+    rows = []
+    with torch.no_grad():
+        for text in texts:
+            rows.append(loaded.model(**loaded.tokenizer(text, return_tensors="pt")).logits[0].double().numpy())
+    return np.stack(rows)
+
+
+def oracle(metric: str, truth: tuple[Any, ...], logits: np.ndarray) -> float:
+    """The metric by its library."""
+    from scipy import stats
+    from sklearn import metrics
+
+    if metric in ("pearson", "spearman"):
+        return float(getattr(stats, f"{metric}r")(truth, logits[:, 0]).statistic)
+    of = {
+        "accuracy": metrics.accuracy_score,
+        "mcc": metrics.matthews_corrcoef,
+        "f1": metrics.f1_score,
+        "macro f1": lambda one, other: metrics.f1_score(one, other, average="macro"),
+    }
+    return float(of[metric](truth, logits.argmax(1)))
+
+
+TWO, THREE = ("bad", "good"), ("no", "maybe", "yes")
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric"),
+    [
+        (TWO, "accuracy"),
+        (TWO, "mcc"),
+        (TWO, "f1"),
+        (THREE, "macro f1"),
+        (THREE, "mcc"),
+        ((), "pearson"),
+        ((), "spearman"),
+    ],
+)
+def test_every_dimension_against_a_plain_loop(made: Any, labels: tuple[str, ...], metric: str) -> None:
+    loaded, examples = made(labels, metric)
+    swept = sweep(loaded, examples, SweepOptions(sets=((2, 5),), n_random=6, n_matched=3))
+    intact = oracle(metric, examples.labels, predictions(loaded, examples.texts))
+    assert (swept.metric, swept.method, swept.n_texts) == (metric, "exact", N)
+    assert swept.task.endswith(f" {metric}")
+    assert 1 - swept.intact == pytest.approx(intact, abs=1e-6)
+    assert swept.intact_low <= swept.intact <= swept.intact_high
+    assert len(swept.singles()) == 16
+    for effect in swept.effects:
+        with zeroed_weights(loaded, effect.dims):
+            after = oracle(metric, examples.labels, predictions(loaded, examples.texts))
+        # Predictions of a regression are kept to nine digits.
+        assert effect.change == pytest.approx(intact - after, abs=1e-6)
+        assert effect.n_texts == N
+        assert effect.low <= effect.change <= effect.high
+    for null in swept.nulls:
+        assert null.n_texts == N
+        assert null.change == pytest.approx(next(e.change for e in swept.effects if e.label == null.label), abs=1e-12)
+    assert from_json(to_json(swept)) == swept
+
+
+def test_the_planted_dimension_costs_most(made: Any) -> None:
+    loaded, examples = made(THREE, "mcc", noise=0.1)
+    swept = sweep(loaded, examples, SweepOptions(n_random=0, n_matched=0))
+    assert swept.top(1)[0].dims == (PLANTED,)
+
+
+def test_random_sets_are_compared_by_the_metric_of_all_texts(made: Any) -> None:
+    loaded, examples = made(TWO, "f1")
+    options = SweepOptions(dims=(), sets=((1, PLANTED),), n_random=5, n_matched=0, random_texts=2)
+    swept = sweep(loaded, examples, options)
+    (null,) = swept.nulls
+    intact = oracle("f1", examples.labels, predictions(loaded, examples.texts))
+    changes = []
+    for dims in random_dims(loaded, examples, options):
+        with zeroed_weights(loaded, dims):
+            changes.append(intact - oracle("f1", examples.labels, predictions(loaded, examples.texts)))
+    assert null.changes == pytest.approx(sorted(changes), abs=1e-9)
+    assert null.mean == pytest.approx(np.mean(changes), abs=1e-9)
+
+
+def random_dims(loaded: LoadedModel, examples: Examples, options: SweepOptions) -> list[tuple[int, ...]]:
+    """The random sets of that sweep."""
+    from outlierlens.sweeps.nulls import control_families
+    from outlierlens.sweeps.runner import make_runner
+    from outlierlens.sweeps.units import planned
+
+    runner = make_runner(loaded, examples, options)
+    (family,) = control_families(runner, planned(options, 3, 16, ()), ())
+    return [unit.dims for unit in family.controls]
+
+
+@pytest.mark.parametrize("measure", ["loss", "accuracy"])
+def test_losses_and_accuracy_may_stop_early(made: Any, measure: str) -> None:
+    from scipy.special import log_softmax
+
+    loaded, examples = made(TWO, "mcc")
+    task = TaskOptions(measure=measure)  # type: ignore[arg-type]
+    whole = sweep(loaded, examples, SweepOptions(exact=True, n_random=0, n_matched=0, task=task))
+    logits = predictions(loaded, examples.texts)
+    rows, truth = np.arange(N), np.array(examples.labels)
+    nats = -log_softmax(logits, axis=1)[rows, truth]
+    expected = nats.mean() if measure == "loss" else 1 - oracle("accuracy", examples.labels, logits)
+    assert whole.intact == pytest.approx(expected, abs=1e-6)
+    assert whole.metric == ("" if measure == "loss" else "accuracy")
+    assert whole.unit == ("nats per example" if measure == "loss" else "1 − accuracy")
+    early = sweep(
+        loaded,
+        examples,
+        SweepOptions(tolerance=0.6, relative=0.5, top=0, n_random=0, n_matched=0, gradients=12, task=task),
+    )
+    assert early.method == "adaptive"
+    assert (early.cost.gradient_texts > 0) == (measure == "loss")
+    assert min(effect.n_texts for effect in early.effects) < N
+    for effect in early.effects:
+        if effect.n_texts == N:
+            assert effect.change == pytest.approx(whole.effect(effect.dims[0]).change, abs=1e-6)
+        assert effect.low < effect.high  # right and wrong that never changed prove nothing about other texts
+
+
+def test_right_and_wrong_never_come_out_certain() -> None:
+    from outlierlens.sweeps.estimate import estimate, precise
+
+    unchanged = estimate(np.zeros(60), np.ones(60), 0.95, smallest=1.0)
+    # t(59) at 95 % is 2.001; one more text up and one down is a variance of 2 / 59.
+    assert unchanged.half_width == pytest.approx(2.00100 * np.sqrt(2 / 59 / 60), rel=1e-4)
+    assert not precise(unchanged, 0.01, 0.1)
+    assert precise(estimate(np.zeros(600), np.ones(600), 0.95, smallest=1.0), 0.01, 0.1)
+    assert estimate(np.zeros(60), np.ones(60), 0.95).half_width == 0
+
+
+def test_intervals_of_right_and_wrong_hold_what_they_promise() -> None:
+    from outlierlens.sweeps.estimate import estimate
+
+    random = np.random.default_rng(0)
+    for down, up in ((0.01, 0.0), (0.05, 0.02), (0.3, 0.1)):
+        held = 0
+        for _ in range(400):
+            values = random.choice([1.0, -1.0, 0.0], p=[down, up, 1 - down - up], size=100)
+            found = estimate(values, np.ones(100), 0.95, smallest=1.0)
+            held += found.low <= down - up <= found.high
+        assert held / 400 > 0.93
+
+
+def test_limits_of_texts_are_refused_for_metrics_of_all(made: Any) -> None:
+    loaded, examples = made(TWO, "mcc")
+    with pytest.raises(BadInput, match="mcc is a metric of all texts together: max_texts is for losses and accuracy"):
+        sweep(loaded, examples, SweepOptions(max_texts=20))
+
+
+def test_rows_of_a_metric_continue_and_another_measure_is_another_work(made: Any, tmp_path: Path) -> None:
+    loaded, examples = made(TWO, "mcc")
+    rows = tmp_path / "rows.jsonl"
+    options = SweepOptions(dims=(1, PLANTED), n_random=3, n_matched=0)
+    whole = sweep(loaded, examples, options, rows=rows)
+    lines = rows.read_text("utf-8").splitlines(keepends=True)
+    rows.write_text("".join(lines[: len(lines) // 2]), "utf-8")
+    again = sweep(loaded, examples, options, rows=rows)
+    assert [e.change for e in again.effects] == [e.change for e in whole.effects]
+    assert [e.low for e in again.effects] == [e.low for e in whole.effects]
+    with pytest.raises(BadInput, match="measure"):
+        sweep(
+            loaded,
+            examples,
+            SweepOptions(dims=(1,), n_random=0, n_matched=0, task=TaskOptions(measure="loss")),
+            rows=rows,
+        )
+
+
+@pytest.mark.parametrize("mode", ["weights", "zero", "mean", "writes", "scale", "resample"])
+def test_disable_in_every_mode_against_a_plain_loop(made: Any, mode: Any) -> None:
+    loaded, examples = made(TWO, "mcc")
+    before = predictions(loaded, examples.texts)
+    options = DisableOptions(mode=mode, n_random=3, n_matched=2, also_all=False)
+    damage = disable(loaded, examples, [PLANTED], options)
+    assert np.array_equal(predictions(loaded, examples.texts), before)
+    assert (damage.metric, damage.unit, damage.of_change) == ("mcc", "1 − mcc", "mcc lost")
+    intact = oracle("mcc", examples.labels, before)
+    assert 1 - damage.intact.score.value == pytest.approx(intact, abs=1e-9)
+    assert damage.intact.score.perplexity is None
+    assert damage.intact.score.also == pytest.approx(
+        {name: oracle(name, examples.labels, before) for name in ("mcc", "accuracy", "f1", "macro f1")}
+    )
+    chosen = damage.chosen
+    assert chosen.change == pytest.approx(chosen.score.value - damage.intact.score.value, abs=1e-12)
+    assert chosen.change_low <= chosen.change <= chosen.change_high
+    if mode == "weights":
+        with zeroed_weights(loaded, [PLANTED]):
+            after = oracle("mcc", examples.labels, predictions(loaded, examples.texts))
+        assert chosen.change == pytest.approx(intact - after, abs=1e-9)
+    assert len(damage.controls[0].conditions) == 3
+
+
+def test_means_of_pairs_are_taken_over_pairs(made: Any) -> None:
+    """Mode mean puts in what the model sees: both texts of an example."""
+    import torch
+
+    loaded, examples = made(TWO, "accuracy")
+    paired = replace(examples, pairs=examples.texts[::-1])
+    found = means_over(loaded, loaded.stack(), paired, length=64, batch_size=8)
+    states = []
+    with torch.no_grad():
+        for both in zip(paired.texts, paired.pairs, strict=True):
+            said = loaded.model(**loaded.tokenizer(*both, return_tensors="pt"), output_hidden_states=True)
+            states.append(torch.stack(said.hidden_states[1:])[:, 0])  # [layer, token, dim]
+    assert found == pytest.approx(torch.cat(states, 1).mean(1).numpy(), abs=1e-4)
+
+
+@pytest.fixture
+def saved(made: Any, tmp_path: Path) -> tuple[Path, Path, Examples]:
+    """A model folder and a file of its examples."""
+    loaded, examples = made(TWO, "accuracy")
+    loaded.model.save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"text": text, "label": TWO[label]} for text, label in zip(examples.texts, examples.labels, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return tmp_path / "model", tmp_path / "rows.jsonl", examples
+
+
+def test_the_command_sweeps_your_own_rows(
+    saved: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, rows, _ = saved
+    monkeypatch.setattr("outlierlens.report.files.can_export", lambda: False)
+    few = ("--random", "3", "--matched", "0", "--dims", f"1,{PLANTED}")
+    code, out, err = run(
+        "sweep",
+        str(model),
+        "--task",
+        "classify",
+        "--data",
+        str(rows),
+        "--metric",
+        "mcc",
+        *few,
+        "-o",
+        str(tmp_path / "run"),
+    )
+    assert code == 0, err
+    swept = load(tmp_path / "run" / "sweep.json")
+    assert isinstance(swept, Sweep)
+    assert (swept.metric, swept.n_texts, swept.task) == ("mcc", N, "classify mcc")
+    assert f"intact {1 - swept.intact:.4f} [{1 - swept.intact_high:.4f}, {1 - swept.intact_low:.4f}]" in out
+    assert "largest changes of 2, in mcc lost" in out
+    page = (tmp_path / "run" / "report.html").read_text("utf-8")
+    assert "mcc lost" in page
+
+
+def test_the_command_disables_and_shows_the_metric(saved: Any, run: Any) -> None:
+    model, rows, _ = saved
+    arguments = ("--task", "classify", "--data", str(rows), "--random", "3", "--matched", "0")
+    code, out, err = run("disable", str(model), "--dims", str(PLANTED), *arguments, "--json")
+    assert code == 0, err
+    damage = from_json(out)
+    assert damage.n_texts == N  # all of them, not the first 16
+    code, out, err = run("disable", str(model), "--dims", str(PLANTED), *arguments)
+    assert code == 0, err
+    assert f"{1 - damage.intact.score.value:.4f}" in out
+    assert "accuracy" in out
+    assert "lost" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "glue:rte"), "no column 'sentence1'; its columns are text, label"),
+        (("--task", "classify", "--label-column", "stars"), "no column 'stars'; its columns are text, label"),
+        (("--task", "classify", "--metric", "pearson"), "task classify has no metric 'pearson'"),
+        (("--task", "classify", "--measure", "everything"), "--measure is 'everything'; use metric, accuracy, loss"),
+        (("--measure", "loss"), "belong to a labelled task, not to --task auto"),
+        (("--task", "regress"), "is not a number, and this task is a regression"),
+        (("--task", "glue:sst"), "unknown task 'glue:sst'"),
+    ],
+)
+def test_refusals_come_before_any_model_is_loaded(
+    saved: Any, run: Any, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("outlierlens.models.load_model", never)
+    _, rows, _ = saved
+    code, out, err = run("disable", "no-such-model", "--dims", "3", "--data", str(rows), *arguments)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:
+    assert find_task("rte").hub == "nyu-mll/glue:rte"
