@@ -114,7 +114,7 @@ def change_axis(sweep: Sweep, scale: Range, what: str = "") -> Spec:
 
 def titled(what: str, sweep: Sweep, scale: Range) -> list[str]:
     """An axis title of one or two lines: one long line would be cut off on a narrow screen."""
-    return [f"{what}, {sweep.unit}", *([stated(scale)] if scale.log else [])]
+    return [f"{what}, {sweep.of_change}", *([stated(scale)] if scale.log else [])]
 
 
 def level(sweep: Sweep) -> str:
@@ -157,7 +157,7 @@ def tooltip(sweep: Sweep, rows: Sequence[Spec]) -> list[Spec]:
     )
     return [
         field("off", "off", "nominal"),
-        field("change", f"change, {sweep.unit}"),
+        field("change", f"change, {sweep.of_change}"),
         field("low", f"{level(sweep)} from"),
         field("high", "to"),
         field("texts", "texts"),
@@ -214,14 +214,20 @@ def marks(rows: list[Spec], named: Sequence[int], sweep: Sweep, x: Spec, y: Spec
 
 
 def names_beside(
-    rows: list[Spec], at: Sequence[tuple[float, float]], bold: Sequence[int], x: Spec, y: Spec, first: int = 0
+    rows: list[Spec],
+    at: Sequence[tuple[float, float]],
+    bold: Sequence[int],
+    x: Spec,
+    y: Spec,
+    first: int = 0,
+    canvas: tuple[int, int] = CANVAS,
 ) -> list[Spec]:
     """The number of each dimension beside its mark, kept apart from other marks and names, on a halo.
 
-    `at` are the marks' positions from 0 to 1, right and up; numbers of dimensions in `bold` are bold; the place in
-    `PLACES` numbered `first` is tried first.
+    `at` are the marks' positions from 0 to 1, right and up, in `canvas` pixels; numbers of dimensions in `bold` are bold;
+    the place in `PLACES` numbered `first` is tried first.
     """
-    width, height = CANVAS
+    width, height = canvas
     marked = [(right * width, (1 - up) * height) for right, up in at]
     taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in marked]
     order = (first, *(i for i in range(len(PLACES)) if i != first))

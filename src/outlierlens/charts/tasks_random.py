@@ -1,0 +1,169 @@
+"""Outliers against random sets, for several models and tasks at once: `outliers_against_random(replications)`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from outlierlens.charts.base import Chart, Spec, chart, field, round_to
+from outlierlens.charts.losses import few
+from outlierlens.charts.palette import ALARM, BAND, INK, MUTED, SURFACE
+from outlierlens.charts.sweep_marks import HALO
+from outlierlens.errors import BadInput
+from outlierlens.replicated import ENOUGH, Replication, Row, TaskTable
+
+COLUMNS = (
+    "model", "task", "metric", "intact", "outliers", "off", "lost", "95 % from", "to", "random sets", "median lost", "5 %",
+    "95 %", "mean lost", "× random", f"≥ {ENOUGH:g} × random", "rank p",
+)  # fmt: skip
+NONE = "no outlier"
+
+
+def outliers_against_random(replications: Sequence[Replication], *, name: str = "outliers-against-random") -> Chart:
+    """What each model loses on each task with its outliers off, beside random sets of the same size.
+
+    Raises:
+        BadInput: nothing was measured beside random sets.
+    """
+    kept = [(made, one) for made in replications for one in made.tables if one.family("random")]
+    if not kept:
+        raise BadInput("no table here holds random sets; replicate with --random above 0")
+    several = len({(made.base, one.task) for made, one in kept}) < len(kept)
+    families = [_family(made, one, several) for made, one in kept]
+    bands, chosen = [], []
+    for (_, one), family in zip(kept, families, strict=True):
+        random, off = one.family("random"), one.outliers_row
+        assert random is not None
+        bands.append({
+            "family": family, "low": _points(random.lost_low), "high": _points(random.lost_high),
+            "middle": _points(random.lost), "sets": random.n_sets,
+        })  # fmt: skip
+        if off is not None and math.isfinite(off.lost):
+            chosen.append({
+                "family": family, "lost": _points(off.lost), "low": _points(off.lost_low), "high": _points(off.lost_high),
+                "says": _times(off), "off": off.label, "p": None if off.p is None else round_to(off.p, 3),
+            })  # fmt: skip
+    scale = {"domain": _domain([*bands, *chosen]), "nice": False}
+    x = field("lost", "points of the task's metric lost (100 × metric)", scale=scale, axis={"tickCount": 8})
+    y: Spec = {
+        "field": "family", "type": "nominal", "title": None, "sort": families,
+        "axis": {
+            "labelExpr": "split(datum.label, '|')", "labelLimit": 260, "ticks": False, "domain": False, "labelColor": INK,
+            "labelPadding": 8,
+        },
+        "scale": {"paddingInner": 0.35, "paddingOuter": 0.2},
+    }  # fmt: skip
+    tooltip = [
+        field("family", "model and task", "nominal"),
+        field("off", "off", "nominal"),
+        field("lost", "points lost"),
+    ]
+    tooltip += [field("low", "95 % from"), field("high", "to"), field("p", "rank p")]
+    among = [field("family", "model and task", "nominal"), field("sets", "random sets"), field("middle", "median")]
+    among += [field("low", "5 %"), field("high", "95 %")]
+    ends = {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y}
+    layers: list[Spec] = [
+        {
+            "data": {"values": [{"lost": 0}]},
+            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
+            "encoding": {"x": x},
+        },
+        {"data": {"values": bands}, "mark": {"type": "bar", "color": BAND}, "encoding": ends | {"tooltip": among}},
+        {
+            "data": {"values": bands},
+            "mark": {"type": "tick", "color": MUTED, "thickness": 2},
+            "encoding": {"x": x | {"field": "middle"}, "y": y},
+        },
+        {"data": {"values": chosen}, "mark": {"type": "rule", "color": ALARM, "strokeWidth": 2}, "encoding": ends},
+        {
+            "data": {"values": chosen},
+            "mark": {"type": "point", "shape": "diamond", "size": 130, "color": ALARM, "filled": True, "opacity": 1},
+            "encoding": {"x": x, "y": y, "tooltip": tooltip},
+        },
+    ]
+    says: Spec = {"x": x | {"field": "high"}, "y": y, "text": {"field": "says", "type": "nominal"}}
+    mark = {"type": "text", "align": "left", "dx": 10, "fontSize": 12.5}
+    layers += [
+        {"data": {"values": chosen}, "mark": mark | ink, "encoding": says}
+        for ink in (HALO | {"color": SURFACE}, {"color": INK})
+    ]
+    return chart(
+        name=name,
+        title="Outliers against random sets of the same size",
+        reading=_reading(kept),
+        layers=layers,
+        height=60 + 40 * len(kept),
+        columns=COLUMNS,
+        rows=(_numbers(made, one) for made, one in kept),
+    )
+
+
+def short(base: str) -> str:
+    """A model's name for reading: of a path its last part."""
+    return base.replace("\\", "/").rstrip("/").rpartition("/")[2] or base
+
+
+def _family(made: Replication, one: TaskTable, several: bool) -> str:
+    """The name of a strip: model and task, the outliers below."""
+    which = f"{short(made.base)}, {one.task.rpartition(':')[2]}" + (f" ({one.label})" if several else "")
+    off = f"{few(tuple(sorted(one.dims)))} off" if one.dims else f"{NONE} named"
+    return f"{which.replace('|', ' ')}|{off}{'' if one.by_rule or not one.dims else ', not by the rule'}"
+
+
+def _points(value: float) -> float | None:
+    return round_to(100 * value)
+
+
+def _domain(drawn: Sequence[Spec]) -> list[float | None]:
+    """From the smallest end to the largest, zero among them, with room for the words on the right."""
+    ends = [0.0, *(one[key] for one in drawn for key in ("low", "high", "lost") if one.get(key) is not None)]
+    span = max(ends) - min(ends) or 1.0
+    return [round_to(min(ends) - 0.04 * span), round_to(max(ends) + 0.16 * span)]
+
+
+def _times(off: Row) -> str:
+    if off.times_random is None:
+        return "random: no loss"
+    return f"× {off.times_random:.3g}"
+
+
+def _reading(kept: Sequence[tuple[Replication, TaskTable]]) -> str:
+    text = (
+        "Diamond: the metric lost with all outliers off, with its 95 % interval; bar: the middle 90 % of random sets of the "
+        "same size, tick: their median; number: the loss as a multiple of the random sets' mean. "
+    )
+    tested = [(made, one, one.outliers_row) for made, one in kept if one.outliers_row is not None]
+    enough = [(made, one, off) for made, one, off in tested if off is not None and off.enough]
+    if tested:
+        text += (
+            f"At least {ENOUGH:g} times random: {len(enough)} of {len(tested)} "
+            f"({', '.join(_where(made, one) for made, one, _ in enough) or 'none'}). "
+        )
+        made, one, off = max(tested, key=lambda item: item[2].lost if item[2] is not None else 0.0)
+        assert off is not None
+        text += (
+            f"Most is lost by {_where(made, one)} without {few(off.dims)}: {100 * off.lost:.1f} points "
+            f"({100 * off.lost_low:.1f} to {100 * off.lost_high:.1f}). "
+        )
+    without = [_where(made, one) for made, one in kept if one.outliers_row is None]
+    if without:
+        text += f"No outlier is named in {', '.join(without)}."
+    return text.strip()
+
+
+def _where(made: Replication, one: TaskTable) -> str:
+    return f"{short(made.base)} on {one.task.rpartition(':')[2]}"
+
+
+def _numbers(made: Replication, one: TaskTable) -> list[Any]:
+    random, off = one.family("random"), one.outliers_row
+    assert random is not None
+    mean = None if random.mean is None else round_to(random.mean)
+    mine: list[Any] = ["–", None, None, None, None]
+    tests: list[Any] = [None, None, None]
+    if off is not None:
+        mine = [off.label, *map(round_to, (off.value, off.lost, off.lost_low, off.lost_high))]
+        tests = [None if off.times_random is None else round_to(off.times_random, 3)]
+        tests += [None if off.enough is None else "yes" if off.enough else "no"]
+        tests += [None if off.p is None else round_to(off.p, 3)]
+    figures = [random.n_sets, *map(round_to, (random.lost, random.lost_low, random.lost_high)), mean]
+    return [short(made.base), one.task, one.metric, round_to(one.intact.value), *mine, *figures, *tests]

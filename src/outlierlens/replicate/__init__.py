@@ -1,0 +1,10 @@
+"""A paper's table for any model, by its own protocol: fine-tune, switch off without training again, compare with controls.
+
+    from outlierlens.replicate.run import Replicating, replicate
+
+    made = replicate(Replicating("kovaleva-glue", "distilbert-cased", tasks=("rte", "cola"), directory=Path("runs/kovaleva")))
+    made.tables[0].outliers_row.times_random
+
+`papers` is what each paper did, `outliers` which dimensions are switched off, `models` where the fine-tuned models come from,
+`tables` how sweeps become lines of a table.
+"""

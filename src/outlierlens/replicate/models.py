@@ -1,0 +1,115 @@
+"""Where the fine-tuned models come from: made by `finetune`, or named.
+
+    tuned = find_tuned("glue:rte", "runs/distilbert-rte")       # a run of finetune: one model a seed; or a model's folder
+    tuned = make_tuned(base, train, dev, folder, how)
+
+A run of fine-tuning that was stopped goes on, and a finished one is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlierlens.errors import BadInput
+from outlierlens.finetune.settings import FinetuneSettings
+from outlierlens.finetuned import FineTuned
+from outlierlens.labelled import Examples, LabelledTask, read_examples
+from outlierlens.models import LoadOptions
+from outlierlens.results import load as read_result
+
+RESULT = "finetuned.json"  # of a run of finetune
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A fine-tuned model: its name or folder, what it is called in tables, and the model it was made from, where known."""
+
+    task: str
+    model: str
+    label: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How models are fine-tuned where none is named."""
+
+    settings: FinetuneSettings
+    seeds: tuple[int, ...]
+    load: LoadOptions
+    say: Callable[[str], None]
+    command: str = ""
+    overwrite: bool = False
+
+
+def find_tuned(task: str, named: str) -> list[Tuned]:
+    """The fine-tuned models that `named` stands for: a run of finetune (each seed), a seed's folder, or one model.
+
+    Raises:
+        BadInput: a run that was made for another task, or is not finished.
+    """
+    folder = Path(named)
+    short = shortened(task)
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return [Tuned(task, named, f"{short} {folder.name}", _base_above(folder))]
+    if (folder / RESULT).is_file():
+        run = read_result(folder / RESULT)
+        if not isinstance(run, FineTuned):
+            raise BadInput(f"{folder / RESULT} holds a {type(run).__name__}, not what finetune writes")
+        if run.task != task:
+            raise BadInput(f"{folder} was fine-tuned on {run.task}, not on {task}")
+        # The folder may have been moved since.
+        return [
+            Tuned(task, str(folder / f"seed-{one.seed}" / "model"), f"{short} seed-{one.seed}", run.base)
+            for one in run.seeds
+        ]
+    if (folder / "model" / "config.json").is_file():
+        return [Tuned(task, str(folder / "model"), f"{short} {folder.name}", _base_above(folder))]
+    seeds = sorted(one.parent.parent for one in folder.glob("seed-*/model/config.json"))
+    if seeds:
+        return [Tuned(task, str(one / "model"), f"{short} {one.name}") for one in seeds]
+    raise BadInput(f"{folder}: neither a model (config.json) nor a run of finetune; name one, or a hub id")
+
+
+def _base_above(folder: Path) -> str | None:
+    """The model that was fine-tuned, by the run around a seed's or model's folder."""
+    for above in (folder, *list(folder.parents)[:2]):
+        if (above / RESULT).is_file():
+            run = read_result(above / RESULT)
+            return run.base if isinstance(run, FineTuned) else None
+    return None
+
+
+def make_tuned(base: str, train: Examples, dev: Examples, folder: Path, how: Tuning) -> list[Tuned]:
+    """Fine-tune `base` on a task, once a seed, in `folder`."""
+    from outlierlens.finetune.loop import FinetuneOptions, finetune
+
+    options = FinetuneOptions(load=how.load, command=how.command, overwrite=how.overwrite, progress=how.say)
+    run = finetune(base, train, dev, folder, how.settings, seeds=how.seeds, options=options)
+    short = shortened(dev.task.name)
+    return [Tuned(dev.task.name, one.folder, f"{short} seed-{one.seed}", base) for one in run.seeds]
+
+
+def shortened(task: str) -> str:
+    """ "glue:rte" as "rte"."""
+    return task.rpartition(":")[2]
+
+
+def examples_of(task: LabelledTask, data: str | None, split: str, *, limit: int | None, offline: bool) -> Examples:
+    """The examples of a task's split in a folder with one folder a task (`data`/rte), or from the hub.
+
+    Raises:
+        BadInput: no folder of that task, and what `read_examples` raises.
+    """
+    if data is None:
+        return read_examples(task, None, split=split, limit=limit, offline=offline)
+    names = [shortened(name) for name in (task.name, task.trained_on) if name]
+    for name in (*names, *(one.upper() for one in names)):
+        if (Path(data) / name).is_dir():
+            return read_examples(task, Path(data) / name, split=split, limit=limit, offline=offline)
+    if Path(data).is_dir():
+        there = sorted(path.name for path in Path(data).iterdir() if path.is_dir())
+        raise BadInput(
+            f"{data}: no folder {names[0]} with the examples of {task.name}; it has {', '.join(there) or 'none'}"
+        )
+    raise BadInput(f"{data}: no such folder; --data takes a folder with one folder a task, such as {data}/{names[0]}")

@@ -1,0 +1,326 @@
+"""A paper's table for a model: fine-tune where needed, sweep each task, and put the lines together.
+
+    job = Replicating("kovaleva-glue", "distilbert-cased", tasks=("rte", "cola"), directory=Path("runs/kovaleva"))
+    made = replicate(job)
+
+The run directory holds
+
+    tuned/TASK/                 the run of fine-tuning, where the model was not named
+    TASK-LABEL/rows.jsonl       everything measured, as it is measured; a stopped run goes on from it
+    TASK-LABEL/sweep.json       one dimension at a time, for figure 2; sweep-together.json, sweep-layers.json
+    replication.json            the result
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.controls import random_sets
+from outlierlens.detect import Rule
+from outlierlens.errors import BadInput
+from outlierlens.finetune.settings import FinetuneSettings
+from outlierlens.labelled import Examples, LabelledTask, find_task
+from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.references import checkpoint_of, reference_for
+from outlierlens.replicate.models import Tuned, Tuning, examples_of, find_tuned, make_tuned, shortened
+from outlierlens.replicate.outliers import STRONGEST, Named, name_outliers, scanned, scanned_base
+from outlierlens.replicate.papers import Paper, find_paper
+from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
+from outlierlens.replicated import Replication, Row, TaskTable
+from outlierlens.results import Provenance, save
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.swept import Sweep
+from outlierlens.tasks import TaskOptions
+
+if TYPE_CHECKING:
+    from outlierlens.sweeps.loop import SweepProgress
+
+RESULT, ROWS = "replication.json", "rows.jsonl"
+SINGLES, TOGETHER, PASSING, LAYERS = "sweep.json", "sweep-together.json", "sweep-passing.json", "sweep-layers.json"
+PAIR = 2  # dimensions of a random set where there are no outliers
+WINDOWS_FIRST = "glue:mnli"  # the task of the papers' single-layer windows
+
+
+@dataclass(frozen=True)
+class Replicating:
+    """What is replicated, on what.
+
+    Attributes:
+        paper: "kovaleva-glue" or "puccetti-glue". base: the pre-trained model.
+        tasks: names in the table of labelled tasks. data: a folder with one folder a task; None takes the hub's copies.
+        tuned: {task: fine-tuned models}: runs of finetune, folders or hub ids; a task without one is fine-tuned.
+        settings, seeds: of fine-tuning; None is the paper's.
+        dims: () is what the rule names, or dimensions, or "strongest".
+        outliers_of: whose weights name the outliers: the "tuned" model, which is switched off, or its "base".
+        n_sigma, relax_to: of the rule; None is the paper's, and never relaxed.
+        n_random, n_matched: control sets; None is the paper's number.
+        every: switch off every single dimension too.
+        windows_task: the task that is also measured layer by layer; None is MNLI, or the first; "none" is none.
+        limit: first examples of the dev split; None is all.
+        labels: of the models in the order of their outputs, where their config does not name them.
+    """
+
+    paper: str
+    base: str
+    tasks: tuple[str, ...]
+    directory: Path
+    data: str | None = None
+    tuned: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: FinetuneSettings = field(default_factory=FinetuneSettings)
+    seeds: tuple[int, ...] = (42,)
+    dims: tuple[int, ...] | str = ()
+    outliers_of: str = "tuned"
+    n_sigma: float | None = None
+    relax_to: float | None = None
+    n_random: int | None = None
+    n_matched: int = 19
+    every: bool = False
+    windows_task: str | None = None
+    limit: int | None = None
+    labels: tuple[str, ...] | None = None
+    batch_size: int | None = None
+    seed: int = 42
+    overwrite: bool = False
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        find_paper(self.paper)
+        if not self.tasks or len(set(self.rows)) != len(self.tasks):
+            raise BadInput(f"tasks are {', '.join(self.tasks) or 'none'}; name at least one, and none twice")
+        if self.outliers_of not in ("tuned", "base"):
+            raise BadInput(f"outliers_of is {self.outliers_of!r}; use tuned or base")
+        if isinstance(self.dims, str) and self.dims != STRONGEST:
+            raise BadInput(f"dims are {self.dims!r}; name dimensions or {STRONGEST!r}")
+        if min(self.n_matched, self.n_random or 0) < 0:
+            raise BadInput("the numbers of random and matched sets cannot be negative")
+        extra = sorted({find_task(name).name for name in self.tuned} - {task.name for task in self.rows})
+        if extra:
+            raise BadInput(
+                f"a fine-tuned model is named for {extra[0]}, which is not among the tasks; add it to --tasks"
+            )
+        if self.windows_task not in (None, "none") and find_task(str(self.windows_task)) not in self.rows:
+            raise BadInput(f"the task of the windows, {self.windows_task}, is not among the tasks; add it to --tasks")
+
+    @property
+    def rows(self) -> tuple[LabelledTask, ...]:
+        """The tasks' rows in the table."""
+        return tuple(find_task(name) for name in self.tasks)
+
+    @property
+    def by_layer(self) -> str:
+        """The task that is measured layer by layer; "" for none."""
+        if self.windows_task == "none":
+            return ""
+        names = [task.name for task in self.rows]
+        chosen = find_task(self.windows_task).name if self.windows_task else WINDOWS_FIRST
+        return chosen if chosen in names else names[0]
+
+    @property
+    def rule(self) -> Rule:
+        """The paper's rule with the settings asked for."""
+        rule = find_paper(self.paper).rule
+        return replace(rule, n_sigma=self.n_sigma or rule.n_sigma, relax_to=self.relax_to)
+
+
+def _quiet() -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Who hears how far it is: `say` gets lines, `view` makes what hears a sweep's progress."""
+
+    say: Callable[[str], None] = lambda _: None
+    view: "Callable[[], AbstractContextManager[Callable[[SweepProgress], None] | None]]" = _quiet
+
+
+def replicate(job: Replicating, load: LoadOptions | None = None, hooks: Hooks | None = None) -> Replication:
+    """Make the paper's table for `job.base`, and write it with all that was measured to `job.directory`.
+
+    Raises:
+        BadInput: data or models that do not fit, before anything is computed; rows of other work in the directory.
+    """
+    load, hooks = load or LoadOptions(), hooks or Hooks()
+    paper = find_paper(job.paper)
+    named = {find_task(name).name: models for name, models in job.tuned.items()}
+    known = {task: [one for model in models for one in find_tuned(task, model)] for task, models in named.items()}
+    for name, same in known.items():
+        if len({one.label for one in same}) < len(same):  # folders of the same name
+            known[name] = [replace(one, label=f"{one.label} ({n})") for n, one in enumerate(same, 1)]
+    dev = {task.name: _examples(task, job, load, task.evaluated) for task in job.rows}
+    train = {task.name: _examples(task, job, load, task.trained) for task in job.rows if task.name not in known}
+    tables: list[TaskTable] = []
+    with _alone(job.directory):
+        for task in job.rows:
+            models = known.get(task.name) or _tune(job, load, hooks, train[task.name], dev[task.name])
+            for one in models:
+                hooks.say(f"{one.label}: {task.metric} of {len(dev[task.name]):,} examples with dimensions off")
+                tables.append(_Table(job, paper, load, hooks).measure(one, dev[task.name]))
+        made = Replication(
+            provenance=Provenance.now(job.base, tables[0].fingerprint, command=job.command, seed=job.seed),
+            paper=paper.name,
+            base=job.base,
+            settings=_settings(job, paper, tuned=bool(train)),
+            tables=tuple(tables),
+        )
+        save(made, job.directory / RESULT)
+    return made
+
+
+def sweeps_of(directory: Path, made: Replication) -> list[Sweep]:
+    """The sweeps of single dimensions behind a replication, for figure 2; tables without one are left out."""
+    from outlierlens.results import load as read
+
+    paths = [directory / _folder(one.label) / SINGLES for one in made.tables]
+    return [read(path) for path in paths if path.is_file()]
+
+
+def _folder(label: str) -> str:
+    return "-".join("".join(c if c.isalnum() or c in "-_." else " " for c in label).split())
+
+
+def _examples(task: LabelledTask, job: Replicating, load: LoadOptions, split: str) -> Examples:
+    limit = job.limit if split == task.evaluated else None
+    return examples_of(task, job.data, split, limit=limit, offline=load.offline)
+
+
+def _tune(job: Replicating, load: LoadOptions, hooks: Hooks, train: Examples, dev: Examples) -> list[Tuned]:
+    how = Tuning(job.settings, job.seeds, load, hooks.say, job.command, job.overwrite)
+    return make_tuned(job.base, train, dev, job.directory / "tuned" / shortened(dev.task.name), how)
+
+
+def _settings(job: Replicating, paper: Paper, *, tuned: bool) -> dict[str, Any]:
+    rule = job.rule
+    settings: dict[str, Any] = {
+        "rule": rule.name, "n_sigma": rule.n_sigma, "relax_to": rule.relax_to, "outliers_of": job.outliers_of,
+        "random": paper.n_random if job.n_random is None else job.n_random, "matched": job.n_matched, "seed": job.seed,
+        "limit": job.limit,
+    }  # fmt: skip
+    if tuned:
+        settings |= {f"finetune {name}": value for name, value in job.settings.to_dict().items() if name != "seed"}
+        settings["finetune seeds"] = list(job.seeds)
+    return settings
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Measures one fine-tuned model on its task."""
+
+    job: Replicating
+    paper: Paper
+    load: LoadOptions
+    hooks: Hooks
+
+    def measure(self, tuned: Tuned, examples: Examples) -> TaskTable:
+        """Sweep, layer by layer too where asked for, and make the table."""
+        job = self.job
+        # Revision and folder are of the base model.
+        loaded = load_model(tuned.model, replace(self.load, revision=None, subfolder=""))
+        named, width = self._outliers(loaded, tuned)
+        dims = named.dims
+        folder = job.directory / _folder(tuned.label)
+        if job.overwrite:
+            (folder / ROWS).unlink(missing_ok=True)
+        random = self.paper.n_random if job.n_random is None else job.n_random
+        total = sum(one.numel() for one in loaded.model.parameters())
+        whole = Whole(total, self._reference(loaded, tuned, examples))
+
+        def run(name: str, **more: Any) -> Sweep:
+            swept = self._sweep(loaded, examples, folder / ROWS, **{"n_random": random, "n_matched": 0, **more})
+            save(swept, folder / name)
+            return swept
+
+        singles = None
+        if job.every or len(dims) > 1:
+            singles = run(SINGLES, dims=None if job.every else dims)
+        if dims:
+            together = run(TOGETHER, dims=(), sets=(dims,), n_matched=job.n_matched)
+        else:
+            (pair,) = random_sets(width, PAIR, avoid=(), n=1, seed=job.seed).free
+            together = run(TOGETHER, dims=(), sets=(pair,), n_random=max(0, random - 1))
+        if singles is None and len(dims) == 1:
+            save(together, folder / SINGLES)
+        rows = rows_of(together, singles, dims, whole)
+        notes = [*named.notes, *together.notes, *(singles.notes if singles else ())]
+        if self.paper.select and (chosen := passing(rows, dims)):
+            rows += passing_rows(run(PASSING, dims=(), sets=(chosen,)), whole)
+            notes.append(
+                f"{', '.join(map(str, chosen))} each cost at least 5 × random: chosen and measured on the same examples"
+            )
+        windows: tuple[Row, ...] = ()
+        seconds = together.cost.seconds
+        if dims and examples.task.name == job.by_layer:
+            by_layer = run(
+                LAYERS, dims=dims, sets=(dims,) if len(dims) > 1 else (), windows="single", n_random=min(random, 19)
+            )
+            windows, seconds = window_rows(by_layer, dims, whole), by_layer.cost.seconds
+        return TaskTable(
+            task=examples.task.name,
+            metric=together.metric,
+            model=tuned.model,
+            label=tuned.label,
+            fingerprint=together.provenance.fingerprint,
+            data=examples.source,
+            n_examples=len(examples),
+            stack=together.stack,
+            n_layers=together.n_layers,
+            width=together.width,
+            n_parameters=total,
+            dims=dims,
+            named_by=named.by,
+            by_rule=named.by_rule,
+            rows=rows,
+            windows=windows,
+            seconds=seconds,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _outliers(self, loaded: LoadedModel, tuned: Tuned) -> tuple[Named, int]:
+        """The outliers, and the width of the stream."""
+        job, rule = self.job, self.job.rule
+        mine, where = scanned(loaded, rule), f"the fine-tuned model ({tuned.label})"
+        if job.outliers_of == "base":
+            mine, where = scanned_base(job.base, rule, self.load, mine), f"the pre-trained model ({job.base})"
+        return name_outliers(mine, rule, job.dims, where=where), mine.hidden_size
+
+    def _reference(self, loaded: LoadedModel, tuned: Tuned, examples: Examples) -> Callable[[tuple[int, ...]], Any]:
+        """Published numbers, where the model was made from the very checkpoint that they are of."""
+        job = self.job
+        checkpoint = checkpoint_of(job.base, loaded.config) if tuned.base in (None, job.base) else None
+        task = examples.task
+        return lambda dims: reference_for(checkpoint, self.paper.name, task.name, task.metric, dims)
+
+    def _sweep(self, loaded: LoadedModel, examples: Examples, rows: Path, **more: Any) -> Sweep:
+        """One call of `sweep` on all examples, each control set too."""
+        from outlierlens.sweeps.loop import sweep
+
+        job = self.job
+        options = SweepOptions(
+            with_found=False,
+            exact=True,
+            gradients=0,
+            random_texts=len(examples),
+            batch_size=job.batch_size,
+            seed=job.seed,
+            task=TaskOptions(name="labelled", max_length=job.settings.max_length, labels=job.labels),
+            **more,
+        )
+        with self.hooks.view() as view:
+            return sweep(loaded, examples, options, command=job.command, progress=view, rows=rows)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Hold the directory: rows of two processes would mix."""
+    from filelock import FileLock, Timeout
+
+    if directory.exists() and not directory.is_dir():
+        raise BadInput(f"{directory} is a file; name a directory with -o")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise BadInput(f"{directory}: another run is writing to it; wait for it or name another directory") from None
