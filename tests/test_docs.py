@@ -22,6 +22,7 @@ COMMANDS = (
     "track",
     "pretrain",
     "outcomes",
+    "finetune",
     "report",
     "samples",
     "fetch",

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 from transformers import TrainingArguments
 
+from outlierlens import training
 from outlierlens.errors import BadInput
 from outlierlens.models import load_model
 from outlierlens.pretrain import loop
@@ -262,7 +263,7 @@ class OnFour(TrainingArguments):
 def test_one_process_trains_on_one_of_several_gpus(
     base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "TrainingArguments", OnFour)
+    monkeypatch.setattr(training, "TrainingArguments", OnFour)
     said: list[str] = []
     run = train(base.changed(["training.steps=1"]), tmp_path / "run", progress=said.append)
     assert any("1 of 4 GPUs is used; `accelerate launch" in line for line in said)
@@ -271,7 +272,7 @@ def test_one_process_trains_on_one_of_several_gpus(
 
 
 def test_a_gpu_by_number_is_refused(base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "pick_device", torch.device)
+    monkeypatch.setattr(training, "pick_device", torch.device)
     with pytest.raises(BadInput, match=r"device cuda:1: .* choose one by CUDA_VISIBLE_DEVICES=1"):
         train(base, tmp_path / "run", device="cuda:1")
 

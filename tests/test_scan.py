@@ -217,6 +217,7 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
 
 
 def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
+    import finetune_runs
     import pretrain_runs
     import runs
     import synthetic_report
@@ -232,6 +233,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["Track"] = track([runs.write_run(tmp_path / "run", (0, 100))])
     made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
     made["Outcomes"] = Outcomes((made["Outcome"],))
+    made["FineTuned"] = finetune_runs.tuned()
     assert set(made) == set(HOMES) == set(_KINDS)
     for kind, value in made.items():
         save(value, tmp_path / f"{kind}.json")

@@ -50,6 +50,18 @@ def zeroed_weights(
         yield _switch_off(module, _last_operation(bound, plan), restore)
 
 
+def zero_weights_(
+    model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
+) -> int:
+    """Set for good what `zeroed_weights` sets while it lasts; the number of values set."""
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    with ExitStack() as restore:  # a failure halfway changes nothing
+        n_values = _switch_off(module, _last_operation(bound, plan), restore)
+        restore.pop_all()
+    return n_values
+
+
 @contextmanager
 def removed_writes(
     model: "LoadedModel | nn.Module",

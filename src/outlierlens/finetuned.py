@@ -2,6 +2,7 @@
 
 tuned = load("runs/minilm-l6-rte/finetuned.json")
 tuned.seeds[0].best.scores["accuracy"]
+tuned.spread()                        # (mean, lowest, highest) of the first metric over the seeds
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,14 @@ class EpochScore:
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One fine-tuning: `folder` holds the model of its best epoch; `low`, `high`: 95 % BCa interval of the first metric."""
+    """One fine-tuning.
+
+    Attributes:
+        folder: of the model of its best epoch.
+        low, high: 95 % interval of the first metric, dev examples resampled (whole texts of a token task).
+        fingerprint: of the fine-tuned model's parameters. base_fingerprint: of the model's without head, before training.
+        seconds: of the process that finished it.
+    """
 
     seed: int
     folder: str
@@ -43,6 +51,7 @@ class SeedRun:
     high: float
     fingerprint: str
     seconds: float = 0.0
+    base_fingerprint: str = ""
 
     @property
     def best(self) -> EpochScore:
@@ -91,6 +100,11 @@ class FineTuned:
             }
             for run in self.seeds
         ]
+
+    def spread(self) -> tuple[float, float, float]:
+        """(mean, lowest, highest) of the first metric over the seeds."""
+        values = [run.best.scores[self.metric] for run in self.seeds]
+        return sum(values) / len(values), min(values), max(values)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row a seed."""

@@ -18,6 +18,7 @@ from outlierlens import arch, variants
 from outlierlens.arch import BoundStack
 from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
+from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, load_with_head
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,6 @@ ENCODER_FAMILIES = frozenset({
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
     "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
 })  # fmt: skip
-# What no state depends on, so that it may be absent from a file: buffers, and in a bare model its pooler.
-BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
 )  # fmt: skip
@@ -64,30 +63,6 @@ class LoadOptions:
     row: Path | None = None
     attention: str | None = None
     notice: Callable[[str], None] = say
-
-
-@dataclass(frozen=True)
-class NewHead:
-    """A head for `labels` (none: one output, a regression) of texts or of tokens, with first weights drawn by `seed`."""
-
-    labels: tuple[str, ...]
-    tokens: bool = False
-    seed: int = 0
-
-    @property
-    def automatic(self) -> str:
-        """The class of transformers that chooses the model's own class."""
-        return f"AutoModelFor{'Token' if self.tokens else 'Sequence'}Classification"
-
-    def settings(self) -> dict[str, Any]:
-        """What the config says about the labels."""
-        names = dict(enumerate(self.labels or ("value",)))
-        return {
-            "num_labels": len(names),
-            "id2label": names,
-            "label2id": {name: place for place, name in names.items()},
-            "problem_type": "single_label_classification" if self.labels else "regression",
-        }
 
 
 @dataclass(frozen=True)
@@ -155,7 +130,8 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     encoders are often saved so), the bare encoder is loaded instead. A pooler that the file lacks is set to zero: no
     state depends on it, and random values would make every load another model.
 
-    With `head`, the model gets that head for fine-tuning; a stored head for the same labels is kept.
+    With `head`, the model gets that head for fine-tuning; a stored head for the same labels is kept (`options.notice` is
+    told).
 
     Raises:
         BadFile: damaged weights, a config that does not fit them, or weights that are missing.
@@ -183,12 +159,13 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         try:
             variants.register_config()
             config = transformers.AutoConfig.from_pretrained(source, **common)
-            how = {**common, "attention": options.attention}
+            how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
             if head is None:
                 model = _load(transformers, source, config, dtype, how)
             else:
-                model = _load_with_head(transformers, source, dtype, how, head)
+                model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
             tokenizer = _tokenizer(transformers, source, common)
+            agree_on_padding(model, tokenizer)
         except (OutlierlensError, MemoryError):
             raise
         except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
@@ -241,8 +218,6 @@ def _source(name: str, options: LoadOptions) -> str:
 
 
 def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> "nn.Module":
-    attention = options.pop("attention")
-    extra = {"attn_implementation": attention} if attention else {}
     # A pre-training class adds a head of its own (next sentence, replaced tokens) to the masked-LM head.
     named = str((getattr(config, "architectures", None) or [""])[0]).replace("ForPreTraining", "ForMaskedLM")
     library = transformers
@@ -251,11 +226,11 @@ def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict
         library = variants
     with_head = getattr(library, named, None)
     if isinstance(with_head, type) and issubclass(with_head, transformers.PreTrainedModel):
-        model, lacking = _read(with_head, source, config, dtype, {**options, **extra})
+        model, lacking = _read(with_head, source, config, dtype, options)
         # A head that is not stored would be random: its outputs would mean nothing.
         if not lacking:
             return model
-    model, lacking = _read(transformers.AutoModel, source, config, dtype, {**options, **extra})
+    model, lacking = _read(transformers.AutoModel, source, config, dtype, options)
     poolers = [key for key in lacking if "pooler" in key]
     lacking = [key for key in lacking if key not in poolers]
     if lacking:
@@ -265,36 +240,6 @@ def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict
         )
     for key in poolers:
         model.state_dict()[key].zero_()
-    return model
-
-
-def _load_with_head(transformers: Any, source: str, dtype: Any, options: dict[str, Any], head: NewHead) -> "nn.Module":
-    """The model with a stored head for these labels, or a new one; raises BadFile where more than a head is missing."""
-    import torch
-
-    attention = options.pop("attention")
-    extra = {"attn_implementation": attention} if attention else {}
-    config = transformers.AutoConfig.from_pretrained(source, **options, **head.settings())
-    with torch.random.fork_rng():
-        torch.manual_seed(head.seed)
-        model, info = getattr(transformers, head.automatic).from_pretrained(
-            source,
-            config=config,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-            **extra,
-        )
-    body = f"{model.base_model_prefix}."
-    lacking = sorted(key for key in info["missing_keys"] if not key.endswith(BUFFERS) and "pooler" not in key)
-    lost = [key for key in lacking if key.startswith(body)]
-    wrong = [key for key, *_ in info["mismatched_keys"] if key.startswith(body)]
-    if lost or wrong:
-        raise BadFile(
-            f"{source}: its weights lack {len(lost) + len(wrong)} parameters of {type(model).__name__} "
-            f"({_first(lost + wrong)}); fetch or save the whole model"
-        )
     return model
 
 

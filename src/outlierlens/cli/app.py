@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from outlierlens import __version__
-from outlierlens.cli import measure, pretrain, samples, sweep, track, weights
+from outlierlens.cli import finetune, measure, pretrain, samples, sweep, track, weights
 
 app = typer.Typer(
     name="outlierlens",
@@ -44,6 +44,7 @@ app.command("sweep")(sweep.sweep)
 app.command("track")(track.track)
 app.command("pretrain")(pretrain.pretrain)
 app.command("outcomes")(pretrain.outcomes)
+app.command("finetune")(finetune.finetune)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

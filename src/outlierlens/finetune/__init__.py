@@ -1,7 +1,8 @@
 """Fine-tune a model on a labelled task, reproducibly: several seeds, the best epoch of each kept, stopped runs continued.
 
-    from outlierlens.finetune import FinetuneSettings, finetune
+    from outlierlens.finetune import FinetuneSettings, finetune, read_splits
 
+    train, dev = read_splits(find_task("rte"), "rte/")
     tuned = finetune("minilm-l6", train, dev, Path("runs/minilm-l6-rte"), FinetuneSettings(), seeds=(42, 43))
     load_model(tuned.seeds[0].folder)
 
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import need
 from outlierlens.finetune.settings import FinetuneSettings
+from outlierlens.finetune.splits import read_splits
 
 if TYPE_CHECKING:
     from outlierlens.finetune.loop import FinetuneOptions, finetune
 
-__all__ = ["FinetuneOptions", "FinetuneSettings", "finetune"]
+__all__ = ["FinetuneOptions", "FinetuneSettings", "finetune", "read_splits"]
 
 
 def __getattr__(name: str) -> Any:

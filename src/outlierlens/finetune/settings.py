@@ -1,5 +1,7 @@
 """How a model is fine-tuned: `FinetuneSettings`, the defaults of Puccetti et al. (2022)."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +23,9 @@ class FinetuneSettings:
         precision: "auto" is bfloat16 where the hardware computes in it.
         seed: of the head's first weights, the order of examples and dropout.
         save_steps: steps between checkpoints to continue from; None is one an epoch.
+        off: dimensions whose weights are set to zero in all layers before training, as `zeroed_weights` does; the model
+            may recover. hold: set them to zero again after every step, so that the rest must do without them.
+        stack: the stream that `off` is of, where a model has several.
     """
 
     epochs: int = 4
@@ -33,6 +38,9 @@ class FinetuneSettings:
     precision: str = "auto"
     seed: int = 42
     save_steps: int | None = None
+    off: tuple[int, ...] = ()
+    hold: bool = False
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch": 1, "max_length": 2, "train_limit": 2, "save_steps": 1}
@@ -46,9 +54,20 @@ class FinetuneSettings:
             raise BadInput(f"weight_decay is {self.weight_decay} and warmup {self.warmup}; need 0 to 1, 1 excluded")
         if self.precision not in PRECISIONS:
             raise BadInput(f"precision is {self.precision!r}; use one of {', '.join(PRECISIONS)}")
+        if (self.hold or self.stack) and not self.off:
+            raise BadInput("hold and stack say what becomes of the dimensions off; name at least one dimension")
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings that decide the numbers."""
-        values = asdict(self)
-        del values["save_steps"]
-        return values
+        """The settings that decide the numbers, as JSON has them."""
+        values = {name: value for name, value in asdict(self).items() if name != "save_steps"}
+        return dict(json.loads(json.dumps(values)))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two runs, in words; a setting that a run does not mention had its default."""
+    defaults = FinetuneSettings().to_dict()
+    return [
+        f"{key} was {before.get(key, defaults.get(key))!r}, is {now.get(key, defaults.get(key))!r}"
+        for key in dict.fromkeys((*now, *before))
+        if before.get(key, defaults.get(key)) != now.get(key, defaults.get(key))
+    ]

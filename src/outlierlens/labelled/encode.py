@@ -4,7 +4,8 @@ encoded = encode(tokenizer, examples, max_length=128)
 encoded.inputs["input_ids"]           # one list an example; encoded.labels: a number, or a list of them a token
 """
 
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outlierlens.errors import BadInput
@@ -29,6 +30,11 @@ class Encoded:
     def lengths(self) -> list[int]:
         """Tokens of each example."""
         return [len(ids) for ids in self.inputs["input_ids"]]
+
+    def for_model(self, model: Any) -> "Encoded":
+        """Without what `model` does not take: tokenizers of no class of their own make token_type_ids for every model."""
+        taken = inspect.signature(type(model).forward).parameters
+        return replace(self, inputs={key: values for key, values in self.inputs.items() if key in taken})
 
 
 def encode(tokenizer: Any, examples: Examples, *, max_length: int) -> Encoded:

@@ -25,7 +25,6 @@ from outlierlens import arch
 from outlierlens.arch import BoundStack
 from outlierlens.callback import OutlierCallback
 from outlierlens.data import Texts
-from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_only_at
 from outlierlens.models import config_dict
@@ -38,6 +37,7 @@ from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.pretrained import OUTCOME
 from outlierlens.results import write_text
 from outlierlens.run_files import checkpoints, newest_checkpoint
+from outlierlens.training import refuse_foreign, training_arguments
 from outlierlens.watcher import WatchOptions
 
 if TYPE_CHECKING:
@@ -260,10 +260,8 @@ def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
         replayed = folder.glob(f"{Path(WATCH).stem}.replayed-*{Path(WATCH).suffix}")
         for path in [folder / WATCH, *replayed, folder / "log.json", folder / OUTCOME, folder / DATA]:
             path.unlink(missing_ok=True)
-    elif folder.is_dir() and any(not path.match(f".{RECIPE}.*.part") for path in folder.iterdir()):
-        raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
-    elif folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder} is a file; name a folder with -o")
+    else:
+        refuse_foreign(folder, RECIPE)
     write_text(noted, recipe.to_toml())
 
 
@@ -279,17 +277,13 @@ def _difference(before: Recipe, now: Recipe) -> str:
 
 
 def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> TrainingArguments:
-    device = pick_device(options.device)
-    if device.index:
-        raise BadInput(
-            f"device {device}: a training takes the first GPU that it sees; choose one by CUDA_VISIBLE_DEVICES={device.index}"
-        )
-    reduced = training.precision == "bfloat16" or (
-        training.precision == "auto" and auto_dtype(device) == torch.bfloat16
-    )
     last = training.steps
-    arguments = TrainingArguments(
-        output_dir=str(folder),
+    arguments = training_arguments(
+        folder,
+        device=options.device,
+        precision=training.precision,
+        seed=training.seed,
+        report_to=options.report_to,
         max_steps=last,
         per_device_train_batch_size=training.batch,
         per_device_eval_batch_size=training.batch,
@@ -302,22 +296,11 @@ def _arguments(training: TrainingRecipe, folder: Path, options: RunOptions) -> T
         adam_beta2=training.adam_betas[1],
         adam_epsilon=training.adam_epsilon,
         max_grad_norm=training.clip_norm,
-        bf16=reduced,
-        use_cpu=str(device) == "cpu",
-        seed=training.seed,
-        data_seed=training.seed,
-        train_sampling_strategy="sequential",  # the order is in the places themselves
-        remove_unused_columns=False,
         logging_steps=training.log_every,
-        logging_nan_inf_filter=False,
         eval_strategy="steps" if training.evaluate_every else "no",
         eval_steps=training.evaluate_every or last,
-        save_strategy="steps",
         save_steps=training.save_every or last,
         prediction_loss_only=True,
-        report_to=list(options.report_to) or "none",
-        disable_tqdm=True,
-        dataloader_num_workers=0,
         ddp_find_unused_parameters=False,
     )
     if arguments.n_gpu > 1:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.heads import padding_side
 from outlierlens.inputs import token_limit
 from outlierlens.labelled import Examples, label_order
 from outlierlens.labelled.encode import encode
@@ -69,7 +70,7 @@ class LabelledScore:
             )
         self.order = label_order(task, config.id2label, options.labels, where=loaded.name)
         self.max_length = token_limit(loaded, options.max_length)
-        self.encoded = encode(loaded.tokenizer, examples, max_length=self.max_length)
+        self.encoded = encode(loaded.tokenizer, examples, max_length=self.max_length).for_model(loaded.model)
         self.lengths = np.array(self.encoded.lengths)
         self.n_texts = len(examples)
         self._labels = self.encoded.labels
@@ -112,13 +113,13 @@ class LabelledScore:
 
     def _collate(self, slots: list[int], texts: list[int]) -> _Rows:
         tokenizer: Any = self.loaded.tokenizer
-        longest = int(max(self.lengths[text] for text in texts))
+        longest, side = int(max(self.lengths[text] for text in texts)), padding_side(self.loaded.model)
         inputs = {}
         for key, values in self.encoded.inputs.items():
             fill = {"input_ids": tokenizer.pad_token_id or 0}.get(key, 0)
-            inputs[key] = self._move(_padded([values[text] for text in texts], longest, fill))
+            inputs[key] = self._move(_padded([values[text] for text in texts], longest, fill, side))
         if self.examples.task.level == "token":
-            labels = self._move(_padded([self._labels[text] for text in texts], longest, NOT_A_LABEL))
+            labels = self._move(_padded([self._labels[text] for text in texts], longest, NOT_A_LABEL, side))
         else:
             labels = self._move(np.array([self._labels[text] for text in texts]))
         return _Rows(inputs, labels, tuple(slots), int(sum(self.lengths[text] for text in texts)))
@@ -212,9 +213,9 @@ class LabelledScore:
         return dict(self._also)
 
 
-def _padded(rows: Sequence[Sequence[int]], longest: int, fill: int) -> np.ndarray:
-    """Rows padded on the right, int64 [row, token]."""
+def _padded(rows: Sequence[Sequence[int]], longest: int, fill: int, side: str) -> np.ndarray:
+    """Rows padded on that side, int64 [row, token]."""
     values = np.full((len(rows), longest), fill, dtype=np.int64)
     for number, row in enumerate(rows):
-        values[number, : len(row)] = row
+        values[number, slice(len(row)) if side == "right" else slice(longest - len(row), None)] = row
     return values

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput, need
-from outlierlens.tasks.resampled import Ranked, Value, bca, class_value, mean_value, pearson_value
+from outlierlens.tasks.resampled import Ranked, Value, bca, class_value, mean_value, pearson_value, text_value
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")
@@ -87,11 +87,17 @@ def interval(
     predicted: np.ndarray,
     *,
     seed: int,
+    words: np.ndarray | None = None,
     level: float = 0.95,
     n_draws: int = N_DRAWS,
 ) -> tuple[float, float]:
-    """(low, high) of the metric of one model's predictions [item]; BCa bootstrap by item."""
+    """(low, high) of the metric of one model's predictions [item]; BCa bootstrap by item.
+
+    Where items are words, `words` [text] says how many each text has, and whole texts are drawn.
+    """
     _check(metric, truth, predicted)
+    if words is not None:
+        return bca(text_value(metric, truth, predicted, words), seed=seed, level=level, n_draws=n_draws)
     return bca(_value(metric, truth, (predicted,)), seed=seed, level=level, n_draws=n_draws)
 
 

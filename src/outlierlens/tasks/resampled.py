@@ -211,6 +211,18 @@ def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray
     return Sums(_one_hot(cells, k), sizes, finish, others)
 
 
+def text_value(metric: str, truth: np.ndarray, predicted: np.ndarray, words: np.ndarray) -> Sums:
+    """The metric of words [word] where whole texts are drawn; `words` [text] says how many words each has."""
+    sparse = need("scipy.sparse", "models", "a bootstrap interval")
+    table = np.stack([np.asarray(truth).astype(np.int64), np.asarray(predicted).astype(np.int64)], axis=1)
+    classes = np.unique(table)
+    counts = np.asarray(words).astype(np.int64)
+    places = (np.repeat(np.arange(len(counts)), counts), np.arange(len(table)))
+    of_text = sparse.csr_array((np.ones(len(table)), places), shape=(len(counts), len(table)))
+    adds = _dense(of_text @ _one_hot(np.searchsorted(classes, table), len(classes)))
+    return Sums(adds, np.ones(len(counts), dtype=np.int64), class_value(metric, truth, (predicted,)).finish)
+
+
 def _one_hot(cells: np.ndarray, k: int) -> Any:
     """[cell, sum] of the classes of (truth, predictions …): of the truth; then of each prediction all, and the right ones."""
     sparse = need("scipy.sparse", "models", "a bootstrap interval")

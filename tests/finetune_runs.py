@@ -1,0 +1,176 @@
+"""A tiny fine-tuning for tests: a model, a text whose first word says its label, and the training in a process of its own.
+
+base = tiny(folder)                              # a folder with a BERT of 3 x 16 and a tokenizer
+write_data(folder / "data")                      # train.jsonl and validation.jsonl
+train_alone(base, folder / "data", folder / "run", settings, crash="row")     # also as the target of another process
+"""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+from outlierlens.finetuned import EpochScore, FineTuned, SeedRun
+from outlierlens.results import Provenance
+
+QUIET = {"progress": lambda line: None}
+
+
+def tiny(folder: Path, **config: Any) -> str:
+    """Save a BERT of 2 x 32 that learns quickly, with a word-level tokenizer; `config` replaces values of its own."""
+    import torch
+    import transformers
+
+    from conftest import Words
+
+    values: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    values |= {"intermediate_size": 48, "max_position_embeddings": 32, "initializer_range": 0.2, "pad_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**{**values, **config}))
+    model.save_pretrained(folder)
+    Words.build().save_pretrained(folder)
+    return str(folder)
+
+
+def rows(n: int, seed: int) -> list[dict[str, Any]]:
+    """Texts of 3 to 8 words whose first (w0, w1) is the label, and with their number the value."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(n):
+        label = chance.randrange(2)
+        words = [f"w{label}", *(f"w{chance.randrange(2, 35)}" for _ in range(chance.randrange(2, 8)))]
+        found.append(
+            {
+                "text": " ".join(words),
+                "second": f"w{chance.randrange(2, 35)}",
+                "label": ("no", "yes")[label],
+                "value": label + len(words) / 20,
+                "words": words,
+                "tags": ["first", *["later"] * (len(words) - 1)],
+            }
+        )
+    return found
+
+
+def write_data(folder: Path, n_train: int = 96, n_dev: int = 40) -> Path:
+    """Write train.jsonl and validation.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, n, seed in (("train", n_train, 1), ("validation", n_dev, 2)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(n, seed)))
+    return folder
+
+
+def examples(data: Path, kind: str = "classify", text: str = "text", label: str = "label", **more: Any) -> Any:
+    """(train, dev) of the data's columns."""
+    from outlierlens.finetune.splits import read_splits
+    from outlierlens.labelled import plain_task
+
+    return read_splits(plain_task(kind, text, label, **more), str(data))
+
+
+def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,), **settings: Any) -> FineTuned:
+    """Fine-tune on the processor, in silence; `data` is a folder, or (train, dev)."""
+    from outlierlens.finetune import FinetuneOptions, FinetuneSettings, finetune
+    from outlierlens.models import LoadOptions
+
+    options = {"command": "", "overwrite": False, **QUIET, **settings.pop("options", {})}
+    load = LoadOptions(device="cpu", notice=options.pop("notice", lambda line: None))
+    chosen = {"epochs": 2, "batch": 8, "learning_rate": 5e-3, "max_length": 16, "precision": "float32", **settings}
+    training, dev = examples(data) if isinstance(data, Path) else data
+    return finetune(
+        base,
+        training,
+        dev,
+        folder,
+        FinetuneSettings(**chosen),
+        seeds=seeds,
+        options=FinetuneOptions(load=load, **options),
+    )
+
+
+def train_alone(base: str, data: Path, folder: Path, settings: dict[str, Any], crash: str = "") -> None:
+    """`train` in a process of its own, killed by itself at the moment that `crash` names."""
+    import torch
+
+    torch.set_num_threads(1)
+    if crash:
+        _arm(crash, folder)
+    train(base, examples(data, "regress", label="value"), folder, **settings)
+
+
+def _die(*_: Any, **__: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _arm(crash: str, folder: Path) -> None:
+    """Have this process kill itself at a moment that lasts too short to be met from outside."""
+    import importlib
+    import shutil
+
+    files: Any = importlib.import_module("outlierlens.finetune.folder")
+    loop: Any = importlib.import_module("outlierlens.finetune.loop")
+    paths: Any = Path
+    kind, _, count = crash.partition(" ")
+    left = int(count or 1)
+
+    def nth(real: Any, when: Any, *, after: bool = False) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            mine = when(*arguments)
+            left -= mine
+            if mine and not left and not after:
+                _die()
+            value = real(*arguments, **named)
+            if mine and not left and after:
+                _die()
+            return value
+
+        return call
+
+    if kind == "model":  # its weights are written, its name is not yet
+        loop.np.savez = nth(loop.np.savez, lambda *_: True)
+    elif kind == "named":  # the new best model has its name, the row that makes it count is not written
+        paths.replace = nth(paths.replace, lambda path, _: path.name == ".best.part", after=True)
+    elif kind == "row":  # half of a row is written
+        dumps = files.json.dumps
+
+        def half(value: Any, **named: Any) -> str:
+            nonlocal left
+            text = dumps(value, **named)
+            mine = isinstance(value, dict) and "scores" in value
+            left -= mine
+            if mine and not left:
+                with next(folder.glob("seed-*")).joinpath(files.EPOCHS).open("a") as file:
+                    file.write(text[:30])
+                _die()
+            return text
+
+        files.json.dumps = half
+    elif kind == "removal":  # the old best model is half removed
+        real = shutil.rmtree
+
+        def remove(path: Any, **named: Any) -> None:
+            if Path(path).name.startswith("best-") and Path(path).exists():
+                (Path(path) / "config.json").unlink()
+                _die()
+            real(path, **named)
+
+        files.shutil.rmtree = remove
+    elif kind == "done":  # the model is in its place, and nothing says that the run is finished
+        loop.dataclasses.asdict = nth(loop.dataclasses.asdict, lambda value, *_: isinstance(value, SeedRun))
+    else:
+        raise ValueError(crash)
+
+
+def tuned(task: str = "glue:rte", base: str = "minilm-l6") -> FineTuned:
+    """A result made up: two seeds of two epochs."""
+    epochs = (EpochScore(1.0, 5, 0.7, {"accuracy": 0.5}), EpochScore(2.0, 10, 0.6, {"accuracy": 0.75}, 0.65))
+    runs = tuple(SeedRun(seed, f"runs/seed-{seed}/model", epochs, 2.0, 0.6, 0.9, "f") for seed in (42, 43))
+    settings = {"epochs": 2, "off": [1, 2], "hold": False}
+    return FineTuned(
+        Provenance("m", "f", command="outlierlens finetune m --task rte"),
+        base, task, "accuracy", settings, "train.parquet", "dev.parquet", 40, 20, "a" * 64, "b" * 64, runs,
+    )  # fmt: skip

@@ -1,0 +1,139 @@
+"""A fine-tuning that is killed at any moment and started again is the one that was not: scores, losses and weights."""
+
+import dataclasses
+import json
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from finetune_runs import tiny, train_alone, write_data
+from outlierlens.results import load
+
+EPOCHS, PER_EPOCH, SAVE = 3, 12, 5
+SECONDS = 120
+# The first epochs are each better than the one before, so that every one of them has a model to keep.
+SETTINGS = {"epochs": EPOCHS, "save_steps": SAVE, "seeds": (3,), "learning_rate": 2e-3}
+
+Start = Callable[..., BaseProcess]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Start the training into a folder, in a process of its own; dropout makes the generator matter."""
+    root = tmp_path_factory.mktemp("killed")
+    base = tiny(root / "model", hidden_dropout_prob=0.2)
+    data = write_data(root / "data")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["outlierlens.finetune.loop", "finetune_runs"])
+
+    def begin(folder: Path, crash: str = "") -> BaseProcess:
+        process = context.Process(target=train_alone, args=(base, data, folder, SETTINGS, crash))
+        process.start()
+        return process
+
+    return begin
+
+
+def finish(process: BaseProcess) -> int:
+    process.join(SECONDS)
+    assert process.exitcode is not None, "still running"
+    return process.exitcode
+
+
+def kill_when(process: BaseProcess, moment: Callable[[], bool]) -> None:
+    """Kill the process as soon as `moment` has come."""
+    deadline = time.monotonic() + SECONDS
+    while not moment() and time.monotonic() < deadline:
+        assert process.exitcode is None, f"ended by itself ({process.exitcode}) before it could be killed"
+        time.sleep(0.0005)
+    process.kill()
+    assert finish(process) == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run without a stop."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert finish(start(folder)) == 0
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    runs = [load(folder / "finetuned.json").seeds[0] for folder in (one, other)]
+    assert runs[0].best_epoch == runs[1].best_epoch
+    assert [row.epoch for row in runs[1].epochs] == [1.0, 2.0, 3.0]
+    for before, now in zip(runs[0].epochs, runs[1].epochs, strict=True):
+        for name, value in dataclasses.asdict(before).items():
+            assert getattr(now, name) == pytest.approx(value, rel=1e-5, abs=1e-7), name
+    assert (runs[1].low, runs[1].high) == pytest.approx((runs[0].low, runs[0].high))
+    assert runs[0].base_fingerprint == runs[1].base_fingerprint != ""
+    places = [folder / "seed-3" / "model" for folder in (one, other)]
+    weights = [load_file(place / "model.safetensors") for place in places]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], tensor, rtol=1e-5, atol=1e-7, err_msg=name)
+    kept: list[Any] = [np.load(place / "dev_predictions.npz") for place in places]
+    np.testing.assert_allclose(kept[1]["predicted"], kept[0]["predicted"], rtol=1e-5, atol=1e-7)
+    assert files(one) == files(other)  # nothing of the stops is left
+
+
+def test_the_whole_run_keeps_a_model_in_every_epoch(whole: Path) -> None:
+    scores = [row.scores["pearson"] for row in load(whole / "finetuned.json").seeds[0].epochs]
+    assert scores == sorted(set(scores))
+    assert files(whole / "seed-3") >= {"settings.json", "done.json", "epochs.jsonl", "model"}
+    assert not list(whole.glob("seed-3/checkpoint-*"))
+    assert not list(whole.glob("seed-3/best-*"))
+
+
+def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(start: Start, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    seed = folder / "seed-3"
+    # Before there is anything to go on from.
+    kill_when(start(folder), (seed / "settings.json").is_file)
+    assert not list(seed.glob("checkpoint-*"))
+    # Within the first epoch, a checkpoint behind it.
+    kill_when(start(folder), (seed / "checkpoint-5" / "trainer_state.json").is_file)
+    # Within the second epoch, while a checkpoint is being written: the Trainer's state, which comes last, is not there.
+    kill_when(start(folder), (seed / "checkpoint-20").is_dir)
+    assert [json.loads(row)["epoch"] for row in (seed / "epochs.jsonl").read_text().splitlines()] == [1.0]
+    # At the end of the second, with its row written and no checkpoint behind it.
+    kill_when(start(folder), lambda: (seed / "epochs.jsonl").read_text().count("\n") == 2)
+    assert not (seed / "model").exists()
+    assert finish(start(folder)) == 0
+    assert_same_run(whole, folder)
+
+
+@pytest.mark.parametrize("crashes", [("model 2", "named"), ("row 2", "removal"), ("done",)])
+def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], start: Start, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for crash in crashes:
+        assert finish(start(folder, crash)) == -signal.SIGKILL
+        # The best model so far is whole, whatever was being done.
+        lines = (folder / "seed-3" / "epochs.jsonl").read_text().splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        best = max(rows, key=lambda row: float(row["scores"]["pearson"]))["epoch"]
+        place = folder / "seed-3" / ("model" if crash == "done" else f"best-{best:g}")
+        assert load_file(place / "model.safetensors")
+    assert finish(start(folder)) == 0
+    assert_same_run(whole, folder)
+
+
+def test_a_finished_run_is_left_as_it_is(start: Start, whole: Path) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert finish(start(whole)) == 0
+    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert before.keys() == after.keys()
+    # Of finetuned.json the time alone is another.
+    assert {path.name for path in before if before[path] != after[path]} <= {"finetuned.json"}
