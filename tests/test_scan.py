@@ -217,10 +217,12 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
 
 
 def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
+    import downstream_results
     import finetune_runs
     import pretrain_runs
     import runs
     import synthetic_report
+    import synthetic_tasks
     from outlierlens.pretrained import Outcomes
     from outlierlens.results import _KINDS, HOMES
     from outlierlens.scanned import Scans
@@ -230,10 +232,12 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made = {"Scan": data.scan, "Observation": data.observation, "Damage": data.damages[0], "ReportData": data}
     made |= {"Scans": Scans((data.scan,)), "Comparison": compare(data.scan, data.scan)}
     made["Sweep"] = synthetic_report.sweep()
+    made["Replication"] = synthetic_tasks.replication()
     made["Track"] = track([runs.write_run(tmp_path / "run", (0, 100))])
     made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
+    made |= downstream_results.made()
     assert set(made) == set(HOMES) == set(_KINDS)
     for kind, value in made.items():
         save(value, tmp_path / f"{kind}.json")

@@ -43,6 +43,10 @@ HOMES = {
     "Outcome": "pretrained",
     "Outcomes": "pretrained",
     "FineTuned": "finetuned",
+    "Survival": "survived",
+    "Recovery": "recovered",
+    "OneDimension": "one_dimension",
+    "Replication": "replicated",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

@@ -14,17 +14,26 @@ sweep_effects    every dimension switched off in turn: change by dimension, with
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
 sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
 sweep_nulls      sets of a sweep among their control sets
+figure2          tasks with one dimension off at a time, a panel a task
+outliers_against_random   several models and tasks, their outliers off, beside random sets
+survival         z before against z after fine-tuning
+one_dimension    a task's metric from each dimension alone
+recovery         a model with dimensions off, and fine-tuned again
 emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
 """
 
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
 from outlierlens.charts.base import Chart
+from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
 from outlierlens.charts.losses import losses
+from outlierlens.charts.recovery import recovery
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
 from outlierlens.charts.sweep_nulls import sweep_nulls
 from outlierlens.charts.sweep_windows import sweep_map, sweep_windows
+from outlierlens.charts.tasks import figure2
+from outlierlens.charts.tasks_random import outliers_against_random
 from outlierlens.charts.tokens import token_vectors
 from outlierlens.charts.weights import weight_maps
 
@@ -34,13 +43,18 @@ __all__ = [
     "can_export",
     "emergence",
     "extreme_shares",
+    "figure2",
     "largest_values",
     "loss_panel",
     "losses",
     "norm_panel",
+    "one_dimension",
+    "outliers_against_random",
     "picture",
+    "recovery",
     "sigma_panel",
     "state_panel",
+    "survival",
     "sweep_effects",
     "sweep_first_order",
     "sweep_map",

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from outlierlens import __version__
-from outlierlens.cli import finetune, measure, pretrain, samples, sweep, track, weights
+from outlierlens.cli import downstream, finetune, measure, pretrain, replicate, samples, sweep, track, weights
 
 app = typer.Typer(
     name="outlierlens",
@@ -45,6 +45,10 @@ app.command("track")(track.track)
 app.command("pretrain")(pretrain.pretrain)
 app.command("outcomes")(pretrain.outcomes)
 app.command("finetune")(finetune.finetune)
+app.command("replicate")(replicate.replicate)
+app.command("survival")(downstream.survival)
+app.command("recover")(downstream.recover)
+app.command("one-dimension")(downstream.one_dimension)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

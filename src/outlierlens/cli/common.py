@@ -139,7 +139,7 @@ def command(*words: str | Path) -> str:
     return "outlierlens " + shlex.join(map(str, words))
 
 
-LEFT = ("model", "stack", "site", "fate", "rule", "off")  # columns of words
+LEFT = ("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why")  # columns of words
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -28,9 +28,10 @@ ViewOption = Annotated[str, typer.Option("--view", help="last: the block's last 
 MaxReadOption = Annotated[str, typer.Option("--max-read", help="Refuse to read more than this.")]
 
 
-def _options(
+def scan_options(
     rule: str, n_sigma: float, fraction: float, same_layer: bool, top_k: int, relax_to: float | None, **rest: Any
 ) -> "ScanOptions":
+    """The rule's options as given, and what else `ScanOptions` takes."""
     from outlierlens.detect import Rule
     from outlierlens.weights import ScanOptions
 
@@ -78,7 +79,7 @@ def scan(
         _propose(models, source)
         return
     show = Show.choose(format, json, quiet, output, overwrite)
-    options = _options(
+    options = scan_options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view, row=arch, max_read=common.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
     )  # fmt: skip
@@ -162,7 +163,7 @@ def compare(
     from outlierlens.comparison import compare as compare_scans
 
     show = Show.choose(format, json, quiet, output, overwrite)
-    options = _options(
+    options = scan_options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view, row=arch, max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
         notice=None if quiet else common.warn,

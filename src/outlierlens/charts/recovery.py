@@ -1,0 +1,107 @@
+"""Whether a model recovers from losing its outlier dimensions: `recovery(found)`.
+
+One row an arm: intact, dimensions off, fine-tuned again free and held at zero, each beside random dimensions treated alike.
+"""
+
+import numpy as np
+
+from outlierlens.charts.base import Chart, Spec, chart, field, number, round_to
+from outlierlens.charts.losses import few
+from outlierlens.charts.palette import ALARM, INK, MUTED
+from outlierlens.recovered import STATES, Arm, Recovery
+
+
+def recovery(found: Recovery, *, name: str = "recovery") -> Chart:
+    """The task's metric of every arm with its 95 % interval: intact, off, fine-tuned again free and held; with controls."""
+    rows = [_arm_row(arm, found) for arm in found.arms]
+    order = list(dict.fromkeys(row["arm"] for row in rows))
+    for kind in order:  # runs of one kind share a line, one above the other
+        mine = [row for row in rows if row["arm"] == kind]
+        for place, row in enumerate(mine):
+            row["turn"] = round_to((place + 0.5) / len(mine))
+    ends = [value for row in rows for value in (row["low"], row["high"], row["value"]) if value is not None]
+    x = field(
+        "value", f"{found.metric} on the dev set", scale={"zero": False, "nice": True, "domain": [min(ends), max(ends)]}
+    )
+    y: Spec = {
+        "field": "arm",
+        "type": "nominal",
+        "title": None,
+        "sort": order,
+        "axis": {"labelLimit": 330, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
+    }
+    offset = {"field": "turn", "type": "quantitative", "scale": {"domain": [0, 1]}}
+    colour = {
+        "field": "what",
+        "type": "nominal",
+        "scale": {"domain": ["none", "chosen", "random"], "range": [INK, ALARM, MUTED]},
+        "legend": None,
+    }
+    tooltip = [field("arm", "model", "nominal"), field("dims", "off", "nominal"), field("value", found.metric)]
+    tooltip += [field("low", "95 % from"), field("high", "to"), field("lost", "lost"), field("seed", "seed", "nominal")]
+    tooltip.append(field("regrown", "grown back"))
+    position = {"y": y, "yOffset": offset, "color": colour, "tooltip": tooltip}
+    layers: list[Spec] = [
+        {
+            "data": {"values": [{"value": rows[0]["value"]}]},
+            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
+            "encoding": {"x": x},
+        },
+        {
+            "data": {"values": rows},
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}} | position,
+        },
+        {
+            "data": {"values": rows},
+            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+            "encoding": {"x": x} | position,
+        },
+    ]
+    return chart(
+        name=name,
+        title=f"{found.task} with {few(found.dims)} off, and fine-tuned again",
+        reading=_recovery_reading(found),
+        layers=layers,
+        height=50 + 34 * len(rows),
+        columns=("model", "off", "seed", found.metric, "95 % from", "to", "lost", "95 % from", "to", "recovered", "grown back"),
+        rows=(
+            [r["arm"], r["dims"], r["seed"], r["value"], r["low"], r["high"], r["lost"], round_to(a.lost_low),
+             round_to(a.lost_high), a.recovered, r["regrown"]]
+            for r, a in zip(rows, found.arms, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _arm_row(arm: Arm, found: Recovery) -> Spec:
+    said = {"none": "nothing", "chosen": few(found.dims, 3), "random": "random"}[arm.what]
+    state = "fine-tuned further" if (arm.what, arm.state) == ("none", "again") else STATES[arm.state]
+    return {
+        "arm": state if arm.what == "none" else f"{said}: {state}",
+        "what": arm.what,
+        "dims": few(arm.dims) if arm.dims else "nothing",
+        "seed": arm.seed,
+        "value": round_to(arm.value),
+        "low": round_to(arm.low),
+        "high": round_to(arm.high),
+        "lost": round_to(arm.lost),
+        "regrown": round_to(float(np.mean([one.regrown for one in arm.regrowth])), 3) if arm.regrowth else None,
+    }
+
+
+def _recovery_reading(found: Recovery) -> str:
+    text = f"Dashed: the intact model, {found.metric} {number(found.arm('none', 'intact').value)}. "
+    for what, state, words in (
+        ("chosen", "off", f"With {few(found.dims)} off it loses"),
+        ("chosen", "again", "fine-tuned again it still lacks"),
+        ("chosen", "held", "fine-tuned again with them held at zero"),
+        ("random", "off", "a random set off loses"),
+    ):
+        arms = [arm for arm in found.arms if (arm.what, arm.state) == (what, state)]
+        if arms:
+            arm = arms[0]
+            text += f"{words} {arm.lost:+.3f} (95 % interval {arm.lost_low:+.3f} to {arm.lost_high:+.3f}); "
+    regrown = [
+        one.regrown for arm in found.arms if (arm.what, arm.state) == ("chosen", "again") for one in arm.regrowth
+    ]
+    return text + f"the scales and biases are {np.mean(regrown):.0%} back in place. " if regrown else text

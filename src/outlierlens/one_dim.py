@@ -1,0 +1,328 @@
+"""How much of a task one dimension carries (Rudman, Gillman, Rayne and Eickhoff 2023), for every dimension, exactly.
+
+    found = one_dimension(loaded, train, dev, OneDimOptions())
+    found.layers[-1].best, found.full, found.majority
+
+Sentence vectors of training examples are read from the running model; the best classifier that sees one number alone is
+found for each dimension (at most as many intervals as classes; a line for a regression) and measured on the dev set. The
+paper's own classifier, a shifted mean on the dimension of largest variance, stands beside it. For decoders the vector is
+that of the last token that is no padding; the paper's released code reads the last position of padded batches instead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens.arch import BoundStack
+from outlierlens.confusion import confusion, correlations, metric_of
+from outlierlens.errors import BadInput
+from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
+from outlierlens.labelled import Examples, LabelledTask
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
+from outlierlens.results import Provenance
+from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifted_mean
+from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.classify import LabelledScore
+from outlierlens.tasks.metrics import interval
+from outlierlens.weights import scan_live
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Pooling = Literal["auto", "first", "last", "mean"]
+POOLINGS = ("auto", "first", "last", "mean")
+VARIANCE_RATIO = 5.0  # Rudman et al. (2023): variance at least so many times the mean variance
+BEST = 20  # dimensions of a regression that get an interval beside the named ones
+MAX_BYTES = 4_000_000_000  # of sentence vectors held at once
+
+
+@dataclass(frozen=True)
+class OneDimOptions:
+    """How to read and to fit.
+
+    Attributes:
+        layers: blocks whose output is read, `EMBEDDINGS` (−1) for their input; None is the last one alone.
+        all_layers: every one of them.
+        pooling: "auto" is the first token where the tokenizer begins with a [CLS], else the last valid token.
+        by_class: classes count alike however many examples they have; None does so where the metric is not accuracy.
+        limit: so many training examples, drawn by `seed`; None takes all.
+        dims: dimensions to name beside those that the weights and the variances name.
+        progress: called with what is done, batches done and batches in all.
+    """
+
+    layers: tuple[int, ...] | None = None
+    all_layers: bool = False
+    pooling: Pooling = "auto"
+    stack: str | None = None
+    by_class: bool | None = None
+    limit: int | None = 5000
+    dims: tuple[int, ...] = ()
+    max_length: int = 256
+    batch_size: int = 32
+    seed: int = 0
+    labels: tuple[str, ...] | None = None
+    progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise BadInput(f"pooling is {self.pooling!r}; use one of {', '.join(POOLINGS)}")
+        if self.limit is not None and self.limit < 2:
+            raise BadInput(f"limit is {self.limit}; at least 2 training examples are needed")
+
+
+def one_dimension(
+    loaded: LoadedModel, train: Examples, dev: Examples, options: OneDimOptions | None = None, *, command: str = ""
+) -> OneDimension:
+    """The metric on `dev` of every dimension's best classifier on `train`, beside the whole model's own.
+
+    Raises:
+        BadInput: a task of tokens, a model without a head for the task, an unknown layer or dimension, or vectors that
+            would not fit into memory.
+    """
+    options = options or OneDimOptions()
+    task = dev.task
+    if task.level == "token":
+        raise BadInput(f"{task.name} labels words; one-dimension classifiers read sentence vectors, one a text")
+    if train.task.labels != task.labels:
+        raise BadInput(f"{train.source} and {dev.source} have other labels; both must be of one task")
+    stack = loaded.stack(options.stack)
+    if options.limit is not None and options.limit < len(train):
+        drawn = np.random.default_rng([options.seed, 7]).permutation(len(train))[: options.limit]
+        train = train.some(sorted(drawn.tolist()))
+    settings = TaskOptions(max_length=options.max_length, batch_size=options.batch_size, labels=options.labels)
+    scorers = [LabelledScore(loaded, examples, settings) for examples in (train, dev)]
+    reader = _Reader(loaded, stack, options, scorers)
+    learned, judged = (reader.vectors(scorer, what) for scorer, what in zip(scorers, ("train", "dev"), strict=True))
+    said = scorers[1].outputs()
+    by_class = task.metric != "accuracy" if options.by_class is None else options.by_class
+    fit = _Fit(task, np.array(train.labels), np.array(dev.labels), by_class and not task.regression, options.seed)
+    scanned = next((one for one in scan_live(loaded).stacks if one.stack == stack.name), None)
+    z = np.zeros(reader.width)
+    if scanned is not None:
+        z[list(scanned.map_dims)] = np.abs(scanned.z_scale).max(axis=0)
+    weights_name = scanned.dims if scanned is not None else ()
+    asked = _checked(options.dims, reader.width)
+    layers = tuple(
+        fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))
+        for place, layer in enumerate(reader.layers)
+    )
+    full = fit.judge(said.predicted[:, None])
+    return OneDimension(
+        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        task=task.name,
+        metric=task.metric,
+        stack=stack.name,
+        pooling=reader.pooling,
+        by_class=fit.by_class,
+        train=train.source,
+        dev=dev.source,
+        n_train=len(train),
+        n_dev=len(dev),
+        full=float(full[0][0]),
+        full_low=float(full[1][0]),
+        full_high=float(full[2][0]),
+        majority=fit.majority(),
+        weights_name=weights_name,
+        layers=layers,
+        notes=reader.notes,
+    )
+
+
+def _checked(dims: Sequence[int], width: int) -> tuple[int, ...]:
+    bad = [dim for dim in dims if not 0 <= dim < width]
+    if bad:
+        raise BadInput(f"dimension {bad[0]} does not exist; the sentence vectors have dimensions 0 to {width - 1}")
+    return tuple(dims)
+
+
+class _Reader:
+    """Sentence vectors out of the running model."""
+
+    def __init__(self, loaded: LoadedModel, stack: BoundStack, options: OneDimOptions, scorers: list[LabelledScore]):
+        from outlierlens.ablate import stream_width
+
+        self.loaded, self.stack, self.options = loaded, stack, options
+        self.width = stream_width(loaded.model, stack)
+        self.layers = _layers(options, stack)
+        self.pooling = _pooling(loaded, stack, options, scorers[0])
+        needed = len(self.layers) * self.width * sum(scorer.n_texts for scorer in scorers) * 4
+        if needed > MAX_BYTES:
+            raise BadInput(
+                f"the sentence vectors of {len(self.layers)} layers would take {needed / 1e9:.1f} GB; use fewer layers or a "
+                f"smaller --limit"
+            )
+        norm = stack.stack.norm_site == "read" and bool(stack.final_norm)
+        self.notes = (
+            ("vectors are the blocks' output, before the model's final norm, which the head reads behind",)
+            if norm
+            else ()
+        )
+
+    def vectors(self, scorer: LabelledScore, what: str) -> np.ndarray:
+        """float32 [layer, text, dim]"""
+        import torch
+
+        found = np.empty((len(self.layers), scorer.n_texts, self.width), dtype=np.float32)
+        place = {layer: number for number, layer in enumerate(self.layers)}
+        batches = list(scorer.feeds(range(scorer.n_texts)))
+        model: Any = self.loaded.model
+        for done, feed in enumerate(batches):
+            slots = list(feed.slots)
+            mask = feed.inputs["attention_mask"]
+
+            def look(_: BoundStack, layer: int, states: "Tensor", slots: list[int] = slots, mask: Any = mask) -> None:
+                if layer in place:
+                    found[place[layer], slots] = self._pool(states, mask).float().cpu().numpy()
+
+            with torch.inference_mode(), tapped(model, [self.stack], look):
+                model(**feed.inputs)
+            if self.options.progress:
+                self.options.progress(f"reading {what} vectors", done + 1, len(batches))
+        return found
+
+    def _pool(self, states: "Tensor", mask: "Tensor") -> "Tensor":
+        """One vector a row [row, dim] of states [row, token, dim], padded on either side."""
+        import torch
+
+        if states.shape[:2] != mask.shape:
+            raise BadInput(
+                f"stream {self.stack.name!r}: states are {list(states.shape)}, the tokens {list(mask.shape)}; sentence vectors "
+                f"need a stream that runs over the text's own tokens"
+            )
+        if self.pooling != "mean":
+            valid = mask.to(torch.int64)  # argmax finds the first 1
+            place = valid.argmax(1) if self.pooling == "first" else mask.shape[1] - 1 - valid.flip(1).argmax(1)
+            return states[torch.arange(len(states), device=states.device), place]
+        weight = mask[..., None].to(torch.float32)
+        return (states.float() * weight).sum(1) / weight.sum(1)
+
+
+def _layers(options: OneDimOptions, stack: BoundStack) -> tuple[int, ...]:
+    if options.all_layers:
+        return (EMBEDDINGS, *range(stack.n_layers))
+    wanted = options.layers if options.layers is not None else (stack.n_layers - 1,)
+    for layer in wanted:
+        if not EMBEDDINGS <= layer < stack.n_layers:
+            raise BadInput(
+                f"layer {layer} does not exist; stream {stack.name!r} has layers 0 to {stack.n_layers - 1} and the embeddings"
+            )
+    return tuple(dict.fromkeys(wanted))
+
+
+def _pooling(loaded: LoadedModel, stack: BoundStack, options: OneDimOptions, scorer: LabelledScore) -> str:
+    if options.pooling != "auto":
+        return options.pooling
+    begins = getattr(loaded.tokenizer, "cls_token_id", None)
+    first = scorer.encoded.inputs["input_ids"][0][:1]
+    return "first" if begins is not None and first == [begins] and stack.name != "decoder" else "last"
+
+
+class _Fit:
+    """Fits on training vectors and judges on dev vectors, layer by layer."""
+
+    def __init__(self, task: LabelledTask, train: np.ndarray, dev: np.ndarray, by_class: bool, seed: int):
+        self.task, self.train, self.dev, self.by_class, self.seed = task, train, dev, by_class, seed
+        self.n_classes = len(task.labels)
+        self.weights: np.ndarray | None = None
+        if by_class:
+            self.weights = 1 / np.bincount(train, minlength=self.n_classes)[train]
+
+    def layer(
+        self, name: str, learned: np.ndarray, judged: np.ndarray, z: np.ndarray, named: Sequence[int]
+    ) -> LayerOneDim:
+        """Every dimension of a layer, from vectors [text, dim]."""
+        if not (np.isfinite(learned).all() and np.isfinite(judged).all()):
+            raise BadInput(
+                f"layer {name}: a sentence vector holds a value that is not finite; load the model with --dtype float32"
+            )
+        variance = learned.astype(np.float64).var(axis=0)
+        ratio = variance / variance.mean() if variance.any() else variance
+        outliers = tuple(int(dim) for dim in np.argsort(-ratio, kind="stable") if ratio[dim] >= VARIANCE_RATIO)
+        fitted: Intervals | Lines
+        if self.task.regression:
+            fitted = fit_line(learned, self.train)
+            train = fitted.explained
+        else:
+            fitted = fit_intervals(learned, self.train, self.n_classes, self.weights)
+            train = fitted.right
+        best = int(train.argmax())
+        shown = tuple(dict.fromkeys((*named, *outliers)))
+        value, low, high = self.judge(fitted.predict(judged), (best, *shown))
+        ranks = 1 + (value[None, :] > value[:, None]).sum(axis=1)
+
+        def one(dim: int) -> OneDim:
+            return OneDim(
+                dim=dim,
+                value=float(value[dim]),
+                low=float(low[dim]),
+                high=float(high[dim]),
+                train=float(train[dim]),
+                rank=int(ranks[dim]),
+                variance_ratio=float(ratio[dim]),
+                z=float(z[dim]),
+                rule=self._words(fitted, dim),
+            )
+
+        return LayerOneDim(
+            layer=name,
+            value=value,
+            low=low,
+            high=high,
+            train=train,
+            variance=variance,
+            variance_outliers=outliers,
+            best=one(best),
+            named=tuple(one(dim) for dim in shown),
+            shifted_mean=self._shifted_mean(learned, judged, int(variance.argmax())),
+            rho_variance=float(correlations("spearman", variance, value[:, None])[0]),
+            rho_z=float(correlations("spearman", z, value[:, None])[0]),
+        )
+
+    def judge(self, predicted: np.ndarray, shown: Sequence[int] = (0,)) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(metric, low, high), [dim] each, of predictions [text, dim]; of a regression `shown` and the best get intervals.
+
+        Drawing items of a regression takes a tenth of a second a dimension.
+        """
+        metric = self.task.metric
+        width = predicted.shape[1]
+        if self.task.regression:
+            value = correlations(metric, self.dev, predicted)
+            drawn = dict.fromkeys([*shown, *np.argsort(-value, kind="stable")[:BEST].tolist()])
+        else:
+            value = metric_of(metric, confusion(self.dev, predicted, self.n_classes))
+            drawn = dict.fromkeys(range(width))
+        low, high = np.full(width, np.nan), np.full(width, np.nan)
+        for dim in drawn:
+            low[dim], high[dim] = interval(metric, self.dev, predicted[:, dim], seed=self.seed)
+        return value, low, high
+
+    def majority(self) -> float:
+        """Dev metric of always saying the commonest training label; a constant correlates with nothing."""
+        if self.task.regression:
+            return 0.0
+        commonest = np.bincount(self.train, minlength=self.n_classes).argmax()
+        always = np.full((len(self.dev), 1), commonest)
+        return float(metric_of(self.task.metric, confusion(self.dev, always, self.n_classes))[0])
+
+    def _shifted_mean(self, learned: np.ndarray, judged: np.ndarray, dim: int) -> ShiftedMeanProbe | None:
+        if self.n_classes != 2:
+            return None
+        found = shifted_mean(learned[:, dim], self.train)
+        value, low, high = self.judge(found.predict(judged[:, dim])[:, None])
+        above = self.task.labels[found.above]
+        return ShiftedMeanProbe(
+            dim, found.mean, found.shift, above, found.right, float(value[0]), float(low[0]), float(high[0])
+        )
+
+    def _words(self, fitted: Intervals | Lines, dim: int) -> str:
+        """The classifier of a dimension in words."""
+        if isinstance(fitted, Lines):
+            return f"{fitted.slope[dim]:.3g} · h + {fitted.intercept[dim]:.3g}"
+        text = self.task.labels[fitted.says[dim, 0]]
+        for cut, label in zip(fitted.cuts[dim], fitted.says[dim, 1:], strict=True):
+            if np.isfinite(cut):
+                text += f" ≤ {cut:.3g} < {self.task.labels[label]}"
+        return text if np.isfinite(fitted.cuts[dim]).any() else f"always {text}"

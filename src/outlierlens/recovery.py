@@ -1,0 +1,257 @@
+"""Does a fine-tuned model recover from losing its outlier dimensions when it is fine-tuned again?
+
+    found = recover("runs/rte/seed-42/model", (308, 381), train, dev, Path("runs/recovery"), RecoverOptions())
+    found.arm("chosen", "again").recovered, found.arm("random", "again").lost
+
+The model is scored intact, with the dimensions off, fine-tuned again after they were switched off (free to regrow them),
+and fine-tuned again with them held at zero; a random set of the same size is treated alike, and the intact model is
+fine-tuned as much further. Each fine-tuning is a run folder of `finetune`, so what was stopped goes on.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from outlierlens.ablate import plan_dims, stream_width, zeroed_weights
+from outlierlens.arch import BoundStack
+from outlierlens.checkpoint.live import LiveCheckpoint
+from outlierlens.controls import random_sets
+from outlierlens.detect import Measured
+from outlierlens.errors import BadInput
+from outlierlens.finetune import FinetuneSettings
+from outlierlens.finetune.order import steps_per_epoch
+from outlierlens.heads import NewHead
+from outlierlens.labelled import Examples
+from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
+from outlierlens.recovered import Arm, Recovery, Regrowth, State, What
+from outlierlens.results import Provenance, save
+from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.classify import LabelledScore
+from outlierlens.tasks.metrics import Statistic, interval
+from outlierlens.weights import measure, scan_live, sites_of
+
+RESULT = "recovery.json"
+
+
+@dataclass(frozen=True)
+class RecoverOptions:
+    """What to run.
+
+    Attributes:
+        settings: of every fine-tuning; `off`, `hold`, `stack` and `seed` are set here.
+        seeds: one fine-tuning of each arm a seed.
+        n_random: random sets of the same size that are treated alike.
+        seed: of the random sets and of intervals.
+        load: where the model comes from, and on which device it runs.
+        progress: called with a line at each stage.
+    """
+
+    settings: FinetuneSettings = field(default_factory=FinetuneSettings)
+    seeds: tuple[int, ...] = (42,)
+    n_random: int = 1
+    seed: int = 0
+    stack: str | None = None
+    load: LoadOptions = field(default_factory=LoadOptions)
+    overwrite: bool = False
+    command: str = ""
+    progress: Callable[[str], None] = field(default=print, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.n_random < 0 or not self.seeds:
+            raise BadInput(
+                f"n_random is {self.n_random} and seeds are {list(self.seeds)}; need 0 or more, and one or more"
+            )
+        if self.settings.off:
+            raise BadInput("recover chooses itself what each fine-tuning switches off; give the dimensions as dims")
+
+
+def recover(
+    model: str,
+    dims: Sequence[int] | None,
+    train: Examples,
+    dev: Examples,
+    folder: Path,
+    options: RecoverOptions | None = None,
+) -> Recovery:
+    """Run all arms and write `recovery.json`; `dims` None takes what the scan of the model's weights finds.
+
+    Raises:
+        BadInput: a model without a head for the task, no dimension to switch off, or a folder with another run in it.
+    """
+    options = options or RecoverOptions()
+    loaded = load_model(model, replace(options.load, dtype="float32"))
+    _check_head(loaded, train)
+    bench = _Bench(loaded, dev, options)
+    chosen = tuple(sorted(dims)) if dims is not None else bench.found
+    if not chosen:
+        raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --dims")
+    plan_dims(bench.stack, bench.width, chosen)
+    sets: list[tuple[What, tuple[int, ...]]] = [("chosen", chosen)]
+    if options.n_random:
+        avoid = (*chosen, *bench.found)
+        drawn = random_sets(bench.width, len(chosen), avoid=avoid, n=options.n_random, seed=options.seed)
+        sets += [("random", one) for one in drawn.free]
+    arms = [bench.arm("none", "intact", (), loaded, chosen)]
+    for what, off in sets:
+        with zeroed_weights(loaded, off, stack=bench.stack.name):
+            arms.append(bench.arm(what, "off", off, loaded, off))
+    for what, off, state, name in _trainings(sets):
+        for number, trained in enumerate(_finetune(model, train, dev, folder / name, off, state, options)):
+            again = load_model(trained.folder, replace(options.load, dtype="float32", revision=None, subfolder=""))
+            arm = bench.arm(what, state, off, again, off or chosen)
+            arms.append(replace(arm, seed=options.seeds[number], best_epoch=trained.best_epoch, folder=trained.folder))
+    settings = options.settings
+    n_train = min(len(train), settings.train_limit or len(train))
+    steps = steps_per_epoch(n_train, settings.batch) * settings.epochs
+    found = Recovery(
+        provenance=Provenance.now(model, bench.fingerprint, command=options.command, seed=options.seed),
+        task=dev.task.name,
+        metric=dev.task.metric,
+        stack=bench.stack.name,
+        dims=chosen,
+        train=train.source,
+        dev=dev.source,
+        n_train=n_train,
+        n_dev=len(dev),
+        settings={key: v for key, v in settings.to_dict().items() if key not in ("off", "hold", "stack", "seed")},
+        reach=settings.learning_rate * steps / 2,
+        arms=tuple(_recovered(arm, arms) for arm in arms),
+    )
+    save(found, folder / RESULT)
+    return found
+
+
+def _check_head(loaded: LoadedModel, train: Examples) -> None:
+    """Raise BadInput where fine-tuning again would begin with a new head: what it lost could then not be told apart."""
+    names = NewHead(train.task.labels).names
+    stored = dict(loaded.config.get("id2label") or {})
+    if not NewHead(train.task.labels).means(stored):
+        raise BadInput(
+            f"{loaded.name} names its outputs {', '.join(map(str, stored.values()))}, the task {', '.join(names)}: fine-tuning "
+            f"again would begin with a new head; write the task's names into its config.json (id2label) in the order of its "
+            f"outputs, if they mean the same, or use a model fine-tuned by outlierlens"
+        )
+
+
+def _trainings(sets: Sequence[tuple[What, tuple[int, ...]]]) -> list[tuple[What, tuple[int, ...], State, str]]:
+    """(what, dimensions off, state, folder) of every fine-tuning."""
+    runs: list[tuple[What, tuple[int, ...], State, str]] = [("none", (), "again", "none-again")]
+    for number, (what, off) in enumerate(sets):
+        name = what if what == "chosen" else f"random-{number}"
+        states: tuple[State, ...] = ("again", "held")
+        runs += [(what, off, state, f"{name}-{state}") for state in states]
+    return runs
+
+
+@dataclass(frozen=True)
+class _Trained:
+    folder: str
+    best_epoch: float
+
+
+def _finetune(
+    model: str,
+    train: Examples,
+    dev: Examples,
+    folder: Path,
+    off: tuple[int, ...],
+    state: State,
+    options: RecoverOptions,
+) -> list[_Trained]:
+    from outlierlens.finetune import FinetuneOptions, finetune
+
+    settings = options.settings
+    if off:
+        settings = replace(settings, off=off, hold=state == "held", stack=options.stack)
+    options.progress(f"{folder.name}: fine-tuning again" + (f" with {', '.join(map(str, off))} off" if off else ""))
+    how = FinetuneOptions(
+        load=options.load, command=options.command, overwrite=options.overwrite, progress=options.progress
+    )
+    tuned = finetune(model, train, dev, folder, settings, seeds=options.seeds, options=how)
+    return [_Trained(run.folder, run.best_epoch) for run in tuned.seeds]
+
+
+class _Bench:
+    """Scores a model on the dev set and measures its norms, always beside the intact one."""
+
+    def __init__(self, loaded: LoadedModel, dev: Examples, options: RecoverOptions):
+        self.dev, self.options = dev, options
+        self.stack = loaded.stack(options.stack)
+        self.width = stream_width(loaded.model, self.stack)
+        self.scorer_options = TaskOptions(max_length=options.settings.max_length, batch_size=64)
+        self.fingerprint = fingerprint(loaded.model)
+        scans = [scan for scan in scan_live(loaded).stacks if scan.stack == self.stack.name]
+        self.found = scans[0].dims if scans else ()
+        self.intact_outputs = LabelledScore(loaded, dev, self.scorer_options).outputs()
+        self.intact_weights = _weights(loaded, self.stack)
+
+    def arm(self, what: What, state: State, off: tuple[int, ...], loaded: LoadedModel, shown: Sequence[int]) -> Arm:
+        """Score `loaded` as it is now."""
+        stack = loaded.stack(self.options.stack)
+        outputs = self.intact_outputs
+        if state != "intact":
+            outputs = LabelledScore(loaded, self.dev, self.scorer_options).outputs()
+        metric = self.dev.task.metric
+        value = outputs.scores[metric]
+        low, high = interval(metric, outputs.truth, outputs.predicted, seed=self.options.seed)
+        lost = self.intact_outputs.scores[metric] - value
+        lost_low, lost_high = 0.0, 0.0
+        if state != "intact":
+            before = self.intact_outputs
+            change = Statistic(metric, before.truth)
+            lost_low, lost_high = change.interval(before.predicted, outputs.predicted, seed=self.options.seed)
+        now = _weights(loaded, stack)
+        return Arm(
+            what=what,
+            state=state,
+            dims=off,
+            seed=None,
+            value=value,
+            low=low,
+            high=high,
+            loss=float(outputs.losses.mean()),
+            lost=lost,
+            lost_low=lost_low,
+            lost_high=lost_high,
+            scores=outputs.scores,
+            regrowth=tuple(_regrowth(dim, self.intact_weights, now) for dim in shown),
+        )
+
+
+def _weights(loaded: LoadedModel, stack: BoundStack) -> Measured:
+    """Scale and bias [layer, dim] of each block's last operation as they are now."""
+    checkpoint = LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
+    return measure(checkpoint, sites_of(stack, "last")[0], hashlib.sha256())[0]
+
+
+def _regrowth(dim: int, intact: Measured, now: Measured) -> Regrowth:
+    parts = [(intact.scale[:, dim], now.scale[:, dim])]
+    if intact.bias is not None and now.bias is not None:
+        parts.append((intact.bias[:, dim], now.bias[:, dim]))
+    sizes = [float(np.abs(after).mean()) for _, after in parts]
+    befores = [float(np.abs(before).mean()) for before, _ in parts]
+    shares = [size / before if before else None for size, before in zip(sizes, befores, strict=True)]
+    before, after = (np.concatenate(side) for side in zip(*parts, strict=True))
+    size = float(np.linalg.norm(before))
+    z_bias = now.z_bias
+    return Regrowth(
+        dim=dim,
+        scale=sizes[0],
+        bias=sizes[1] if len(parts) == 2 else None,
+        scale_share=shares[0],
+        bias_share=shares[1] if len(parts) == 2 else None,
+        z_scale=float(now.z_scale[:, dim].mean()),
+        z_bias=float(z_bias[:, dim].mean()) if z_bias is not None else None,
+        regrown=1 - float(np.linalg.norm(after - before)) / size if size else 0.0,
+    )
+
+
+def _recovered(arm: Arm, arms: Sequence[Arm]) -> Arm:
+    """The arm with the share of its loss that is back."""
+    off = next((one for one in arms if one.state == "off" and one.dims == arm.dims), None)
+    if arm.state not in ("again", "held") or off is None or not off.lost_low > 0:
+        return arm
+    return replace(arm, recovered=1 - arm.lost / off.lost)

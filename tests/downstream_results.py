@@ -1,0 +1,66 @@
+"""Made-up results of what became of outliers after pre-training, one of each kind."""
+
+from typing import Any
+
+import numpy as np
+
+import synthetic_report
+from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
+from outlierlens.recovered import Arm, Recovery, Regrowth
+from outlierlens.results import Provenance
+from outlierlens.survived import Agreement, DimSurvival, Movement, Shift, Survival, TunedSurvival
+
+PROVENANCE = Provenance("m", "f", command="outlierlens one-dimension m --task rte")
+
+
+def survival() -> Survival:
+    """A model against itself, in which dimension 3 was asked for."""
+    scan = synthetic_report.report_data().scan
+    stack = scan.stacks[0]
+    shift = Shift(-5.0, -4.5, -8.0, -7.5, 4, 3, 0.5, 0.75)
+    dim = DimSurvival(stack.stack, stack.site, stack.map_dims[3], "neither", stack.n_layers, shift, None)
+    agreement = Agreement(stack.stack, stack.site, "scale", 0.99, None, 0.5, 0.1)
+    movement = (Movement("matrices", 1000, 0.01, 0.02), Movement("embeddings", 10, 0.0, None))
+    return Survival(
+        scan, (TunedSurvival(scan, (dim,), {stack.stack: 1.0}, (agreement,), movement, 2, 0, 1, ("a note",)),)
+    )
+
+
+def recovery() -> Recovery:
+    """Intact 0.8, off 0.5, again 0.75, held 0.7."""
+
+    def arm(what: Any, state: Any, value: float, **more: Any) -> Arm:
+        lost = 0.8 - value
+        regrowth = (Regrowth(3, 0.5, None, 0.5, None, -2.0, None, 0.25),)
+        dims = () if what == "none" else (3,)
+        scores = {"accuracy": value}
+        return Arm(
+            what, state, dims, more.pop("seed", None), value, value - 0.05, value + 0.05, 0.6, lost, lost - 0.05,
+            lost + 0.05, scores, regrowth, **more,
+        )  # fmt: skip
+
+    arms = (
+        arm("none", "intact", 0.8), arm("chosen", "off", 0.5), arm("chosen", "again", 0.75, seed=1, recovered=5 / 6),
+        arm("chosen", "again", 0.77, seed=2, recovered=0.9), arm("chosen", "held", 0.7, seed=1, best_epoch=2.0, folder="x"),
+    )  # fmt: skip
+    settings = {"epochs": 2}
+    return Recovery(PROVENANCE, "glue:rte", "accuracy", "model", (3,), "t", "d", 40, 20, settings, 1e-3, arms)
+
+
+def one_dimension() -> OneDimension:
+    """Four dimensions, 2 the best and 1 named by the weights."""
+    values = np.array([0.5, 0.6, 0.7, np.nan])
+    best = OneDim(2, 0.7, 0.6, 0.8, 0.75, 1, 1.5, 0.2, "no ≤ 0.5 < yes")
+    named = OneDim(1, 0.6, 0.5, 0.7, 0.65, 2, 2.5, 9.0, "always yes")
+    probe = ShiftedMeanProbe(1, 0.1, -0.5, "yes", 0.6, 0.55, 0.5, 0.6)
+    layer = LayerOneDim(
+        "0", values[:3], values[:3] - 0.1, values[1:], values[:3], values[:3], (1,), best, (named,), probe, 0.5, -0.5
+    )
+    return OneDimension(
+        PROVENANCE, "glue:rte", "accuracy", "model", "first", False, "t", "d", 40, 20, 0.75, 0.6, 0.9, 0.5, (1,), (layer,)
+    )  # fmt: skip
+
+
+def made() -> dict[str, Any]:
+    """{kind: result}"""
+    return {"Survival": survival(), "Recovery": recovery(), "OneDimension": one_dimension()}
