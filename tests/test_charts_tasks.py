@@ -82,6 +82,7 @@ def test_figure_2_says_what_it_shows() -> None:
     assert "glue:rte: accuracy 0.660 intact, 0.630 without 143 (0.610 to 0.650)" in reading
     assert "0.540 without 557 (0.520 to 0.560); 765 other dimensions between" in reading
     assert "; 143, 557 lie below them." in reading
+    assert "Of the others the whole interval lies outside for 0.340 without 12 (0.320 to 0.360)." in reading
     none = task_sweep(strong={}, found=())
     assert "In colour" not in charts.figure2([none]).reading
     assert (

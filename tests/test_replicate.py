@@ -245,7 +245,7 @@ def test_a_model_that_is_not_named_is_fine_tuned_first(place: Path, tmp_path: Pa
     assert (one.label, one.base) == ("cola seed-2", str(place / "model"))
     with pytest.raises(BadInput, match="was fine-tuned on glue:cola, not on glue:sst2"):
         find_tuned("glue:sst2", str(tmp_path / "tuned" / "cola"))
-    with pytest.raises(BadInput, match=r"neither a model \(config.json\) nor a run of finetune"):
+    with pytest.raises(BadInput, match=r"neither a model \(config.json\) nor a run of finetune with a finished seed"):
         find_tuned("glue:cola", str(place / "data"))
 
 

@@ -272,11 +272,10 @@ def _says(panel: _Panel) -> str:
             lie = f"{few(outside)} {'lies' if len(outside) == 1 else 'lie'} {side} them"
             text += f"; {lie if outside else f'none of the named lies {side} them'}"
     text += ". "
-    largest = max(panel.effects, key=lambda e: (e.change, -e.dims[0]))
-    if largest.dims[0] not in panel.outliers:
-        text += (
-            f"The largest loss is {largest.dims[0]}'s, {panel.value(largest.change):.3f} ({_ends(panel, largest)}). "
-        )
+    others = [e for dim in panel.strongest for e in panel.effects if e.dims == (dim,)]
+    if others:
+        said = [f"{panel.value(e.change):.3f} without {e.dims[0]} ({_ends(panel, e)})" for e in others]
+        text += f"Of the others the whole interval lies outside for {', '.join(said)}. "
     return text.strip()
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlierlens.errors import BadInput
+from outlierlens.finetune.folder import MODEL, RESULT, seed_folder
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.finetuned import FineTuned
 from outlierlens.labelled import Examples, LabelledTask, read_examples
 from outlierlens.models import LoadOptions
 from outlierlens.results import load as read_result
-
-RESULT = "finetuned.json"  # of a run of finetune
 
 
 @dataclass(frozen=True)
@@ -60,15 +59,17 @@ def find_tuned(task: str, named: str) -> list[Tuned]:
             raise BadInput(f"{folder} was fine-tuned on {run.task}, not on {task}")
         # The folder may have been moved since.
         return [
-            Tuned(task, str(folder / f"seed-{one.seed}" / "model"), f"{short} seed-{one.seed}", run.base)
+            Tuned(task, str(seed_folder(folder, one.seed) / MODEL), f"{short} seed-{one.seed}", run.base)
             for one in run.seeds
         ]
-    if (folder / "model" / "config.json").is_file():
-        return [Tuned(task, str(folder / "model"), f"{short} {folder.name}", _base_above(folder))]
-    seeds = sorted(one.parent.parent for one in folder.glob("seed-*/model/config.json"))
+    if (folder / MODEL / "config.json").is_file():
+        return [Tuned(task, str(folder / MODEL), f"{short} {folder.name}", _base_above(folder))]
+    seeds = sorted(one.parent.parent for one in folder.glob(f"seed-*/{MODEL}/config.json"))
     if seeds:
-        return [Tuned(task, str(one / "model"), f"{short} {one.name}") for one in seeds]
-    raise BadInput(f"{folder}: neither a model (config.json) nor a run of finetune; name one, or a hub id")
+        return [Tuned(task, str(one / MODEL), f"{short} {one.name}") for one in seeds]
+    raise BadInput(
+        f"{folder}: neither a model (config.json) nor a run of finetune with a finished seed; name one, or a hub id"
+    )
 
 
 def _base_above(folder: Path) -> str | None:

@@ -227,9 +227,12 @@ class _Table:
         total = sum(one.numel() for one in loaded.model.parameters())
         whole = Whole(total, self._reference(loaded, tuned, examples))
 
+        done: list[Sweep] = []
+
         def run(name: str, **more: Any) -> Sweep:
             swept = self._sweep(loaded, examples, folder / ROWS, **{"n_random": random, "n_matched": 0, **more})
             save(swept, folder / name)
+            done.append(swept)
             return swept
 
         singles = None
@@ -243,19 +246,18 @@ class _Table:
         if singles is None and len(dims) == 1:
             save(together, folder / SINGLES)
         rows = rows_of(together, singles, dims, whole)
-        notes = [*named.notes, *together.notes, *(singles.notes if singles else ())]
+        notes = list(named.notes)
         if self.paper.select and (chosen := passing(rows, dims)):
             rows += passing_rows(run(PASSING, dims=(), sets=(chosen,)), whole)
             notes.append(
                 f"{', '.join(map(str, chosen))} each cost at least 5 × random: chosen and measured on the same examples"
             )
         windows: tuple[Row, ...] = ()
-        seconds = together.cost.seconds
         if dims and examples.task.name == job.by_layer:
             by_layer = run(
                 LAYERS, dims=dims, sets=(dims,) if len(dims) > 1 else (), windows="single", n_random=min(random, 19)
             )
-            windows, seconds = window_rows(by_layer, dims, whole), by_layer.cost.seconds
+            windows = window_rows(by_layer, dims, whole)
         return TaskTable(
             task=examples.task.name,
             metric=together.metric,
@@ -273,8 +275,8 @@ class _Table:
             by_rule=named.by_rule,
             rows=rows,
             windows=windows,
-            seconds=seconds,
-            notes=tuple(dict.fromkeys(notes)),
+            seconds=done[-1].cost.seconds,  # of all, for they share their rows
+            notes=tuple(dict.fromkeys([*notes, *(note for one in done for note in one.notes)])),
         )
 
     def _outliers(self, loaded: LoadedModel, tuned: Tuned) -> tuple[Named, int]:
