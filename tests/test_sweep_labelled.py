@@ -32,13 +32,15 @@ def made(words: Callable[..., Any]) -> Callable[..., tuple[LoadedModel, Examples
     """A tiny BERT with a head for `labels`, and examples whose labels are mostly what it says of them."""
     import torch
 
-    def make(labels: tuple[str, ...], metric: str, *, noise: float = 0.25) -> tuple[LoadedModel, Examples]:
+    def make(
+        labels: tuple[str, ...], metric: str, *, noise: float = 0.25, margin: float = 4
+    ) -> tuple[LoadedModel, Examples]:
         model = build(FAMILIES["bert"], "SequenceClassification")
         names = labels or ("value",)
         torch.manual_seed(3)
         model.classifier = torch.nn.Linear(16, len(names))
         with torch.no_grad():
-            model.classifier.weight.mul_(4)
+            model.classifier.weight.mul_(margin)
             for layer in model.bert.encoder.layer:  # one dimension that all later layers and the pooler depend on
                 layer.output.LayerNorm.weight[PLANTED] = 6
             model.bert.pooler.dense.weight[:, PLANTED] *= 6
@@ -108,7 +110,7 @@ TWO, THREE = ("bad", "good"), ("no", "maybe", "yes")
 )
 def test_every_dimension_against_a_plain_loop(made: Any, labels: tuple[str, ...], metric: str) -> None:
     loaded, examples = made(labels, metric)
-    swept = sweep(loaded, examples, SweepOptions(sets=((2, 5),), n_random=6, n_matched=3))
+    swept = sweep(loaded, examples, SweepOptions(sets=((2, 5),), n_random=6, n_matched=3, exact=True))
     intact = oracle(metric, examples.labels, predictions(loaded, examples.texts))
     assert (swept.metric, swept.method, swept.n_texts) == (metric, "exact", N)
     assert swept.task.endswith(f" {metric}")
@@ -128,6 +130,62 @@ def test_every_dimension_against_a_plain_loop(made: Any, labels: tuple[str, ...]
     assert from_json(to_json(swept)) == swept
 
 
+@pytest.mark.parametrize("labels", [TWO, THREE])
+def test_screening_leaves_out_what_cannot_change(made: Any, labels: tuple[str, ...]) -> None:
+    loaded, examples = made(labels, "mcc", margin=12)
+    options = SweepOptions(top=2, n_random=4, n_matched=0, dims=tuple(range(8)), sets=((2, 3),))
+    whole, some = (sweep(loaded, examples, replace(options, exact=exact)) for exact in (True, False))
+    assert (whole.method, some.method) == ("exact", "screened")
+    assert whole.screening is None
+    assert some.screening is not None
+    assert some.screening.pairs == (8 + 1 + 4 + 3) * N  # dimensions, the set, random ones of either size, one drawn twice
+    assert 0.02 < some.screening.measured / some.screening.pairs < 0.9
+    assert some.screening.audited > 0
+    assert some.screening.flipped <= some.screening.audited * 0.1
+    assert some.screening.flipped / some.screening.audited <= some.screening.bound
+    assert some.cost.effects < whole.cost.effects
+    for one, other in zip(some.effects, whole.effects, strict=True):
+        # One text is 1/41: what was left out wrongly moves the metric by few of them.
+        assert one.change == pytest.approx(other.change, abs=0.06)
+    for one, other in zip(some.top(2), whole.top(2), strict=True):
+        assert one.change == pytest.approx(other.change, abs=1e-9)  # the strongest are measured on every text
+
+
+def test_a_screen_finds_what_it_should_by_hand() -> None:
+    from outlierlens.sweeps.screen import Screen, packed, unpacked
+    from outlierlens.sweeps.units import Unit
+
+    one, other = Unit("1", "all layers", {0: (1,)}), Unit("2", "all layers", {0: (2,)})
+    wanted = np.array([[True, False], [False, False], [False, True]])
+    audited = np.array([[False, True], [False, False], [False, False]])
+    screen = Screen({one.key: 0, other.key: 1}, {(0, 3): wanted}, {(0, 3): audited})
+    assert screen.only(one, (0, 3)) == (0,)
+    assert screen.only(other, (0, 3)) == (0, 2)
+    screen.count(one, (0, 3), np.array([1.0, 0, 0]))
+    screen.count(other, (0, 3), np.array([1.0, 0, 1]))  # the audited text had changed
+    found = screen.summary()
+    assert (found.pairs, found.measured, found.audited, found.flipped, found.bound) == (6, 3, 1, 1, 1.0)
+    screen.whole.add(one.key)
+    assert screen.only(one, (0, 3)) is None
+    assert screen.summary().measured == 5
+    assert (unpacked(packed(wanted), (3, 2)) == wanted).all()
+    # None of 59 changed: at most 5 % of the others, at confidence 0.95 (1 − 0.95^(1/59) turned round: 0.05^(1/59)).
+    assert Screen({}, checked=59).summary().bound == pytest.approx(1 - 0.05 ** (1 / 59), rel=1e-9)
+
+
+def test_screened_rows_continue(made: Any, tmp_path: Path) -> None:
+    loaded, examples = made(TWO, "mcc")
+    options = SweepOptions(n_random=0, n_matched=0, top=2)
+    whole = sweep(loaded, examples, options, rows=tmp_path / "rows.jsonl")
+    lines = (tmp_path / "rows.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(lines[: len(lines) * 2 // 3]), "utf-8")
+    again = sweep(loaded, examples, options, rows=tmp_path / "rows.jsonl")
+    assert again.screening == whole.screening
+    assert [e.change for e in again.effects] == [e.change for e in whole.effects]
+    exact = sweep(loaded, examples, replace(options, exact=True), rows=tmp_path / "rows.jsonl")
+    assert exact.method == "exact"
+
+
 def test_the_planted_dimension_costs_most(made: Any) -> None:
     loaded, examples = made(THREE, "mcc", noise=0.1)
     swept = sweep(loaded, examples, SweepOptions(n_random=0, n_matched=0))
@@ -136,7 +194,7 @@ def test_the_planted_dimension_costs_most(made: Any) -> None:
 
 def test_random_sets_are_compared_by_the_metric_of_all_texts(made: Any) -> None:
     loaded, examples = made(TWO, "f1")
-    options = SweepOptions(dims=(), sets=((1, PLANTED),), n_random=5, n_matched=0, random_texts=2)
+    options = SweepOptions(dims=(), sets=((1, PLANTED),), n_random=5, n_matched=0, random_texts=2, exact=True)
     swept = sweep(loaded, examples, options)
     (null,) = swept.nulls
     intact = oracle("f1", examples.labels, predictions(loaded, examples.texts))

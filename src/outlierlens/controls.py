@@ -137,7 +137,8 @@ def figures_of(changes: np.ndarray) -> tuple[float, float, float]:
 
 def times(change: float, reference: float) -> float | None:
     """`change` as a multiple of `reference`; None where that says nothing."""
-    return change / reference if reference > 0 and np.isfinite(reference) else None
+    # A mean that rounding alone keeps from 0 is 0.
+    return change / reference if reference > 1e-12 * max(1.0, abs(change)) and np.isfinite(reference) else None
 
 
 def plan_key(plan: Plan) -> str:

@@ -133,6 +133,26 @@ class Precision:
     n_texts: int
 
 
+@dataclass(frozen=True)
+class Screening:
+    """What was left out because its predicted class cannot change to first order, and how often that was wrong.
+
+    Attributes:
+        pairs: of a text and something switched off; measured: of them, the audited ones with them.
+        audited: pairs that could have been left out and were drawn at random to be measured; flipped: of them, those whose
+            predicted class had changed.
+        bound: upper bound of the share of flipped ones among all left out, at confidence 0.95.
+        safety: how many times its first-order estimate a margin must withstand.
+    """
+
+    pairs: int
+    measured: int
+    audited: int
+    flipped: int
+    bound: float
+    safety: float
+
+
 @result
 @dataclass(frozen=True)
 class Sweep:
@@ -143,7 +163,8 @@ class Sweep:
         text: what a text is: "block of 128 tokens", "line of at most 128 tokens".
         mode: the ablation, as in `Damage`.
         windows: "all", "single", "from", "upto", or "given".
-        method: "exact" or "adaptive"; adaptive stops an effect when its interval is narrower than
+        method: "exact", "screened" or "adaptive"; screened runs every effect on the texts whose predicted class it can
+            change (see `Screening`), and the strongest on all; adaptive stops an effect when its interval is narrower than
             ± max(tolerance, relative × |change|), and separates the `top` strongest.
         level: confidence of each interval. Each look's t interval is held to more, so that the interval at which measuring
             stops holds with `level`: to `stop_level` where it stops at a width, to `look_level` where the order of the
@@ -188,6 +209,7 @@ class Sweep:
     cost: Cost
     precision: Precision | None = None
     metric: str = ""
+    screening: Screening | None = None
     notes: tuple[str, ...] = ()
 
     @property

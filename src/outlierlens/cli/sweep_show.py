@@ -72,7 +72,7 @@ def print_sweep(sweep: "Sweep", marks: Marks) -> None:
         say(line)
     if sweep.nulls:
         _print_nulls(sweep)
-    for line in _cost(sweep):
+    for line in (*_screened(sweep), *_cost(sweep)):
         say(line)
     for note in sweep.notes:
         say(f"note: {note}")
@@ -95,6 +95,18 @@ def _head(sweep: "Sweep") -> Iterator[str]:
             + (settled if sweep.top_k else "")
             + (f"; {unfinished:,} effects are wider than that" if unfinished else "")
         )
+
+
+def _screened(sweep: "Sweep") -> Iterator[str]:
+    """What a screened sweep left out, and how sure that is."""
+    if sweep.screening is None:
+        return
+    of = sweep.screening
+    yield (
+        f"measured on {of.measured / max(1, of.pairs):.1%} of {of.pairs:,} pairs of text and ablation: the others keep their "
+        f"predicted class to first order ({of.safety:g} times over); of {of.audited:,} of those measured all the same "
+        f"{of.flipped:,} had changed (at most {of.bound:.2%} of all left out, at confidence 0.95); --exact measures all"
+    )
 
 
 def _intact(sweep: "Sweep") -> str:

@@ -23,7 +23,8 @@ class Engine(Protocol):
     """Somewhere to measure."""
 
     def measure(self, works: Sequence[Work]) -> Iterator[tuple[Work, np.ndarray]]:
-        """(work, values [text]) of every piece once, as they are done; values are in the order of the work's texts."""
+        """(work, values [text]) of every piece once, as they are done; values are in the order of the work's texts, NaN
+        where `only` leaves a text out."""
         ...
 
     def close(self) -> None:
@@ -41,9 +42,13 @@ def by_span(works: Iterable[Work]) -> Iterator[tuple[tuple[int, int], list[Work]
 def shares(works: Iterable[Work], rows: int) -> Iterator[list[Work]]:
     """Pieces of work on the same texts, together up to `rows` rows of (unit, text): what one forward pass can mix."""
     for (begin, end), same in by_span(works):
-        step = max(1, rows // (end - begin))
-        for start in range(0, len(same), step):
-            yield same[start : start + step]
+        share: list[Work] = []
+        for work in same:
+            if share and sum(one.n_texts for one in share) + work.n_texts > max(rows, end - begin):
+                yield share
+                share = []
+            share.append(work)
+        yield share
 
 
 class Local:
@@ -62,8 +67,9 @@ class Local:
                 share = next(shares(same[done:], self._rows(span)))
                 done += len(share)
                 begun = time.monotonic()
-                values = self.runner.values([work.unit.plan for work in share], span)
-                self._rows_per_second = len(share) * share[0].n_texts / max(1e-9, time.monotonic() - begun)
+                values = self.runner.values([work.unit.plan for work in share], span, [work.only for work in share])
+                n_rows = sum(work.n_texts for work in share)
+                self._rows_per_second = n_rows / max(1e-9, time.monotonic() - begun)
                 yield from zip(share, values, strict=True)
 
     def _rows(self, span: tuple[int, int]) -> int:

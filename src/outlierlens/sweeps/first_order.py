@@ -7,9 +7,9 @@ tokens. δ is −state at the output of the block's last operation (mode "weight
 state ("scale"), and mean − state ("mean").
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,8 +28,16 @@ def can_differentiate(runner: Runner) -> bool:
     return runner.mixes and runner.task.is_loss and not runner.stack.stack.token_first
 
 
-def first_order(runner: Runner, units: Sequence[Unit], span: tuple[int, int]) -> np.ndarray:
-    """First-order estimates of the units' effects on the texts `span` of the runner's order, float32 [text, unit]."""
+def first_order(
+    runner: Runner,
+    units: Sequence[Unit],
+    span: tuple[int, int],
+    objective: "Callable[[Any], Tensor] | None" = None,
+) -> np.ndarray:
+    """First-order estimates of the units' effects on the texts `span` of the runner's order, float32 [text, unit].
+
+    The effects are those on the task's value, or on `objective` of a feed [row].
+    """
     import torch
 
     texts = runner.order[span[0] : span[1]]
@@ -49,7 +57,7 @@ def first_order(runner: Runner, units: Sequence[Unit], span: tuple[int, int]) ->
         for feed in runner.task.feeds(texts.tolist(), runner.tokens // TOKENS_SHARE):
             states.clear()
             with site(model, stack, keep, layers):  # type: ignore[arg-type]
-                total = runner.task.sums(feed).sum()
+                total = (objective or runner.task.sums)(feed).sum()
             slopes = torch.autograd.grad(total, [states[layer] for layer in layers])
             effect = {
                 layer: _moved(runner, layer, states[layer].detach(), slope, len(feed.slots))
@@ -57,7 +65,7 @@ def first_order(runner: Runner, units: Sequence[Unit], span: tuple[int, int]) ->
             }
             for row, slot in enumerate(feed.slots):
                 found[slot] += _by_unit(units, effect, row)
-    return (found / weights[:, None]).astype(np.float32)
+    return (found if objective else found / weights[:, None]).astype(np.float32)
 
 
 def _moved(runner: Runner, layer: int, states: "Tensor", slopes: "Tensor", rows: int) -> np.ndarray:

@@ -31,8 +31,9 @@ from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.precision import compared_with_float32
 from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.schedule import Measured, Round, State, adaptive, exact, pieces, until
+from outlierlens.sweeps.screen import Screen, can_screen, masks, packed, unpacked
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
-from outlierlens.sweeps.units import INTACT, Work, planned
+from outlierlens.sweeps.units import INTACT, Unit, Work, planned
 from outlierlens.swept import Precision, Sweep
 from outlierlens.weights import scan_live
 
@@ -98,11 +99,14 @@ def sweep(
         held.callback(run.close)
         if options.gradients and not is_exact and can_differentiate(runner):
             state.gradients = run.gradients(min(options.gradients, looks[-1]))
-        run.measure(exact(state) if is_exact else adaptive(state))
         families = control_families(runner, units, found)
+        everyone = [unit for family in families for unit in (*family.of, *family.controls)]
+        if runner.functional and not options.exact and can_screen(runner):
+            whole = {unit.key for unit in units if set(unit.dims) <= set(found)}
+            state.screen = run.screen([*units, *everyone], whole)
+        run.measure(exact(state) if is_exact else adaptive(state))
         least = looks[-1] if runner.functional else min(options.random_texts, looks[-1])
         n_compared = next(stop for _, stop in pieces(looks) if stop >= least)
-        everyone = [unit for family in families for unit in (*family.of, *family.controls)]
         run.plan_controls(len({unit.key for unit in everyone}) * n_compared)
         run.measure(until(state, list({unit.key: unit for unit in everyone}.values()), n_compared))
         precision = run.precision()
@@ -121,7 +125,8 @@ def sweep(
             n_layers=runner.stack.n_layers,
             width=runner.width,
             windows=options.windows if options.layers is None else f"{options.windows}, of given layers",
-            method="exact" if is_exact else "adaptive",
+            method="screened" if state.screen else "exact" if is_exact else "adaptive",
+            screening=state.screen.summary() if state.screen else None,
             metric=runner.task.metric,
             tolerance=options.tolerance,
             relative=options.relative,
@@ -193,12 +198,17 @@ class _Run:
             self._started = self._started or (begun if missing else None)
             for work, values in self._measured(missing):
                 difference = values - self._intact[work.start, work.stop]
+                if work.only is not None:
+                    difference = np.where(np.isnan(values), 0.0, difference)
                 self.rows.append(work.key, {"differences": _rounded(difference)})
                 self._texts += work.n_texts
                 self.report(phase)
             self._clock(begun, bool(missing))
             for work in works:
-                self.state.measured.add(work.unit.key, work.start, np.array(self.rows.get(work.key)["differences"]))  # type: ignore[index]
+                difference = np.array(self.rows.get(work.key)["differences"])  # type: ignore[index]
+                self.state.measured.add(work.unit.key, work.start, difference, len(difference) - work.n_texts)
+                if self.state.screen is not None and work.only is not None:
+                    self.state.screen.count(work.unit, work.span, difference)
 
     def _measured(self, works: list[Work]) -> Iterator[tuple[Work, np.ndarray]]:
         """The engine's answers; it is made when there is something to do: a finished sweep needs no cluster."""
@@ -254,6 +264,25 @@ class _Run:
                 self._clock(begun, True)
             parts.append(np.frombuffer(base64.b64decode(kept["float32"]), "<f4").reshape(-1, len(units)))
         return np.concatenate(parts)
+
+    def screen(self, units: Sequence[Unit], whole: set[str]) -> Screen:
+        """Which texts are run for each unit, from gradients of margins on all texts; those of `whole` on all texts."""
+        units = list({unit.key: unit for unit in units}.values())
+        digest = hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
+        screen = Screen({unit.key: place for place, unit in enumerate(units)}, whole=whole)
+        for span in self.spans:
+            key, shape = f"screen {digest}|{span[0]}-{span[1]}", (span[1] - span[0], len(units))
+            kept = self.rows.get(key)
+            if kept is None:
+                self.report("gradients")
+                begun = time.monotonic()
+                self._started = self._started or begun
+                found = self.runner.backing_off(lambda span=span: masks(self.runner, units, span))  # type: ignore[misc]
+                kept = self.rows.append(key, [packed(mask) for mask in found])
+                self._texts += 4 * shape[0]
+                self._clock(begun, True)
+            screen.wanted[span], screen.audited[span] = (unpacked(text, shape) for text in kept)
+        return screen
 
     def plan_controls(self, n_texts: int) -> None:
         """Tell the progress how many evaluations the controls take."""

@@ -90,9 +90,9 @@ class Host:
         self.runner = make()
         return self.runner.rows(self.runner.order)
 
-    def values(self, plans: Sequence[Any], span: tuple[int, int]) -> np.ndarray:
+    def values(self, plans: Sequence[Any], span: tuple[int, int], only: Sequence[Any]) -> np.ndarray:
         """See `Runner.values`."""
-        return self.runner.values(plans, span)
+        return self.runner.values(plans, span, only)
 
 
 @dataclass(eq=False)
@@ -288,8 +288,8 @@ class RayEngine:
                 return
             share.copies += 1
             member.share, member.awaits, member.since = share, "values", now
-            plans = [work.unit.plan for work in share.works]
-            member.answer = member.actor.values.remote(plans, share.span).future()
+            plans, only = [work.unit.plan for work in share.works], [work.only for work in share.works]
+            member.answer = member.actor.values.remote(plans, share.span, only).future()
 
     def _size(self, member: Member) -> int:
         """Rows for this worker: at first a few forward passes, towards the end less, so that all end together."""

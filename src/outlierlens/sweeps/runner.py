@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+Only = tuple[int, ...] | None
 TOKENS_AT_ONCE = {"cpu": 2048, "mps": 8192, "cuda": 65536}  # of one forward pass, where no batch size is given
 MAX_KEPT_BYTES = 2**30  # of states kept for reuse
 MEANS_TEXTS = 512  # lines that mode "mean" takes its means over
@@ -99,8 +100,12 @@ class Runner:
         self.site = written if at_last else edited
         self._kept: tuple[tuple[int, int], dict[int, Kept]] = ((0, 0), {})
 
-    def values(self, plans: Sequence[Plan], span: tuple[int, int]) -> np.ndarray:
-        """The task's values with each plan off (an empty one is the intact model), float64 [plan, text]."""
+    def values(self, plans: Sequence[Plan], span: tuple[int, int], only: "Sequence[Only] | None" = None) -> np.ndarray:
+        """The task's values with each plan off (an empty one is the intact model), float64 [plan, text].
+
+        `only` names for each plan the texts to run, counted from the start of the span; the others are NaN.
+        """
+        only = only or [None] * len(plans)
         if not self.mixes:
             return np.stack([self._alone(plan, span) for plan in plans])
         first = [min(plan, default=self.stack.n_layers) for plan in plans]
@@ -112,7 +117,8 @@ class Runner:
         found = np.empty((len(plans), span[1] - span[0]))
         for start, numbers in groups.items():
             kept = None if start is None else self._kept[1][start]
-            found[numbers] = self._mixed([plans[number] for number in numbers], span, kept)
+            some = [only[number] for number in numbers]
+            found[numbers] = self._mixed([plans[number] for number in numbers], span, kept, some)
         return found
 
     def prepare(self, plans: Sequence[Plan], span: tuple[int, int]) -> None:
@@ -157,11 +163,21 @@ class Runner:
         place = np.argsort(slots)
         return {layer: _joined(layer, some, place) for layer, some in parts.items()}
 
-    def _mixed(self, plans: list[Plan], span: tuple[int, int], kept: Kept | None) -> np.ndarray:
+    def _mixed(
+        self, plans: list[Plan], span: tuple[int, int], kept: Kept | None, only: "Sequence[Only] | None" = None
+    ) -> np.ndarray:
         """Values with each plan off, several plans in one batch; the batch shrinks where memory runs out."""
         texts = self._texts(span)
         # Rows of one text stand together, so that those of one batch are about equally long.
-        pairs = [(plan, text) for text in range(len(texts)) for plan in range(len(plans))]
+        wanted = [None if some is None else set(some) for some in only or [None] * len(plans)]
+        pairs = [
+            (plan, text)
+            for text in range(len(texts))
+            for plan, some in enumerate(wanted)
+            if some is None or text in some
+        ]
+        if not pairs:
+            return np.full((len(plans), len(texts)), np.nan)
         return self.backing_off(lambda: self._pass(plans, pairs, texts, kept))
 
     def backing_off(self, work: "Callable[[], T]") -> "T":
@@ -188,7 +204,9 @@ class Runner:
         totals = np.zeros(len(pairs))
         sums = torch.cat([part for _, part in found]).cpu().double().numpy()  # the only wait for the device
         np.add.at(totals, [slot for slots, _ in found for slot in slots], sums)
-        values = totals.reshape(len(texts), len(plans)).T
+        values = np.full((len(plans), len(texts)), np.nan)
+        places = np.array(pairs)
+        values[places[:, 0], places[:, 1]] = totals
         return values / self.task.weights[texts]
 
     @contextmanager

@@ -23,6 +23,7 @@ from outlierlens.sweeps.estimate import (
 )
 from outlierlens.sweeps.functional import Functional
 from outlierlens.sweeps.options import SweepOptions
+from outlierlens.sweeps.screen import Screen
 from outlierlens.sweeps.units import Unit, Work
 
 PIECE = 64
@@ -44,9 +45,20 @@ class Measured:
 
     weights: np.ndarray
     _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
 
-    def add(self, key: str, start: int, values: np.ndarray) -> None:
-        """Append differences on the texts from `start`, which follow those of `key` so far."""
+    def drop(self, key: str) -> None:
+        """Forget a unit, to measure it anew."""
+        self._parts.pop(key, None)
+        self.left_out.pop(key, None)
+
+    def spent(self, key: str) -> int:
+        """Texts that were run for a unit."""
+        return self.n(key) - self.left_out.get(key, 0)
+
+    def add(self, key: str, start: int, values: np.ndarray, left_out: int = 0) -> None:
+        """Append differences on the texts from `start`, which follow those of `key` so far; `left_out` were not run."""
+        self.left_out[key] = self.left_out.get(key, 0) + left_out
         assert start == self.n(key), f"{key} is measured up to {self.n(key)}, not {start}"
         self._parts.setdefault(key, []).append(values)
 
@@ -76,6 +88,7 @@ class State:
         estimates: of each unit at its last look; None before the first.
         separated: whether the top is told apart.
         smallest: the smallest step of a difference, as in `Task`.
+        screen: which texts are run for each unit; None runs all.
         functional: what turns a unit's differences on all texts into its effect, where that is no mean; else None.
     """
 
@@ -93,6 +106,7 @@ class State:
     separated: bool = False
     smallest: float = 0.0
     functional: Functional | None = None
+    screen: Screen | None = None
 
     def __post_init__(self) -> None:
         self.estimates = [None] * len(self.units)
@@ -133,6 +147,10 @@ class State:
         assert self.gradients is not None
         return self.gradients[:, number].astype(float) * self.scales[self.units[number].window]
 
+    def work(self, unit: Unit, span: tuple[int, int]) -> Work:
+        """The work of a unit on a span: on all its texts, or on those that the screen asks for."""
+        return Work(unit, *span, None if self.screen is None else self.screen.only(unit, span))
+
     def precise(self, number: int) -> bool:
         """Whether a unit's interval is narrow enough, or was before it was measured further."""
         found = self.estimates[number]
@@ -144,7 +162,8 @@ class State:
         """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
         left = 0.0
         if len(self.looks) == 1:
-            return float(sum(self.looks[-1] - self.measured.n(unit.key) for unit in self.units))
+            share = 1.0 if self.screen is None else self.screen.share
+            return share * float(sum(self.looks[-1] - self.measured.n(unit.key) for unit in self.units))
         for found in self.estimates:
             if found is None:
                 left += 2 * self.looks[0]
@@ -155,12 +174,34 @@ class State:
 
 
 def exact(state: State) -> Iterator[Round]:
-    """Every unit on every text, piece by piece."""
-    for start, stop in pieces(state.looks):
-        yield "effects", [Work(unit, start, stop) for unit in state.units]
-        if state.functional is None or stop == state.looks[-1]:  # a metric is one of all texts together
+    """Every unit on every text (that the screen asks for), piece by piece; what comes out strongest is measured whole."""
+    for span in pieces(state.looks):
+        yield "effects", [state.work(unit, span) for unit in state.units]
+        if state.functional is None or span[1] == state.looks[-1]:  # a metric is one of all texts together
             state.look(range(len(state.units)))
+    if state.screen is not None:
+        yield from _whole(state, state.screen)
     state.separated = True
+
+
+def _whole(state: State, screen: Screen) -> Iterator[Round]:
+    """The strongest units anew, on every text: gradients say least of strong effects."""
+    while True:
+        ranked = sorted(range(len(state.units)), key=lambda number: -_change(state, number))[: state.options.top]
+        fresh = [number for number in ranked if state.units[number].key not in screen.whole]
+        if not fresh:
+            return
+        for number in fresh:
+            screen.whole.add(state.units[number].key)
+            state.measured.drop(state.units[number].key)
+        for span in pieces(state.looks):
+            yield "telling the top apart", [state.work(state.units[number], span) for number in fresh]
+        state.look(fresh)
+
+
+def _change(state: State, number: int) -> float:
+    found = state.estimates[number]
+    return found.change if found is not None else 0.0
 
 
 def adaptive(state: State) -> Iterator[Round]:
@@ -191,7 +232,7 @@ def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
     """Every one of `units` on the first `n_texts` texts, a number at which pieces end."""
     for start, stop in pieces(state.looks):
         if stop <= n_texts:
-            yield "controls", [Work(unit, start, stop) for unit in units if state.measured.n(unit.key) <= start]
+            yield "controls", [state.work(unit, (start, stop)) for unit in units if state.measured.n(unit.key) <= start]
 
 
 def _needed(state: State) -> set[int]:

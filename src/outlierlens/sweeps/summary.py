@@ -107,7 +107,10 @@ def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: in
     def spent(units: Sequence[Unit]) -> tuple[int, int]:
         """(texts, tokens)"""
         counts = [state.measured.n(unit.key) for unit in units]
-        return sum(counts), int(sum(until[count] for count in counts))
+        run = [state.measured.spent(unit.key) for unit in units]
+        # Of texts that were left out the mean length is taken.
+        shares = (until[count] * part / max(1, count) for count, part in zip(counts, run, strict=True))
+        return sum(run), int(sum(shares))
 
     effects, effect_tokens = spent(state.units)
     nulls, null_tokens = spent(controls)

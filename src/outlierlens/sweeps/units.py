@@ -46,21 +46,30 @@ INTACT = Unit("intact", "", {})
 
 @dataclass(frozen=True)
 class Work:
-    """A unit on the texts start to stop (exclusive) of the sweep's order: what is measured, kept or lost as one."""
+    """A unit on the texts start to stop (exclusive) of the sweep's order: what is measured, kept or lost as one.
+
+    `only` names the texts to run, counted from `start`; the others keep the intact model's value. None is all.
+    """
 
     unit: Unit
     start: int
     stop: int
+    only: tuple[int, ...] | None = None
 
     @property
     def key(self) -> str:
         """Its name in row files."""
-        return f"{self.unit.key}|{self.start}-{self.stop}"
+        return f"{self.unit.key}|{self.start}-{self.stop}" + ("" if self.only is None else "|screened")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Its texts."""
+        return self.start, self.stop
 
     @property
     def n_texts(self) -> int:
-        """Number of texts."""
-        return self.stop - self.start
+        """Number of texts that are run."""
+        return self.stop - self.start if self.only is None else len(self.only)
 
 
 def layer_windows(options: SweepOptions, n_layers: int) -> list[tuple[str, tuple[int, ...]]]:

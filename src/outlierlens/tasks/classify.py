@@ -172,6 +172,16 @@ class LabelledScore:
         values = values.to(wide)
         return values.sum(1) if values.ndim == 2 else values
 
+    def margins(self, feed: _Rows) -> "Tensor":
+        """By how many nats the predicted class of each row leads every other, [row, class − 1], smallest lead first.
+
+        Of a task whose examples have one class each; the prediction changes where a lead becomes negative.
+        """
+        model: Any = self.loaded.model
+        said = self._log_probabilities(model(**feed.inputs).logits.float())
+        ordered = said.sort(-1, descending=True).values
+        return ordered[:, :1] - ordered[:, 1:]
+
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(values [text], weights [text]) of all examples."""
         found = self.outputs()
