@@ -134,6 +134,10 @@ def _arm(crash: str, folder: Path) -> None:
         loop.np.savez = nth(loop.np.savez, lambda *_: True)
     elif kind == "named":  # the new best model has its name, the row that makes it count is not written
         paths.replace = nth(paths.replace, lambda path, _: path.name == ".best.part", after=True)
+    elif kind == "step":  # the step is computed, and nothing of it is logged
+        ended = loop._Moments.on_step_end
+        loop._Moments.on_step_end = nth(ended, lambda _, args, state, *__: state.global_step == int(count))
+        left = 1
     elif kind == "row":  # half of a row is written
         dumps = files.json.dumps
 

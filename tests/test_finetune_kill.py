@@ -79,6 +79,8 @@ def assert_same_run(one: Path, other: Path) -> None:
             assert getattr(now, name) == pytest.approx(value, rel=1e-5, abs=1e-7), name
     assert (runs[1].low, runs[1].high) == pytest.approx((runs[0].low, runs[0].high))
     assert runs[0].base_fingerprint == runs[1].base_fingerprint != ""
+    lines = (other / "seed-3" / "epochs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1.0, 2.0, 3.0]
     places = [folder / "seed-3" / "model" for folder in (one, other)]
     weights = [load_file(place / "model.safetensors") for place in places]
     assert weights[0].keys() == weights[1].keys()
@@ -107,22 +109,23 @@ def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(start: Start, 
     kill_when(start(folder), (seed / "checkpoint-5" / "trainer_state.json").is_file)
     # Within the second epoch, while a checkpoint is being written: the Trainer's state, which comes last, is not there.
     kill_when(start(folder), (seed / "checkpoint-20").is_dir)
-    assert [json.loads(row)["epoch"] for row in (seed / "epochs.jsonl").read_text().splitlines()] == [1.0]
     # At the end of the second, with its row written and no checkpoint behind it.
-    kill_when(start(folder), lambda: (seed / "epochs.jsonl").read_text().count("\n") == 2)
-    assert not (seed / "model").exists()
+    kill_when(start(folder), lambda: (seed / "epochs.jsonl").read_text().count("\n") >= 2)
     assert finish(start(folder)) == 0
     assert_same_run(whole, folder)
 
 
-@pytest.mark.parametrize("crashes", [("model 2", "named"), ("row 2", "removal"), ("done",)])
+@pytest.mark.parametrize("crashes", [("model 2", "named"), ("removal", "row"), ("step 7", "done")])
 def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], start: Start, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
+    epochs = folder / "seed-3" / "epochs.jsonl"
     for crash in crashes:
         assert finish(start(folder, crash)) == -signal.SIGKILL
         # The best model so far is whole, whatever was being done.
-        lines = (folder / "seed-3" / "epochs.jsonl").read_text().splitlines(keepends=True)
+        lines = epochs.read_text().splitlines(keepends=True) if epochs.is_file() else []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        if not rows:
+            continue
         best = max(rows, key=lambda row: float(row["scores"]["pearson"]))["epoch"]
         place = folder / "seed-3" / ("model" if crash == "done" else f"best-{best:g}")
         assert load_file(place / "model.safetensors")
