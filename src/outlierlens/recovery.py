@@ -181,7 +181,7 @@ class _Bench:
         self.dev, self.options = dev, options
         self.stack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
-        self.scorer_options = TaskOptions(max_length=options.settings.max_length, batch_size=64)
+        self.scorer_options = TaskOptions(max_length=options.settings.max_length, measure="loss")
         self.fingerprint = fingerprint(loaded.model)
         scans = [scan for scan in scan_live(loaded).stacks if scan.stack == self.stack.name]
         self.found = scans[0].dims if scans else ()

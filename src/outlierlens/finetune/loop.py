@@ -146,7 +146,7 @@ def _one(
     rows = encode(loaded.tokenizer, chosen, max_length=length).for_model(loaded.model)
     if train.task.level == "token" and not all(any(label != NOT_A_LABEL for label in row) for row in rows.labels):
         raise BadInput(f"{train.source}: a text has no labelled word within {length} tokens; remove it")
-    scorer = LabelledScore(loaded, dev, TaskOptions(max_length=length, batch_size=64))
+    scorer = LabelledScore(loaded, dev, TaskOptions(max_length=length, measure="loss"))
     body: Any = loaded.model
     base = fingerprint(body.base_model)
     if settings.off:

@@ -52,7 +52,7 @@ def encode(tokenizer: Any, examples: Examples, *, max_length: int) -> Encoded:
     texts = (list(examples.texts), list(examples.pairs)) if examples.pairs else (list(examples.texts),)
     full = tokenizer(*texts, truncation=True, max_length=max_length)
     inputs = {key: list(full[key]) for key in full}
-    return Encoded(inputs, examples.labels, sum(len(ids) >= max_length for ids in inputs["input_ids"]))
+    return Encoded(inputs, examples.labels, _n_cut(tokenizer, texts, inputs["input_ids"], max_length))
 
 
 def _encode_words(tokenizer: Any, examples: Examples, max_length: int) -> Encoded:
@@ -72,4 +72,14 @@ def _encode_words(tokenizer: Any, examples: Examples, max_length: int) -> Encode
             before = word
         labels.append(placed)
     inputs = {key: list(full[key]) for key in full}
-    return Encoded(inputs, tuple(labels), sum(len(ids) >= max_length for ids in inputs["input_ids"]))
+    n_cut = _n_cut(tokenizer, (words,), inputs["input_ids"], max_length, is_split_into_words=True)
+    return Encoded(inputs, tuple(labels), n_cut)
+
+
+def _n_cut(tokenizer: Any, texts: tuple[list[Any], ...], ids: list[list[int]], max_length: int, **how: bool) -> int:
+    """How many examples are longer than `max_length` tokens: those that fill it are read again, uncut."""
+    full = [row for row, mine in enumerate(ids) if len(mine) >= max_length]
+    if not full:
+        return 0
+    again = tokenizer(*([part[row] for row in full] for part in texts), verbose=False, **how)["input_ids"]
+    return sum(len(mine) > max_length for mine in again)

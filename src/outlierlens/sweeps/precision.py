@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.sweeps.runner import Runner, out_of_memory
+from outlierlens.devices import out_of_memory
+from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.swept import Precision
 

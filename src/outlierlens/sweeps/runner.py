@@ -17,6 +17,7 @@ import numpy as np
 from outlierlens.ablate import EditSettings, stream_width
 from outlierlens.controls import Plan
 from outlierlens.data import Texts
+from outlierlens.devices import out_of_memory, tokens_at_once
 from outlierlens.errors import BadInput
 from outlierlens.hidden import edited, last_operations, written
 from outlierlens.inputs import token_limit
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Only = tuple[int, ...] | None
-TOKENS_AT_ONCE = {"cpu": 2048, "mps": 8192, "cuda": 65536}  # of one forward pass, where no batch size is given
 MAX_KEPT_BYTES = 2**30  # of states kept for reuse
 MEANS_TEXTS = 512  # lines that mode "mean" takes its means over
 CHECK_TEXTS = 3
@@ -90,7 +90,7 @@ class Runner:
                 f"the mean that replaces a value is taken over the first {length} tokens of the first {len(some)} lines"
             )
         self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
-        self.tokens = TOKENS_AT_ONCE.get(loaded.device.type, TOKENS_AT_ONCE["cpu"])
+        self.tokens = tokens_at_once(loaded.device)
         self._longest = token_limit(loaded, options.task.max_length)  # tokens of a row at most
         if options.batch_size is not None:
             self.tokens = options.batch_size * min(self._longest, int(self.task.lengths.max()))
@@ -347,12 +347,3 @@ def _float32() -> Any:
     import torch
 
     return torch.float32
-
-
-def out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    text = str(error).lower()
-    return (
-        isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text
-    )

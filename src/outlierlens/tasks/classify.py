@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.devices import out_of_memory, tokens_at_once, tokens_per_start
 from outlierlens.errors import BadInput
 from outlierlens.heads import padding_side
 from outlierlens.inputs import token_limit
@@ -24,6 +25,7 @@ from outlierlens.labelled.encode import encode
 from outlierlens.labelled.examples import NOT_A_LABEL
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut
+from outlierlens.tasks.cutting import cheapest_cuts
 from outlierlens.tasks.metrics import Statistic, score
 
 if TYPE_CHECKING:
@@ -68,10 +70,14 @@ class LabelledScore:
                 f"{loaded.name} is a {type(loaded.model).__name__} without a head for {task.name}; fine-tune it first: "
                 f"outlierlens finetune {loaded.name} --task {task.name}"
             )
+        _check_padding(loaded)
         self.order = label_order(task, config.id2label, options.labels, where=loaded.name)
         self.max_length = token_limit(loaded, options.max_length)
         self.encoded = encode(loaded.tokenizer, examples, max_length=self.max_length).for_model(loaded.model)
         self.lengths = np.array(self.encoded.lengths)
+        if not self.lengths.all():
+            row = int(np.argmin(self.lengths)) + 1
+            raise BadInput(f"{examples.source}, row {row}: no token at all for {loaded.name}; leave such rows out")
         self.n_texts = len(examples)
         self._labels = self.encoded.labels
         counted = [sum(label != NOT_A_LABEL for label in row) for row in self._labels] if task.level == "token" else 1
@@ -86,10 +92,15 @@ class LabelledScore:
         self.metric = {"loss": "", "accuracy": right}.get(options.measure, task.metric)
         whole = options.measure == "metric" and not tokens
         self.statistic = Statistic(task.metric, np.array(examples.labels)) if whole else None
+        if self.metric == "token f1":
+            raise BadInput("token f1 is no mean over texts, so no text has a value of it; use measure loss or accuracy")
         self.is_loss = not self.metric
         self.smallest = 1.0 if self.metric and not whole else 0.0
         self.name = f"{task.name} {self.metric or 'loss'}"
         self.unit = self._unit()
+        asked = options.batch_size != TaskOptions.batch_size
+        self.tokens = options.batch_size * self.max_length if asked else tokens_at_once(loaded.device)
+        self.notes = self._notes()
         self._also: dict[str, float] = {}
 
     def _unit(self) -> str:
@@ -98,6 +109,15 @@ class LabelledScore:
         if self.examples.task.regression:
             return "squared error"
         return "nats per word" if self.examples.task.level == "token" else "nats per example"
+
+    def _notes(self) -> tuple[str, ...]:
+        """What a reader of the results should know about how the examples were read."""
+        if not self.encoded.n_cut:
+            return ()
+        lost = "; labels of words that were cut off do not count" if self.examples.task.level == "token" else ""
+        return (
+            f"{self.encoded.n_cut:,} of {self.n_texts:,} examples do not fit into {self.max_length} tokens and were cut{lost}",
+        )
 
     @property
     def text(self) -> str:
@@ -108,15 +128,19 @@ class LabelledScore:
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
         order = sorted(range(len(texts)), key=lambda slot: -int(self.lengths[texts[slot]]))
-        for rows in cut([int(self.lengths[texts[slot]]) for slot in order], self.options.batch_size, tokens):
+        lengths = self.lengths[[texts[slot] for slot in order]]
+        if tokens is None:
+            cuts = list(cut(lengths.tolist(), self.options.batch_size, None))
+        else:
+            cuts = cheapest_cuts(lengths, tokens=tokens, start=tokens_per_start(self.loaded.device))
+        for rows in cuts:
             yield self._collate(order[rows], [texts[slot] for slot in order[rows]])
 
     def _collate(self, slots: list[int], texts: list[int]) -> _Rows:
-        tokenizer: Any = self.loaded.tokenizer
         longest, side = int(max(self.lengths[text] for text in texts)), padding_side(self.loaded.model)
         inputs = {}
         for key, values in self.encoded.inputs.items():
-            fill = {"input_ids": tokenizer.pad_token_id or 0}.get(key, 0)
+            fill = _padding(self.loaded) if key == "input_ids" else 0
             inputs[key] = self._move(_padded([values[text] for text in texts], longest, fill, side))
         if self.examples.task.level == "token":
             labels = self._move(_padded([self._labels[text] for text in texts], longest, NOT_A_LABEL, side))
@@ -195,18 +219,18 @@ class LabelledScore:
         return np.add.reduceat(wrong, starts) / self.weights, self.weights
 
     def outputs(self) -> Outputs:
-        """Losses and predictions of all examples, and every metric of the task."""
-        import torch
+        """Losses and predictions of all examples, and every metric of the task.
 
+        Examples of about the same length go together, `tokens` at once; fewer where memory runs out.
+        """
+        found = self._measured()
         losses = np.zeros(self.n_texts)
         said: list[Any] = [None] * self.n_texts
-        with torch.inference_mode():
-            for feed in self.feeds(range(self.n_texts)):
-                one, other = self._said(feed)
-                mine, predicted = one.cpu().double().numpy(), other.cpu().numpy()
-                for row, slot in enumerate(feed.slots):
-                    losses[slot] = mine[row].sum() / self.weights[slot]
-                    said[slot] = predicted[row]
+        for slots, one, other in found:
+            mine, predicted = one.cpu().double().numpy(), other.cpu().numpy()
+            for row, slot in enumerate(slots):
+                losses[slot] = mine[row].sum() / self.weights[slot]
+                said[slot] = predicted[row]
         if self.examples.task.level == "token":
             said = [row[row != NOT_A_LABEL] for row in said]
             labels = [[label for label in row if label != NOT_A_LABEL] for row in self._labels]
@@ -218,9 +242,42 @@ class LabelledScore:
             losses, predicted, truth, {name: score(name, truth, predicted) for name in self.examples.task.metrics}
         )
 
+    def _measured(self) -> list[tuple[tuple[int, ...], "Tensor", "Tensor"]]:
+        """(slots, loss, prediction) of all examples, batch by batch, on the model's device."""
+        import torch
+
+        while True:
+            try:
+                with torch.inference_mode():
+                    return [(feed.slots, *self._said(feed)) for feed in self.feeds(range(self.n_texts), self.tokens)]
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or self.tokens <= self.lengths.max():
+                    raise
+            self.tokens //= 2
+
     def also(self) -> dict[str, float]:
         """Every metric of the last call of `per_text`."""
         return dict(self._also)
+
+
+def _padding(loaded: LoadedModel) -> int:
+    """The token that fills batches: the model's own, by which some heads find the last token; else the tokenizer's."""
+    config: Any = loaded.model.config
+    own = getattr(config.get_text_config(), "pad_token_id", None)
+    tokenizer: Any = loaded.tokenizer
+    return int(next((found for found in (own, tokenizer.pad_token_id) if found is not None), 0))
+
+
+def _check_padding(loaded: LoadedModel) -> None:
+    """Raise BadInput for a head that reads the last token and cannot tell padding from tokens."""
+    config: Any = loaded.model.config
+    # GPT-2 and its kin call such a head "score", and find their last token by the padding that the config names.
+    if hasattr(loaded.model, "score") and getattr(config.get_text_config(), "pad_token_id", None) is None:
+        own = getattr(loaded.tokenizer, "pad_token_id", None)
+        raise BadInput(
+            f"{loaded.name}: its config names no padding token, so its head cannot find the last token of a text; set "
+            f"pad_token_id{'' if own is None else f' = {own}'} in the config"
+        )
 
 
 def _padded(rows: Sequence[Sequence[int]], longest: int, fill: int, side: str) -> np.ndarray:
