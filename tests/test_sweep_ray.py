@@ -413,6 +413,15 @@ def test_a_queue_hands_out_every_piece_once_and_what_came_back_first() -> None:
     assert len(one.works) == 1  # a piece of work is not cut
 
 
+def test_a_queue_of_screened_work_counts_the_texts_that_are_run() -> None:
+    few = ((), (), (0,), (0, 1, 2), (3,), ())
+    queue = Queue.of([replace(work, only=only) for work, only in zip(works(6, texts=4, spans=1), few, strict=True)])
+    shares = []
+    while share := queue.take(4):
+        shares.append([work.n_texts for work in share.works])
+    assert shares == [[0, 0, 1, 3], [1, 0]]
+
+
 def test_room_counts_machines_that_are_up() -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}},

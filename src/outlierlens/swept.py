@@ -99,8 +99,9 @@ class Cost:
     """What the sweep took, in evaluations of one text by the whole model.
 
     Attributes:
-        intact, effects, nulls: texts evaluated for each.
-        gradient_texts: texts of the gradient pass; each costs about three evaluations, which `total` counts.
+        intact, effects, nulls: texts evaluated for each; of a screened sweep `intact` counts them again for their margins.
+        gradient_texts: texts of the gradient passes (one a margin where a sweep is screened); each costs about three
+            evaluations, which `total` counts.
         total: all of them.
         exact: what measuring every effect (nulls apart) on every text takes.
         tokens: tokens of the evaluated texts in `total`, padding not counted.

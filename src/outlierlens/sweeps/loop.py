@@ -31,7 +31,7 @@ from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.precision import compared_with_float32
 from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.schedule import Measured, Round, State, adaptive, exact, pieces, until
-from outlierlens.sweeps.screen import Screen, can_screen, masks, packed, unpacked
+from outlierlens.sweeps.screen import Screen, can_screen, evaluations, masks, packed, unpacked
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
 from outlierlens.sweeps.units import INTACT, Unit, Work, planned
 from outlierlens.swept import Precision, Sweep
@@ -101,14 +101,16 @@ def sweep(
             state.gradients = run.gradients(min(options.gradients, looks[-1]))
         families = control_families(runner, units, found)
         everyone = [unit for family in families for unit in (*family.of, *family.controls)]
-        if runner.functional and not options.exact and can_screen(runner):
+        screened = list({unit.key: unit for unit in [*units, *everyone]}.values())
+        if not options.exact and can_screen(runner, len(screened)):
             whole = {unit.key for unit in units if set(unit.dims) <= set(found)}
-            state.screen = run.screen([*units, *everyone], whole)
+            state.screen = run.screen(screened, whole)
         run.measure(exact(state) if is_exact else adaptive(state))
         least = looks[-1] if runner.functional else min(options.random_texts, looks[-1])
         n_compared = next(stop for _, stop in pieces(looks) if stop >= least)
-        run.plan_controls(len({unit.key for unit in everyone}) * n_compared)
-        run.measure(until(state, list({unit.key: unit for unit in everyone}.values()), n_compared))
+        compared = list({unit.key: unit for unit in everyone}.values())
+        run.plan_controls(until(state, compared, n_compared))
+        run.measure(until(state, compared, n_compared))
         precision = run.precision()
         run.report("done")
         nulls = nulls_of(state, families, n_compared)
@@ -266,8 +268,7 @@ class _Run:
         return np.concatenate(parts)
 
     def screen(self, units: Sequence[Unit], whole: set[str]) -> Screen:
-        """Which texts are run for each unit, from gradients of margins on all texts; those of `whole` on all texts."""
-        units = list({unit.key: unit for unit in units}.values())
+        """Which texts are run for each of different units, from gradients of margins; those of `whole` on all texts."""
         digest = hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
         screen = Screen({unit.key: place for place, unit in enumerate(units)}, whole=whole)
         for span in self.spans:
@@ -279,14 +280,15 @@ class _Run:
                 self._started = self._started or begun
                 found = self.runner.backing_off(lambda span=span: masks(self.runner, units, span))  # type: ignore[misc]
                 kept = self.rows.append(key, [packed(mask) for mask in found])
-                self._texts += 4 * shape[0]
+                self._texts += evaluations(self.runner) * shape[0]
                 self._clock(begun, True)
             screen.wanted[span], screen.audited[span] = (unpacked(text, shape) for text in kept)
         return screen
 
-    def plan_controls(self, n_texts: int) -> None:
-        """Tell the progress how many evaluations the controls take."""
-        self.n_controls, self._before_controls = n_texts, self._texts
+    def plan_controls(self, rounds: Iterable[Round]) -> None:
+        """Tell the progress how many evaluations the controls still take."""
+        missing = (work for _, works in rounds for work in works if self.rows.get(work.key) is None)
+        self.n_controls, self._before_controls = sum(work.n_texts for work in missing), self._texts
 
     def precision(self) -> Precision | None:
         """What a reduced precision does to the effects; kept in the rows like all that is measured."""
@@ -317,7 +319,9 @@ class _Run:
         leaders = sorted(known, key=lambda item: -item[1].change)[:5]
         rate = self._texts / (now - self._started) if self._texts and self._started is not None else 0.0
         controls = self.n_controls - (self._texts - self._before_controls) if phase == "controls" else self.n_controls
-        left = (state.texts_left() + max(0, controls)) / rate if rate else None
+        # Before the screen is there, nobody knows how many texts it will leave out.
+        known_work = phase != "gradients" or state.functional is None
+        left = (state.texts_left() + max(0, controls)) / rate if rate and known_work else None
         done = sum(
             found.n_texts == state.looks[-1] or (not state.options.exact and state.precise(number))
             for number, found in known
@@ -353,7 +357,14 @@ def _identity(runner: Runner, texts: Texts, model: str) -> dict[str, Any]:
         "max_texts": options.max_texts,
         # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
         **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
+        **_labels(runner),
     }
+
+
+def _labels(runner: Runner) -> dict[str, Any]:
+    """What the outputs mean, where that is not the task's own order: a config can change under the same weights."""
+    order = getattr(runner.task, "order", ())
+    return {} if tuple(order) == tuple(range(len(order))) else {"labels of outputs": list(order)}
 
 
 def _looks(runner: Runner) -> tuple[int, ...]:

@@ -149,7 +149,8 @@ class Queue:
         if not self.spans:
             return None
         same = self.spans[0]
-        n = max(1, rows // same[0].n_texts)
+        upto = np.cumsum([work.n_texts for work in same])  # pieces of a screened sweep differ, and some have no text
+        n = max(1, int(np.searchsorted(upto, rows, side="right")))
         share = Share(same[:n])
         del same[:n]
         if not same:
@@ -335,7 +336,7 @@ class RayEngine:
             share.copies -= 1
             if not share.done:
                 share.done = True
-                self._pace.append((time.monotonic() - member.since) / share.rows)
+                self._pace.append((time.monotonic() - member.since) / max(1, share.rows))
                 self._finished.extend(zip(share.works, np.array(answer), strict=True))
 
     def _welcome(self, member: Member, node: str, version: str) -> None:

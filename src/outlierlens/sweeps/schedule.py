@@ -41,14 +41,16 @@ def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
 
 @dataclass
 class Measured:
-    """Per-text differences of every unit, the first texts of the order first."""
+    """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
 
     weights: np.ndarray
+    dropped: int = 0
     _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
 
     def drop(self, key: str) -> None:
         """Forget a unit, to measure it anew."""
+        self.dropped += self.spent(key)
         self._parts.pop(key, None)
         self.left_out.pop(key, None)
 
@@ -160,17 +162,20 @@ class State:
 
     def texts_left(self) -> float:
         """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
-        left = 0.0
         if len(self.looks) == 1:
-            share = 1.0 if self.screen is None else self.screen.share
-            return share * float(sum(self.looks[-1] - self.measured.n(unit.key) for unit in self.units))
+            left = {unit.key: self.looks[-1] - self.measured.n(unit.key) for unit in self.units}
+            if self.screen is None:
+                return float(sum(left.values()))
+            whole, share = self.screen.whole, self.screen.share
+            return sum(n * (1.0 if key in whole else share) for key, n in left.items())
+        wanted = 0.0
         for found in self.estimates:
             if found is None:
-                left += 2 * self.looks[0]
+                wanted += 2 * self.looks[0]
             elif not precise(found, self.options.tolerance, self.options.relative):
                 goal = max(self.options.tolerance, self.options.relative * abs(found.change))
-                left += min(found.n_texts * ((found.half_width / goal) ** 2 - 1), self.looks[-1] - found.n_texts)
-        return left
+                wanted += min(found.n_texts * ((found.half_width / goal) ** 2 - 1), self.looks[-1] - found.n_texts)
+        return wanted
 
 
 def exact(state: State) -> Iterator[Round]:

@@ -1,6 +1,6 @@
 """Which examples can change their predicted class when something is off; all others keep the intact prediction.
 
-    screen = Screen.of(share, masks, audits)             # bits kept in the rows
+    screen = Screen(places)                              # then `wanted` and `audited` of each span, from `masks`
     screen.only(unit, (0, 64))                           # texts of the span to measure, of this unit
 
 A prediction changes only where the margin of its class over another, in nats, is used up. Gradients say to first order
@@ -83,11 +83,26 @@ class Screen:
         return Screening(pairs, measured, self.checked, self.flipped, bound, SAFETY)
 
 
-def can_screen(runner: "Runner") -> bool:
-    """Whether margins can be screened: predicted classes, and an ablation that gradients can follow."""
+def can_screen(runner: "Runner", n_units: int) -> bool:
+    """Whether margins can be screened, and for `n_units` it costs less than running all.
+
+    That takes predicted classes, and an ablation that gradients can follow.
+    """
     task: Any = runner.task
-    classes = runner.functional is not None and not task.examples.task.regression
-    return classes and runner.mixes and not runner.stack.stack.token_first
+    if runner.functional is None or task.examples.task.regression:
+        return False
+    return runner.mixes and not runner.stack.stack.token_first and evaluations(runner) < n_units
+
+
+def rivals(runner: "Runner") -> int:
+    """Classes that a prediction could change to."""
+    task: Any = runner.task
+    return len(task.examples.task.labels) - 1
+
+
+def evaluations(runner: "Runner") -> int:
+    """What screening a text costs, in evaluations: one for its margins, three for the gradients of each."""
+    return 1 + 3 * rivals(runner)
 
 
 def masks(runner: "Runner", units: Sequence[Unit], span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -97,14 +112,14 @@ def masks(runner: "Runner", units: Sequence[Unit], span: tuple[int, int]) -> tup
     task: Any = runner.task
     texts = runner.order[span[0] : span[1]]
     wanted = np.zeros((len(texts), len(units)), dtype=bool)
-    for rival in range(len(task.examples.task.labels) - 1):
-        margins = np.zeros(len(texts))
-        with torch.inference_mode():
-            for feed in task.feeds(texts.tolist(), runner.tokens):
-                margins[list(feed.slots)] = task.margins(feed)[:, rival].cpu().double().numpy()
+    margins = np.zeros((len(texts), rivals(runner)))
+    with torch.inference_mode():
+        for feed in task.feeds(texts.tolist(), runner.tokens):
+            margins[list(feed.slots)] = task.margins(feed).cpu().double().numpy()
+    for rival in range(margins.shape[1]):
         moves = first_order(runner, units, span, lambda feed, rival=rival: task.margins(feed)[:, rival])  # type: ignore[misc]
         # What is no number leaves nothing to rely on.
-        wanted |= ~(SAFETY * np.abs(moves) < margins[:, None])
+        wanted |= ~(SAFETY * np.abs(moves) < margins[:, rival, None])
     drawn = np.stack([_drawn(unit, runner.options.seed, span) for unit in units], axis=1)
     return wanted, drawn & ~wanted
 

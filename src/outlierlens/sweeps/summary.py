@@ -8,6 +8,7 @@ from outlierlens.controls import times
 from outlierlens.sweeps.estimate import Estimate, benjamini_hochberg, rank_p_among
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
+from outlierlens.sweeps.screen import rivals
 from outlierlens.sweeps.units import Unit
 from outlierlens.swept import BY_LAYER, Cost, Effect, Null, Stopped
 from outlierlens.tasks import scored
@@ -103,6 +104,10 @@ def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: in
     lengths = runner.task.lengths[runner.order]
     until = np.concatenate([[0], np.cumsum(lengths)])
     gradient_texts = 0 if state.gradients is None else len(state.gradients)
+    # A screen reads every text once for its margins, then once for the gradient of each.
+    n_margins = 0 if state.screen is None else runner.n_texts
+    passes = 1 if state.screen is None else rivals(runner)
+    gradient_texts = max(gradient_texts, n_margins)
 
     def spent(units: Sequence[Unit]) -> tuple[int, int]:
         """(texts, tokens)"""
@@ -113,14 +118,16 @@ def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: in
         return sum(run), int(sum(shares))
 
     effects, effect_tokens = spent(state.units)
+    again = state.measured.dropped
     nulls, null_tokens = spent(controls)
+    tokens = int(until[n_intact]) + effect_tokens + null_tokens + 3 * passes * int(until[gradient_texts])
     return Cost(
-        intact=n_intact,
-        effects=effects,
+        intact=n_intact + n_margins,
+        effects=effects + again,
         nulls=nulls,
-        gradient_texts=gradient_texts,
-        total=n_intact + effects + nulls + 3 * gradient_texts,
+        gradient_texts=passes * gradient_texts,
+        total=n_intact + n_margins + effects + again + nulls + 3 * passes * gradient_texts,
         exact=len(state.units) * runner.n_texts,
-        tokens=int(until[n_intact]) + effect_tokens + null_tokens + 3 * int(until[gradient_texts]),
+        tokens=tokens + int(until[n_margins] + again * lengths.mean()),
         seconds=seconds,
     )
