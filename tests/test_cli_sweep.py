@@ -25,6 +25,7 @@ from outlierlens.cli.common import parse_sets
 from outlierlens.cli.sweep_progress import SweepView, board, duration, headline
 from outlierlens.cli.sweep_show import Marks, plain, print_sweep, signed
 from outlierlens.errors import BadInput
+from outlierlens.report import chart_page
 from outlierlens.results import load, save
 from outlierlens.swept import Precision, Sweep
 
@@ -263,7 +264,7 @@ def test_the_chart_is_drawn_to_a_file(ending: str, swept: Any, tmp_path: Path) -
 
 
 def test_a_chart_s_page_is_under_the_policy_of_a_report(tmp_path: Path) -> None:
-    page = sweep_job.drawn(synthetic.sweep(width=40, strong={7: 2.0}, found=(7,)), "html").decode()
+    page = chart_page(sweep_job.drawn(synthetic.sweep(width=40, strong={7: 2.0}, found=(7,))))
     assert 'data-chart="sweep-effects"' in page
     assert "charts/" not in page.partition("<script")[0]  # no picture lies beside it
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -271,7 +272,7 @@ def test_a_chart_s_page_is_under_the_policy_of_a_report(tmp_path: Path) -> None:
     for script in scripts:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"sha256-{digest}" in html.unescape(page)
-    by_layer = sweep_job.drawn(synthetic.layer_sweep(), "html").decode()
+    by_layer = chart_page(sweep_job.drawn(synthetic.layer_sweep()))
     assert 'data-chart="sweep-map"' in by_layer
 
 

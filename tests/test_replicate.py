@@ -298,6 +298,6 @@ def test_the_command(place: Path, tmp_path: Path, run: Any) -> None:
     assert code != 0
     assert "--tuned is 'cola'; write it as rte=DIR" in err
     code, _, err = run(*arguments, "--seeds", "a")
-    assert "--seeds is 'a'; write it as 42,43" in err
+    assert "cannot read seeds 'a'; write 42,43" in err
     with pytest.raises(BadFile, match="no such result file"):
         read_replication(place)

@@ -138,12 +138,16 @@ def test_screening_leaves_out_what_cannot_change(made: Any, labels: tuple[str, .
     assert (whole.method, some.method) == ("exact", "screened")
     assert whole.screening is None
     assert some.screening is not None
-    assert some.screening.pairs == (8 + 1 + 4 + 3) * N  # dimensions, the set, random ones of either size, one drawn twice
+    assert (
+        some.screening.pairs == (8 + 1 + 4 + 3) * N
+    )  # dimensions, the set, random ones of either size, one drawn twice
     assert 0.02 < some.screening.measured / some.screening.pairs < 0.9
     assert some.screening.audited > 0
     assert some.screening.flipped <= some.screening.audited * 0.1
     assert some.screening.flipped / some.screening.audited <= some.screening.bound
     assert some.cost.effects < whole.cost.effects
+    assert (some.cost.intact, some.cost.gradient_texts) == (2 * N, (len(labels) - 1) * N)  # margins; one pass a margin
+    assert some.cost.total == some.cost.intact + some.cost.effects + some.cost.nulls + 3 * some.cost.gradient_texts
     for one, other in zip(some.effects, whole.effects, strict=True):
         # One text is 1/41: what was left out wrongly moves the metric by few of them.
         assert one.change == pytest.approx(other.change, abs=0.06)
@@ -184,6 +188,38 @@ def test_screened_rows_continue(made: Any, tmp_path: Path) -> None:
     assert [e.change for e in again.effects] == [e.change for e in whole.effects]
     exact = sweep(loaded, examples, replace(options, exact=True), rows=tmp_path / "rows.jsonl")
     assert exact.method == "exact"
+
+
+def test_few_ablations_are_not_screened(made: Any) -> None:
+    loaded, examples = made(THREE, "mcc")
+    few = SweepOptions(dims=(1, 2, 3), with_found=False, n_random=4, n_matched=0)
+    assert (
+        sweep(loaded, examples, few).method == "exact"
+    )  # 7 of them: margins and two gradients of each text cost as much
+    assert sweep(loaded, examples, replace(few, n_random=5)).method == "screened"
+
+
+def test_time_is_said_when_it_is_known(made: Any) -> None:
+    loaded, examples = made(TWO, "mcc", margin=12)
+    heard: list[Any] = []
+    options = SweepOptions(top=2, n_random=6, n_matched=0, dims=tuple(range(8)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outlierlens.sweeps.loop.REPORT_SECONDS", 0.0)
+        swept = sweep(loaded, examples, options, progress=heard.append)
+    assert {state.seconds_left for state in heard if state.phase == "gradients"} == {None}
+    begun = next(state for state in heard if state.phase == "controls")
+    assert begun.seconds_left * begun.texts_per_second == pytest.approx(swept.cost.nulls, rel=1e-6)
+    last = [state for state in heard if state.phase == "controls"][-1]
+    assert last.seconds_left == pytest.approx(0, abs=1e-9)
+
+
+def test_another_meaning_of_the_outputs_is_other_work(made: Any, tmp_path: Path) -> None:
+    loaded, examples = made(TWO, "mcc")
+    options = SweepOptions(dims=(1,), n_random=0, n_matched=0)
+    sweep(loaded, examples, options, rows=tmp_path / "rows.jsonl")
+    loaded.model.config.id2label = {0: TWO[1], 1: TWO[0]}  # the same weights
+    with pytest.raises(BadInput, match="labels of outputs"):
+        sweep(loaded, examples, options, rows=tmp_path / "rows.jsonl")
 
 
 def test_the_planted_dimension_costs_most(made: Any) -> None:
@@ -395,6 +431,10 @@ def test_the_command_disables_and_shows_the_metric(saved: Any, run: Any) -> None
         (("--task", "classify", "--metric", "pearson"), "task classify has no metric 'pearson'"),
         (("--task", "classify", "--measure", "everything"), "--measure is 'everything'; use metric, accuracy, loss"),
         (("--measure", "loss"), "belong to a labelled task, not to --task auto"),
+        (("--task", "classify", "--measure", "loss", "--metric", "mcc"), "--metric mcc belongs to --measure metric"),
+        (("--task", "glue:rte", "--label-column", "stars"), "belong to classify, regress, tokens, not to glue:rte"),
+        (("--task", "tokens", "--pair-column", "text"), "--pair-column belongs to classify and regress"),
+        (("--task", "classify", "--stride", "4"), "--stride belongs to causal-loss, not to --task classify"),
         (("--task", "regress"), "is not a number, and this task is a regression"),
         (("--task", "glue:sst"), "unknown task 'glue:sst'"),
     ],
@@ -411,6 +451,37 @@ def test_refusals_come_before_any_model_is_loaded(
     assert (code, out) == (1, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", [("--lines",), ("--mask-seed", "3")])
+def test_options_of_texts_are_refused_for_labels(saved: Any, run: Any, option: tuple[str, ...]) -> None:
+    _, rows, _ = saved
+    code, out, err = run("sweep", "no-such-model", "--task", "classify", "--data", str(rows), *option)
+    assert (code, out) == (1, "")
+    assert "--lines and --mask-seed belong to texts without labels, not to --task classify" in err
+
+
+def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Path) -> None:
+    model, rows, examples = saved
+    some = [line for line, label in zip(rows.read_text("utf-8").splitlines(), examples.labels, strict=True) if label]
+    (tmp_path / "some.jsonl").write_text("\n".join(some), "utf-8")
+    arguments = (
+        "--task",
+        "classify",
+        "--data",
+        str(tmp_path / "some.jsonl"),
+        "--random",
+        "0",
+        "--matched",
+        "0",
+        "--json",
+    )
+    code, _, err = run("disable", str(model), "--dims", "3", *arguments)
+    assert code == 1
+    assert "classify has 1" in err
+    code, out, err = run("disable", str(model), "--dims", "3", *arguments, "--labels", ",".join(TWO))
+    assert code == 0, err
+    assert from_json(out).n_texts == len(some)
 
 
 def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:

@@ -4,13 +4,16 @@
         if (value := rows.get(key)) is None:
             value = rows.append(key, measure())
 
+    with alone_in(directory): ...                    # no other process writes to it meanwhile
+
 The first line holds `identity`: what must be equal for the rows to belong together (model, data, seed, settings).
 """
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -161,3 +164,22 @@ def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
         raise BadInput(
             f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again"
         )
+
+
+@contextmanager
+def alone_in(directory: Path, what: str = "run") -> Iterator[None]:
+    """Make a directory and hold it: rows of two processes would mix. The lock goes with the process, however it ends.
+
+    Raises:
+        BadInput: it is a file, or another process holds it; `what` says what that is.
+    """
+    from filelock import FileLock, Timeout
+
+    if directory.exists() and not directory.is_dir():
+        raise BadInput(f"{directory} is a file; name a directory with -o")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise BadInput(f"{directory}: another {what} is writing to it; wait for it or name another directory") from None

@@ -237,6 +237,26 @@ def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
     return plan
 
 
+def plain_dims(text: str, option: str = "--dims", remedy: str = "") -> tuple[int, ...]:
+    """ "308,381" -> (308, 381), of an option that takes no layers.
+
+    Raises:
+        BadInput: layers are named, with the `remedy`; or text that cannot be read.
+    """
+    dims = parse_dims(text)
+    if isinstance(dims, dict):
+        raise BadInput(f"{option} {text!r} names layers; {remedy or 'write dimensions alone, such as 308,381'}")
+    return dims
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """ "42,43" -> (42, 43); raises BadInput for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
+        raise BadInput(f"cannot read seeds {text!r}; write 42,43")
+    return tuple(map(int, parts))
+
+
 def parse_sets(text: str) -> tuple[tuple[int, ...], ...]:
     """ "100,247;507,100" -> ((100, 247), (507, 100)).
 

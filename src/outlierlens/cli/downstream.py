@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlierlens.cli import common, weights
-from outlierlens.cli.common import Progress, Show, print_table, resumable, say, warn
-from outlierlens.cli.finetune import parse_seeds, trains_a_model
-from outlierlens.cli.labelled import PLAIN, Labelling, Reading
-from outlierlens.errors import BadInput, need
+from outlierlens.cli.chart_file import check_chart, write_chart
+from outlierlens.cli.common import Progress, Show, parse_seeds, plain_dims, print_table, resumable, say, warn
+from outlierlens.cli.finetune import trains_a_model
+from outlierlens.cli.labelled import Labelling, Reading
+from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from outlierlens.charts import Chart
     from outlierlens.labelled import Examples
     from outlierlens.models import LoadOptions
     from outlierlens.one_dimension import OneDimension
@@ -46,11 +46,6 @@ def reads_two_splits(command: Callable[..., None]) -> Callable[..., None]:
 
     def make(options: dict[str, Any], given: dict[str, Any]) -> "Callable[[bool], tuple[Examples, Examples]]":
         task, data = given["task"], given["data"]
-        own = options["text_column"] or options["pair_column"] or options["label_column"] != "label"
-        if task not in PLAIN and own:
-            raise BadInput(
-                f"--text-column, --pair-column and --label-column belong to {', '.join(PLAIN)}, not to {task}"
-            )
         keys = ("metric", "pair_column", "label_column")
         words = Labelling(**{key: options[key] for key in keys})
         chosen = Reading(task, "", options["text_column"], labelling=words).labelled_task
@@ -65,35 +60,8 @@ def reads_two_splits(command: Callable[..., None]) -> Callable[..., None]:
     return common.with_group(command, SPLITS, "splits", make, before="seed")
 
 
-def _chart_file(path: Path | None, overwrite: bool) -> None:
-    """Raise before any work where the chart could not be written."""
-    if path is None:
-        return
-    from outlierlens.cli.sweep_job import CHART_KINDS
-
-    if path.suffix.lower() not in CHART_KINDS:
-        raise BadInput(f"--chart {path}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
-    if path.suffix.lower() in (".svg", ".png"):
-        need("vl_convert", "charts", f"drawing {path}")
-    if path.exists() and not overwrite:
-        raise BadInput(f"{path} exists; name another file for --chart, or use --overwrite")
-
-
-def _draw(path: Path, chart: "Chart") -> None:
-    from outlierlens.charts import picture
-    from outlierlens.cli.sweep_job import CHART_KINDS
-    from outlierlens.report import chart_page
-    from outlierlens.results import write_bytes
-
-    kind: Any = CHART_KINDS[path.suffix.lower()]
-    write_bytes(path, chart_page(chart).encode() if kind == "html" else picture(chart, kind))
-
-
 def _dims(text: str | None) -> tuple[int, ...] | None:
-    dims = common.parse_dims(text) if text is not None else None
-    if isinstance(dims, dict):
-        raise BadInput(f"--dims {text!r} names layers; write dimensions alone, such as 308,381")
-    return dims
+    return None if text is None else plain_dims(text)
 
 
 def survival(
@@ -130,7 +98,7 @@ def survival(
     from outlierlens.survival import survival as follow
 
     show = Show.choose(format, json, quiet, output, overwrite)
-    _chart_file(chart, overwrite)
+    check_chart(chart, replace=overwrite)
     if chart and len(tuned) > 1:
         raise BadInput("--chart draws one tuned model; name one, or draw the others from the result in Python")
     options = weights.scan_options(
@@ -143,7 +111,7 @@ def survival(
     if chart:
         from outlierlens.charts.downstream import survival as draw
 
-        _draw(chart, draw(found))
+        write_chart(chart, draw(found))
     show.result(found, print_survival)
 
 
@@ -195,7 +163,8 @@ def one_dimension(
     dims: DimsOption = None,
     layers: Annotated[str, typer.Option("--layers", help="last, all (and the embeddings), or 0-3,7.")] = "last",
     pooling: Annotated[
-        str, typer.Option("--pooling", help="first token, last token, mean; auto: first where there is a [CLS].")
+        str,
+        typer.Option("--pooling", help="first, last (token) or mean; auto: first where there is a [CLS], else last."),
     ] = "auto",
     by_class: Annotated[
         bool | None,
@@ -227,7 +196,7 @@ def one_dimension(
     from outlierlens.one_dim import one_dimension as measure
 
     show = Show.choose(format, json, quiet, output, overwrite)
-    _chart_file(chart, overwrite)
+    check_chart(chart, replace=overwrite)
     with Progress(not no_progress and show.format != "quiet") as progress:
         options = OneDimOptions(
             layers=None if layers in ("last", "all") else common.parse_layers(layers),
@@ -248,7 +217,7 @@ def one_dimension(
     if chart:
         from outlierlens.charts.downstream import one_dimension as draw
 
-        _draw(chart, draw(found))
+        write_chart(chart, draw(found))
     show.result(found, print_one_dimension)
 
 
@@ -326,7 +295,7 @@ def recover(
     from outlierlens.finetune.settings import FinetuneSettings
 
     show = Show.choose(format, json, quiet, None)
-    _chart_file(chart, overwrite)
+    check_chart(chart, replace=overwrite)
     settings = FinetuneSettings(
         epochs=epochs,
         learning_rate=lr,
@@ -357,7 +326,7 @@ def recover(
     if chart:
         from outlierlens.charts.recovery import recovery as draw
 
-        _draw(chart, draw(found))
+        write_chart(chart, draw(found))
     show.result(found, print_recovery)
     if show.format == "human":
         say(f"result: {folder / RESULT}")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlierlens.cli import common
-from outlierlens.cli.common import Show, parse_dims, print_table, resumable, say, warn
-from outlierlens.cli.labelled import PLAIN, Labelling, Reading
-from outlierlens.errors import BadInput
+from outlierlens.cli.common import Show, parse_seeds, plain_dims, print_table, resumable, say, warn
+from outlierlens.cli.labelled import Labelling, Reading
 
 if TYPE_CHECKING:
     from outlierlens.finetuned import FineTuned
@@ -100,8 +99,6 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs go on."""
     show = Show.choose(format, json, quiet, None)
-    if task not in PLAIN and (text_column or pair_column or label_column != "label"):
-        raise BadInput(f"--text-column, --pair-column and --label-column belong to {', '.join(PLAIN)}, not to {task}")
     words = Labelling(metric=metric, pair_column=pair_column, label_column=label_column)
     chosen = Reading(task, "", text_column, labelling=words).labelled_task
 
@@ -117,7 +114,9 @@ def finetune(
         train_limit=train_limit,
         precision=precision,
         save_steps=save_steps,
-        off=_off(off),
+        off=()
+        if off is None
+        else plain_dims(off, "--off", "dimensions are switched off in all layers here: write 308,381"),
         hold=hold,
         stack=stack,
     )
@@ -149,21 +148,6 @@ def finetune(
     if show.format == "human":
         best = max(tuned.seeds, key=lambda one: one.best.scores[tuned.metric])
         say(f"result: {folder / RESULT}; look at a model: {common.command('scan', best.folder)}")
-
-
-def _off(text: str | None) -> tuple[int, ...]:
-    dims = parse_dims(text) if text is not None else ()
-    if isinstance(dims, dict):
-        raise BadInput(f"--off is {text!r}; dimensions are switched off in all layers here: write 308,381")
-    return dims
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """ "42,43" -> (42, 43); raises BadInput for anything else."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise BadInput(f"cannot read seeds {text!r}; write 42,43")
-    return tuple(map(int, parts))
 
 
 def _log(seed: int, step: int, steps: int, logs: dict[str, float]) -> None:

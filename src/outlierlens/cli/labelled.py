@@ -63,6 +63,8 @@ class Labelling:
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
             raise BadInput(f"--measure is {self.measure!r}; use {', '.join(MEASURES)}")
+        if self.metric is not None and self.measure != "metric":
+            raise BadInput(f"--metric {self.metric} belongs to --measure metric, not to --measure {self.measure}")
 
 
 def takes_labels(command: Callable[..., None]) -> Callable[..., None]:
@@ -86,6 +88,13 @@ class Reading:
                 f"--measure, --metric, --labels, --split, --pair-column and --label-column belong to a labelled task, not to "
                 f"--task {self.task}"
             )
+        own = self.text_column or self.labelling.pair_column or self.labelling.label_column != "label"
+        if self.is_labelled and self.task not in PLAIN and own:
+            raise BadInput(
+                f"--text-column, --pair-column and --label-column belong to {', '.join(PLAIN)}, not to {self.task}"
+            )
+        if self.task == "tokens" and self.labelling.pair_column:
+            raise BadInput("--pair-column belongs to classify and regress: words of tokens have no second text")
 
     @property
     def is_labelled(self) -> bool:
@@ -118,7 +127,15 @@ class Reading:
 
         data = None if self.data == EXCERPT else self.data
         split = self.labelling.split
-        return read_examples(self.labelled_task, data, split=split, limit=self.limit, offline=offline)
+        # These rows may lack some of the labels that the model knows.
+        known = self._names or () if self.task == "classify" else ()
+        return read_examples(self.labelled_task, data, split=split, limit=self.limit, offline=offline, labels=known)
+
+    @property
+    def _names(self) -> tuple[str, ...] | None:
+        """`--labels` as names."""
+        names = self.labelling.labels
+        return None if names is None else tuple(name.strip() for name in names.split(","))
 
     def options(self, **more: Any) -> "TaskOptions":
         """How the texts become numbers."""
@@ -126,6 +143,4 @@ class Reading:
 
         if not self.is_labelled:
             return TaskOptions(name=self.task.replace("-", " "), **more)  # type: ignore[arg-type]
-        names = self.labelling.labels
-        labels = None if names is None else tuple(name.strip() for name in names.split(","))
-        return TaskOptions(name="labelled", measure=self.labelling.measure, labels=labels, **more)  # type: ignore[arg-type]
+        return TaskOptions(name="labelled", measure=self.labelling.measure, labels=self._names, **more)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_labels
+from outlierlens.cli.sweep_show import counted
 from outlierlens.errors import BadInput, need
 
 if TYPE_CHECKING:
@@ -194,12 +195,12 @@ def disable(
     reading = Reading(task, data, text_column, limit, labelling)
     if limit is None and not reading.is_labelled:
         reading = replace(reading, limit=TEXTS)
+    if reading.is_labelled and stride is not None:
+        raise BadInput(f"--stride belongs to causal-loss, not to --task {task}")
     task_options = reading.options(max_length=max_length, stride=stride, batch_size=batch_size, seed=seed)
     if rows and rows.exists() and overwrite:
         rows.unlink()
-    spared = common.parse_dims(avoid) if avoid else None
-    if isinstance(spared, dict):
-        raise BadInput(f"--avoid takes dimensions, 308,381; {avoid!r} names layers")
+    spared = common.plain_dims(avoid, "--avoid") if avoid else None
     texts = reading.read(offline=load.offline)
     if save:
         check_save(save, mode)
@@ -226,9 +227,7 @@ def disable(
 
 def print_damage(damage: "Damage") -> None:
     """The conditions, the controls and the passage as text."""
-    say(
-        f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts} texts, {damage.n_tokens:,} tokens"
-    )
+    say(f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts:,} texts{counted(damage)}")
     say(f"mode {damage.mode}, stream {damage.stack}, {len(damage.layers)} layers")
     rows: list[list[Any]] = []
     for label, condition in (("intact", damage.intact), ("off: " + _off(damage.chosen), damage.chosen)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlierlens.cli import common
-from outlierlens.cli.common import Show, print_table, resumable, say, warn
+from outlierlens.cli.common import Show, parse_seeds, plain_dims, print_table, resumable, say, warn
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def replicate(
             train_limit=train_limit,
             max_length=max_length,
         ),
-        seeds=_seeds(seeds),
+        seeds=parse_seeds(seeds),
         dims=_dims(dims),
         outliers_of=outliers_of,
         n_sigma=n_sigma,
@@ -161,20 +161,10 @@ def _tuned(given: list[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _seeds(text: str) -> tuple[int, ...]:
-    words = _words(text)
-    if not words or not all(word.isdecimal() and len(word) < 10 for word in words):
-        raise BadInput(f"--seeds is {text!r}; write it as 42,43")
-    return tuple(map(int, words))
-
-
 def _dims(text: str) -> tuple[int, ...] | str:
     if text in ("", "strongest"):
         return text or ()
-    dims = common.parse_dims(text)
-    if isinstance(dims, dict):
-        raise BadInput(f"--dims {text!r} names layers; name dimensions, such as 308,381, or strongest")
-    return dims
+    return plain_dims(text, remedy="name dimensions, such as 308,381, or strongest")
 
 
 def print_replication(made: "Replication") -> None:

@@ -118,6 +118,8 @@ def sweep(
 
     show, marks = Show.choose(format, json, quiet, None), Marks(mark)
     reading = Reading(task, data, text_column, limit, labelling)
+    if reading.is_labelled and (lines or mask_seed is not None):
+        raise BadInput(f"--lines and --mask-seed belong to texts without labels, not to --task {task}")
     if full and n_random is not None:
         raise BadInput("--full is --random 1000; give one of them")
     size = _batch_size(batch_size)

@@ -11,22 +11,23 @@ The same command on a finished directory measures nothing and makes the files ag
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outlierlens import charts
-from outlierlens.cli.common import parse_dims
+from outlierlens.cli.chart_file import check_chart, write_chart
+from outlierlens.cli.common import plain_dims
 from outlierlens.cli.job import ROWS, scan_of
 from outlierlens.cli.labelled import Reading
 from outlierlens.data import EXCERPT, Texts
 from outlierlens.errors import BadInput, need
 from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.report import ReportData, chart_page, write
+from outlierlens.report import ReportData, write
 from outlierlens.report.files import OURS
-from outlierlens.results import save, write_bytes
+from outlierlens.results import save
+from outlierlens.rows import alone_in
 from outlierlens.scanned import Scan
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from outlierlens.sweeps.runner import Runner
 
 SWEEP = "sweep.json"
-CHART_KINDS = {".html": "html", ".svg": "svg", ".png": "png", ".json": "vl.json"}
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,7 @@ class SweepJob:
 
     def __post_init__(self) -> None:
         chosen_dims(self.dims, ())
-        if self.chart and self.chart.suffix.lower() not in CHART_KINDS:
-            raise BadInput(f"--chart {self.chart}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
-        if self.chart and self.chart.suffix.lower() in (".svg", ".png"):
-            need("vl_convert", "charts", f"drawing {self.chart}")
-        if self.chart and self.chart.exists() and not self.overwrite:
-            raise BadInput(f"{self.chart} exists; name another file for --chart, or remove it")
+        check_chart(self.chart, replace=self.overwrite, remedy="remove it")
         ours = [name for name in (*OURS, SWEEP) if (self.directory / name).exists()]
         if ours and not self.rows.exists() and not self.overwrite:
             raise BadInput(
@@ -129,7 +124,7 @@ def run(job: SweepJob, load: LoadOptions, progress: "Callable[[SweepProgress], N
     from outlierlens.sweeps import loop
 
     texts = job.reading.read(offline=load.offline)
-    with _alone(job.directory):
+    with alone_in(job.directory, "sweep"):
         loaded = load_model(job.model, load)
         found = scan_of(job.model, loaded, load, job.command)
         options = replace(job.options, dims=chosen_dims(job.dims, _named(loaded, job)))
@@ -148,20 +143,16 @@ def _write(job: SweepJob, swept: Sweep, found: Scan) -> Done:
     written = write(data, job.directory, overwrite=True, also=[job.rows, job.directory / SWEEP])
     files = (job.directory / SWEEP, *written.files)
     if job.chart:
-        write_bytes(job.chart, drawn(swept, CHART_KINDS[job.chart.suffix.lower()]))
+        write_chart(job.chart, drawn(swept))
         files = (job.chart, *files)
     return Done(swept, written.page, files, written.notes)
 
 
-def drawn(swept: Sweep, kind: Any) -> bytes:
-    """The sweep's main chart as a file: change by dimension; the damage map of several windows; controls of sets."""
+def drawn(swept: Sweep) -> charts.Chart:
+    """The sweep's main chart: change by dimension; the damage map of several windows; controls of sets."""
     if not swept.singles():
-        chart = charts.sweep_nulls(swept)
-    elif len(swept.windows_swept) > 1:
-        chart = charts.sweep_map(swept)
-    else:
-        chart = charts.sweep_effects(swept)
-    return chart_page(chart).encode() if kind == "html" else charts.picture(chart, kind)
+        return charts.sweep_nulls(swept)
+    return charts.sweep_map(swept) if len(swept.windows_swept) > 1 else charts.sweep_effects(swept)
 
 
 def chosen_dims(text: str, found: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -173,10 +164,7 @@ def chosen_dims(text: str, found: tuple[int, ...]) -> tuple[int, ...] | None:
     words = {"all": None, "found": found, "none": ()}
     if text in words:
         return words[text]
-    dims = parse_dims(text)
-    if isinstance(dims, dict):
-        raise BadInput(f"--dims {text!r} names layers; name dimensions, and layers with --layers or --windows")
-    return dims
+    return plain_dims(text, remedy="name dimensions, and layers with --layers or --windows")
 
 
 def _named(loaded: LoadedModel, job: SweepJob) -> tuple[int, ...]:
@@ -185,18 +173,3 @@ def _named(loaded: LoadedModel, job: SweepJob) -> tuple[int, ...]:
         return ()
     stream = loaded.stack(job.options.stack).name
     return next((stack.dims for stack in scan_live(loaded).stacks if stack.stack == stream), ())
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Hold the directory: rows of two processes would mix. The lock goes with the process, however it ends."""
-    from filelock import FileLock, Timeout
-
-    if directory.exists() and not directory.is_dir():
-        raise BadInput(f"{directory} is a file; name a directory with -o")
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(directory / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise BadInput(f"{directory}: another sweep is writing to it; wait for it or name another directory") from None

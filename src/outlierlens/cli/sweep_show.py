@@ -10,6 +10,7 @@ from outlierlens.cli.sweep_progress import duration
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
+    from outlierlens.damage import Damage
     from outlierlens.swept import Effect, Null, Sweep
 
 SHOWN = 10
@@ -81,7 +82,7 @@ def print_sweep(sweep: "Sweep", marks: Marks) -> None:
 def _head(sweep: "Sweep") -> Iterator[str]:
     yield f"{sweep.provenance.model}: {sweep.task} ({sweep.unit}), {sweep.method}, on {sweep.data}"
     yield (
-        f"{sweep.n_texts:,} texts, {sweep.n_tokens:,} tokens in all (a text is a {sweep.text})"
+        f"{sweep.n_texts:,} texts{counted(sweep)} (a text is a {sweep.text})"
         + (f"; intact {_intact(sweep)}" if sweep.has_intact else "")
     )
     windows = sweep.windows_swept
@@ -95,6 +96,11 @@ def _head(sweep: "Sweep") -> Iterator[str]:
             + (settled if sweep.top_k else "")
             + (f"; {unfinished:,} effects are wider than that" if unfinished else "")
         )
+
+
+def counted(result: "Sweep | Damage") -> str:
+    """How many tokens count, where not each text counts as one."""
+    return f", {result.n_tokens:,} tokens in all" if result.n_tokens > result.n_texts else ""
 
 
 def _screened(sweep: "Sweep") -> Iterator[str]:
@@ -215,6 +221,8 @@ def signed(value: float) -> str:
     """A change for reading: its sign, at most four decimals, thousands apart, tiny ones as powers of ten."""
     if not math.isfinite(value):
         return "broken" if math.isnan(value) else "+∞" if value > 0 else "−∞"
+    if abs(value) < 1e-12:  # rounding of a mean of changes that cancel
+        value = 0.0
     if 0 < abs(value) < 0.0001:
         return f"{value:+.1e}"
     return f"{value:+.4f}" if abs(value) < 100 else f"{value:+,.1f}"

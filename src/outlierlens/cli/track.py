@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outlierlens.cli import common
+from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.cli.measure import StackOption
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from outlierlens.charts import Chart
-    from outlierlens.charts.export import PictureKind
     from outlierlens.tracked import Track
 
 TRACK = "track.json"
-CHART_KINDS: "dict[str, PictureKind | None]" = {".html": None, ".svg": "svg", ".png": "png", ".json": "vl.json"}
 
 
 def track(
@@ -102,7 +100,9 @@ def track(
         data = ReportData(provenance=found.provenance, scan=scan, tracks=(found,))
         written = [f"report: {write(data, output, overwrite=True, also=[output / TRACK]).page}"]
     if chart:
-        written.append(f"chart: {_draw(found, chart)}")
+        from outlierlens.charts import emergence
+
+        written.append(f"chart: {write_chart(chart, emergence(found))}")
     show.result(found, print_track)
     if show.format == "human":
         for line in written:
@@ -111,12 +111,7 @@ def track(
 
 def _check(chart: Path | None, output: Path | None, overwrite: bool) -> None:
     """Refuse before anything is read."""
-    if chart and chart.suffix.lower() not in CHART_KINDS:
-        raise BadInput(f"--chart {chart}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
-    if chart and chart.suffix.lower() in (".svg", ".png"):
-        need("vl_convert", "charts", f"drawing {chart}")
-    if chart and chart.exists() and not overwrite:
-        raise BadInput(f"{chart} exists; give another name or --overwrite")
+    check_chart(chart, replace=overwrite)
     if output and output.exists() and not output.is_dir():
         raise BadInput(f"{output} is a file; name a folder with -o")
     if output and not overwrite:
@@ -125,21 +120,8 @@ def _check(chart: Path | None, output: Path | None, overwrite: bool) -> None:
             raise BadInput(f"{output} holds {there[0]} already; name another folder with -o, or use --overwrite")
 
 
-def _draw(found: "Track", path: Path) -> Path:
-    from outlierlens import charts
-    from outlierlens.report import chart_page
-    from outlierlens.results import write_bytes
-
-    drawn: Chart = charts.emergence(found)
-    kind = CHART_KINDS[path.suffix.lower()]
-    return write_bytes(path, chart_page(drawn).encode() if kind is None else charts.picture(drawn, kind))
-
-
 def _dims(text: str | None) -> tuple[int, ...]:
-    dims = common.parse_dims(text) if text else ()
-    if isinstance(dims, dict):
-        raise BadInput(f"--dims {text!r} names layers; a dimension is followed in all of them")
-    return dims
+    return common.plain_dims(text, remedy="a dimension is followed in all of them") if text else ()
 
 
 def _steps(text: str) -> tuple[int, ...]:

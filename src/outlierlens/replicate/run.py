@@ -11,8 +11,8 @@ The run directory holds
     replication.json            the result
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from outlierlens.replicate.papers import Paper, find_paper
 from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
 from outlierlens.replicated import Replication, Row, TaskTable
 from outlierlens.results import Provenance, save
+from outlierlens.rows import alone_in
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
@@ -152,7 +153,7 @@ def replicate(job: Replicating, load: LoadOptions | None = None, hooks: Hooks | 
     dev = {task.name: _examples(task, job, load, task.evaluated) for task in job.rows}
     train = {task.name: _examples(task, job, load, task.trained) for task in job.rows if task.name not in known}
     tables: list[TaskTable] = []
-    with _alone(job.directory):
+    with alone_in(job.directory):
         for task in job.rows:
             models = known.get(task.name) or _tune(job, load, hooks, train[task.name], dev[task.name])
             for one in models:
@@ -311,18 +312,3 @@ class _Table:
         )
         with self.hooks.view() as view:
             return sweep(loaded, examples, options, command=job.command, progress=view, rows=rows)
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Hold the directory: rows of two processes would mix."""
-    from filelock import FileLock, Timeout
-
-    if directory.exists() and not directory.is_dir():
-        raise BadInput(f"{directory} is a file; name a directory with -o")
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(directory / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise BadInput(f"{directory}: another run is writing to it; wait for it or name another directory") from None
