@@ -154,7 +154,7 @@ class _Bench:
         self.task: Task = make_task(loaded, texts, options.task)
         self.intact_values, self.weights = self.task.per_text()
         self.rows: RowStore | None = None
-        self.notes: list[str] = []
+        self.notes: list[str] = list(self.task.notes)
         if self.task.n_texts < 2:
             self.notes.append("one text: there is no interval, for nothing can be resampled")
         self.closeness: float | None = None

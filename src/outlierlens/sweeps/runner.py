@@ -79,7 +79,7 @@ class Runner:
                 f"to use fewer examples, limit the data"
             )
         self.exact = options.exact or self.functional is not None
-        self.notes: list[str] = []
+        self.notes: list[str] = list(self.task.notes)
         settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
             length = token_limit(loaded, options.task.max_length)

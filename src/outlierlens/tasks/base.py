@@ -66,6 +66,7 @@ class Task(Protocol):
         is_loss: whether values can be differentiated.
         metric: "mcc", where values stand for a metric that is better when larger: the score is then 1 − metric. Else "".
         statistic: how the values of all texts (predictions) become the score, where it is no mean of them; else None.
+        notes: what a reader of its numbers should know, such as how many texts were cut.
         smallest: the smallest change of a text's value that is not 0 (1 for right or wrong); 0 where any is possible.
         n_texts, n_tokens: texts and tokens that count.
         weights: tokens that count of each text, float64 [text]; the score is the weighted mean of the values.
@@ -78,6 +79,7 @@ class Task(Protocol):
     metric: str
     statistic: "Statistic | None"
     smallest: float
+    notes: tuple[str, ...]
     n_texts: int
     n_tokens: int
     weights: np.ndarray

@@ -68,6 +68,7 @@ class LanguageModelLoss(ABC):
     metric = ""
     statistic: "Statistic | None" = None
     smallest = 0.0
+    notes: tuple[str, ...] = ()
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         if loaded.tokenizer is None:

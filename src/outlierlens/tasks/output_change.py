@@ -60,6 +60,7 @@ class OutputChange:
     metric = ""
     statistic: "Statistic | None" = None
     smallest = 0.0
+    notes: tuple[str, ...] = ()
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
         self.loaded, self.options = loaded, options
