@@ -7,7 +7,7 @@ damage.controls[0].p                              # rank p of the chosen set amo
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance, metric_on, result, table
 
 if TYPE_CHECKING:
     import pandas
@@ -159,6 +159,11 @@ class Damage:
     def of_change(self) -> str:
         """What a change is a number of: "nats per token"; "mcc lost"."""
         return f"{self.metric} lost" if self.metric else self.unit
+
+    @property
+    def measured(self) -> str:
+        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
+        return metric_on(self.task, self.metric)
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per condition."""

@@ -244,3 +244,8 @@ def _decode_dataclass(cls: type, value: Any, where: str) -> Any:
 def table(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
     """Rows as a data frame; raises MissingExtra where pandas is not installed."""
     return need("pandas", "models", "to_pandas()").DataFrame(rows)
+
+
+def metric_on(task: str, metric: str) -> str:
+    """The task of a result for reading: "causal loss"; "mcc on glue:cola", whose task is "glue:cola mcc"."""
+    return f"{metric} on {task.removesuffix(f' {metric}')}" if metric else task

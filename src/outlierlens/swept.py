@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance, metric_on, result, table
 
 if TYPE_CHECKING:
     import pandas
@@ -126,12 +126,27 @@ class Cost:
 
 @dataclass(frozen=True)
 class Precision:
-    """How far a reduced precision moves the effects: the largest |change − change in float32| over some sets and texts."""
+    """How far a reduced precision moves the effects, over some sets and texts.
+
+    Attributes:
+        deviation: the largest |change − change in float32|; where effects are those of a metric of all texts together, the
+            share of predicted classes, or the largest difference of predicted values, that is other than in float32.
+        of: what it is of: "changes", "classes" or "values".
+    """
 
     dtype: str
     deviation: float
     n_sets: int
     n_texts: int
+    of: str = "changes"
+
+    @property
+    def said(self) -> str:
+        """In words: "changes differ from float32 by at most 0.003"."""
+        if self.of == "classes":
+            return f"{100 * self.deviation:.2g} % of the predicted classes are other than in float32"
+        what = "changes" if self.of == "changes" else "predicted values"
+        return f"{what} differ from float32 by at most {self.deviation:.2g}"
 
 
 @dataclass(frozen=True)
@@ -222,6 +237,11 @@ class Sweep:
     def of_change(self) -> str:
         """What a change is a number of: "nats per token"; "mcc lost"."""
         return f"{self.metric} lost" if self.metric else self.unit
+
+    @property
+    def measured(self) -> str:
+        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
+        return metric_on(self.task, self.metric)
 
     @property
     def has_intact(self) -> bool:

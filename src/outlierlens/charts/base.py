@@ -142,6 +142,11 @@ def number(value: float) -> str:
     return f"{value:.2f}" if size >= 0.095 or size == 0 else f"{value:.2g}"
 
 
+def begun(text: str) -> str:
+    """With a capital to begin a title; the rest, unlike with str.capitalize, as it is."""
+    return text[:1].upper() + text[1:]
+
+
 def power_of_ten(exponent: float) -> str:
     """10 to that power for reading: "3.1·10⁹", "∞"."""
     if not math.isfinite(exponent):

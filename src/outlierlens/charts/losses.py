@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, chart, field, number, round_to, symmetric
+from outlierlens.charts.base import Chart, Spec, begun, chart, field, number, round_to, symmetric
 from outlierlens.charts.palette import ALARM, INK, MUTED
 from outlierlens.damage import Condition, Damage
 
@@ -35,7 +35,8 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     values = np.array([row["change"] for row in drawn] + ends + [0.0])
     scale = symmetric(values, factor=30.0)
     # Two lines: one would be cut off on a narrow screen.
-    title = [f"change of the {damage.task}", damage.of_change + (" (symmetric log scale)" if scale.log else "")]
+    what = [f"lost {damage.measured}"] if damage.metric else [f"change of the {damage.task}", damage.of_change]
+    title = [*what[:-1], what[-1] + (" (symmetric log scale)" if scale.log else "")]
     x: Spec = field(
         "change", title, scale=scale.scale | {"padding": 14} if not scale.log else scale.scale, axis=scale.axis
     )
@@ -60,7 +61,7 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     layers = _layers(drawn, x, y, jitter, tooltip)
     return chart(
         name=name,
-        title=f"{damage.task.capitalize()} with dimensions off ({damage.mode})",
+        title=f"{begun(damage.measured)} with dimensions off ({damage.mode})",
         reading=reading(damage),
         layers=layers,
         height=60 + 62 * len(families),
@@ -76,9 +77,9 @@ def reading(damage: Damage) -> str:
     """The picture in words: the chosen set's change with its interval, and where it stands among each family."""
     chosen = damage.chosen
     if not math.isfinite(chosen.change):
-        return f"With {few(chosen.dims)} off the {damage.task} is infinite or undefined, which no scale can show."
+        return f"With {few(chosen.dims)} off the {damage.measured} is infinite or undefined, which no scale can show."
     text = (
-        f"With {few(chosen.dims)} off the {damage.task} changes by {chosen.change:+.3g} {damage.of_change} "
+        f"With {few(chosen.dims)} off the {damage.measured} changes by {chosen.change:+.3g} {damage.of_change} "
         f"(95 % interval {chosen.change_low:+.3g} to {chosen.change_high:+.3g}). "
     )
     for control in damage.controls:

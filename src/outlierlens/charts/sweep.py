@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, chart, field, round_to
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import BAND, MUTED
 from outlierlens.charts.sweep_marks import (
@@ -67,7 +67,7 @@ def sweep_effects(
     reading += _largest(effects, sweep) + _ordinary(sweep, effects) + _names_say(sweep, marked) + thinned
     return chart(
         name=name,
-        title=f"{sweep.task.capitalize()} with one dimension off at a time ({sweep.mode}, {window})",
+        title=f"{begun(sweep.measured)} with one dimension off at a time ({sweep.mode}, {window})",
         reading=reading + _lost(sweep, window),
         layers=layers,
         height=HEIGHT,
@@ -243,7 +243,7 @@ def _lost(sweep: Sweep, window: str) -> str:
     dims = [e.dims[0] for e in sweep.singles(window) if not math.isfinite(e.change)]
     if not dims:
         return ""
-    return f"With {few(dims)} off the {sweep.task} is infinite or undefined, which no scale can show."
+    return f"With {few(dims)} off the {sweep.measured} is infinite or undefined, which no scale can show."
 
 
 def _line(low: float, high: float) -> list[float]:

@@ -108,13 +108,17 @@ def stated(scale: Range) -> str:
 
 def change_axis(sweep: Sweep, scale: Range, what: str = "") -> Spec:
     """The y encoding of a change."""
-    title = titled(what or f"change of the {sweep.task}", sweep, scale)
+    title = titled(what, sweep, scale)
     return field("change", title, scale=scale.scale, axis=scale.axis or {"tickCount": 7})
 
 
 def titled(what: str, sweep: Sweep, scale: Range) -> list[str]:
-    """An axis title of one or two lines: one long line would be cut off on a narrow screen."""
-    return [f"{what}, {sweep.of_change}", *([stated(scale)] if scale.log else [])]
+    """An axis title of one or two lines: one long line would be cut off on a narrow screen.
+
+    `what` is the change of what was measured where it is "".
+    """
+    change = f"lost {sweep.measured}" if sweep.metric else f"change of the {sweep.task}, {sweep.of_change}"
+    return [f"{what}, {sweep.of_change}" if what else change, *([stated(scale)] if scale.log else [])]
 
 
 def level(sweep: Sweep) -> str:

@@ -40,7 +40,7 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
         if math.isfinite(n.change)
     ]
     scale = scale_from(np.array([d["change"] for d in dots + chosen] + [0.0], dtype=float))
-    title = titled(f"change of the {sweep.task}", sweep, scale)
+    title = titled("", sweep, scale)
     padding = {} if scale.log else {"padding": 18}
     x = field("change", title, scale=scale.scale | padding, axis=scale.axis or {"tickCount": 8})
     y: Spec = {

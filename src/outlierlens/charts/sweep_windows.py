@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, chart, field, label, looks, round_to
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, label, looks, round_to
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, BAND, DIM_COLOURS, INK, MUTED, SHAPES, variable
 from outlierlens.charts.sweep_marks import change_axis, level, names, scale_from, scale_of
@@ -103,7 +103,7 @@ def sweep_map(sweep: Sweep, named: Sequence[int] | None = None, *, name: str = "
     singles = sorted((e for e in sweep.singles() if math.isfinite(e.change)), key=lambda e: -abs(e.change))
     return chart(
         name=name,
-        title=f"Damage map: {sweep.task} by layers and dimension switched off ({sweep.mode})",
+        title=f"Damage map: {sweep.measured} by layers and dimension switched off ({sweep.mode})",
         reading=_map_says(sweep, singles, changes, step),
         layers=layers,
         height=min(560, max(110, (18 if len(windows) <= 30 else 9) * len(windows))),
@@ -243,7 +243,7 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
     reading += f"The largest: {most['off']} {most['change']:+.3g} {sweep.of_change}."
     return chart(
         name=name,
-        title=f"{sweep.task.capitalize()} by layer ({sweep.mode})",
+        title=f"{begun(sweep.measured)} by layer ({sweep.mode})",
         reading=reading,
         layers=layers,
         height=300,

@@ -200,10 +200,8 @@ def _cost(sweep: "Sweep") -> Iterator[str]:
         )
     if sweep.precision:
         of = sweep.precision
-        yield (
-            f"{of.dtype}: changes differ from float32 by at most {of.deviation:.2g} {sweep.of_change} "
-            f"({of.n_sets:,} sets on {of.n_texts:,} texts)"
-        )
+        unit = f" {sweep.of_change}" if of.of == "changes" else ""
+        yield f"{of.dtype}: {of.said}{unit} ({of.n_sets:,} sets on {of.n_texts:,} texts)"
 
 
 def _orderable(change: float) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from outlierlens import charts
 from outlierlens.charts import Chart
+from outlierlens.charts.base import number
 from outlierlens.charts.sweep_marks import level, names
 from outlierlens.errors import BadInput
 from outlierlens.report.phrases import TASKS, factor, listed
@@ -48,7 +49,7 @@ def views(data: ReportData) -> tuple[SweepView, ...]:
     for place, sweep in enumerate(data.sweeps):
         title = _title(sweep)
         if len(data.sweeps) > 1:
-            title += f": {sweep.task}, {sweep.mode}" + (f", {sweep.stack}" if len(data.scan.stacks) > 1 else "")
+            title += f": {sweep.measured}, {sweep.mode}" + (f", {sweep.stack}" if len(data.scan.stacks) > 1 else "")
         named = tuple(dict.fromkeys([*data.named(sweep.stack), *names(sweep)]))
         drawn = _charts(sweep, named, f"{place}-" if place else "")
         made.append(SweepView(sweep, title, sentences(sweep), drawn, sweep.top(TABLE), level(sweep)))
@@ -101,11 +102,15 @@ def sentences(sweep: Sweep) -> tuple[str, ...]:
 def _lost(sweep: Sweep) -> Iterator[str]:
     lost = [e.label for e in sweep.effects if not math.isfinite(e.change) and e.n_texts]
     if lost:
-        yield f"With {listed(lost)} off, each on its own, the {sweep.task} is infinite or undefined."
+        yield f"With {listed(lost)} off, each on its own, the {sweep.measured} is infinite or undefined."
 
 
 def _amount(sweep: Sweep, effect: Effect) -> str:
-    """ "+8.4 nats per token (95 % interval +8 to +8.8; perplexity ×4,450)"."""
+    """ "+8.4 nats per token (95 % interval +8 to +8.8; perplexity ×4,450)"; "0.64 → 0.61 (lost +0.03; 95 % interval …)"."""
+    if sweep.metric:
+        before, after = (number(1 - value) for value in (sweep.intact, sweep.intact + effect.change))
+        interval = f"{level(sweep)} interval {effect.low:+.3g} to {effect.high:+.3g}"
+        return f"{before} → {after} (lost {effect.change:+.3g}, {interval})"
     text = f"{effect.change:+.3g} {sweep.of_change} ({level(sweep)} interval {effect.low:+.3g} to {effect.high:+.3g}"
     if sweep.task in TASKS:
         text += f"; {TASKS[sweep.task]} ×{factor(effect.change)}"
@@ -119,11 +124,12 @@ def _leader(sweep: Sweep, singles: list[Effect]) -> str:
     among += f" in each of {windows} layer windows" if windows > 1 else ""
     if first.low <= 0:
         return (
-            f"Of {among} switched off one at a time none is shown to change the {sweep.task}: "
-            f"the largest change, {first.label}, is {_amount(sweep, first)}."
+            f"Of {among} switched off one at a time none is shown to {'lower' if sweep.metric else 'change'} the "
+            f"{sweep.measured}: the largest {'loss' if sweep.metric else 'change'}, {first.label}, is {_amount(sweep, first)}."
         )
     text = (
-        f"Of {among} switched off one at a time, {first.label} changes the {sweep.task} most: {_amount(sweep, first)}"
+        f"Of {among} switched off one at a time, {first.label} {'lowers' if sweep.metric else 'changes'} the "
+        f"{sweep.measured} most: {_amount(sweep, first)}"
     )
     other = next((e for e in rest if e.dims != first.dims), None)
     if other is None or other.change <= 0:
@@ -138,7 +144,8 @@ def _many(sweep: Sweep, singles: list[Effect]) -> str:
     above = sum(e.low > limit for e in singles)
     what = "dimensions" if len(sweep.windows_swept) == 1 else "effects of one dimension in one layer window"
     lie = "lies" if above == 1 else "lie"
-    text = f"{above:,} of {len(singles):,} {what} {lie} above twice the tolerance ({limit:g} {sweep.of_change}) "
+    unit = f"of {sweep.metric}" if sweep.metric else sweep.unit
+    text = f"{above:,} of {len(singles):,} {what} {lie} above twice the tolerance ({limit:g} {unit}) "
     text += "with the whole interval"
     over = sum(e.change > limit for e in singles)
     text += f", {over:,} by their estimate" if over != above else ""

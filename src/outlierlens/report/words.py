@@ -155,11 +155,14 @@ def _these(dims: Sequence[int]) -> str:
 def _verb(damage: Damage) -> str:
     chosen, intact = damage.chosen, damage.intact.score.perplexity
     if not math.isfinite(chosen.change):
-        return f"makes the {damage.task} infinite or undefined"
+        return f"makes the {damage.measured} infinite or undefined"
     if damage.task in TASKS and intact is not None:
         verb = "multiplies" if chosen.change >= 0 else "changes"
         after = f"{number(intact)} → {number(chosen.score.perplexity or math.inf)}"
         return f"{verb} {TASKS[damage.task]} by {factor(chosen.change)} ({after})"
+    if damage.metric:
+        before, after = (number(1 - condition.score.value) for condition in (damage.intact, chosen))
+        return f"takes the {damage.measured} from {before} to {after}"
     return f"moves the model's outputs by a {damage.of_change} of {chosen.change:.3g}"
 
 

@@ -10,6 +10,7 @@ from outlierlens.devices import out_of_memory
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.swept import Precision
+from outlierlens.tasks.metrics import CORRELATIONS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,12 +43,15 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
         return None
     finally:
         runner.forget()
+    name = str(dtype).removeprefix("torch.")
     weights = runner.weights[span[0] : span[1]]
     if runner.functional is not None:
-        return Precision(str(dtype).removeprefix("torch."), float(np.mean(reduced != full)), len(chosen), span[1])
+        values = runner.functional.statistic.metric in CORRELATIONS
+        moved = float(np.abs(reduced - full).max() if values else np.mean(reduced != full))
+        return Precision(name, moved, len(chosen), span[1], "values" if values else "classes")
     changes = [np.average(values[1:] - values[0], axis=1, weights=weights) for values in (reduced, full)]
     return Precision(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name,
         deviation=float(np.max(np.abs(changes[0] - changes[1]))),
         n_sets=len(chosen),
         n_texts=span[1],

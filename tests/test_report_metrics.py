@@ -1,0 +1,93 @@
+"""What reports say of metrics of labelled tasks: values are 1 − metric, and the reader is told the metric."""
+
+from dataclasses import replace
+
+import pytest
+
+import synthetic_report as synthetic
+from outlierlens import charts
+from outlierlens.cli.sweep_show import Marks, print_sweep
+from outlierlens.report.page import render
+from outlierlens.report.sweep import sentences
+from outlierlens.report.words import finding
+from outlierlens.swept import Precision, Screening, Sweep
+from synthetic_tasks import task_sweep
+
+
+@pytest.fixture(scope="module")
+def mcc() -> Sweep:
+    """CoLA at 0.49; 557 costs 0.31, half-width 0.02."""
+    screening = Screening(pairs=1000, measured=150, audited=17, flipped=1, bound=0.2501, safety=4.0)
+    found = task_sweep("glue:cola", "mcc", 0.49, strong={557: 0.31}, width=768)
+    cost = replace(found.cost, intact=554, gradient_texts=277)
+    return replace(found, method="screened", screening=screening, cost=cost, n_tokens=277)
+
+
+def page(sweep: Sweep) -> str:
+    return render(synthetic.report_data(sweeps=(sweep,)))
+
+
+def test_the_strongest_lowers_the_metric(mcc: Sweep) -> None:
+    (first, *_) = sentences(mcc)
+    assert first.startswith(
+        "Of 768 dimensions switched off one at a time, 557 lowers the mcc on glue:cola most: "
+        "0.49 → 0.18 (lost +0.31, 95 % interval +0.29 to +0.33)"
+    )
+    assert any("above twice the tolerance (0.02 of mcc)" in one for one in sentences(mcc))
+
+
+def test_what_may_be_chance_is_no_loss() -> None:
+    (first, *_) = sentences(task_sweep("glue:rte", "accuracy", 0.66, strong={5: 0.0199}, dims=(5,)))
+    assert first == (
+        "Of one dimension switched off one at a time none is shown to lower the accuracy on glue:rte: the largest loss, 5, is "
+        "0.66 → 0.64 (lost +0.0199, 95 % interval -0.0001 to +0.0399)."
+    )
+
+
+def test_the_page_says_how_a_metric_was_measured(mcc: Sweep) -> None:
+    text = page(mcc)
+    assert "Changes: lost mcc on glue:cola against the intact model (0.49" in text
+    assert "what the metric of all texts loses" in text
+    assert "150 of 1,000 pairs of text and ablation were run" in text
+    assert "Of 17 that could have been left out and were drawn at random 1 had changed: at most 25.01 % of all" in text
+    assert "277 tokens" not in text  # each example counts once, whatever its tokens
+    assert '<th scope="col">first order</th>' not in text  # gradients chose the examples, they estimate no effect
+    assert "Glue:cola" not in text
+    whole = page(replace(mcc, method="exact", screening=None))
+    assert "pairs of text and ablation" not in whole
+    assert "Every effect is measured on every text" in whole
+
+
+def test_axes_and_titles_say_what_is_lost(mcc: Sweep) -> None:
+    drawn = charts.sweep_effects(mcc)
+    assert drawn.title.startswith("Mcc on glue:cola with one dimension off at a time")
+    assert "lost mcc on glue:cola" in str(drawn.spec)
+    assert "change of the causal loss, nats per token" in str(charts.sweep_effects(synthetic.sweep()).spec)
+
+
+def test_damage_is_said_as_from_and_to() -> None:
+    damage = synthetic.damage(
+        chosen=0.34, intact=0.36, random=0.004, matched=0.01, task="glue:rte accuracy", fills=False
+    )
+    damage = replace(damage, metric="accuracy", unit="1 − accuracy")
+    said = finding(synthetic.report_data(damages=(damage,)))
+    assert any("takes the accuracy on glue:rte from 0.64 to 0.30" in one for one in said), said
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"),
+    [
+        (Precision("bfloat16", 0.031, 8, 8, "classes"), "3.1 % of the predicted classes are other than in float32"),
+        (Precision("bfloat16", 0.0021, 8, 8, "values"), "predicted values differ from float32 by at most 0.0021"),
+        (Precision("bfloat16", 0.0021, 8, 8), "changes differ from float32 by at most 0.0021"),
+    ],
+)
+def test_precision_says_what_it_is_of(
+    mcc: Sweep, precision: Precision, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = replace(mcc, precision=precision)
+    assert message in page(sweep)
+    print_sweep(sweep, Marks())
+    out = capsys.readouterr().out
+    assert f"bfloat16: {message}" in out
+    assert "277 texts (a text is" in out
