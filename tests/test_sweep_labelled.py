@@ -21,7 +21,7 @@ from outlierlens.results import from_json, load, to_json
 from outlierlens.sweeps.loop import sweep
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks import TaskOptions, make_task
 
 N = 41
 PLANTED = 5
@@ -220,6 +220,44 @@ def test_another_meaning_of_the_outputs_is_other_work(made: Any, tmp_path: Path)
     loaded.model.config.id2label = {0: TWO[1], 1: TWO[0]}  # the same weights
     with pytest.raises(BadInput, match="labels of outputs"):
         sweep(loaded, examples, options, rows=tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("windows", ["all", "single", "from"])
+@pytest.mark.parametrize("mode", ["weights", "zero"])
+def test_the_last_block_is_computed_for_the_token_that_is_read(made: Any, windows: Any, mode: Any) -> None:
+    loaded, examples = made(THREE, "mcc")
+    seen: list[int] = []
+    mlp = loaded.model.bert.encoder.layer[-1].intermediate.dense
+    handle = mlp.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1]))
+    options = SweepOptions(dims=(1, PLANTED), windows=windows, mode=mode, n_random=0, n_matched=0, exact=True)
+    try:
+        fast = sweep(loaded, examples, options)
+        assert set(seen[4:]) == {1}  # after the trials that it gives the same
+        seen.clear()
+        plain = sweep(loaded, examples, replace(options, task=TaskOptions(every_token=True)))
+        assert max(seen) > 1
+    finally:
+        handle.remove()
+    assert fast.notes == plain.notes == ()
+    assert [e.change for e in fast.effects] == pytest.approx([e.change for e in plain.effects], abs=1e-9)
+
+
+def test_a_head_that_reads_all_tokens_gets_all(made: Any) -> None:
+    import torch
+
+    loaded, examples = made(THREE, "mcc")
+
+    class Mean(torch.nn.Module):
+        def forward(self, states: Any) -> Any:
+            return states.mean(1)
+
+    before, loaded.model.bert.pooler = loaded.model.bert.pooler, Mean()
+    try:
+        task = make_task(loaded, examples)
+        other = make_task(loaded, examples, TaskOptions(every_token=True))
+        assert task.outputs().losses == pytest.approx(other.outputs().losses, abs=1e-6)  # type: ignore[attr-defined]
+    finally:
+        loaded.model.bert.pooler = before
 
 
 def test_the_planted_dimension_costs_most(made: Any) -> None:

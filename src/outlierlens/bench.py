@@ -25,7 +25,7 @@ from outlierlens.errors import BadInput
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import Ablation, Mode, check_mode, means_over
+from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, make_task, scored
@@ -151,7 +151,7 @@ class _Bench:
         self.stack: BoundStack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
         self.fingerprint = fingerprint(loaded.model)
-        self.task: Task = make_task(loaded, texts, options.task)
+        self.task: Task = make_task(loaded, texts, task_for(options.mode, options.task))
         self.intact_values, self.weights = self.task.per_text()
         self.rows: RowStore | None = None
         self.notes: list[str] = list(self.task.notes)

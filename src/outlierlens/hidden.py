@@ -123,6 +123,34 @@ def written(
         yield
 
 
+def norm_before_last_mlp(model: "nn.Module", stack: BoundStack) -> "nn.Module | None":
+    """The norm between attention and MLP of the last block of a post-norm stream; None where there is no such one."""
+    if not stack.ends_in_norm or stack.stack.token_first:
+        return None
+    modules = dict(model.named_modules())
+    last = {param.name.rpartition(".")[0] for param in (*stack.scale[-1], *stack.bias[-1])}
+    paths = {param.name.rpartition(".")[0] for param in stack.writes[-1]} - last
+    norms = [path for path in paths if path in modules and "norm" in type(modules[path]).__name__.lower()]
+    return modules[norms[0]] if len(norms) == 1 else None
+
+
+@contextmanager
+def only_first_token(norm: "nn.Module") -> Iterator[None]:
+    """Have `norm`, of `norm_before_last_mlp`, and all that follows it, see the first token of each text alone.
+
+    For models whose head reads nothing else: the last block's MLP is then computed for one token instead of all.
+    """
+
+    def first(_: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0][:, :1], *args[1:])
+
+    handle = norm.register_forward_pre_hook(first)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 @contextmanager
 def edited_inputs(
     model: "nn.Module", modules: Sequence["nn.Module"], edit: Callable[["Tensor"], "Tensor"]

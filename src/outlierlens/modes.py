@@ -5,7 +5,7 @@ with ablation.off({3: (507,)}) as n_values: ...
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from outlierlens.controls import Plan
 from outlierlens.data import Texts, batches
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
+from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
@@ -31,6 +32,11 @@ def check_mode(mode: str, factor: float, embeddings: bool) -> None:
         raise BadInput(f"factor is {factor}; it must be a number")
     if embeddings and mode != "writes":
         raise BadInput(f"embeddings belongs to mode writes, not to mode {mode!r}")
+
+
+def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:
+    """`options` for measuring with `mode`: resampling draws from the tokens of a batch, so all of them must be there."""
+    return replace(options, every_token=True) if mode == "resample" else options
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,7 @@ class Ablation:
         return f"edited_hidden {self.mode}{factor}"
 
 
-def means_over(
-    loaded: LoadedModel, stack: "BoundStack", texts: Texts, *, length: int, batch_size: int
-) -> np.ndarray:
+def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Texts, *, length: int, batch_size: int) -> np.ndarray:
     """What mode "mean" puts in place: means [layer, dim] over the first `length` tokens of each text."""
     reading = batches(loaded.tokenizer, texts, max_length=length, batch_size=batch_size, device=loaded.device)
     return mean_states(loaded, reading, stack=stack.name)

@@ -22,7 +22,7 @@ from outlierlens.errors import BadInput
 from outlierlens.hidden import edited, last_operations, written
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
-from outlierlens.modes import Ablation, means_over
+from outlierlens.modes import Ablation, means_over, task_for
 from outlierlens.sweeps.functional import Functional
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.prefix import Kept, can_resume, capture, resumed
@@ -67,7 +67,7 @@ class Runner:
         self.loaded, self.options = loaded, options
         self.stack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
-        self.task: Task = make_task(loaded, texts, options.task)
+        self.task: Task = make_task(loaded, texts, task_for(options.mode, options.task))
         self.n_texts = self.task.n_texts
         self.order = np.random.default_rng([options.seed, 1]).permutation(self.n_texts)
         self.weights = self.task.weights[self.order]

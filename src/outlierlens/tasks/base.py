@@ -33,6 +33,7 @@ class TaskOptions:
         seed: of masks.
         measure: labelled: the score is the task's first "metric" on all examples, or the mean over examples of whether they
             are right ("accuracy") or of their "loss", for which a part of the examples can do.
+        every_token: labelled: have the last block see every token, even where the head reads the first alone.
         labels: labelled: the model's labels in the order of its outputs, where its config does not name them.
     """
 
@@ -45,6 +46,7 @@ class TaskOptions:
     seed: int = 0
     measure: Measure = "metric"
     labels: tuple[str, ...] | None = None
+    every_token: bool = False
 
     def __post_init__(self) -> None:
         if self.max_length < 2 or self.batch_size < 1:

@@ -11,6 +11,7 @@ it is right ("accuracy"; the share of wrong words in a token task); or, for the 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from outlierlens.devices import out_of_memory, tokens_at_once, tokens_per_start
 from outlierlens.errors import BadInput
 from outlierlens.heads import padding_side
+from outlierlens.hidden import norm_before_last_mlp, only_first_token
 from outlierlens.inputs import token_limit
 from outlierlens.labelled import Examples, label_order
 from outlierlens.labelled.encode import encode
@@ -101,6 +103,7 @@ class LabelledScore:
         asked = options.batch_size != TaskOptions.batch_size
         self.tokens = options.batch_size * self.max_length if asked else tokens_at_once(loaded.device)
         self.notes = self._notes()
+        self._norm = None if options.every_token or tokens else self._first_is_enough()
         self._also: dict[str, float] = {}
 
     def _unit(self) -> str:
@@ -158,8 +161,7 @@ class LabelledScore:
         import torch
         from torch.nn import functional
 
-        model: Any = self.loaded.model
-        logits = model(**feed.inputs).logits.float()
+        logits = self._logits(feed)
         if self.examples.task.regression:
             values = logits[:, 0]
             return (values - feed.labels.float()).square(), values
@@ -169,6 +171,38 @@ class LabelledScore:
             losses = functional.nll_loss(said.transpose(1, 2), feed.labels, reduction="none", ignore_index=NOT_A_LABEL)
             return losses, torch.where(asked, said.argmax(-1), NOT_A_LABEL)
         return functional.nll_loss(said, feed.labels, reduction="none"), said.argmax(-1)
+
+    def _logits(self, feed: _Rows) -> "Tensor":
+        """What the model's head says, float32."""
+        model: Any = self.loaded.model
+        with only_first_token(self._norm) if self._norm is not None else nullcontext():
+            return model(**feed.inputs).logits.float()
+
+    def _first_is_enough(self) -> Any:
+        """The norm behind which the first token alone is needed; None where the head reads others too.
+
+        Tried on a padded batch of the shortest and the longest example.
+        """
+        import torch
+
+        stacks = self.loaded.stacks
+        norm = norm_before_last_mlp(self.loaded.model, stacks[0]) if len(stacks) == 1 else None
+        if norm is None:
+            return None
+        feed = self._collate([0, 1], [int(self.lengths.argmax()), int(self.lengths.argmin())])
+        self._norm = None
+        with torch.no_grad():
+            whole = self._logits(feed)
+            self._norm = norm
+            try:
+                first = self._logits(feed)
+            except (RuntimeError, IndexError, ValueError, TypeError):
+                return None
+        near = 1e-4 if self.loaded.model.dtype is torch.float32 else 3e-2
+        agrees = first.shape == whole.shape and torch.allclose(
+            first, whole, rtol=near, atol=near * float(whole.abs().max())
+        )
+        return norm if agrees else None
 
     def _log_probabilities(self, logits: "Tensor") -> "Tensor":
         """Of the task's labels in the task's order; outputs that mean the same label count together."""
@@ -201,8 +235,7 @@ class LabelledScore:
 
         Of a task whose examples have one class each; the prediction changes where a lead becomes negative.
         """
-        model: Any = self.loaded.model
-        said = self._log_probabilities(model(**feed.inputs).logits.float())
+        said = self._log_probabilities(self._logits(feed))
         ordered = said.sort(-1, descending=True).values
         return ordered[:, :1] - ordered[:, 1:]
 
