@@ -157,7 +157,7 @@ def test_what_cannot_be_written_is_said_before_any_work(folder: Any, text: str, 
     assert "is not empty" in err
     code, _, err = run("disable", model, "--dims", "3", "--data", text, "--avoid", "0-1:3")
     assert code == 1
-    assert "--avoid takes dimensions" in err
+    assert "names layers; write dimensions alone" in err
 
 
 def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(

@@ -13,9 +13,10 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from outlierlens.errors import BadInput
-from outlierlens.tasks import resampled
+from outlierlens.tasks import ranks
 from outlierlens.tasks.metrics import Statistic, interval, paired_interval, score
-from outlierlens.tasks.resampled import Ranked, Sums, bca, class_value, draws, mean_value, pearson_value
+from outlierlens.tasks.ranks import Ranked
+from outlierlens.tasks.resampled import Sums, bca, class_value, draws, mean_value, pearson_value
 
 CLASSES = ("accuracy", "f1", "macro f1", "mcc", "token accuracy", "token f1")
 CORRELATIONS = ("pearson", "spearman")
@@ -213,7 +214,7 @@ def test_the_jackknife_of_many_ranks_is_by_parts(monkeypatch: pytest.MonkeyPatch
     value = Ranked(truth, (one**3, other))
     exact = acceleration(value)
     assert len(value.jackknife()[0]) == 900
-    monkeypatch.setattr(resampled, "JACKKNIFE_GROUPS", 300)
+    monkeypatch.setattr(ranks, "JACKKNIFE_GROUPS", 300)
     assert len(value.jackknife()[0]) == 300
     assert acceleration(value) == pytest.approx(exact, abs=0.02)
 
@@ -401,3 +402,27 @@ def test_intervals_cover(metric: str, n: int) -> None:
         low, high = Statistic(metric, truth[some]).interval(one[some], other[some], seed=0, n_draws=500)
         inside += low <= real <= high
     assert 0.90 <= inside / trials <= 0.98
+
+
+def test_a_few_changes_in_one_direction_are_no_proof() -> None:
+    random = np.random.default_rng(0)
+    truth = random.integers(0, 2, 277)
+    intact = np.where(random.random(277) < 0.65, truth, 1 - truth)
+
+    def off(became_wrong: int, became_right: int) -> np.ndarray:
+        other = intact.copy()
+        right, wrong = np.flatnonzero(intact == truth), np.flatnonzero(intact != truth)
+        for places in (right[:became_wrong], wrong[:became_right]):
+            other[places] = 1 - other[places]
+        return other
+
+    for metric in ("accuracy", "mcc"):
+        statistic = Statistic(metric, truth)
+        low, high = statistic.interval(intact, off(3, 0), seed=0)
+        assert low < 0 < statistic.change(intact, off(3, 0)) < high
+        low, high = statistic.interval(intact, off(8, 2), seed=0)
+        assert low <= 0 < high
+        assert statistic.interval(intact, off(12, 2), seed=0)[0] > 0  # McNemar: p = 0.013
+        # What is added is one item each way: turning the change round turns the interval round.
+        turned = statistic.interval(off(12, 2), intact, seed=0)
+        assert turned[1] < 0

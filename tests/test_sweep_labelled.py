@@ -524,3 +524,19 @@ def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Pat
 
 def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:
     assert find_task("rte").hub == "nyu-mll/glue:rte"
+
+
+def test_examples_have_as_many_tokens_as_finetune_gives_them() -> None:
+    from outlierlens.cli.labelled import Reading
+    from outlierlens.finetune import FinetuneSettings
+
+    assert Reading("rte", "x").options().max_length == FinetuneSettings().max_length == 256
+    assert Reading("auto", "x").options().max_length == 128
+    assert Reading("rte", "x").options(max_length=64).max_length == 64
+
+
+@pytest.mark.parametrize("command", [("recover", "--dims", "1"), ("one-dimension",)])
+def test_words_are_refused_where_texts_are_scored(run: Any, command: tuple[str, ...]) -> None:
+    code, _, err = run(command[0], "no-such-model", *command[1:], "--task", "tokens", "--data", "x.jsonl")
+    assert code == 1
+    assert "--task tokens: this command scores whole texts" in err

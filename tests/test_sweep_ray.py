@@ -110,7 +110,7 @@ class Fake:
     def rows(self, texts: np.ndarray) -> int:
         return 4
 
-    def values(self, plans: list[Any], span: tuple[int, int]) -> np.ndarray:
+    def values(self, plans: list[Any], span: tuple[int, int], only: Any = None) -> np.ndarray:
         for plan in plans:
             self.before(plan[0][0])
         return np.array([[plan[0][0] + text / 100 for text in range(*span)] for plan in plans])
@@ -122,9 +122,9 @@ class Slow:
     def __init__(self, inner: Any):
         self.inner, self.order, self.rows = inner, inner.order, inner.rows
 
-    def values(self, plans: list[Any], span: tuple[int, int]) -> np.ndarray:
+    def values(self, plans: list[Any], span: tuple[int, int], only: Any = None) -> np.ndarray:
         time.sleep(0.05)
-        return self.inner.values(plans, span)
+        return self.inner.values(plans, span, only)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
-from outlierlens.tasks import Task, TaskOptions, make_task, scored
+from outlierlens.tasks import Task, TaskOptions, make_task, scored, weighted_mean
+from outlierlens.tasks.metrics import paired_interval
 from outlierlens.weights import combine, per_dim, scan_live
 
 if TYPE_CHECKING:
@@ -233,6 +234,9 @@ class _Bench:
         """(value, low, high, change, low, high) with 95 % bootstrap intervals over texts, that of the change paired."""
         seed, statistic = self.options.seed, self.task.statistic
         own = scored(values, self.weights, statistic, seed=seed)
+        if statistic is None and self.task.smallest:
+            between = paired_interval(self.intact_values, values, seed=seed, weights=self.weights)
+            return (*own, weighted_mean(values - self.intact_values, self.weights), *between)
         if statistic is None:
             return (*own, *scored(values - self.intact_values, self.weights, None, seed=seed))
         change = own[0] - statistic.value(self.intact_values)

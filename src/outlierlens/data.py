@@ -144,7 +144,13 @@ class Batch:
 
 
 def batches(
-    tokenizer: Any, texts: Texts | Sequence[str], *, max_length: int, batch_size: int, device: Any = "cpu", sort: bool = True
+    tokenizer: Any,
+    texts: Texts | Sequence[str],
+    *,
+    max_length: int,
+    batch_size: int,
+    device: Any = "cpu",
+    sort: bool = True,
 ) -> Iterator[Batch]:
     """Tokenise `texts` (cut at `max_length` tokens) and yield padded batches, longest texts first unless `sort` is off.
 

@@ -46,6 +46,8 @@ def reads_two_splits(command: Callable[..., None]) -> Callable[..., None]:
 
     def make(options: dict[str, Any], given: dict[str, Any]) -> "Callable[[bool], tuple[Examples, Examples]]":
         task, data = given["task"], given["data"]
+        if task == "tokens":
+            raise BadInput("--task tokens: this command scores whole texts; use a task of texts, classify or regress")
         keys = ("metric", "pair_column", "label_column")
         words = Labelling(**{key: options[key] for key in keys})
         chosen = Reading(task, "", options["text_column"], labelling=words).labelled_task

@@ -137,10 +137,13 @@ class Reading:
         names = self.labelling.labels
         return None if names is None else tuple(name.strip() for name in names.split(","))
 
-    def options(self, **more: Any) -> "TaskOptions":
-        """How the texts become numbers."""
+    def options(self, *, max_length: int | None = None, **more: Any) -> "TaskOptions":
+        """How the texts become numbers; examples of a labelled task have as many tokens as `finetune` gives them."""
+        from outlierlens.finetune.settings import FinetuneSettings
         from outlierlens.tasks import TaskOptions
 
+        usual = FinetuneSettings.max_length if self.is_labelled else TaskOptions.max_length
+        more["max_length"] = max_length or usual
         if not self.is_labelled:
             return TaskOptions(name=self.task.replace("-", " "), **more)  # type: ignore[arg-type]
         return TaskOptions(name="labelled", measure=self.labelling.measure, labels=self._names, **more)  # type: ignore[arg-type]

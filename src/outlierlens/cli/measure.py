@@ -165,7 +165,9 @@ def disable(
         int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")
     ] = 19,
     task: TaskOption = "auto",
-    max_length: common.MaxLength = 128,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=2, help="Tokens of a text at most. Default: 128; labelled: 256.")
+    ] = None,
     stride: Annotated[int | None, typer.Option("--stride", min=1, help="Causal: step of the sliding window.")] = None,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,

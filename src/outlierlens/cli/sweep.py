@@ -75,8 +75,11 @@ def sweep(
         bool, typer.Option("--lines", help="Causal: a text is a line, not a block of --max-length tokens.")
     ] = False,
     max_length: Annotated[
-        int, typer.Option("--max-length", min=2, help="Tokens of a block, or of a line at most.")
-    ] = 128,
+        int | None,
+        typer.Option(
+            "--max-length", min=2, help="Tokens of a block, or of a line at most. Default: 128; labelled: 256."
+        ),
+    ] = None,
     batch_size: Annotated[str, typer.Option("--batch-size", help="Rows of a forward pass; auto finds it.")] = "auto",
     seed: common.Seed = 0,
     mask_seed: Annotated[int | None, typer.Option("--mask-seed", help="Of masked tokens. Default: --seed.")] = None,

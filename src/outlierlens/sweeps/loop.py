@@ -31,7 +31,7 @@ from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.precision import compared_with_float32
 from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.schedule import Measured, Round, State, adaptive, exact, pieces, until
-from outlierlens.sweeps.screen import Screen, can_screen, evaluations, masks, packed, unpacked
+from outlierlens.sweeps.screen import AUDITED, SAFETY, Screen, can_screen, evaluations, masks, packed, unpacked
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
 from outlierlens.sweeps.units import INTACT, Unit, Work, planned
 from outlierlens.swept import Precision, Sweep
@@ -322,10 +322,13 @@ class _Run:
         # Before the screen is there, nobody knows how many texts it will leave out.
         known_work = phase != "gradients" or state.functional is None
         left = (state.texts_left() + max(0, controls)) / rate if rate and known_work else None
-        done = sum(
-            found.n_texts == state.looks[-1] or (not state.options.exact and state.precise(number))
-            for number, found in known
-        )
+        if state.functional is None:
+            done = sum(
+                found.n_texts == state.looks[-1] or (not state.options.exact and state.precise(number))
+                for number, found in known
+            )
+        else:  # nothing is known of any before all texts are done
+            done = sum(state.measured.n(unit.key) for unit in state.units) // state.looks[-1]
         self.progress(
             SweepProgress(
                 phase=phase,
@@ -357,6 +360,7 @@ def _identity(runner: Runner, texts: Texts, model: str) -> dict[str, Any]:
         "max_texts": options.max_texts,
         # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
         **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
+        **({"screen": [SAFETY, AUDITED]} if runner.functional else {}),
         **_labels(runner),
     }
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput, need
-from outlierlens.tasks.resampled import Ranked, Value, bca, class_value, mean_value, pearson_value, text_value
+from outlierlens.tasks.ranks import Ranked
+from outlierlens.tasks.resampled import Value, bca, class_value, mean_value, pearson_value, text_value
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")
@@ -71,14 +72,17 @@ class Statistic:
         """(low, high) of `change`: paired BCa bootstrap, items drawn together for both.
 
         Where all predictions of classes are the same, no item of n changed, and the interval is what the change could be if
-        up to 3/n of all items did (at 95 %). Values of a regression that are the same to the last bit on every item show
-        that nothing was touched: their interval is (0, 0).
+        up to 3/n of all items did (at 95 %). Where some changed, the items are taken with one more that became wrong and
+        one that became right: three that changed in one direction alone are no proof. Values of a regression that are the
+        same to the last bit on every item show that nothing was touched: their interval is (0, 0).
         """
         for predicted in (intact, other):
             _check(self.metric, self.truth, predicted)
         if self.metric in CORRELATIONS and len(intact) > 1 and np.array_equal(intact, other, equal_nan=True):
             return 0.0, 0.0
-        return bca(_value(self.metric, self.truth, (intact, other)), seed=seed, level=level, n_draws=n_draws)
+        doubt = self.metric not in CORRELATIONS and not np.array_equal(intact, other)
+        value = _value(self.metric, self.truth, (intact, other), doubt=doubt)
+        return bca(value, seed=seed, level=level, n_draws=n_draws)
 
 
 def interval(
@@ -143,12 +147,12 @@ def _check(metric: str, truth: np.ndarray, predicted: np.ndarray) -> None:
         raise BadInput(f"there is no item to take the {metric} of")
 
 
-def _value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Value:
+def _value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray], *, doubt: bool = False) -> Value:
     if metric == "pearson":
         return pearson_value(truth, predictions)
     if metric == "spearman":
         return Ranked(truth, predictions)
-    return class_value(metric, truth, predictions)
+    return class_value(metric, truth, predictions, doubt=doubt)
 
 
 def _sklearn() -> Any:

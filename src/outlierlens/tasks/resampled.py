@@ -5,7 +5,7 @@
 
 Every metric but Spearman's depends on the items through sums over them alone (`Sums`), so a resample is a product of how
 often each item was drawn with what an item adds, and the jackknife a subtraction. Items that add the same are one group,
-and how often a group is drawn is multinomial. Spearman's ranks are taken anew in every resample (`Ranked`).
+and how often a group is drawn is multinomial. Spearman's ranks are taken anew in every resample (`ranks`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,6 @@ from outlierlens.errors import need
 DRAWN_AT_ONCE = 2_000_000  # numbers of a table held in memory: 16 MB
 KEPT = 4_000_000  # numbers of the counts that are kept for the next call with the same seed
 FEW_GROUPS = 64  # up to here drawing multinomial counts is faster than drawing items
-JACKKNIFE_GROUPS = 1000  # of Spearman's jackknife
-RANKED_AT_ONCE = 100_000  # numbers: more leave the processor's cache
 NO_SPREAD = 1e-12  # of moments, relative: below it is rounding
 
 
@@ -29,7 +27,7 @@ class Value(Protocol):
     """A number that depends on which items are drawn.
 
     Attributes:
-        sizes: items of each group, int [group]: items of one group cannot be told apart.
+        sizes: items of each group [group], in all a whole number: items of one group cannot be told apart.
         whole: the value of all items.
     """
 
@@ -65,7 +63,7 @@ def bca(value: Value, *, seed: int, level: float, n_draws: int) -> tuple[float, 
     the interval is then what the value could be with that share of items of another kind. NaN, NaN for fewer than 2 items.
     """
     normal = need("scipy.stats", "models", "a bootstrap interval").norm
-    n = int(value.sizes.sum())
+    n = round(float(value.sizes.sum()))
     if n < 2:
         return float("nan"), float("nan")
     whole = value.whole
@@ -89,17 +87,19 @@ def bca(value: Value, *, seed: int, level: float, n_draws: int) -> tuple[float, 
 
 def draws(sizes: np.ndarray, n_draws: int, seed: int) -> Iterator[np.ndarray]:
     """How often each group is drawn, float64 [some draws, group]: n draws with replacement among all n items, n_draws times."""
-    n, groups = int(sizes.sum()), len(sizes)
-    if groups > FEW_GROUPS and groups == n and n * n_draws <= KEPT:
+    n, groups = round(float(sizes.sum())), len(sizes)
+    parts = sizes.dtype.kind == "f"  # of items, which cannot be drawn one by one
+    if not parts and groups > FEW_GROUPS and groups == n and n * n_draws <= KEPT:
         yield _kept_counts(n, n_draws, seed)
         return
     random = np.random.default_rng(seed)
-    group_of = None if groups == n else np.repeat(np.arange(groups), sizes)
-    at_once = max(1, DRAWN_AT_ONCE // (groups if groups <= FEW_GROUPS else n))
+    multinomial = groups <= FEW_GROUPS or parts
+    group_of = None if groups == n or multinomial else np.repeat(np.arange(groups), sizes)
+    at_once = max(1, DRAWN_AT_ONCE // (groups if multinomial else n))
     for start in range(0, n_draws, at_once):
         rows = min(at_once, n_draws - start)
-        if groups <= FEW_GROUPS:
-            yield random.multinomial(n, sizes / n, size=rows).astype(np.float64)
+        if multinomial:
+            yield random.multinomial(n, sizes / sizes.sum(), size=rows).astype(np.float64)
         else:
             yield _counts(random, rows, n, group_of)
 
@@ -127,7 +127,7 @@ class Sums:
 
     Attributes:
         adds: what one item of each group adds [group, sum], sparse or not.
-        sizes: items of each group, int [group].
+        sizes: items of each group [group].
         finish: values [.] from sums [., sum].
         others: what items of other kinds would add, of each group that has them: rows (group, adds [sum]); None where the
             kinds of items cannot be counted.
@@ -181,12 +181,18 @@ def _dense(some: Any) -> np.ndarray:
     return np.asarray(some.toarray() if hasattr(some, "toarray") else some)
 
 
-def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Sums:
-    """The metric of the first predictions [item], minus that of the second where there are two; see `metrics.score`."""
+def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray], *, doubt: bool = False) -> Sums:
+    """The metric of the first predictions [item], minus that of the second where there are two; see `metrics.score`.
+
+    With `doubt`, of two predictions, one item more became wrong and one right (spread over the classes): few items that
+    all changed the same way would otherwise leave no draw on the other side of no change (Agresti & Min 2005).
+    """
     table = np.stack([np.asarray(column).astype(np.int64) for column in (truth, *predictions)], axis=1)
     classes = np.unique(table)
     cells, sizes = np.unique(np.searchsorted(classes, table), axis=0, return_counts=True)
     k = len(classes)
+    if doubt and k > 1:
+        cells, sizes = _doubted(cells, sizes, k)
     formula = _CLASS_FORMULAS[metric]
     one = int(np.searchsorted(classes, 1)) if 1 in classes else None
 
@@ -209,6 +215,20 @@ def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray
         return np.concatenate(groups), _one_hot(np.concatenate(made), k)
 
     return Sums(_one_hot(cells, k), sizes, finish, others)
+
+
+def _doubted(cells: np.ndarray, sizes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cells (truth, one, other) with an item in all that only one predicts right, and one that only the other does."""
+    there = np.unique(cells[:, 0])
+    more = [
+        (true, *both)
+        for true in there
+        for wrong in range(k)
+        if wrong != true
+        for both in ((true, wrong), (wrong, true))
+    ]
+    share = np.full(len(more), 1 / len(there) / (k - 1))
+    return np.concatenate([cells, np.array(more)]), np.concatenate([sizes, share])
 
 
 def text_value(metric: str, truth: np.ndarray, predicted: np.ndarray, words: np.ndarray) -> Sums:
@@ -239,27 +259,28 @@ def _one_hot(cells: np.ndarray, k: int) -> Any:
 
 
 def _accuracy(true: np.ndarray, said: np.ndarray, right: np.ndarray, one: int | None) -> np.ndarray:
-    return _ratio(right.sum(1), true.sum(1))
+    return ratio(right.sum(1), true.sum(1))
 
 
 def _f1(true: np.ndarray, said: np.ndarray, right: np.ndarray, one: int | None) -> np.ndarray:
     if one is None:
         return np.zeros(len(true))
-    return _ratio(2 * right[:, one], true[:, one] + said[:, one])
+    return ratio(2 * right[:, one], true[:, one] + said[:, one])
 
 
 def _macro_f1(true: np.ndarray, said: np.ndarray, right: np.ndarray, one: int | None) -> np.ndarray:
     there = true + said
-    return _ratio(_ratio(2 * right, there).sum(1), (there > 0).sum(1))
+    return ratio(ratio(2 * right, there).sum(1), (there > 0).sum(1))
 
 
 def _mcc(true: np.ndarray, said: np.ndarray, right: np.ndarray, one: int | None) -> np.ndarray:
     n = true.sum(1)
     both = right.sum(1) * n - (true * said).sum(1)
-    return _ratio(both, np.sqrt((n**2 - (true**2).sum(1)) * (n**2 - (said**2).sum(1))))
+    return ratio(both, np.sqrt((n**2 - (true**2).sum(1)) * (n**2 - (said**2).sum(1))))
 
 
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Quotients, 0 where the divisor is not positive."""
     return np.divide(above, below, out=np.zeros(np.shape(above)), where=below > 0)
 
 
@@ -282,7 +303,7 @@ def mean_value(values: np.ndarray, weights: np.ndarray, *, shares: bool) -> Sums
         worst = cells[:, 1:] * np.array([[[1.0, 1.0]], [[-1.0, 1.0]]])
         return np.concatenate([groups, groups]), worst.reshape(-1, 2)
 
-    return Sums(cells, sizes, lambda sums: _ratio(sums[:, 0], sums[:, 1]), others if shares else None)
+    return Sums(cells, sizes, lambda sums: ratio(sums[:, 0], sums[:, 1]), others if shares else None)
 
 
 def pearson_value(truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Sums:
@@ -299,7 +320,7 @@ def pearson_value(truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Sums:
         for start in range(3, sums.shape[1], 4):
             x, xx, xt, bad = sums[:, start : start + 4].T
             spreads = [_spread(two, one, n), _spread(xx, x, n)]
-            value = _ratio(xt - one * x / n, np.sqrt(spreads[0] * spreads[1]))
+            value = ratio(xt - one * x / n, np.sqrt(spreads[0] * spreads[1]))
             found.append(np.where(bad > 0, 0.0, np.clip(value, -1, 1)))
         return found[0] if len(found) == 1 else found[0] - found[1]
 
@@ -322,76 +343,3 @@ def _centred(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _spread(squares: np.ndarray, values: np.ndarray, n: np.ndarray) -> np.ndarray:
     found = squares - values**2 / n
     return np.where(found > NO_SPREAD * squares, found, 0.0)
-
-
-class Ranked:
-    """Spearman's correlation of the first predictions [item], minus that of the second where there are two."""
-
-    def __init__(self, truth: np.ndarray, predictions: Sequence[np.ndarray]):
-        self.columns = [np.asarray(column, dtype=np.float64) for column in (truth, *predictions)]
-        self.sizes = np.ones(len(truth), dtype=np.int64)
-        self._bad = [~np.isfinite(column) for column in self.columns[1:]]
-        self._sorted = [_Order(np.where(np.isfinite(column), column, 0.0)) for column in self.columns]
-
-    @property
-    def whole(self) -> float:
-        """See `Value`."""
-        return float(self.drawn(self.sizes[None].astype(np.float64))[0])
-
-    def drawn(self, counts: np.ndarray) -> np.ndarray:
-        """See `Value`."""
-        rows = max(1, RANKED_AT_ONCE // len(self.sizes))
-        return np.concatenate([self._values(counts[i : i + rows]) for i in range(0, len(counts), rows)])
-
-    def _values(self, counts: np.ndarray) -> np.ndarray:
-        ranks = [order.ranks(counts) for order in self._sorted]
-        truth = ranks[0]
-        weighted = truth * counts
-        own = np.einsum("di,di->d", weighted, truth)
-        found = []
-        for mine, bad in zip(ranks[1:], self._bad, strict=True):
-            both = np.einsum("di,di->d", weighted, mine)
-            spread = np.einsum("di,di->d", mine * counts, mine)
-            value = np.clip(_ratio(both, np.sqrt(own * spread)), -1, 1)
-            found.append(np.where(counts[:, bad].any(1), 0.0, value) if bad.any() else value)
-        return found[0] if len(found) == 1 else found[0] - found[1]
-
-    def jackknife(self) -> tuple[np.ndarray, np.ndarray]:
-        """Without each item; of more than 1,000 items, without each of 1,000 random parts of equal size."""
-        n = len(self.sizes)
-        parts = min(n, JACKKNIFE_GROUPS)
-        part = np.random.default_rng(0).permutation(n) % parts if parts < n else np.arange(n)
-        found = []
-        rows = max(1, DRAWN_AT_ONCE // n)
-        for start in range(0, parts, rows):
-            some = np.arange(start, min(parts, start + rows))
-            found.append(self.drawn((part != some[:, None]).astype(np.float64)))
-        return np.concatenate(found), np.ones(parts)
-
-    def elsewhere(self, share: float) -> tuple[float, float]:
-        """See `Value`."""
-        return self.whole, self.whole
-
-
-class _Order:
-    """The order of some values, for ranks of weighted items."""
-
-    def __init__(self, values: np.ndarray):
-        self.order = np.argsort(values, kind="stable")
-        ascending = values[self.order]
-        new = np.concatenate([[True], ascending[1:] != ascending[:-1]])
-        self.starts = np.flatnonzero(new)
-        self.place = np.empty(
-            len(values), dtype=np.int64
-        )  # of each item, the number of its value among the distinct ones
-        self.place[self.order] = np.cumsum(new) - 1
-
-    def ranks(self, counts: np.ndarray) -> np.ndarray:
-        """Mid-rank of each item among items drawn `counts` times, minus the mean rank [draw, item]."""
-        tied = counts.take(self.order, axis=1)
-        if len(self.starts) < tied.shape[1]:
-            tied = np.add.reduceat(tied, self.starts, axis=1)
-        upto = np.cumsum(tied, axis=1)
-        middle = upto - tied / 2
-        middle -= upto[:, -1:] / 2
-        return middle.take(self.place, axis=1)
