@@ -82,7 +82,7 @@ def print_sweep(sweep: "Sweep", marks: Marks) -> None:
 def _head(sweep: "Sweep") -> Iterator[str]:
     yield f"{sweep.provenance.model}: {sweep.task} ({sweep.unit}), {sweep.method}, on {sweep.data}"
     yield (
-        f"{sweep.n_texts:,} texts{counted(sweep)} (a text is a {sweep.text})"
+        f"{sweep.n_texts:,} texts{counted(sweep)} (a text is {article(sweep.text)} {sweep.text})"
         + (f"; intact {_intact(sweep)}" if sweep.has_intact else "")
     )
     windows = sweep.windows_swept
@@ -122,6 +122,11 @@ def _intact(sweep: "Sweep") -> str:
     else:
         value, low, high = sweep.intact, sweep.intact_low, sweep.intact_high
     return f"{value:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def article(words: str) -> str:
+    """ "a" or "an"."""
+    return "an" if words[:1] in "aeiou" else "a"
 
 
 def _ranked(rows: list[list[Any]]) -> list[list[Any]]:
