@@ -67,3 +67,15 @@ def test_many_ablations_in_a_batch_are_those_one_by_one(family: str, mode: str, 
     if family not in ("albert", "mixtral"):
         assert runner.mixes, runner.notes
     assert not runner.notes or mode == "mean" or family in ("mixtral",)
+
+
+def test_blocks_that_return_a_tuple_of_one_are_skipped_too(words: Any) -> None:
+    runner = runner_of("mpnet", words)
+    assert runner.reuses
+    assert not runner.notes
+    plans: list[Any] = [{2: (1,)}, {1: (3, 4), 2: (5,)}]
+    span = (0, min(4, runner.n_texts))
+    fast = runner.values(plans, span)
+    runner.reuses = False
+    runner.forget()
+    np.testing.assert_allclose(fast, runner.values(plans, span), rtol=1e-5)

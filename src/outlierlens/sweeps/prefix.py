@@ -4,7 +4,8 @@
     with resumed(model, stack, kept, rows): ...      # blocks 0 to 3 are not run: block 3 gives what was kept
 
 Blocks are skipped by standing in for their `forward`; everything around them (embeddings, attention masks, rotary tables)
-runs as always. Only for streams whose blocks return a bare [batch, token, dim] tensor and are not shared between layers.
+runs as always. Only for streams whose blocks return a [batch, token, dim] tensor, bare or alone in a tuple (MPNet), and are
+not shared between layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +32,13 @@ class Kept:
         whole: as it is.
         bare: as it is with the block's last operation zero in every dimension; None where the ablation edits the block's
             output itself, which a hook does on top of `whole`.
+        in_tuple: whether blocks return it alone in a tuple.
     """
 
     layer: int
     whole: tuple["Tensor", ...]
     bare: tuple["Tensor", ...] | None
+    in_tuple: bool = False
 
 
 def can_resume(stack: BoundStack) -> bool:
@@ -54,8 +57,8 @@ def capture(
 ) -> dict[int, Kept] | None:
     """{layer: what is kept of it} while `run()` makes one forward pass over rows of the given lengths.
 
-    With `bare`, each wanted block runs a second time with its last operation zero. None where blocks do not return bare
-    tensors.
+    With `bare`, each wanted block runs a second time with its last operation zero. None where blocks return anything else
+    than such a tensor.
     """
     import torch
 
@@ -70,14 +73,17 @@ def capture(
         def run_block(*args: Any, **kwargs: Any) -> Any:
             nonlocal odd
             output = forward(*args, **kwargs)
-            if not isinstance(output, torch.Tensor) or output.ndim != 3:
+            in_tuple = isinstance(output, tuple) and len(output) == 1
+            states = output[0] if in_tuple else output
+            if not isinstance(states, torch.Tensor) or states.ndim != 3:
                 odd = True
                 raise _Enough
             without = None
             if bare:
                 with written(model, stack, lambda _, states: torch.zeros_like(states), [layer]):
-                    without = rows(forward(*args, **kwargs))
-            found[layer] = Kept(layer, rows(output), without)
+                    again = forward(*args, **kwargs)
+                    without = rows(again[0] if in_tuple else again)
+            found[layer] = Kept(layer, rows(states), without, in_tuple)
             if layer == last:
                 raise _Enough
             return output
@@ -109,11 +115,14 @@ def resumed(
         at, dims = zeroed
         states[at, :, dims] = bare[at, :, dims]
 
+    def handed_on(states: "Tensor") -> Any:
+        return (states,) if kept.in_tuple else states
+
     def skip(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: args[0] if args else kwargs["hidden_states"]
+        return lambda *args, **kwargs: handed_on(args[0] if args else kwargs["hidden_states"])
 
     def give(layer: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: states
+        return lambda *args, **kwargs: handed_on(states)
 
     with _replaced(model, stack, {**dict.fromkeys(range(kept.layer), skip), kept.layer: give}):
         yield

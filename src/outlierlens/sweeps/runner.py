@@ -332,7 +332,9 @@ def _joined(layer: int, parts: list[Kept], place: np.ndarray) -> Kept:
     """Kept states of several passes as one, rows in the order `place`."""
     whole = [row for part in parts for row in part.whole]
     bare = [row for part in parts for row in part.bare or ()]
-    return Kept(layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None)
+    return Kept(
+        layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None, parts[0].in_tuple
+    )
 
 
 def _close(found: np.ndarray, plain: np.ndarray, *, exact: bool) -> bool:
