@@ -73,7 +73,7 @@ def label_order(
         other = merged(name)
         return find(name) if other is None else find(tuple(into.values())[other])
 
-    if given == IN_TASK_ORDER or (given is not None and tuple(given) == (IN_TASK_ORDER,)):
+    if given in (IN_TASK_ORDER, (IN_TASK_ORDER,)):
         names = list(wanted)
     elif given is not None:
         names = [given] if isinstance(given, str) else list(given)

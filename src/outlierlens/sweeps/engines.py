@@ -35,7 +35,7 @@ class Engine(Protocol):
 def by_span(works: Iterable[Work]) -> Iterator[tuple[tuple[int, int], list[Work]]]:
     """((start, stop), the work on these texts), in the order of texts; within, those that touch early layers first."""
     ordered = sorted(works, key=lambda work: (work.start, work.stop, min(work.unit.layers, default=-1)))
-    for span, same in groupby(ordered, key=lambda work: (work.start, work.stop)):
+    for span, same in groupby(ordered, key=lambda work: work.span):
         yield span, list(same)
 
 

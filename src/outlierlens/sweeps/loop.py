@@ -193,13 +193,13 @@ class _Run:
     def measure(self, rounds: Iterable[Round]) -> None:
         """THE loop: measure every round's work that the rows do not hold, append it, and let the next round be decided."""
         for phase, works in rounds:
-            self._need_intact({(work.start, work.stop) for work in works})
+            self._need_intact({work.span for work in works})
             missing = [work for work in works if self.rows.get(work.key) is None]
             self.report(phase)
             begun = time.monotonic()
             self._started = self._started or (begun if missing else None)
             for work, values in self._measured(missing):
-                difference = values - self._intact[work.start, work.stop]
+                difference = values - self._intact[work.span]
                 if work.only is not None:
                     difference = np.where(np.isnan(values), 0.0, difference)
                 self.rows.append(work.key, {"differences": _rounded(difference)})

@@ -26,7 +26,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     dtype = next(model.parameters()).dtype
     if dtype is torch.float32:
         return None
-    ranked = sorted(range(len(state.units)), key=lambda number: -_change(state, number))
+    ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))
     spread = np.linspace(0, len(ranked) - 1, N_SETS - N_SETS // 2).astype(int)
     chosen = list(dict.fromkeys([*ranked[: N_SETS // 2], *(ranked[place] for place in spread)]))
     span = (0, min(N_TEXTS, runner.n_texts))
@@ -56,11 +56,6 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
         n_sets=len(chosen),
         n_texts=span[1],
     )
-
-
-def _change(state: State, number: int) -> float:
-    found = state.estimates[number]
-    return found.change if found is not None else 0.0
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class Share:
     @property
     def span(self) -> tuple[int, int]:
         """Its texts."""
-        return self.works[0].start, self.works[0].stop
+        return self.works[0].span
 
     @property
     def rows(self) -> int:

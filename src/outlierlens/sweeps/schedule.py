@@ -149,6 +149,11 @@ class State:
         assert self.gradients is not None
         return self.gradients[:, number].astype(float) * self.scales[self.units[number].window]
 
+    def change(self, number: int) -> float:
+        """A unit's change at its last look; 0 before the first."""
+        found = self.estimates[number]
+        return found.change if found is not None else 0.0
+
     def work(self, unit: Unit, span: tuple[int, int]) -> Work:
         """The work of a unit on a span: on all its texts, or on those that the screen asks for."""
         return Work(unit, *span, None if self.screen is None else self.screen.only(unit, span))
@@ -192,7 +197,7 @@ def exact(state: State) -> Iterator[Round]:
 def _whole(state: State, screen: Screen) -> Iterator[Round]:
     """The strongest units anew, on every text: gradients say least of strong effects."""
     while True:
-        ranked = sorted(range(len(state.units)), key=lambda number: -_change(state, number))[: state.options.top]
+        ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
         fresh = [number for number in ranked if state.units[number].key not in screen.whole]
         if not fresh:
             return
@@ -202,11 +207,6 @@ def _whole(state: State, screen: Screen) -> Iterator[Round]:
         for span in pieces(state.looks):
             yield "telling the top apart", [state.work(state.units[number], span) for number in fresh]
         state.look(fresh)
-
-
-def _change(state: State, number: int) -> float:
-    found = state.estimates[number]
-    return found.change if found is not None else 0.0
 
 
 def adaptive(state: State) -> Iterator[Round]:
