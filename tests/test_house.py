@@ -49,6 +49,7 @@ LAYERS = [
         "data",
         "labelled",
         "inputs",
+        "forward",
         "run_files",
     },
     {
@@ -63,6 +64,7 @@ LAYERS = [
         "watch_probe",
         "callback",
         "activations",
+        "vectors",
         "activation_rules",
         "stats_summary",
         "ablate",

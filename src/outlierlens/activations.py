@@ -9,7 +9,6 @@ never counted. Special and ordinary tokens are counted apart, and "all" is both 
 twice: the encoder as it is, the decoder shifted by one behind its start token.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,9 @@ import numpy as np
 
 from outlierlens.activation_rules import ActivationRules
 from outlierlens.arch import BoundStack
-from outlierlens.data import Batch, Texts, batches, decoder_side
+from outlierlens.data import Batch, Texts, batches
 from outlierlens.errors import BadInput
+from outlierlens.forward import TextForward
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
 from outlierlens.inputs import token_limit
@@ -30,7 +30,7 @@ from outlierlens.stats import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
 from outlierlens.stats_summary import summarise
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 WINDOW = 32  # batches that are tokenised and sorted by length together: memory stays constant in the number of texts
 PASSAGE_DIMS = 1024
@@ -115,10 +115,8 @@ class Observer:
         self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
         if other := [stack.name for stack in loaded.stacks if stack.name in NOT_TEXT]:
             self.notes.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
-        self.reader = text_reader(loaded, self.stacks)
-        self.accepts = set(inspect.signature(self.reader.forward).parameters)
-        self.shifted = "decoder" if "decoder_input_ids" in self.accepts else ""
-        if self.shifted:
+        self.forward = TextForward(loaded, self.stacks)
+        if self.forward.shifted:
             self.notes.append(
                 "the decoder read each text shifted by one behind its start token; that token counts as special"
             )
@@ -143,24 +141,11 @@ class Observer:
                 if self.options.progress:
                     self.options.progress("observing", done, len(texts))
 
-    def forward(self, batch: Batch) -> None:
-        """Run the model, without its head where that can be left out."""
-        import torch
-
-        inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in self.accepts}
-        if self.shifted:
-            inputs["decoder_input_ids"] = self._sides(batch)[self.shifted][0]
-            inputs["decoder_attention_mask"] = batch.valid.to(inputs["decoder_input_ids"].dtype)
-        if "use_cache" in self.accepts:
-            inputs["use_cache"] = False
-        with torch.inference_mode():
-            self.reader(**inputs)
-
     def consume(self, batch: Batch) -> None:
         """Run the model on a batch and count all its token vectors."""
         import torch
 
-        sides = self._sides(batch)
+        sides = self.forward.sides(batch)
         if any(bool(special.any()) for _, special in sides.values()):
             self.groups = 2
         kept = self._columns_per_layer()
@@ -217,7 +202,7 @@ class Observer:
 
         with torch.inference_mode(), tapped(self.loaded.model, self.stacks, look):
             self.forward(batch)
-        sides = self._sides(batch)
+        sides = self.forward.sides(batch)
         found = []
         for stack in self.stacks:
             vectors = np.stack(states[stack.name])  # [layer, token, dim]
@@ -228,13 +213,6 @@ class Observer:
             layers = tuple(layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers)))
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
         return tuple(found)
-
-    def _sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
-        """{stream: (token ids, special tokens)}, both [batch, token]; the decoder's are shifted."""
-        sides = {stack.name: (batch.inputs["input_ids"], batch.special) for stack in self.stacks}
-        if self.shifted:
-            sides[self.shifted] = decoder_side(batch, self.loaded.config)
-        return sides
 
     def _columns_per_layer(self) -> int:
         rows = sum(stack.n_layers + 1 for stack in self.stacks)
@@ -296,25 +274,3 @@ class _Stream:
         for (layer, _), counts in self.reads.items():
             found[layer] = torch.maximum(found[layer], counts.share()) if layer in found else counts.share()
         return found
-
-
-def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
-    """The innermost module that takes token ids and runs all of `stacks`: the model without its head, as a rule.
-
-    Raises:
-        BadInput: no such module takes token ids.
-    """
-    paths = [block.split(".") for stack in stacks for block in stack.blocks]
-    common = []
-    for names in zip(*paths, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    for length in range(len(common), -1, -1):
-        module = loaded.model.get_submodule(".".join(common[:length]))
-        if paths and "input_ids" in inspect.signature(module.forward).parameters:
-            return module
-    raise BadInput(
-        f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
-        "observe a text model, or the text tower of this one, loaded by itself"
-    )

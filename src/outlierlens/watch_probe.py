@@ -9,7 +9,6 @@ The pass runs the module below the head in the parameters' own precision, whatev
 
 import copy
 import hashlib
-import inspect
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.activations import NOT_TEXT, text_reader
+from outlierlens.activations import NOT_TEXT
 from outlierlens.arch import BoundStack
-from outlierlens.data import EXCERPT, Batch, Texts, collate, decoder_side, read_texts
+from outlierlens.data import EXCERPT, Batch, Texts, collate, read_texts
 from outlierlens.errors import BadInput
+from outlierlens.forward import TextForward
 from outlierlens.hidden import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
@@ -58,13 +58,8 @@ class Probe:
     def __init__(self, loaded: LoadedModel, batch: Batch):
         self.loaded, self.batch = loaded, batch
         self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
-        self.reader = text_reader(loaded, self.stacks)
-        accepts = set(inspect.signature(self.reader.forward).parameters)
-        self.inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name in accepts}
-        if "decoder_input_ids" in accepts:
-            self.inputs["decoder_input_ids"], _ = decoder_side(batch, loaded.config)
-            self.inputs["decoder_attention_mask"] = batch.valid.long()
-        self.plain = {"use_cache": False} if "use_cache" in accepts else {}
+        forward = TextForward(loaded, self.stacks)
+        self.reader, self.inputs = forward.reader, forward.inputs(batch)
         digest = hashlib.sha256(str(tuple(batch.valid.shape)).encode())
         for part in (batch.inputs["input_ids"], batch.valid.long()):
             digest.update(part.numpy().astype("<i8").tobytes())
@@ -98,9 +93,12 @@ class Probe:
                 states[stack.name] = found[0][valid[0]].float().mean(0)
 
         with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look):
-            inputs = {name: value.to(device) for name, value in self.inputs.items()}
+            inputs = {
+                name: value.to(device) if isinstance(value, torch.Tensor) else value
+                for name, value in self.inputs.items()
+            }
             with torch.autocast(device.type, enabled=False):
-                self.reader(**inputs, **self.plain)
+                self.reader(**inputs)
             found = {}
             for stack in self.stacks:
                 layers = torch.stack(seen[stack.name]).cpu().double().numpy()  # [layer, measure]

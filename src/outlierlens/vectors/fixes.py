@@ -1,0 +1,169 @@
+"""Linear repairs of vectors: x -> (x − centre) · matrix, fitted on text that is never the evaluated one.
+
+    asked = parse_fixes("raw,clip,centre,standardize,abtt:3,whiten:256")
+    fix = make_fix(asked[3], width, moments=moments_of(fitting), dims=(557,))
+    better = fix.apply(vectors)                       # [vector, dim] -> [vector, kept], float64
+    fix.weight, fix.bias                              # the same as a dense layer: x · weightᵀ + bias
+
+raw          as they are
+clip         chosen dimensions are zero (Luo et al. 2021, section 5: of extracted vectors, never inside the network)
+centre       the mean of the fitting text is taken away
+standardize  mean 0 and variance 1 in every dimension (Timkey and van Schijndel 2021, section 5)
+abtt:k       all but the top: centred, without the k directions of largest variance (Mu and Viswanath 2018); k = 3
+whiten:k     centred, covariance I; with k, the k directions of largest variance (Su et al. 2021); k = all
+
+Each is affine, so it commutes with the mean over tokens: sentence vectors are repaired after pooling, and a repair can be
+stored as one dense layer behind it. Whitening fitted on fewer than 10 vectors a dimension is shrunk towards the mean
+variance, by the oracle approximating shrinkage of Chen et al. (2010), or as asked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+from outlierlens.vectors.moments import Moments
+
+KINDS = ("raw", "clip", "centre", "standardize", "abtt", "whiten")
+SPELLED = {"center": "centre", "standardise": "standardize"}
+ENOUGH = 10  # vectors a dimension that a covariance needs without shrinkage
+TOP = 3  # directions that all-but-the-top removes
+FLOOR = 1e-10  # a variance below this share of the largest is rounding, and is not divided by
+
+
+@dataclass(frozen=True)
+class FixSpec:
+    """A repair as asked for: its kind, `k` of abtt and whiten, and the shrinkage of whiten (None: chosen by its size)."""
+
+    kind: str
+    k: int | None = None
+    shrinkage: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise BadInput(f"unknown fix {self.kind!r}; fixes are {', '.join(KINDS)}")
+        if self.k is not None and (self.kind not in ("abtt", "whiten") or self.k < 1):
+            raise BadInput(f"fix {self.kind}:{self.k}: a number belongs to abtt and whiten, and is at least 1")
+        if self.shrinkage is not None and (self.kind != "whiten" or not 0 <= self.shrinkage <= 1):
+            raise BadInput(f"shrinkage {self.shrinkage}: it belongs to whiten and lies in [0, 1]")
+
+    @property
+    def name(self) -> str:
+        """ "abtt:3"."""
+        k = TOP if self.kind == "abtt" and self.k is None else self.k
+        return self.kind if k is None else f"{self.kind}:{k}"
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it needs a text to fit on."""
+        return self.kind not in ("raw", "clip")
+
+
+@dataclass(frozen=True)
+class Fix:
+    """x -> (x − centre) · matrix.
+
+    Attributes:
+        name: "whiten:256".
+        centre: [dim]. matrix: [dim, kept]; or [dim], a factor for each dimension.
+        n_fitted: vectors that it was fitted on; 0 for raw and clip.
+        shrinkage: of whiten, in [0, 1]; else 0.
+    """
+
+    name: str
+    centre: np.ndarray
+    matrix: np.ndarray
+    n_fitted: int = 0
+    shrinkage: float = 0.0
+
+    def apply(self, vectors: np.ndarray) -> np.ndarray:
+        """[..., dim] -> [..., kept], float64."""
+        away = np.asarray(vectors, dtype=np.float64) - self.centre
+        return away * self.matrix if self.matrix.ndim == 1 else away @ self.matrix
+
+    @property
+    def weight(self) -> np.ndarray:
+        """Of a dense layer that does the same [kept, dim]."""
+        return np.diag(self.matrix) if self.matrix.ndim == 1 else self.matrix.T
+
+    @property
+    def bias(self) -> np.ndarray:
+        """Of that layer [kept]."""
+        return -(self.weight @ self.centre)
+
+
+def parse_fixes(text: str) -> tuple[FixSpec, ...]:
+    """ "raw,clip,abtt:3" -> specifications; raises BadInput for what is no fix."""
+    found = []
+    for part in text.split(","):
+        kind, colon, k = part.strip().partition(":")
+        if colon and (not k.isdecimal() or len(k) > 9):
+            raise BadInput(f"cannot read the fix {part.strip()!r}; write abtt:3 or whiten:256")
+        found.append(FixSpec(SPELLED.get(kind, kind), int(k) if colon else None))
+    return tuple(dict.fromkeys(found))
+
+
+def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims: Sequence[int] = ()) -> Fix:
+    """The repair of vectors of `width` dimensions; `moments` of the fitting text, `dims` for clip.
+
+    Raises:
+        BadInput: no text to fit on, a dimension or a `k` that the vectors do not have, or a covariance of all zeros.
+    """
+    if spec.kind == "raw":
+        return Fix(spec.name, np.zeros(width), np.ones(width))
+    if spec.kind == "clip":
+        return _clip(spec, width, dims)
+    if moments is None:
+        raise BadInput(f"fix {spec.name} needs a text to fit on; name one (--fit-data) that is not the evaluated one")
+    if moments.width != width:
+        raise BadInput(f"fix {spec.name} was fitted on {moments.width} dimensions; the vectors have {width}")
+    if spec.k is not None and spec.k > width - (spec.kind == "abtt"):
+        raise BadInput(f"fix {spec.name}: the vectors have {width} dimensions")
+    if spec.kind == "centre":
+        return Fix(spec.name, moments.mean, np.ones(width), moments.n)
+    if spec.kind == "standardize":
+        variance = np.diag(moments.covariance)
+        alive = variance > FLOOR * variance.max()
+        return Fix(spec.name, moments.mean, np.where(alive, 1 / np.sqrt(np.where(alive, variance, 1)), 0), moments.n)
+    if spec.kind == "abtt":
+        _, directions = np.linalg.eigh(moments.covariance)
+        top = directions[:, max(1, width - (spec.k or TOP)) :]
+        return Fix(spec.name, moments.mean, np.eye(width) - top @ top.T, moments.n)
+    return _whiten(spec, moments)
+
+
+def chosen_shrinkage(moments: Moments) -> float:
+    """0 with 10 vectors a dimension or more, else the oracle approximating shrinkage (Chen et al. 2010, eq. 23)."""
+    if moments.n >= ENOUGH * moments.width:
+        return 0.0
+    covariance = moments.scatter / max(moments.n, 1)
+    width = moments.width
+    squares, trace = float((covariance**2).sum()), float(np.trace(covariance)) ** 2
+    above = (1 - 2 / width) * squares + trace
+    below = (moments.n + 1 - 2 / width) * (squares - trace / width)
+    return 1.0 if below <= 0 else min(1.0, above / below)
+
+
+def _clip(spec: FixSpec, width: int, dims: Sequence[int]) -> Fix:
+    for dim in dims:
+        if not 0 <= dim < width:
+            raise BadInput(f"dimension {dim} cannot be clipped; the vectors have dimensions 0 to {width - 1}")
+    kept = np.ones(width)
+    kept[list(dims)] = 0
+    return Fix(spec.name, np.zeros(width), kept)
+
+
+def _whiten(spec: FixSpec, moments: Moments) -> Fix:
+    shrinkage = chosen_shrinkage(moments) if spec.shrinkage is None else spec.shrinkage
+    covariance, width = moments.covariance, moments.width
+    even = np.trace(covariance) / width * np.eye(width)
+    variances, directions = np.linalg.eigh((1 - shrinkage) * covariance + shrinkage * even)
+    order = np.argsort(-variances, kind="stable")[: spec.k or width]
+    largest = variances[order[0]]
+    if not largest > 0:
+        raise BadInput(f"fix {spec.name}: all vectors to fit on are alike; give another text")
+    variances, directions = variances[order], directions[:, order]
+    # A direction without variance carries nothing that could be scaled up.
+    factors = np.where(variances > FLOOR * largest, 1 / np.sqrt(np.maximum(variances, FLOOR * largest)), 0)
+    return Fix(spec.name, moments.mean, directions * factors, moments.n, shrinkage)

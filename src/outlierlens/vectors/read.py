@@ -1,0 +1,375 @@
+"""One forward pass over texts, from which the vectors of all layers are taken: of sentences, words or single tokens.
+
+    tokens = tokenise(loaded, ["A plane is taking off.", …], max_length=128)
+    spans = tokens.sentences()                         # or tokens.words(text, start, end), tokens.single(text, token)
+    vectors = gather(loaded, tokens, spans)
+    vectors.values[vectors.layers.index("3")]          # [span, dim]
+    for batch in token_batches(loaded, tokens): …      # states of all layers [batch, token, dim], nothing kept
+
+A span is a run of a text's tokens; its vector is their mean. Special tokens that the tokenizer adds ([CLS], [SEP], <s>)
+are left out unless asked for; padding never counts. The vector of layer k is the output of block k, as the next block
+gets it, or with `final_norm` what the model's final norm makes of it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.arch import BoundStack
+from outlierlens.data import Batch, Texts, collate
+from outlierlens.errors import BadInput
+from outlierlens.forward import TextForward
+from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel
+from outlierlens.vectors.store import Budget, allocate
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NOT_TEXT = ("vision", "audio")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How texts are read.
+
+    Attributes:
+        batch_size: texts of a forward pass.
+        stack: the stream, where there are several; the first that reads text otherwise.
+        layers: blocks, `EMBEDDINGS` (−1) for the embeddings; None is all of them, embeddings first.
+        final_norm: pass every layer's states through the model's final norm; nothing where it has none (post-norm).
+        budget: what vectors may take.
+        progress: called with (label, texts done, texts).
+    """
+
+    batch_size: int = 32
+    stack: str | None = None
+    layers: tuple[int, ...] | None = None
+    final_norm: bool = False
+    budget: Budget = field(default_factory=Budget)
+    progress: Callable[[str, int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Runs of tokens: `text` [span], and `first` (included) and `last` (excluded) [span] token of that text.
+
+    A span without a token (`first == last`) is allowed: its vector is zero and its `n_tokens` 0.
+    """
+
+    text: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Texts as token ids.
+
+    Attributes:
+        texts: as given.
+        encoded: what the tokenizer made of them, by name one list a text: input_ids and what else the model takes.
+        special: bool [token] of each text: added by the tokenizer.
+        offsets: int [token, 2] of each text: first and last character (excluded); None where the tokenizer has none.
+        max_length: at which texts were cut.
+    """
+
+    texts: tuple[str, ...]
+    encoded: dict[str, list[list[int]]]
+    special: tuple[np.ndarray, ...]
+    offsets: tuple[np.ndarray, ...] | None
+    max_length: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, special ones included [text]."""
+        return np.array([len(ids) for ids in self.encoded["input_ids"]], dtype=np.int64)
+
+    def sentences(self) -> Spans:
+        """One span a text, all its tokens."""
+        return Spans(np.arange(len(self.texts)), np.zeros(len(self.texts), dtype=np.int64), self.lengths)
+
+    def single(self, text: Sequence[int] | np.ndarray, token: Sequence[int] | np.ndarray) -> Spans:
+        """One span a pair: token `token` (counted from 0, special ones included) of text `text`."""
+        first = np.asarray(token, dtype=np.int64)
+        return Spans(np.asarray(text, dtype=np.int64), first, first + 1)
+
+    def ordinary(self, text: int) -> np.ndarray:
+        """Positions of the tokens of text `text` that are not special."""
+        return np.flatnonzero(~self.special[text])
+
+    def words(self, text: Sequence[int], start: Sequence[int], end: Sequence[int]) -> Spans:
+        """One span a word: the tokens that overlap characters `start` to `end` (excluded) of text `text`.
+
+        A word behind `max_length` gets an empty span.
+
+        Raises:
+            BadInput: the tokenizer does not say which characters its tokens stand for.
+        """
+        if self.offsets is None:
+            raise BadInput(
+                "this tokenizer does not say where in the text its tokens stand; use the model's fast tokenizer "
+                "(tokenizer.json)"
+            )
+        first, last = np.zeros(len(text), dtype=np.int64), np.zeros(len(text), dtype=np.int64)
+        for i, (one, low, high) in enumerate(zip(text, start, end, strict=True)):
+            offsets = self.offsets[one]
+            overlap = (offsets[:, 0] < high) & (offsets[:, 1] > low) & ~self.special[one]
+            inside = np.flatnonzero(overlap)
+            if len(inside):
+                first[i], last[i] = inside[0], inside[-1] + 1
+        return Spans(np.asarray(text, dtype=np.int64), first, last)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """States of some texts, on the model's device.
+
+    Attributes:
+        texts: index of each row's text.
+        layers: names of the layers. states: of each of them, [batch, token, dim].
+        valid: bool [batch, token], no padding. ordinary: neither padding nor special.
+        ids: token ids [batch, token].
+        shift: places by which the stream reads a text later than it stands: 1 for the decoder of an encoder-decoder,
+            whose texts begin with a start token, else 0.
+    """
+
+    texts: tuple[int, ...]
+    layers: tuple[str, ...]
+    states: tuple["Tensor", ...]
+    valid: "Tensor"
+    ordinary: "Tensor"
+    ids: "Tensor"
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors of spans.
+
+    Attributes:
+        layers: "embeddings", "0", "1", …
+        values: float32 [layer, span, dim].
+        n_tokens: tokens each is the mean of [span]; 0 where a span had none, and its vectors are zero.
+        stack: the stream. final_norm: whether the model's final norm was applied.
+    """
+
+    layers: tuple[str, ...]
+    values: np.ndarray
+    n_tokens: np.ndarray
+    stack: str
+    final_norm: bool
+
+    def at(self, layer: str) -> np.ndarray:
+        """Vectors of one layer [span, dim]; raises BadInput with the layers there are."""
+        if layer not in self.layers:
+            raise BadInput(f"no layer {layer!r} was read; there are {', '.join(self.layers)}")
+        return self.values[self.layers.index(layer)]
+
+
+def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: int = 128) -> Tokens:
+    """`texts` as token ids, cut at `max_length` tokens, or fewer where the model has no more positions.
+
+    Raises:
+        BadInput: no tokenizer, or `max_length` below 2.
+    """
+    tokenizer: Any = loaded.tokenizer
+    if tokenizer is None:
+        raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+    if max_length < 2:
+        raise BadInput(f"max_length is {max_length}; it must be at least 2")
+    given = tuple(texts.texts if isinstance(texts, Texts) else texts)
+    length = token_limit(loaded, max_length)
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    encoded: dict[str, Any] = {"input_ids": []}
+    if given:
+        encoded = dict(
+            tokenizer(
+                list(given),
+                truncation=True,
+                max_length=length,
+                return_special_tokens_mask=True,
+                return_offsets_mapping=fast,
+            )
+        )
+    special = tuple(np.array(mask, dtype=bool) for mask in encoded.pop("special_tokens_mask", []))
+    places = encoded.pop("offset_mapping", [] if fast else None)
+    offsets = None if places is None else tuple(np.array(one, dtype=np.int64).reshape(-1, 2) for one in places)
+    return Tokens(given, encoded, special, offsets, length)
+
+
+def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | None = None) -> Iterator[TokenBatch]:
+    """The states of all texts, batch by batch, longest texts first; texts without a token are left out.
+
+    Raises:
+        BadInput: the model reads no text, has no such stream or layer, or its states do not fit the tokens.
+    """
+    import torch
+
+    options = options or ReadOptions()
+    stack = text_stack(loaded, options.stack)
+    run = TextForward(loaded, [stack])
+    wanted = wanted_layers(stack, options.layers)
+    norm = final_norm(loaded, stack) if options.final_norm else None
+    found: dict[int, Tensor] = {}
+
+    def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+        if layer in wanted:
+            found[layer] = states if norm is None else norm(states)
+
+    done = 0
+    with tapped(loaded.model, [stack], look):
+        for batch, special in _batches(loaded, tokens, options.batch_size):
+            found.clear()
+            with torch.inference_mode():
+                run(batch)
+            ids, _ = run.sides(batch)[stack.name]
+            if run.shifted == stack.name:
+                special = _shifted_special(special, batch.valid)
+            states = tuple(found[layer] for layer in wanted)
+            for layer, one in zip(wanted, states, strict=True):
+                if one.shape[:2] != batch.valid.shape:
+                    raise BadInput(
+                        f"stream {stack.name}, layer {layer_name(layer)}: states are {list(one.shape)}, the tokens "
+                        f"{list(batch.valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding "
+                        f"in place"
+                    )
+            names = tuple(layer_name(layer) for layer in wanted)
+            shift = int(run.shifted == stack.name)
+            yield TokenBatch(batch.texts, names, states, batch.valid, batch.valid & ~special, ids, shift)
+            done += len(batch.texts)
+            if options.progress:
+                options.progress("reading", done, len(tokens.texts))
+
+
+def gather(
+    loaded: LoadedModel, tokens: Tokens, spans: Spans, options: ReadOptions | None = None, *, special: bool = False
+) -> Vectors:
+    """Mean state of every span at every layer, from one pass over the texts; `special` counts special tokens too.
+
+    Raises:
+        BadInput: vectors that do not fit the budget, a state that is not finite, or what `token_batches` raises.
+    """
+    import torch
+
+    options = options or ReadOptions()
+    stack = text_stack(loaded, options.stack)
+    wanted = wanted_layers(stack, options.layers)
+    values: np.ndarray | None = None
+    n_tokens = np.zeros(len(spans), dtype=np.int64)
+    order = np.argsort(spans.text, kind="stable")
+    starts = np.searchsorted(spans.text[order], np.arange(len(tokens.texts) + 1))
+    needed = [text for text in range(len(tokens.texts)) if starts[text] < starts[text + 1]]
+    for batch in token_batches(loaded, _only(tokens, needed), options):
+        rows = [order[starts[needed[text]] : starts[needed[text] + 1]] for text in batch.texts]
+        kept = batch.valid if special else batch.ordinary
+        chosen = np.concatenate(rows)
+        row = torch.from_numpy(np.repeat(np.arange(len(rows)), [len(one) for one in rows])).to(kept.device)
+        first, last = (torch.from_numpy(one[chosen]).to(kept.device) for one in (spans.first, spans.last))
+        place = torch.arange(kept.shape[1], device=kept.device) - batch.shift
+        inside = (place >= first[:, None]) & (place < last[:, None]) & kept[row]  # [span, token]
+        count = inside.sum(1)
+        n_tokens[chosen] = count.cpu().numpy()
+        weight = inside.float() / count.clamp(min=1)[:, None]
+        for layer, states in enumerate(batch.states):
+            if values is None:
+                values = allocate((len(wanted), len(spans), states.shape[-1]), options.budget)
+            found = _means(weight, row, states)
+            if not bool(torch.isfinite(found).all()):
+                raise BadInput(f"layer {batch.layers[layer]}: a state is NaN or infinite; use --dtype float32")
+            values[layer, chosen] = found.cpu().numpy()
+    if values is None:
+        raise BadInput("there is no token in these texts, so there are no vectors")
+    return Vectors(
+        tuple(layer_name(layer) for layer in wanted),
+        values,
+        n_tokens,
+        stack.name,
+        bool(options.final_norm and stack.final_norm),
+    )
+
+
+def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
+    """The stream called `name`, or the first one that reads text (the encoder, where there are two)."""
+    if name is not None:
+        return loaded.stack(name)
+    text = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+    if not text:
+        raise BadInput(f"{loaded.name} has no stream that reads text")
+    return text[0]
+
+
+def wanted_layers(stack: BoundStack, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """`layers`, checked; all of them, the embeddings first, for None."""
+    there = (EMBEDDINGS, *range(stack.n_layers))
+    if layers is None:
+        return there
+    for layer in layers:
+        if layer not in there:
+            raise BadInput(f"stream {stack.name} has no layer {layer}; its blocks are 0 to {stack.n_layers - 1}")
+    return tuple(dict.fromkeys(layers))
+
+
+def final_norm(loaded: LoadedModel, stack: BoundStack) -> "nn.Module | None":
+    """The norm that reads the stream after the last block; None in post-norm families, which have none."""
+    if not stack.final_norm:
+        return None
+    return loaded.model.get_submodule(stack.final_norm[0].name.rpartition(".")[0])
+
+
+def _means(weight: "Tensor", row: "Tensor", states: "Tensor") -> "Tensor":
+    """Weighted sums of tokens [span, dim]: of `states` [batch, token, dim] by `weight` [span, token] of row `row` [span]."""
+    import torch
+
+    states = states.float()
+    if len(row) == len(states):  # one span a text: a product for each, without a copy of the states
+        return torch.bmm(weight[:, None], states)[:, 0]
+    if len(row) * states.shape[1] <= states.shape[0] * 4096:
+        flat = weight.new_zeros(len(row), states.shape[0], states.shape[1])
+        flat[torch.arange(len(row), device=row.device), row] = weight
+        return flat.flatten(1) @ states.flatten(0, 1)
+    return torch.stack([weight[i] @ states[row[i]] for i in range(len(row))])
+
+
+def _batches(loaded: LoadedModel, tokens: Tokens, batch_size: int) -> Iterator[tuple[Batch, "Tensor"]]:
+    """(padded batch, special tokens [batch, token])."""
+    import torch
+
+    if batch_size < 1:
+        raise BadInput(f"batch_size is {batch_size}; it must be at least 1")
+    lengths = tokens.lengths
+    order = [int(i) for i in np.argsort(-lengths, kind="stable") if lengths[i]]
+    for start in range(0, len(order), batch_size):
+        rows = tuple(order[start : start + batch_size])
+        encoded = {key: [values[i] for i in rows] for key, values in tokens.encoded.items()}
+        batch = collate(loaded.tokenizer, encoded, rows, loaded.device)
+        special = np.zeros(tuple(batch.valid.shape), dtype=bool)
+        for place, i in enumerate(rows):
+            special[place, : lengths[i]] = tokens.special[i]
+        yield batch, torch.from_numpy(special).to(loaded.device)
+
+
+def _shifted_special(special: "Tensor", valid: "Tensor") -> "Tensor":
+    """Special tokens of the decoder's side, which begins with its start token."""
+    moved = special.roll(1, 1)
+    moved[:, 0] = True
+    return moved & valid
+
+
+def _only(tokens: Tokens, kept: list[int]) -> Tokens:
+    """The texts `kept` alone."""
+    if len(kept) == len(tokens.texts):
+        return tokens
+    return Tokens(
+        tuple(tokens.texts[i] for i in kept),
+        {key: [values[i] for i in kept] for key, values in tokens.encoded.items()},
+        tuple(tokens.special[i] for i in kept),
+        None if tokens.offsets is None else tuple(tokens.offsets[i] for i in kept),
+        tokens.max_length,
+    )
