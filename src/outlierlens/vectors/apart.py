@@ -1,0 +1,39 @@
+"""Texts to fit on that are none of the evaluated ones.
+
+fit, dropped = apart(read_texts("train.parquet"), evaluated, limit=10_000, seed=0)
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+
+
+def apart(fit: Texts, evaluated: Collection[str], *, limit: int | None = None, seed: int = 0) -> tuple[Texts, int]:
+    """(texts of `fit` that are not `evaluated`, how many are), each once, and of them `limit` drawn by `seed`.
+
+    Texts are the same where they differ in spaces at most.
+
+    Raises:
+        BadInput: less than two texts are left, as where `fit` is the evaluated data itself.
+    """
+    seen = {_plain(text) for text in evaluated}
+    once = {_plain(text): text for text in reversed(fit.texts)}
+    given = {key: once[key] for key in dict.fromkeys(map(_plain, fit.texts))}
+    left = [text for key, text in given.items() if key not in seen]
+    dropped = len(given) - len(left)
+    if len(left) < 2:
+        raise BadInput(
+            f"{fit.source}: {dropped:,} of its {len(given):,} texts are evaluated ones, so {len(left)} is left to fit "
+            f"on; give another text (--fit-data)"
+        )
+    if limit is not None and limit < len(left):
+        drawn = np.random.default_rng([seed, 11]).permutation(len(left))[:limit]
+        left = [left[i] for i in sorted(drawn.tolist())]
+    return Texts(fit.source, tuple(left), fit.column), dropped
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
