@@ -65,6 +65,7 @@ LAYERS = [
         "callback",
         "activations",
         "vectors",
+        "clipping",
         "activation_rules",
         "stats_summary",
         "ablate",
