@@ -346,7 +346,7 @@ def test_one_function_feeds_decoders_and_one_limits_positions(
         fed.extend(tokens.tolist())
         return tokens, special
 
-    monkeypatch.setattr("outlierlens.activations.decoder_side", side)
+    monkeypatch.setattr("outlierlens.forward.decoder_side", side)
     found = observe(wrap(FAMILIES["bart"], words()), Texts("made", ("w1 w2 w3 w4 w5 w6",)))
     assert found.max_length == 6
     assert {len(tokens) for tokens in fed} == {6}

@@ -214,7 +214,8 @@ def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | No
 
     options = options or ReadOptions()
     stack = text_stack(loaded, options.stack)
-    run = TextForward(loaded, [stack])
+    # An encoder runs alone; a decoder behind one reads what it wrote.
+    run = TextForward(loaded, [one for one in loaded.stacks if one.name not in NOT_TEXT and one.name in _needed(stack)])
     wanted = wanted_layers(stack, options.layers)
     norm = final_norm(loaded, stack) if options.final_norm else None
     found: dict[int, Tensor] = {}
@@ -230,8 +231,6 @@ def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | No
             with torch.inference_mode():
                 run(batch)
             ids, _ = run.sides(batch)[stack.name]
-            if run.shifted == stack.name:
-                special = _shifted_special(special, batch.valid)
             states = tuple(found[layer] for layer in wanted)
             for layer, one in zip(wanted, states, strict=True):
                 if one.shape[:2] != batch.valid.shape:
@@ -242,7 +241,8 @@ def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | No
                     )
             names = tuple(layer_name(layer) for layer in wanted)
             shift = int(run.shifted == stack.name)
-            yield TokenBatch(batch.texts, names, states, batch.valid, batch.valid & ~special, ids, shift)
+            ordinary = batch.valid & ~(_shifted(special) if shift else special)
+            yield TokenBatch(batch.texts, names, states, batch.valid, ordinary, ids, shift)
             done += len(batch.texts)
             if options.progress:
                 options.progress("reading", done, len(tokens.texts))
@@ -286,13 +286,8 @@ def gather(
             values[layer, chosen] = found.cpu().numpy()
     if values is None:
         raise BadInput("there is no token in these texts, so there are no vectors")
-    return Vectors(
-        tuple(layer_name(layer) for layer in wanted),
-        values,
-        n_tokens,
-        stack.name,
-        bool(options.final_norm and stack.final_norm),
-    )
+    names = tuple(layer_name(layer) for layer in wanted)
+    return Vectors(names, values, n_tokens, stack.name, bool(options.final_norm and stack.final_norm))
 
 
 def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
@@ -355,11 +350,16 @@ def _batches(loaded: LoadedModel, tokens: Tokens, batch_size: int) -> Iterator[t
         yield batch, torch.from_numpy(special).to(loaded.device)
 
 
-def _shifted_special(special: "Tensor", valid: "Tensor") -> "Tensor":
+def _needed(stack: BoundStack) -> tuple[str, ...]:
+    """Streams that run before `stack` is whole."""
+    return ("encoder", "decoder") if stack.name == "decoder" else (stack.name,)
+
+
+def _shifted(special: "Tensor") -> "Tensor":
     """Special tokens of the decoder's side, which begins with its start token."""
     moved = special.roll(1, 1)
     moved[:, 0] = True
-    return moved & valid
+    return moved
 
 
 def _only(tokens: Tokens, kept: list[int]) -> Tokens:
