@@ -31,11 +31,13 @@ def cli() -> str:
 
     from outlierlens.cli.app import app
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: list[str] = []
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        commands += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
     parts = ["# Command line\n\nGenerated from `--help`; run `make docs` after a change.\n"]
     environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
     for command in ("", *commands):
-        words = ["-m", "outlierlens", *([command] if command else []), "--help"]
+        words = ["-m", "outlierlens", *command.split(), "--help"]
         done = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, check=True, env={**os.environ, **environment}
         )

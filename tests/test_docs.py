@@ -24,6 +24,8 @@ COMMANDS = (
     "outcomes",
     "finetune",
     "replicate",
+    "replicate kovaleva-glue",
+    "replicate puccetti-glue",
     "survival",
     "recover",
     "one-dimension",
@@ -58,7 +60,11 @@ def test_commands_exist_with_their_options(page: Path) -> None:
         words = shlex.split(line, comments=True)
         if words[0] != "outlierlens" or len(words) == 1:
             continue
-        command = known.commands[words[1].strip(",")]  # type: ignore[attr-defined]
+        command = known
+        for word in words[1:]:
+            if hasattr(command, "commands") and not word.startswith("-"):
+                assert word.strip(",") in command.commands, line
+                command = command.commands[word.strip(",")]
         options = {name for parameter in command.params for name in parameter.opts}
         assert {word.partition("=")[0] for word in words if word.startswith("-")} <= options, line
 

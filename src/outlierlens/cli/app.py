@@ -7,18 +7,27 @@ import typer
 from outlierlens import __version__
 from outlierlens.cli import downstream, finetune, measure, pretrain, replicate, samples, sweep, track, weights
 
-app = typer.Typer(
-    name="outlierlens",
-    help="Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": lambda token: token.replace("_", "-"),
-    },
+
+def _group(name: str, about: str) -> typer.Typer:
+    return typer.Typer(
+        name=name,
+        help=about,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda token: token.replace("_", "-"),
+        },
+    )
+
+
+app = _group(
+    "outlierlens",
+    "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks.",
 )
+papers = _group("replicate", "A paper's experiments for any model.")
 
 
 def _version(wanted: bool) -> None:
@@ -45,7 +54,9 @@ app.command("track")(track.track)
 app.command("pretrain")(pretrain.pretrain)
 app.command("outcomes")(pretrain.outcomes)
 app.command("finetune")(finetune.finetune)
-app.command("replicate")(replicate.replicate)
+for paper in ("kovaleva-glue", "puccetti-glue"):
+    papers.command(paper)(replicate.tables_of(paper))
+app.add_typer(papers)
 app.command("survival")(downstream.survival)
 app.command("recover")(downstream.recover)
 app.command("one-dimension")(downstream.one_dimension)

@@ -1,7 +1,9 @@
-"""`replicate`: a paper's table for any model."""
+"""`replicate kovaleva-glue` and `replicate puccetti-glue`: a paper's table of labelled tasks for any model."""
 
+import functools
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @common.loads_a_model
-def replicate(
-    paper: Annotated[str, typer.Argument(help="kovaleva-glue or puccetti-glue.", show_default=False)],
+def tables(
+    paper: str,
     model: Annotated[str, typer.Argument(help="Pre-trained model: sample, directory or hub id.", show_default=False)],
     tasks: Annotated[str, typer.Option("--tasks", help="Labelled tasks: rte,cola,stsb,sst2, …")] = "rte,cola,stsb,sst2",
     data: Annotated[
@@ -87,7 +89,7 @@ def replicate(
     *,
     load: "LoadOptions",
 ) -> None:
-    """A paper's table for any model: fine-tune it, switch its outliers off without training again, beside random sets.
+    """GLUE with outliers off: fine-tune, switch them off without training again, beside random sets.
 
     Everything is kept in the run directory as it is made: the same command goes on where a run was stopped.
     """
@@ -135,6 +137,18 @@ def replicate(
     show.result(made, print_replication)
     if show.format == "human":
         say(f"result: {job.directory / 'replication.json'}; pages: {', '.join(map(str, pages)) or 'none'}")
+
+
+def tables_of(paper: str) -> Callable[..., None]:
+    """The command that makes the tables of `paper`."""
+
+    @functools.wraps(tables)
+    def command(**given: Any) -> None:
+        tables(paper=paper, **given)
+
+    own = [parameter for name, parameter in inspect.signature(tables).parameters.items() if name != "paper"]
+    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    return command
 
 
 @contextmanager
