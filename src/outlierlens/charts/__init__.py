@@ -18,6 +18,7 @@ figure2          tasks with one dimension off at a time, a panel a task
 outliers_against_random   several models and tasks, their outliers off, beside random sets
 survival         z before against z after fine-tuning
 one_dimension    a task's metric from each dimension alone
+geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 recovery         a model with dimensions off, and fine-tuned again
 emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
 """
@@ -27,6 +28,7 @@ from outlierlens.charts.base import Chart
 from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
+from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
@@ -39,11 +41,14 @@ from outlierlens.charts.weights import weight_maps
 
 __all__ = [
     "Chart",
+    "anisotropy",
     "average_vectors",
     "can_export",
+    "cosine_shares",
     "emergence",
     "extreme_shares",
     "figure2",
+    "geometry",
     "largest_values",
     "loss_panel",
     "losses",
@@ -52,6 +57,7 @@ __all__ = [
     "outliers_against_random",
     "picture",
     "recovery",
+    "self_similarity",
     "sigma_panel",
     "state_panel",
     "survival",

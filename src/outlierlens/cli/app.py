@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from outlierlens import __version__
-from outlierlens.cli import downstream, finetune, measure, pretrain, replicate, samples, sweep, track, weights
+from outlierlens.cli import downstream, finetune, geometry, measure, pretrain, replicate, samples, sweep, track, weights
 
 
 def _group(name: str, about: str) -> typer.Typer:
@@ -60,6 +60,7 @@ app.add_typer(papers)
 app.command("survival")(downstream.survival)
 app.command("recover")(downstream.recover)
 app.command("one-dimension")(downstream.one_dimension)
+app.command("geometry")(geometry.geometry)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)
