@@ -204,8 +204,10 @@ def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: i
     return Tokens(given, encoded, special, offsets, length)
 
 
-def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | None = None) -> Iterator[TokenBatch]:
-    """The states of all texts, batch by batch, longest texts first; texts without a token are left out.
+def token_batches(
+    loaded: LoadedModel, tokens: Tokens, options: ReadOptions | None = None, *, order: Sequence[int] | None = None
+) -> Iterator[TokenBatch]:
+    """The states of the texts in `order` (None: of all, longest first), batch by batch, without those of no token.
 
     Raises:
         BadInput: the model reads no text, has no such stream or layer, or its states do not fit the tokens.
@@ -214,8 +216,7 @@ def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | No
 
     options = options or ReadOptions()
     stack = text_stack(loaded, options.stack)
-    # An encoder runs alone; a decoder behind one reads what it wrote.
-    run = TextForward(loaded, [one for one in loaded.stacks if one.name not in NOT_TEXT and one.name in _needed(stack)])
+    run = text_forward(loaded, stack)
     wanted = wanted_layers(stack, options.layers)
     norm = final_norm(loaded, stack) if options.final_norm else None
     found: dict[int, Tensor] = {}
@@ -226,7 +227,7 @@ def token_batches(loaded: LoadedModel, tokens: Tokens, options: ReadOptions | No
 
     done = 0
     with tapped(loaded.model, [stack], look):
-        for batch, special in _batches(loaded, tokens, options.batch_size):
+        for batch, special in _batches(loaded, tokens, options.batch_size, order):
             found.clear()
             with torch.inference_mode():
                 run(batch)
@@ -300,6 +301,13 @@ def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
     return text[0]
 
 
+def text_forward(loaded: LoadedModel, stack: BoundStack) -> TextForward:
+    """The forward pass that runs `stack`: an encoder alone; a decoder behind one reads what that wrote."""
+    return TextForward(
+        loaded, [one for one in loaded.stacks if one.name not in NOT_TEXT and one.name in _needed(stack)]
+    )
+
+
 def wanted_layers(stack: BoundStack, layers: Sequence[int] | None) -> tuple[int, ...]:
     """`layers`, checked; all of them, the embeddings first, for None."""
     there = (EMBEDDINGS, *range(stack.n_layers))
@@ -332,14 +340,17 @@ def _means(weight: "Tensor", row: "Tensor", states: "Tensor") -> "Tensor":
     return torch.stack([weight[i] @ states[row[i]] for i in range(len(row))])
 
 
-def _batches(loaded: LoadedModel, tokens: Tokens, batch_size: int) -> Iterator[tuple[Batch, "Tensor"]]:
+def _batches(
+    loaded: LoadedModel, tokens: Tokens, batch_size: int, wanted: Sequence[int] | None
+) -> Iterator[tuple[Batch, "Tensor"]]:
     """(padded batch, special tokens [batch, token])."""
     import torch
 
     if batch_size < 1:
         raise BadInput(f"batch_size is {batch_size}; it must be at least 1")
     lengths = tokens.lengths
-    order = [int(i) for i in np.argsort(-lengths, kind="stable") if lengths[i]]
+    longest_first = np.argsort(-lengths, kind="stable").tolist()
+    order = [i for i in (longest_first if wanted is None else wanted) if lengths[i]]
     for start in range(0, len(order), batch_size):
         rows = tuple(order[start : start + batch_size])
         encoded = {key: [values[i] for i in rows] for key, values in tokens.encoded.items()}

@@ -1,0 +1,316 @@
+"""A token's position from its hidden state, after Luo et al. (2021), Figures 5 and 11 to 15.
+
+probe(found)                       # the three panels below as one picture, for a file
+probe_accuracy(found)              # accuracy by layer: as the vectors are, clipped, trained again on clipped ones
+probe_contributions(found)         # |w · v| by layer: the named dimensions, the mean of all, the highest other
+probe_heat(found, "3")             # |w · v| by position and dimension, of one layer
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outlierlens.charts.base import (
+    CONFIG,
+    SCHEMA,
+    Chart,
+    Spec,
+    chart,
+    field,
+    label,
+    number,
+    place,
+    round_to,
+    symmetric,
+)
+from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.probed import LayerProbe, PositionProbe
+
+WIDTH = 760  # pixels of a panel of the picture with all three
+HEIGHT = 250
+ROW = 17  # pixels of a dimension in the heat map
+MEAN, OTHER = "mean of all", "highest other"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a line is drawn."""
+
+    colour: str
+    shape: str
+    dash: tuple[int, ...] = (1, 0)
+
+
+AS_THEY_ARE, SAME, AGAIN, NEAR = "as they are", "clipped", "clipped, trained again", "as they are, within 1 position"
+LINES = {
+    AS_THEY_ARE: Look(INK, "circle"),
+    NEAR: Look(MUTED, "triangle-up"),
+    # Dashed: where clipping changes nothing, the line below still shows.
+    SAME: Look(DIM_COLOURS[0], "diamond", (6, 6)),
+    AGAIN: Look(DIM_COLOURS[1], "square", (2, 6)),
+}
+
+
+def probe(found: PositionProbe, layer: str | None = None, *, name: str = "probe") -> Chart:
+    """Accuracy, contributions and the heat map of one layer, one below the other."""
+    parts = [probe_accuracy(found), probe_contributions(found), probe_heat(found, layer)]
+    reading = " ".join(part.reading for part in parts)
+    keys = ("layer", "height")
+    panels = [
+        {"title": {"text": part.title, "anchor": "start", "color": INK}, "width": WIDTH}
+        | {key: part.spec[key] for key in keys if key in part.spec}
+        for part in parts
+    ]
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "description": reading,
+        "background": SURFACE,
+        "config": CONFIG,
+        "vconcat": panels,
+        "spacing": 22,
+        "resolve": {
+            "scale": {
+                "color": "independent",
+                "shape": "independent",
+                "opacity": "independent",
+                "strokeDash": "independent",
+            }
+        },
+    }
+    title = f"A token's position from its hidden state: {found.provenance.model}"
+    return Chart(name, title, reading, spec, parts[0].columns, parts[0].rows, parts[0].total)
+
+
+def probe_accuracy(found: PositionProbe, *, name: str = "probe-accuracy") -> Chart:
+    """Share of tokens whose position the probe names, by layer, with its 95 % interval."""
+    rows: list[dict[str, Any]] = []
+    for one in found.layers:
+        scores = {AS_THEY_ARE: one.raw, SAME: one.clipped, AGAIN: one.retrained}
+        for line, score in scores.items():
+            if score is not None:
+                ends = {key: round_to(getattr(score, key)) for key in ("low", "high")}
+                rows.append({"layer": one.layer, "line": line, "value": round_to(score.accuracy)} | ends)
+        rows.append({"layer": one.layer, "line": NEAR, "value": round_to(one.raw.within_one)})
+    drawn = [line for line in LINES if any(row["line"] == line for row in rows)]
+    x = _layers(found)
+    y = field(
+        "value",
+        "accuracy",
+        scale={"domain": [0, 1], "nice": False},
+        axis={"format": "%", "tickCount": 6},
+    )
+    majority = [{"value": round_to(found.majority_accuracy), "says": f"always position {found.majority}"}]
+    intervals = [row for row in rows if row.get("low") is not None]
+    layers: list[Spec] = [
+        {
+            "data": {"values": majority},
+            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
+            "encoding": {"y": y},
+        },
+        {
+            "data": {"values": majority},
+            "mark": {"type": "text", "align": "right", "x": "width", "dx": -4, "dy": -7, "color": MUTED},
+            "encoding": {"y": y, "text": {"field": "says", "type": "nominal"}},
+        },
+        {
+            "data": {"values": intervals},
+            "mark": {"type": "rule", "strokeWidth": 3.5},
+            "encoding": {
+                "x": x,
+                "y": field("low", "accuracy"),
+                "y2": {"field": "high"},
+                "color": _of_lines(drawn, "colour"),
+            },
+        },
+        *_lines(rows, x, y, drawn),
+    ]
+    return chart(
+        name=name,
+        title=f"Accuracy of naming one of {found.n_positions} positions",
+        reading=_accuracy_words(found),
+        layers=layers,
+        height=HEIGHT,
+        columns=("layer", "accuracy", "95 % from", "to", "within 1", "clipped", "clipped, trained again"),
+        rows=(
+            [one.layer, *map(round_to, (one.raw.accuracy, one.raw.low, one.raw.high, one.raw.within_one)),
+             *(None if score is None else round_to(score.accuracy) for score in (one.clipped, one.retrained))]
+            for one in found.layers
+        ),
+    )  # fmt: skip
+
+
+def probe_contributions(found: PositionProbe, *, name: str = "probe-contributions") -> Chart:
+    """|w · v|, mean over tokens, by layer: the named dimensions, the mean of all and the highest other one."""
+    named = found.named[:COLOURED]
+    looks = {label(dim): Look(DIM_COLOURS[i], SHAPES[i]) for i, dim in enumerate(named)}
+    looks |= {OTHER: Look(INK, "circle"), MEAN: Look(MUTED, "triangle-down")}
+    rows = []
+    for one in found.layers:
+        for part in one.named[: len(named)]:
+            rows.append(_row(one, label(part.dim), part.dim, part.value, part.rank))
+        rows.append(_row(one, OTHER, one.other.dim, one.other.value, one.other.rank))
+        rows.append({"layer": one.layer, "line": MEAN, "value": round_to(one.mean)})
+    values = np.array([row["value"] or 0.0 for row in rows], dtype=float)
+    scale = symmetric(values)
+    y = field("value", "|w · v|", scale=scale.scale | ({} if scale.log else {"zero": True}), axis=scale.axis)
+    return chart(
+        name=name,
+        title="What single dimensions add to the probe's answer",
+        reading=_contribution_words(found),
+        layers=_lines(rows, _layers(found), y, list(looks), looks),
+        height=HEIGHT,
+        columns=("layer", "what", "dimension", "|w · v|", "rank"),
+        rows=([r["layer"], r["line"], r.get("dim"), r["value"], r.get("rank")] for r in rows),
+    )
+
+
+def probe_heat(found: PositionProbe, layer: str | None = None, *, name: str = "probe-heat") -> Chart:
+    """|w · v| of the largest contributors (down) at each position (across), in one layer.
+
+    `layer` is the one in which a named dimension stands out most, unless given; raises BadInput with the layers there are.
+    """
+    one = found.at(_telling(found) if layer is None else layer)
+    order = sorted(range(len(one.heat_dims)), key=lambda i: -one.contribution[one.heat_dims[i]])
+    names = [f"{one.heat_dims[i]}{' (named)' if one.heat_dims[i] in found.named else ''}" for i in order]
+    there = np.flatnonzero(found.n_at > 0).tolist()
+    cells = [
+        {"position": int(at), "dim": names[place], "value": round_to(float(one.heat[at, i]), 3)}
+        for place, i in enumerate(order)
+        for at in there
+    ]
+    for cell in cells:
+        cell["end"] = cell["position"] + 1  # type: ignore[operator]
+    top = float(one.heat.max(initial=0.0)) or 1.0
+    x = field(
+        "position",
+        "position in the text (counts special tokens)",
+        scale={"domain": [0, found.n_positions], "nice": False},
+        axis={"grid": False, "tickCount": 12},
+    )
+    y = field("dim", "dimension", "ordinal", sort=None, scale={"domain": names, "paddingInner": 0.08})
+    strength = {
+        "field": "value",
+        "type": "quantitative",
+        "scale": {"domain": [0, round_to(top)], "range": [0.02, 1.0]},
+        "legend": {
+            "title": "|w · v|",
+            "orient": "bottom",
+            "symbolType": "square",
+            "symbolFillColor": ALARM,
+            "tickCount": 4,
+            "columns": 8,
+        },
+    }
+    tooltip = [field("dim", "dimension", "nominal"), field("position", "position"), field("value", "|w · v|")]
+    return chart(
+        name=name,
+        title=f"By position and dimension, {place(one.layer)}",
+        reading=_heat_words(found, one),
+        layers=[
+            {
+                "data": {"values": cells},
+                "mark": {"type": "rect", "color": ALARM},
+                "encoding": {"x": x, "x2": {"field": "end"}, "y": y, "opacity": strength, "tooltip": tooltip},
+            }
+        ],
+        height=ROW * len(names),
+        columns=("dimension", "mean", "largest at a position", "that position"),
+        rows=(
+            [names[place], round_to(float(one.contribution[one.heat_dims[i]])), round_to(float(one.heat[:, i].max())),
+             int(one.heat[:, i].argmax())]
+            for place, i in enumerate(order)
+        ),
+    )  # fmt: skip
+
+
+def _layers(found: PositionProbe) -> Spec:
+    names = [one.layer for one in found.layers]
+    axis = {"labelAngle": 0, "grid": False, "labelExpr": "datum.value == 'embeddings' ? 'emb.' : datum.value"}
+    return field(
+        "layer", "layer", "ordinal", sort=None, scale={"domain": names, "type": "point", "padding": 0.4}, axis=axis
+    )
+
+
+def _of_lines(drawn: Sequence[str], part: str, looks: dict[str, Look] = LINES) -> Spec:
+    """Colour, shape or dash by line."""
+    return {
+        "field": "line",
+        "type": "nominal",
+        "scale": {"domain": list(drawn), "range": [getattr(looks[line], part) for line in drawn]},
+        "legend": {"title": None, "labelLimit": 320},
+    }
+
+
+def _lines(
+    rows: list[dict[str, Any]], x: Spec, y: Spec, drawn: list[str], looks: dict[str, Look] = LINES
+) -> list[Spec]:
+    """A line with marks for each of `drawn`."""
+    tooltip = [field("line", "line", "nominal"), field("layer", "layer", "nominal"), field("value", str(y["title"]))]
+    look = {"color": _of_lines(drawn, "colour", looks), "shape": _of_lines(drawn, "shape", looks)}
+    dash = _of_lines(drawn, "dash", looks) | {"legend": None}
+    return [
+        {
+            "data": {"values": rows},
+            "mark": {"type": "line", "strokeWidth": 1.8},
+            "encoding": {"x": x, "y": y, "color": look["color"], "strokeDash": dash},
+        },
+        {
+            "data": {"values": rows},
+            "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1},
+            "encoding": {"x": x, "y": y, "tooltip": tooltip} | look,
+        },
+    ]
+
+
+def _row(one: LayerProbe, line: str, dim: int, value: float, rank: int) -> dict[str, Any]:
+    return {"layer": one.layer, "line": line, "dim": dim, "value": round_to(value), "rank": rank}
+
+
+def _telling(found: PositionProbe) -> str:
+    """The layer in which a named dimension contributes most over the mean; without any, the one that knows best."""
+
+    def stands_out(one: LayerProbe) -> tuple[float, float]:
+        most = max((part.value for part in one.named), default=0.0)
+        return (most / one.mean if one.mean else 0.0, one.raw.accuracy)
+
+    return max(found.layers, key=stands_out).layer
+
+
+def _accuracy_words(found: PositionProbe) -> str:
+    best = max(found.layers, key=lambda one: one.raw.accuracy)
+    last = found.layers[-1]
+    text = (
+        f"A linear probe names the position of {best.raw.accuracy:.0%} of tokens from {place(best.layer)}, of "
+        f"{last.raw.accuracy:.0%} from {place(last.layer)}; always naming the commonest gets {found.majority_accuracy:.0%}."
+    )
+    changes = [(one.layer, one.clipped_change) for one in found.layers if one.clipped_change is not None]
+    if changes:
+        layer, most = max(changes, key=lambda pair: abs(pair[1].value))
+        text += (
+            f" Clipping changes the accuracy of the same probe by {100 * most.value:+.1f} points at most ({place(layer)}; "
+            f"95 % interval {100 * most.low:+.1f} to {100 * most.high:+.1f})."
+        )
+    return text
+
+
+def _contribution_words(found: PositionProbe) -> str:
+    first = [one.layer for one in found.layers if one.largest.dim in found.named]
+    row = "of the token's own position" if found.row == "gold" else "of the predicted position"
+    text = f"Mean |w · v| over tokens, with the row of W {row}. "
+    if not found.named:
+        return text + "No dimension is named."
+    if not first:
+        return text + "A named dimension is the largest contributor in no layer."
+    return text + f"A named dimension is the largest contributor in {', '.join(place(layer) for layer in first)}."
+
+
+def _heat_words(found: PositionProbe, one: LayerProbe) -> str:
+    i = one.heat_dims.index(one.largest.dim)
+    at = int(one.heat[:, i].argmax())
+    text = (
+        f"In {place(one.layer)} dimension {one.largest.dim} adds most, {number(one.largest.value)} on average, and most of "
+        f"all at position {at} ({number(float(one.heat[at, i]))})"
+    )
+    return text + f"; the mean of all dimensions is {number(one.mean)}."

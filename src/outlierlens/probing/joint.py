@@ -1,0 +1,77 @@
+"""Linear probes without bias for all layers at once, by Adam on the cross-entropy.
+
+    probes = Probes(Plan(of, without, width, n_positions), scales_of(states), learning_rate=0.01)
+    probes.step(states, positions)                  # [layer, token, dim], [token]
+    probes.weight                                   # [probe, dim, position]
+
+The sum of the probes' losses has no term with two probes in it, and Adam works number by number: trained together they are
+what they would be alone. All begin at zero (the loss is convex, so nothing is lost by that), which leaves no trace of a
+random start in what a dimension contributes.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which probes are trained.
+
+    Attributes:
+        of: row of the states that each probe reads [probe].
+        without: dimensions that it does not see [probe][…]: trained on clipped vectors.
+        width: dimensions. n_positions: classes.
+    """
+
+    of: tuple[int, ...]
+    without: tuple[tuple[int, ...], ...]
+    width: int
+    n_positions: int
+
+
+class Probes:
+    """Probes in training.
+
+    Attributes:
+        plan: what they read.
+        scale: of each row of the states [layer]; they read states / scale.
+        weight: [probe, dim, position].
+    """
+
+    def __init__(self, plan: Plan, scale: "Tensor", *, learning_rate: float):
+        import torch
+
+        self.plan, self.scale = plan, scale
+        self.weight = torch.zeros(len(plan.of), plan.width, plan.n_positions, device=scale.device)
+        self._of = torch.tensor(plan.of, device=scale.device)
+        self._seen = torch.ones(len(plan.of), plan.width, 1, device=scale.device)
+        for probe, dims in enumerate(plan.without):
+            self._seen[probe, list(dims)] = 0
+        self._adam = torch.optim.Adam([self.weight], lr=learning_rate)
+
+    def step(self, states: "Tensor", positions: "Tensor") -> None:
+        """One step of all probes on the tokens of `states` [layer, token, dim] at `positions` [token]."""
+        import torch
+
+        with torch.no_grad():
+            read = (states / self.scale[:, None, None])[self._of]  # [probe, token, dim]
+            away = torch.bmm(read, self.weight).softmax(-1)  # [probe, token, position]
+            away[:, torch.arange(len(positions), device=away.device), positions] -= 1
+            # A weight that begins at zero and gets no gradient stays zero: the probe does not see that dimension.
+            self.weight.grad = torch.bmm(read.transpose(1, 2), away) / len(positions) * self._seen
+            self._adam.step()
+
+
+def scales_of(states: "Tensor") -> "Tensor":
+    """Median over tokens of a vector's root mean square, of states [layer, token, dim]: [layer]; 1 where that is 0.
+
+    One number a layer brings all layers to the size that a learning rate is made for, and |w · v| stays what it is, for w
+    grows as v shrinks. A median, because single tokens may be a thousand times as large as the others.
+    """
+    import torch
+
+    size = states.square().mean(-1).sqrt().median(-1).values
+    return torch.where(size > 0, size, torch.ones_like(size))
