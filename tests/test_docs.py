@@ -30,6 +30,7 @@ COMMANDS = (
     "recover",
     "one-dimension",
     "geometry",
+    "probe",
     "report",
     "samples",
     "fetch",

@@ -46,6 +46,7 @@ HOMES = {
     "Survival": "survived",
     "Recovery": "recovered",
     "OneDimension": "one_dimension",
+    "PositionProbe": "probed",
     "Geometry": "geometrical",
     "Replication": "replicated",
     "ReportData": "report.results",

@@ -19,6 +19,7 @@ outliers_against_random   several models and tasks, their outliers off, beside r
 survival         z before against z after fine-tuning
 one_dimension    a task's metric from each dimension alone
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
+probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 recovery         a model with dimensions off, and fine-tuned again
 emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
 """
@@ -30,6 +31,7 @@ from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigm
 from outlierlens.charts.export import can_export, picture
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
+from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
 from outlierlens.charts.sweep_nulls import sweep_nulls
@@ -56,6 +58,10 @@ __all__ = [
     "one_dimension",
     "outliers_against_random",
     "picture",
+    "probe",
+    "probe_accuracy",
+    "probe_contributions",
+    "probe_heat",
     "recovery",
     "self_similarity",
     "sigma_panel",

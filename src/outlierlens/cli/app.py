@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from outlierlens import __version__
-from outlierlens.cli import downstream, finetune, geometry, measure, pretrain, replicate, samples, sweep, track, weights
+from outlierlens.cli import (
+    downstream,
+    finetune,
+    geometry,
+    measure,
+    pretrain,
+    probe,
+    replicate,
+    samples,
+    sweep,
+    track,
+    weights,
+)
 
 
 def _group(name: str, about: str) -> typer.Typer:
@@ -61,6 +73,7 @@ app.command("survival")(downstream.survival)
 app.command("recover")(downstream.recover)
 app.command("one-dimension")(downstream.one_dimension)
 app.command("geometry")(geometry.geometry)
+app.command("probe")(probe.probe)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)
