@@ -29,6 +29,8 @@ COMMANDS = (
     "survival",
     "recover",
     "one-dimension",
+    "sts",
+    "wic",
     "geometry",
     "probe",
     "report",

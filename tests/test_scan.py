@@ -222,6 +222,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     import pretrain_runs
     import probe_results
     import runs
+    import similar_results
     import synthetic_report
     import synthetic_tasks
     from outlierlens.pretrained import Outcomes
@@ -238,6 +239,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
+    made |= similar_results.made()
     made |= downstream_results.made() | probe_results.made()
     assert set(made) == set(HOMES) == set(_KINDS)
     for kind, value in made.items():

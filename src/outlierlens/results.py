@@ -48,6 +48,8 @@ HOMES = {
     "OneDimension": "one_dimension",
     "PositionProbe": "probed",
     "Geometry": "geometrical",
+    "Similarity": "similar",
+    "WordInContext": "similar",
     "Replication": "replicated",
     "ReportData": "report.results",
 }

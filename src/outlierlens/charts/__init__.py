@@ -21,6 +21,7 @@ one_dimension    a task's metric from each dimension alone
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 recovery         a model with dimensions off, and fine-tuned again
+sts_layers       sentence similarity by layer, a panel a task, a line a fix; wic_layers words in context
 emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
 """
 
@@ -33,6 +34,7 @@ from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, sel
 from outlierlens.charts.losses import losses
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
 from outlierlens.charts.recovery import recovery
+from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
 from outlierlens.charts.sweep_nulls import sweep_nulls
 from outlierlens.charts.sweep_windows import sweep_map, sweep_windows
@@ -66,6 +68,7 @@ __all__ = [
     "self_similarity",
     "sigma_panel",
     "state_panel",
+    "sts_layers",
     "survival",
     "sweep_effects",
     "sweep_first_order",
@@ -75,4 +78,5 @@ __all__ = [
     "sweep_windows",
     "token_vectors",
     "weight_maps",
+    "wic_layers",
 ]

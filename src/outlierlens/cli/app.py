@@ -14,6 +14,7 @@ from outlierlens.cli import (
     probe,
     replicate,
     samples,
+    similarity,
     sweep,
     track,
     weights,
@@ -72,6 +73,8 @@ app.add_typer(papers)
 app.command("survival")(downstream.survival)
 app.command("recover")(downstream.recover)
 app.command("one-dimension")(downstream.one_dimension)
+app.command("sts")(similarity.sts)
+app.command("wic")(similarity.wic)
 app.command("geometry")(geometry.geometry)
 app.command("probe")(probe.probe)
 app.command("report")(measure.report)

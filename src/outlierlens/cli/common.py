@@ -139,7 +139,10 @@ def command(*words: str | Path) -> str:
     return "outlierlens " + shlex.join(map(str, words))
 
 
-LEFT = ("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why")  # columns of words
+LEFT = (  # columns of words
+    *("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why"),
+    *("fix", "layer chosen", "verdict", "says", "thresholds"),
+)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -97,7 +97,7 @@ def read_examples(
     if limit is not None and limit < 1:
         raise BadInput(f"limit is {limit}; it must be at least 1")
     split = split or task.evaluated
-    table = _table(task, data, split, offline)
+    table = split_table(task, data, split, offline)
     where = table.source
     columns = task.columns
     most = MAX_EXAMPLES + 1 if limit is None else limit
@@ -118,7 +118,8 @@ def read_examples(
     return Examples(where, texts, task.text, task=replace(task, labels=names), labels=found, pairs=pairs)
 
 
-def _table(task: LabelledTask, data: str | Path | None, split: str, offline: bool) -> Table:
+def split_table(task: LabelledTask, data: str | Path | None, split: str, offline: bool) -> Table:
+    """The rows of a split of `task` in `data`, as `read_examples` finds them."""
     if data is None:
         if not task.hub:
             raise BadInput(f"task {task.name} has no data set of its own; name a file with --data")

@@ -1,0 +1,352 @@
+"""How well vectors say what is alike, as plain data without torch: `Similarity` (sentences), `WordInContext` (words).
+
+    task = found.task("stsb")
+    task.layers.pooled                       # Spearman's ρ [layer, fix], with found.layers and found.fixes as names
+    task.choice("clip", "best")              # layer, ρ, change from raw with its interval, verdict
+    words.data[0].accuracy                   # [layer, fix, threshold]
+
+Scores lie in [−1, 1] or [0, 1]; reports multiply by 100.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+HELPS, HURTS, NOTHING = "helps", "hurts", "no difference"
+
+
+def verdict(low: float, high: float) -> str:
+    """What a change does whose interval is (low, high): "helps", "hurts" or "no difference"."""
+    return HELPS if low > 0 else HURTS if high < 0 else NOTHING
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Spearman's ρ, [row, fix] each; rows are layers or static vectors.
+
+    Attributes:
+        pooled: of all pairs together (mteb's way).
+        mean, weighted: over subsets, each counting once or by its pairs (SentEval's two ways); pooled without subsets.
+        subsets: of each subset [subset, row, fix]; empty without subsets.
+    """
+
+    pooled: np.ndarray
+    mean: np.ndarray
+    weighted: np.ndarray
+    subsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One fix of one task at a layer that was chosen some way, against raw vectors whose layer was chosen alike.
+
+    Attributes:
+        how: "best" layer on these very pairs (as in the paper), "held out" (chosen on other pairs), or the "last".
+        chosen_on: the pairs that the layer was chosen on, in words. chosen_score: ρ there; None where nothing was chosen.
+        layer, score: of the fix. raw_layer, raw_score: of raw vectors. change: score − raw_score.
+        low, high: 95 % interval of `change`, paired bootstrap over pairs; the choice of a layer is not drawn again.
+    """
+
+    fix: str
+    how: str
+    chosen_on: str
+    chosen_score: float | None
+    layer: str
+    score: float
+    raw_layer: str
+    raw_score: float
+    change: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """ "helps", "hurts" or "no difference"; for raw vectors "" ."""
+        return "" if self.fix == "raw" else verdict(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One data set.
+
+    Attributes:
+        name, title, source: the row of the table and where its pairs are from.
+        n_pairs, n_sentences: evaluated, sentences counted once.
+        subsets, sizes: its parts, with their pairs. missing: parts of the complete data set that are not among them.
+        layers: scores with a row a layer. static: with a row for each of the result's static vectors; no clip: NaN.
+        choices: one for each fix and way to choose a layer.
+    """
+
+    name: str
+    title: str
+    source: str
+    n_pairs: int
+    n_sentences: int
+    subsets: tuple[str, ...]
+    sizes: tuple[int, ...]
+    missing: tuple[str, ...]
+    layers: Scores
+    static: Scores
+    choices: tuple[Choice, ...]
+
+    def choice(self, fix: str, how: str) -> Choice:
+        """The choice of `fix` made `how`; raises BadInput with those there are."""
+        for one in self.choices:
+            if (one.fix, one.how) == (fix, how):
+                return one
+        there = ", ".join(f"{one.fix} ({one.how})" for one in self.choices)
+        raise BadInput(f"{self.name} has no choice for {fix} ({how}); there are {there}")
+
+
+@dataclass(frozen=True)
+class StaticVectors:
+    """Vectors that know no context.
+
+    Attributes:
+        name: "input embeddings" or a file's name. width: dimensions. coverage: share of word tokens that have a vector.
+    """
+
+    name: str
+    width: int
+    coverage: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the fixes were fitted on.
+
+    Attributes:
+        source: the text, in words; "" where no fix needed one. n: vectors. dropped: evaluated texts left out of it.
+        shrinkage: of whitening, by layer; () without it.
+        clipping: where the clipped dimensions come from. clipped: them, by layer.
+    """
+
+    source: str
+    n: int
+    dropped: int
+    shrinkage: tuple[float, ...]
+    clipping: str
+    clipped: dict[str, tuple[int, ...]]
+
+
+@result
+@dataclass(frozen=True)
+class Similarity:
+    """Semantic textual similarity at every layer with every fix.
+
+    Attributes:
+        stack: the stream. pooling: how a sentence became a vector, in words; `max_length` tokens at most.
+        final_norm: whether vectors went through the model's final norm.
+        layers, fixes: names of the rows and columns of scores; the first fix is "raw".
+        n_sentences: that went through the model once.
+    """
+
+    provenance: Provenance
+    stack: str
+    pooling: str
+    max_length: int
+    final_norm: bool
+    layers: tuple[str, ...]
+    fixes: tuple[str, ...]
+    fitted: Fitted
+    static: tuple[StaticVectors, ...]
+    n_sentences: int
+    tasks: tuple[TaskScores, ...]
+    notes: tuple[str, ...] = ()
+
+    def task(self, name: str) -> TaskScores:
+        """The data set called `name`; raises BadInput with those there are."""
+        for one in self.tasks:
+            if one.name == name:
+                return one
+        raise BadInput(f"no task {name!r}; there are {', '.join(task.name for task in self.tasks)}")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per task, layer or static vectors, and fix."""
+        return table(list(similarity_rows(self)))
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        title = f"{self.provenance.model}: semantic similarity, Spearman's ρ × 100"
+        return html_table(list(choice_rows(self)), caption=title)
+
+
+def similarity_rows(found: Similarity) -> Iterator[dict[str, Any]]:
+    """One flat row per task, layer (or static vectors) and fix: pooled, mean and weighted ρ, and each subset's."""
+    for task in found.tasks:
+        for names, scores in ((found.layers, task.layers), (tuple(one.name for one in found.static), task.static)):
+            for row, name in enumerate(names):
+                for column, fix in enumerate(found.fixes):
+                    yield {
+                        "task": task.name,
+                        "layer": name,
+                        "fix": fix,
+                        "pooled": float(scores.pooled[row, column]),
+                        "mean": float(scores.mean[row, column]),
+                        "weighted": float(scores.weighted[row, column]),
+                        **{
+                            subset: float(scores.subsets[place, row, column])
+                            for place, subset in enumerate(task.subsets)
+                        },
+                    }
+
+
+def choice_rows(found: Similarity) -> Iterator[dict[str, Any]]:
+    """One flat row per task, way to choose a layer, and fix; × 100."""
+    for task in found.tasks:
+        for one in task.choices:
+            changed = one.fix != "raw"
+            yield {
+                "task": task.title,
+                "layer chosen": one.how,
+                "fix": one.fix,
+                "layer": one.layer,
+                "ρ × 100": f"{100 * one.score:.2f}",
+                "raw layer": one.raw_layer if changed else None,
+                "raw": f"{100 * one.raw_score:.2f}" if changed else None,
+                "change": f"{100 * one.change:+.2f}" if changed else None,
+                "95 %": f"{100 * one.low:+.2f} to {100 * one.high:+.2f}" if changed else None,
+                "says": one.verdict or None,
+            }
+
+
+@dataclass(frozen=True)
+class WordPairs:
+    """One split of WiC: pairs of sentences with a word that they share.
+
+    Attributes:
+        split, source: which, and where from. n_pairs: that were compared; left_out: whose word lies behind the longest text.
+        all_true: accuracy of always saying that the word means the same.
+        accuracy: of saying so where the cosine is above a threshold [layer, fix, threshold].
+    """
+
+    split: str
+    source: str
+    n_pairs: int
+    left_out: int
+    all_true: float
+    accuracy: np.ndarray
+
+
+@dataclass(frozen=True)
+class WordChoice:
+    """The best layer and threshold of a fix.
+
+    Attributes:
+        thresholds: "grid" (0.1 to 0.9, the paper's) or "any" (all that tell pairs of the choosing split apart).
+        layer, threshold, accuracy: best on the train split: chosen and measured on the same pairs, as in the paper.
+        crossed: accuracy on the train split where layer and threshold are chosen on nine tenths of the words and measured on
+            the tenth left out, each tenth once.
+        held_out: accuracy on the validation split of what was chosen on train; None without one.
+        change, low, high: of `accuracy` from that of raw vectors, with its 95 % interval; paired bootstrap over pairs.
+        held_out_change, held_out_low, held_out_high: the same on the validation split.
+    """
+
+    fix: str
+    thresholds: str
+    layer: str
+    threshold: float
+    accuracy: float
+    crossed: float
+    held_out: float | None
+    change: float
+    low: float
+    high: float
+    held_out_change: float | None
+    held_out_low: float | None
+    held_out_high: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Of the validation split where there is one, else of the train split; "" for raw vectors."""
+        if self.fix == "raw":
+            return ""
+        if self.held_out_low is None or self.held_out_high is None:
+            return verdict(self.low, self.high)
+        return verdict(self.held_out_low, self.held_out_high)
+
+
+@result
+@dataclass(frozen=True)
+class WordInContext:
+    """Word-in-Context: whether the cosine of a word's two vectors says that it means the same, at every layer.
+
+    Attributes:
+        layers, fixes, thresholds: names of the axes of each split's `accuracy`.
+        data: the train split, and the validation split where there is one.
+        choices: one for each fix and kind of thresholds.
+    """
+
+    provenance: Provenance
+    stack: str
+    max_length: int
+    final_norm: bool
+    layers: tuple[str, ...]
+    fixes: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    fitted: Fitted
+    data: tuple[WordPairs, ...]
+    choices: tuple[WordChoice, ...]
+    notes: tuple[str, ...] = ()
+
+    def choice(self, fix: str, thresholds: str = "grid") -> WordChoice:
+        """The choice of `fix` with these thresholds; raises BadInput with those there are."""
+        for one in self.choices:
+            if (one.fix, one.thresholds) == (fix, thresholds):
+                return one
+        there = ", ".join(f"{one.fix} ({one.thresholds})" for one in self.choices)
+        raise BadInput(f"no choice for {fix} ({thresholds}); there are {there}")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per split, layer, fix and threshold."""
+        return table(
+            [
+                {"split": split.split, "layer": layer, "fix": fix, "threshold": threshold,
+                 "accuracy": float(split.accuracy[row, column, place])}
+                for split in self.data
+                for row, layer in enumerate(self.layers)
+                for column, fix in enumerate(self.fixes)
+                for place, threshold in enumerate(self.thresholds)
+            ]
+        )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        return html_table(
+            list(word_rows(self)), caption=f"{self.provenance.model}: words in context, accuracy in per cent"
+        )
+
+
+def word_rows(found: WordInContext) -> Iterator[dict[str, Any]]:
+    """One flat row per kind of thresholds and fix; accuracies × 100."""
+    for one in found.choices:
+        changed = one.fix != "raw"
+        row = {
+            "thresholds": one.thresholds,
+            "fix": one.fix,
+            "layer": one.layer,
+            "above": f"{one.threshold:.3f}",
+            "train (chosen on it)": f"{100 * one.accuracy:.2f}",
+            "change": f"{100 * one.change:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f})" if changed else None,
+            "cross-validated": f"{100 * one.crossed:.2f}",
+        }
+        if one.held_out is not None:
+            row["validation"] = f"{100 * one.held_out:.2f}"
+            row["its change"] = _change(one.held_out_change, one.held_out_low, one.held_out_high) if changed else None
+        yield {**row, "says": one.verdict or None}
+
+
+def _change(change: float | None, low: float | None, high: float | None) -> str | None:
+    if change is None or low is None or high is None:
+        return None
+    return f"{100 * change:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
