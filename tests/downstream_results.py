@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 import synthetic_report
+from outlierlens.frozen_scores import Chosen, FixScores, FrozenScores
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
 from outlierlens.recovered import Arm, Recovery, Regrowth
 from outlierlens.results import Provenance
@@ -61,6 +62,33 @@ def one_dimension() -> OneDimension:
     )  # fmt: skip
 
 
+def frozen_scores() -> FrozenScores:
+    """Two layers, raw and clipped: clipping helps by the dev split's choice and not by the test split's."""
+    values = np.array([0.7, 0.8])
+    none = np.zeros(2)
+
+    def fix(name: str, selected: Chosen, best: Chosen, change: float) -> FixScores:
+        shown = (values + 0.1, values, values + change, none + 0.5, values - 0.1, values + 0.1)
+        changes = (none + change, none + change - 0.01, none + change + 0.01)
+        return FixScores(name, name == "raw", 0, none, *shown, *changes, selected, best)
+
+    raw = Chosen("0", 0.8, 0.7, 0.9, 0.0, 0.0, 0.0, "")
+    clip = Chosen("embeddings", 0.85, 0.75, 0.95, 0.05, 0.01, 0.09, "helps")
+    unsure = Chosen("0", 0.85, 0.75, 0.95, 0.05, -0.01, 0.09, "no difference")
+    return FrozenScores(
+        PROVENANCE, "sst5", "accuracy", ("no", "yes"), "model", False, False, 256, 1, "t", "d", "e", 40, 20, 30, 60, 30,
+        held_out=True, n_dropped=2, epochs=10, train_batch=16, lr=0.01, n_steps=30, bias=False, majority=0.5,
+        layers=("embeddings", "0"), clipping="3", clip_dims={"0": (3,)}, clip_source="named by hand",
+        fixes=(fix("raw", raw, raw, 0.0), fix("clip", clip, unsure, 0.05)), seconds_reading=1.5, seconds_training=0.5,
+        notes=("a note",),
+    )  # fmt: skip
+
+
 def made() -> dict[str, Any]:
     """{kind: result}"""
-    return {"Survival": survival(), "Recovery": recovery(), "OneDimension": one_dimension()}
+    return {
+        "Survival": survival(),
+        "Recovery": recovery(),
+        "OneDimension": one_dimension(),
+        "FrozenScores": frozen_scores(),
+    }

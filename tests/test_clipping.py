@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
@@ -230,8 +230,14 @@ def test_auto_says_that_there_is_none(words: Callable[..., Any]) -> None:
     assert "nothing is clipped" in found.source
 
 
+@settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.lists(st.integers(-1, 5), max_size=4), st.lists(st.integers(0, 9), max_size=4).map(tuple)))
+    st.lists(
+        max_size=4,
+        elements=st.tuples(
+            st.lists(st.integers(-1, 5), max_size=4), st.lists(st.integers(0, 9), max_size=4).map(tuple)
+        ),
+    )
 )
 def test_by_layer_is_the_union_in_order(entries: list[tuple[list[int], tuple[int, ...]]]) -> None:
     found = _by_layer(entries)

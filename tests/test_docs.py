@@ -29,6 +29,7 @@ COMMANDS = (
     "survival",
     "recover",
     "one-dimension",
+    "frozen",
     "sts",
     "wic",
     "geometry",

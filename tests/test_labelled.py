@@ -84,7 +84,8 @@ def test_rows_of_glue(name: str, tmp_path: Path) -> None:
 
 
 def test_the_other_rows(tmp_path: Path) -> None:
-    assert set(TASKS) == {f"glue:{name}" for name in GLUE} | {"hans", "superglue:wic", "superglue:boolq"}
+    others = {"hans", "superglue:wic", "superglue:boolq", "sst5", "imdb"}
+    assert set(TASKS) == {f"glue:{name}" for name in GLUE} | others
     assert all(set(task.metrics) <= set(METRICS) for task in TASKS.values())
     rows = [{"word": "bank", "pos": "N", "sentence1": "a bank", "sentence2": "the bank", "label": 1}]
     wic = read_examples(find_task("wic"), write(tmp_path / "wic.jsonl", rows))

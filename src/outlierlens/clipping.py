@@ -24,7 +24,7 @@ from outlierlens.hidden import EMBEDDINGS, layer_name
 from outlierlens.models import LoadedModel
 from outlierlens.vectors.read import text_stack
 
-AUTO_TEXTS = 2000  # texts that "auto" observes at most: shares of token vectors settle long before
+AUTO_TEXTS = 1000  # texts that "auto" observes at most: shares of token vectors settle long before
 MAX_FILE_BYTES = 2**20
 WRITTEN = "write 557,143 (every block), 0-9:896;9-16:678 (layers from 0), auto, none, a named specification or a file"
 
@@ -127,7 +127,7 @@ def resolve_clipping(
     if asked in SPECIFICATIONS:
         return _specified(asked, SPECIFICATIONS[asked], loaded, (bound.n_layers, width))
     if asked.lower().endswith((".toml", ".json")):
-        found, source = _file(Path(asked), bound.n_layers), f"file {Path(asked).name}"
+        found, source = _file(Path(asked), bound.n_layers)
     else:
         found, source = _written(asked, bound.n_layers), "named by hand"
     return Clipping(asked, _checked(found, bound, width, asked), source)
@@ -200,8 +200,8 @@ def _layers(text: str, n_layers: int) -> range:
     return range(first, last + 1)
 
 
-def _file(path: Path, n_layers: int) -> dict[str, tuple[int, ...]]:
-    """{layer's name: dimensions} of a TOML or JSON file, at its top or under `dims`."""
+def _file(path: Path, n_layers: int) -> tuple[dict[str, tuple[int, ...]], str]:
+    """({layer's name: dimensions}, where they come from) of a TOML or JSON file: at its top, or under `dims` and `source`."""
     if not path.is_file():
         raise BadFile(f"{path}: no such file of a clipping; {WRITTEN}")
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -219,7 +219,8 @@ def _file(path: Path, n_layers: int) -> dict[str, tuple[int, ...]]:
         if not isinstance(dims, list) or not all(type(dim) is int for dim in dims):
             raise BadFile(f"{path}: {layers} = {str(dims)[:60]}; it must be a list of dimensions, [896, 678]")
         found.append((_layers(layers, n_layers), tuple(dims)))
-    return _by_layer(found)
+    said = document.get("source") if "dims" in document else None
+    return _by_layer(found), str(said)[:500] if said else f"file {path.name}"
 
 
 def _by_layer(entries: Iterable[tuple[Sequence[int], tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:

@@ -46,6 +46,7 @@ HOMES = {
     "Survival": "survived",
     "Recovery": "recovered",
     "OneDimension": "one_dimension",
+    "FrozenScores": "frozen_scores",
     "PositionProbe": "probed",
     "Geometry": "geometrical",
     "Similarity": "similar",

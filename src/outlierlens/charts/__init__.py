@@ -18,6 +18,7 @@ figure2          tasks with one dimension off at a time, a panel a task
 outliers_against_random   several models and tasks, their outliers off, beside random sets
 survival         z before against z after fine-tuning
 one_dimension    a task's metric from each dimension alone
+frozen           a task's metric from linear classifiers on frozen vectors, by layer, raw and repaired
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 recovery         a model with dimensions off, and fine-tuned again
@@ -30,6 +31,7 @@ from outlierlens.charts.base import Chart
 from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
+from outlierlens.charts.frozen import frozen
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
@@ -52,6 +54,7 @@ __all__ = [
     "emergence",
     "extreme_shares",
     "figure2",
+    "frozen",
     "geometry",
     "largest_values",
     "loss_panel",

@@ -8,6 +8,7 @@ from outlierlens import __version__
 from outlierlens.cli import (
     downstream,
     finetune,
+    frozen,
     geometry,
     measure,
     pretrain,
@@ -77,6 +78,7 @@ app.command("sts")(similarity.sts)
 app.command("wic")(similarity.wic)
 app.command("geometry")(geometry.geometry)
 app.command("probe")(probe.probe)
+app.command("frozen")(frozen.frozen)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

@@ -124,6 +124,14 @@ _ROWS = (
         "superglue:boolq", "question", "passage", ("False", "True"), ("accuracy",), "aps/super_glue:boolq",
         source=SUPERGLUE,
     ),
+    LabelledTask(
+        "sst5", "text", None, ("very negative", "negative", "neutral", "positive", "very positive"),
+        ("accuracy", "macro f1"), "SetFit/sst5", source="Socher et al. 2013, Stanford Sentiment Treebank",
+    ),
+    LabelledTask(
+        "imdb", "text", None, ("negative", "positive"), ("accuracy",), "stanfordnlp/imdb", "test",
+        source="Maas et al. 2011, IMDB",
+    ),
 )  # fmt: skip
 TASKS = {task.name: task for task in _ROWS}
 

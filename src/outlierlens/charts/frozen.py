@@ -1,0 +1,116 @@
+"""Linear classifiers on frozen vectors, by layer: `frozen(found)`.
+
+A line a repair, raw vectors in ink with their 95 % intervals; a mark with its change where the dev split chooses the layer.
+"""
+
+from outlierlens.charts.base import Chart, Spec, chart, field, number, round_to
+from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES
+from outlierlens.errors import BadInput
+from outlierlens.frozen_scores import FrozenScores, frozen_rows
+
+MOST = COLOURED + 1  # repairs with a colour of their own, raw beside them
+
+
+def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
+    """The task's metric on the test split by layer, raw against every repair.
+
+    Raises:
+        BadInput: more repairs than there are colours.
+    """
+    fixes = [one.fix for one in found.fixes]
+    if len(fixes) > MOST:
+        raise BadInput(f"{len(fixes)} fixes cannot be told apart in one picture; measure at most {MOST} of them")
+    numbers = ("test", "low", "high", "dev", "train")
+    rows = [
+        {"layer": row["layer"], "fix": row["fix"]} | {key: round_to(row[key]) for key in numbers}
+        for row in frozen_rows(found)
+    ]
+    ends = [row[key] for row in rows for key in ("test", "low", "high")] + [found.majority]
+    low, high = min(ends), max(ends)
+    pad = 0.06 * (high - low) or 0.05
+    x = field(
+        "layer",
+        "layer (block outputs from 0)",
+        "ordinal",
+        sort=list(found.layers),
+        axis={"labelAngle": 0, "grid": False},
+    )
+    domain = {"domain": [low - pad, high + pad], "nice": False, "zero": False}
+    y = field("test", f"{found.metric} on the test split", scale=domain, axis={"tickCount": 7})
+    colours, shapes = [INK, *DIM_COLOURS][: len(fixes)], ["circle", *_other_shapes()][: len(fixes)]
+    colour, shape = (
+        field("fix", "", "nominal", scale={"domain": fixes, "range": values}, legend={"title": None, "columns": MOST})
+        for values in (colours, shapes)
+    )
+    tooltip = [field("layer", "layer", "nominal"), field("fix", "fix", "nominal"), field("test", found.metric)]
+    tooltip += [field("low", "95 % from"), field("high", "to"), field("dev", "on dev"), field("train", "on train")]
+    baseline = [{"test": round_to(found.majority), "says": f"always the commonest label {number(found.majority)}"}]
+    chosen = [
+        {"layer": one.selected.layer, "test": round_to(one.selected.value), "fix": one.fix} for one in found.fixes
+    ]
+    layers: list[Spec] = [
+        {
+            "data": {"values": baseline},
+            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
+            "encoding": {"y": y},
+        },
+        {
+            "data": {"values": baseline},
+            "mark": {"type": "text", "align": "right", "x": "width", "dx": -4, "dy": -7, "color": MUTED},
+            "encoding": {"y": y, "text": {"field": "says", "type": "nominal"}},
+        },
+        {
+            "data": {"values": [row for row in rows if row["fix"] == "raw"]},
+            "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.5, "color": INK},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
+        },
+        {
+            "data": {"values": rows},
+            "mark": {"type": "line", "strokeWidth": 2},
+            "encoding": {"x": x, "y": y, "color": colour},
+        },
+        {
+            "data": {"values": rows},
+            "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
+        },
+        {
+            "data": {"values": chosen},
+            "mark": {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "shape": "circle"},
+            "encoding": {"x": x, "y": y, "color": colour},
+        },
+    ]
+    return chart(
+        name=name,
+        title=f"{found.task} from frozen vectors of {found.provenance.model}",
+        reading=_reading(found),
+        layers=layers,
+        height=360,
+        columns=("fix", "layer", found.metric, "95 % from", "to", "− raw", "95 % from", "to", "on dev", "on train"),
+        rows=(
+            [row["fix"], row["layer"], *(round_to(row[key]) for key in
+             ("test", "low", "high", "change", "change_low", "change_high", "dev", "train"))]
+            for row in frozen_rows(found)
+        ),
+    )  # fmt: skip
+
+
+def _other_shapes() -> list[str]:
+    """Shapes that raw vectors do not have."""
+    return [shape for shape in SHAPES if shape != "circle"] + ["triangle-right"]
+
+
+def _reading(found: FrozenScores) -> str:
+    raw = found.fixes[0].selected
+    text = (
+        f"Linear classifiers on the mean vector of a text, a layer each. The dev split chooses layer {raw.layer} of raw "
+        f"vectors: {found.metric} {number(raw.value)} on test (95 % interval {number(raw.low)} to {number(raw.high)}; always "
+        f"the commonest label {number(found.majority)}). "
+    )
+    for one in found.fixes[1:]:
+        at = one.selected
+        text += (
+            f"{one.fix}, layer {at.layer}: {number(at.value)}, {at.change:+.3f} ({at.change_low:+.3f} to "
+            f"{at.change_high:+.3f}), {at.verdict}. "
+        )
+    return text + "Circled: the layer that the dev split chooses. Bars: intervals of raw vectors."

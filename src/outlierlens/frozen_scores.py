@@ -1,0 +1,159 @@
+"""What linear classifiers on frozen vectors reach, layer by layer, raw and repaired: plain data, without torch.
+
+found.fix("clip").test                     # metric on the test split [layer], layers as in found.layers
+found.fix("clip").selected                 # at the layer that the dev split chooses, against raw vectors at theirs
+found.fix("clip").best                     # at the layer that is best on the test split itself, as in the paper
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+Verdict = Literal["helps", "hurts", "no difference", ""]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One repair at one layer, against raw vectors at the layer that the same way of choosing gives them.
+
+    Attributes:
+        layer: its name. value, low, high: metric on the test split with its 95 % interval.
+        change, change_low, change_high: metric of the repair − metric of raw vectors, with its paired 95 % interval.
+        verdict: "helps" or "hurts" where that interval leaves out 0, else "no difference"; "" of raw vectors themselves.
+    """
+
+    layer: str
+    value: float
+    low: float
+    high: float
+    change: float
+    change_low: float
+    change_high: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class FixScores:
+    """Classifiers on one repair.
+
+    Attributes:
+        fix: "raw", "clip", "whiten:256".
+        invertible: whether no information is lost, in any layer: with a bias, such a repair has the same classifiers as raw
+            vectors, and differs by how far training got.
+        n_fitted: training vectors that it was fitted on. shrinkage: of whiten [layer].
+        train, dev, test: the metric on each split [layer]. loss: mean cross-entropy in the last epoch, in nats [layer].
+        low, high: 95 % interval of `test` [layer].
+        change, change_low, change_high: `test` minus that of raw vectors in the same layer, paired 95 % interval [layer].
+        selected: at the layer with the best `dev`, the honest choice. best: at the layer with the best `test`, the paper's.
+    """
+
+    fix: str
+    invertible: bool
+    n_fitted: int
+    shrinkage: np.ndarray
+    train: np.ndarray
+    dev: np.ndarray
+    test: np.ndarray
+    loss: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    change: np.ndarray
+    change_low: np.ndarray
+    change_high: np.ndarray
+    selected: Chosen
+    best: Chosen
+
+
+@result
+@dataclass(frozen=True)
+class FrozenScores:
+    """Linear classifiers on mean-pooled vectors of a frozen model, by layer and repair (Luo et al. 2021, table 3).
+
+    Attributes:
+        labels: names of the classes.
+        special: whether special tokens counted in the mean. final_norm: whether the model's final norm was applied.
+        max_length: tokens of a text that were read at most. n_cut: texts that have so many, which were cut.
+        train, dev, test: where the examples come from, n_train, n_dev, n_test how many; n_train_all and n_test_all there were.
+        held_out: whether dev was drawn from the training examples. n_dropped: examples left out as shared between splits.
+        n_steps: of Adam, examples of each in `train_batch`.
+        bias: whether the classifiers have a constant.
+        majority: metric of always saying the commonest training label.
+        layers: names: "embeddings", then block numbers.
+        clipping: what was asked for. clip_dims: dimensions by layer. clip_source: where they come from.
+        fixes: raw vectors first.
+        seconds_reading, seconds_training: wall clock.
+    """
+
+    provenance: Provenance
+    task: str
+    metric: str
+    labels: tuple[str, ...]
+    stack: str
+    special: bool
+    final_norm: bool
+    max_length: int
+    n_cut: int
+    train: str
+    dev: str
+    test: str
+    n_train: int
+    n_dev: int
+    n_test: int
+    n_train_all: int
+    n_test_all: int
+    held_out: bool
+    n_dropped: int
+    epochs: int
+    train_batch: int
+    lr: float
+    n_steps: int
+    bias: bool
+    majority: float
+    layers: tuple[str, ...]
+    clipping: str
+    clip_dims: dict[str, tuple[int, ...]]
+    clip_source: str
+    fixes: tuple[FixScores, ...]
+    seconds_reading: float
+    seconds_training: float
+    notes: tuple[str, ...] = ()
+
+    def fix(self, name: str) -> FixScores:
+        """Scores of one repair; raises BadInput with those there are."""
+        for one in self.fixes:
+            if one.fix == name:
+                return one
+        raise BadInput(f"no fix {name!r} in this result; it has {', '.join(one.fix for one in self.fixes)}")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per fix and layer."""
+        return table(list(frozen_rows(self)))
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        title = f"{self.provenance.model}: {self.task} from frozen vectors ({self.metric}; commonest label {self.majority:.3f})"
+        return html_table(list(chosen_rows(self)), caption=title)
+
+
+def frozen_rows(found: FrozenScores) -> Iterator[dict[str, Any]]:
+    """One flat row per fix and layer."""
+    columns = ("train", "dev", "test", "loss", "low", "high", "change", "change_low", "change_high")
+    for one in found.fixes:
+        for place, layer in enumerate(found.layers):
+            yield {"fix": one.fix, "layer": layer, **{name: float(getattr(one, name)[place]) for name in columns}}
+
+
+def chosen_rows(found: FrozenScores) -> Iterator[dict[str, Any]]:
+    """One flat row per fix and way of choosing the layer: "dev", "test"."""
+    for by in ("dev", "test"):
+        for one in found.fixes:
+            yield {"fix": one.fix, "layer by": by, **vars(one.selected if by == "dev" else one.best)}
