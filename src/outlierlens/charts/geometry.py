@@ -30,6 +30,7 @@ from outlierlens.geometrical import Contribution, Estimate, Geometry, LayerGeome
 HEIGHT = 290
 PANEL = 370  # pixels of a panel of two side by side
 BEHIND = 140  # size of the marks of raw vectors, which a fix that does nothing would hide
+SEEN = 0.02  # share of the tallest bar below which a dimension would be a line without a name
 LABELLED = 0.1  # share of a bar that has room for its dimension's number
 
 
@@ -58,7 +59,7 @@ def self_similarity(found: Geometry, *, name: str = "self-similarity") -> Chart:
 
 
 def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosine-shares") -> Chart:
-    """The mean cosine of each layer as a stack of what single dimensions add; the largest six in colour, with numbers.
+    """The mean cosine of each layer as a stack of what single dimensions add; the largest, six at most, in colour with numbers.
 
     `fix` is the first of the result unless named.
 
@@ -73,7 +74,9 @@ def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosin
     for row in rows:
         for one in _known(row).values():
             largest[one.dim] = max(largest.get(one.dim, 0.0), one.contribution)
-    named = sorted(largest, key=lambda dim: -largest[dim])[:COLOURED]
+    ranked = sorted(largest, key=lambda dim: -largest[dim])[:COLOURED]
+    least = SEEN * max(row.anisotropy.value for row in rows)
+    named = [dim for dim in ranked if dim == ranked[0] or largest[dim] >= least]
     shown = looks(named, named)
     bars: list[Spec] = []
     for row in rows:
