@@ -47,7 +47,7 @@ def probe(
     epochs: Annotated[
         int | None, typer.Option("--epochs", min=1, help="Passes over the training texts. Default: 1, with --full 10.")
     ] = None,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam; the paper does not state its own.")] = 1e-2,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam; the paper does not state its own.")] = 3e-3,
     probe_batch: Annotated[int, typer.Option("--probe-batch", min=1, help="Tokens of a training step.")] = 128,
     positions: Annotated[
         int | None,

@@ -1,6 +1,6 @@
 """Linear probes without bias for all layers at once, by Adam on the cross-entropy.
 
-    probes = Probes(Plan(of, without, width, n_positions), scales_of(states), learning_rate=0.01)
+    probes = Probes(Plan(of, without, width, n_positions), scales_of(states), learning_rate=0.003)
     probes.step(states, positions)                  # [layer, token, dim], [token]
     probes.weight                                   # [probe, dim, position]
 

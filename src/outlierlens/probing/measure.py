@@ -51,7 +51,7 @@ class ProbeOptions:
     positions: int | None = None
     special: bool = False
     epochs: int = 1
-    learning_rate: float = 1e-2
+    learning_rate: float = 3e-3
     batch: int = 128
     limit: int | None = None
     whole: bool = False
