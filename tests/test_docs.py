@@ -29,6 +29,7 @@ COMMANDS = (
     "survival",
     "recover",
     "one-dimension",
+    "origin",
     "frozen",
     "sts",
     "wic",

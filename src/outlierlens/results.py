@@ -46,6 +46,7 @@ HOMES = {
     "Survival": "survived",
     "Recovery": "recovered",
     "OneDimension": "one_dimension",
+    "Origin": "origins",
     "FrozenScores": "frozen_scores",
     "PositionProbe": "probed",
     "Geometry": "geometrical",

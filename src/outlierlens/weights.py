@@ -85,7 +85,7 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
     sites = [site for stack in bound for site in sites_of(stack, options.view)]
     if not sites:
         raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")
-    _check_size(checkpoint, sites, options)
+    check_size(checkpoint, sites, options)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     found = tuple(_scan_site(checkpoint, site, options.rule, digest) for site in sites)
     return Scan(
@@ -131,7 +131,8 @@ def sites_of(stack: BoundStack, view: View) -> list[Site]:
     return sites
 
 
-def _check_size(checkpoint: Checkpoint, sites: list[Site], options: ScanOptions) -> None:
+def check_size(checkpoint: Checkpoint, sites: list[Site], options: ScanOptions) -> None:
+    """Raise TooMuchToRead where `sites` need linears of more than `max_read` bytes; say what will be read otherwise."""
     params = {p.name for site in sites for layer in (*site.scale, *site.bias) for p in layer}
     linear = [site.name for site in sites if not site.is_norm]
     if not linear:

@@ -8,7 +8,7 @@ bound[0].blocks[3]       # "encoder.layer.3", for model.get_submodule
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ class BoundStack:
         embeddings: parameters that write to the stream before block 0.
         embedding_norm: scale and bias of the norm of those, where there is one.
         final_norm: scale and bias of the norm that reads the stream after the last block, where there is one.
+        norms: scale and bias, where there is one, of every norm of a block by its module, per layer: those that read,
+            those after other writes, the last. Empty in a layer without it.
     """
 
     stack: Stack
@@ -66,6 +68,7 @@ class BoundStack:
     embeddings: tuple[Param, ...]
     embedding_norm: tuple[Param, ...]
     final_norm: tuple[Param, ...] = ()
+    norms: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -159,6 +162,7 @@ class _Binder:
             embeddings=self.embeddings(),
             embedding_norm=self.outer_norm(stack.embedding_norm),
             final_norm=self.outer_norm(stack.final_norm),
+            norms=self.block_norms(),
         )
 
     def writes(self) -> tuple[tuple[Param, ...], ...]:
@@ -178,6 +182,15 @@ class _Binder:
     def norms(self, modules: tuple[str, ...], leaf: str, *, everywhere: bool = True) -> tuple[tuple[Param, ...], ...]:
         like = {f"{module}.{leaf}": self.norm_param("", leaf) for module in modules if module}
         return self.columns(like, everywhere=everywhere)
+
+    def block_norms(self) -> dict[str, tuple[tuple[Param, ...], ...]]:
+        modules = dict.fromkeys((*self.stack.reading_norms, *self.stack.other_norms, self.stack.last_norm))
+        parts = {
+            module: _join(*(self.norms((module,), leaf, everywhere=False) for leaf in ("weight", "bias")))
+            for module in modules
+            if module
+        }
+        return {module: layers for module, layers in parts.items() if any(layers)}
 
     def columns(self, like: dict[str, Param], *, everywhere: bool) -> tuple[tuple[Param, ...], ...]:
         """The named parameters of each layer; with `everywhere`, one must be in all layers or in none."""

@@ -22,6 +22,8 @@ frozen           a task's metric from linear classifiers on frozen vectors, by l
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 recovery         a model with dimensions off, and fine-tuned again
+vector_panels    mean of each layer over all dimensions, a panel a layer
+origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
 sts_layers       sentence similarity by layer, a panel a task, a line a fix; wic_layers words in context
 emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
 """
@@ -34,6 +36,7 @@ from outlierlens.charts.export import can_export, picture
 from outlierlens.charts.frozen import frozen
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
+from outlierlens.charts.origin import origin, origin_histograms, origin_ranks, origin_rows
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.similarity import sts_layers, wic_layers
@@ -43,6 +46,7 @@ from outlierlens.charts.sweep_windows import sweep_map, sweep_windows
 from outlierlens.charts.tasks import figure2
 from outlierlens.charts.tasks_random import outliers_against_random
 from outlierlens.charts.tokens import token_vectors
+from outlierlens.charts.vector_panels import vector_panels
 from outlierlens.charts.weights import weight_maps
 
 __all__ = [
@@ -61,6 +65,10 @@ __all__ = [
     "losses",
     "norm_panel",
     "one_dimension",
+    "origin",
+    "origin_histograms",
+    "origin_ranks",
+    "origin_rows",
     "outliers_against_random",
     "picture",
     "probe",
@@ -80,6 +88,7 @@ __all__ = [
     "sweep_ranked",
     "sweep_windows",
     "token_vectors",
+    "vector_panels",
     "weight_maps",
     "wic_layers",
 ]

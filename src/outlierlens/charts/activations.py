@@ -298,6 +298,8 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     else:
         reading += f"At most: {best['name'].removeprefix('dim ')} is the {best['end']} of {best['share']:.1%} "
         reading += f"of the token vectors after {place(best['layer'])}."
+    pooled = stack.pooled_shares()
+    reading += _pooled_sentence(pooled, dims, shown)
     without = stack.views.get("without_special")
     alone = {} if without is None else {"smallest entry": without.argmin_share, "largest entry": without.argmax_share}
     return chart(
@@ -308,10 +310,41 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
         height=260,
         columns=("layer", "dimension", "entry", "share of tokens", "share without special tokens"),
         rows=(
-            [r["layer"], r["name"], r["end"], r["share"], _alone(alone, r, stack)]
-            for r in sorted(rows, key=lambda r: -r["share"])
+            [
+                ["all blocks", label(dim), end, round_to(values[c]), _pooled_alone(stack, end, c)]
+                for end, values in pooled.items()
+                for dim in shown
+                for c in np.flatnonzero(dims == dim).tolist()
+            ]
+            + [
+                [r["layer"], r["name"], r["end"], r["share"], _alone(alone, r, stack)]
+                for r in sorted(rows, key=lambda r: -r["share"])
+            ]
         ),
     )
+
+
+def _pooled_sentence(pooled: dict[str, np.ndarray], dims: np.ndarray, shown: dict[int, int]) -> str:
+    """What the paper counts: all blocks' vectors in one, without the embeddings'; beside the most of any other dimension."""
+    said = []
+    for end, values in pooled.items():
+        mine = [
+            (float(values[c]), dim) for dim in shown for c in np.flatnonzero(dims == dim).tolist() if values[c] >= 0.01
+        ]
+        others = np.where(np.isin(dims, list(shown)), -1.0, np.nan_to_num(values, nan=-1.0))
+        other = (
+            f"most of any other: {others.max():.1%}, {dims[others.argmax()]}" if others.max(initial=-1.0) >= 0 else ""
+        )
+        if mine:
+            listed = ", ".join(f"{dim} of {share:.1%}" for share, dim in sorted(mine, reverse=True))
+            said.append(f"the {end}: {listed}" + (f" ({other})" if other else ""))
+    return f" All blocks pooled, embeddings excluded, {'; '.join(said)}." if said else ""
+
+
+def _pooled_alone(stack: StackObservation, end: str, column: int) -> float | None:
+    if "without_special" not in stack.views:
+        return None
+    return round_to(float(stack.pooled_shares("without_special")[end][column]))
 
 
 def _alone(alone: dict[str, np.ndarray], row: Spec, stack: StackObservation) -> float | None:

@@ -66,6 +66,16 @@ class Checkpoint(ABC):
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, values) for `names` in any order, as float32 (float64 where stored so), in `tensors` shape."""
 
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        """Yield the rows of one tensor in order, [row, column] with at most `n_rows` at a time, as `read` would.
+
+        All axes but the last are rows. Sources that can, override this to hold no more than a few blocks.
+        """
+        ((_, values),) = self.read([name])
+        rows = values.reshape(-1, values.shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield rows[start : start + n_rows]
+
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open, and need not say so
         """Release files and connections; reading afterwards is undefined."""
 
@@ -107,6 +117,16 @@ _NUMPY = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?",
 }  # fmt: skip
 ITEM_BYTES = {"BF16": 2} | {name: np.dtype(code).itemsize for name, code in _NUMPY.items()}
+
+
+def row_spans(info: TensorInfo, n_rows: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """(first byte, end, shape) of each block of `n_rows` rows of a tensor without packed blocks of values."""
+    width = info.shape[-1]
+    total = info.size // max(width, 1)
+    row_bytes = info.nbytes // max(total, 1)
+    for start in range(0, total, n_rows):
+        end = min(start + n_rows, total)
+        yield start * row_bytes, end * row_bytes, (end - start, width)
 
 
 def load_config(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, widen
+from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, row_spans, widen
 from outlierlens.checkpoint.gguf_header import Header, read_header
 from outlierlens.checkpoint.gguf_names import Family, Translation, family_of
 from outlierlens.checkpoint.safetensors import Placed
@@ -70,6 +70,26 @@ class GGUFCheckpoint(Checkpoint):
             if translation.shift:
                 values = values + np.float32(translation.shift)
             yield name, values.swapaxes(-1, -2) if translation.swap else values
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        place, translation = self._stored[name]
+        if translation.swap:  # its stored rows are columns
+            yield from super().read_rows(name, n_rows)
+            return
+        mapped = np.memmap(self._path, dtype=np.uint8, mode="r")
+        where = f"{self._path}: {name}"
+        plain = place.info.dtype in ITEM_BYTES
+        if not plain:
+            self._dequantized.add(place.info.dtype)
+            self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
+        for start, end, shape in row_spans(place.info, n_rows):
+            raw = mapped[place.start + start : place.start + end]
+            if len(raw) != end - start:
+                raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+            self.bytes_read += end - start
+            info = TensorInfo(place.info.dtype, shape, end - start)
+            values = widen(np.array(raw), info.dtype, shape, where) if plain else _dequantize(raw, info, where)
+            yield values + np.float32(translation.shift) if translation.shift else values
 
 
 def _translate(header: Header, family: Family | None, where: str) -> dict[str, tuple[Placed, Translation]]:

@@ -20,7 +20,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from outlierlens.checkpoint.base import ITEM_BYTES, MAX_CONFIG_BYTES, Checkpoint, TensorInfo, parse_config, widen
+from outlierlens.checkpoint.base import (
+    ITEM_BYTES,
+    MAX_CONFIG_BYTES,
+    Checkpoint,
+    TensorInfo,
+    parse_config,
+    row_spans,
+    widen,
+)
 from outlierlens.checkpoint.ranges import PARALLEL, LocalFile, RemoteFile, Run, merge
 from outlierlens.checkpoint.repository import Repository, offline_by_environment
 from outlierlens.checkpoint.safetensors import MAX_INDEX_BYTES, Placed, header_length, parse_header, shard_names
@@ -120,6 +128,23 @@ class HubCheckpoint(Checkpoint):
                 place = shard.placed[name]
                 part = np.array(raw[place.start - run.start : place.end - run.start])  # a copy, aligned for the view
                 yield name, widen(part, place.info.dtype, place.info.shape, f"{shard.where}: {name}")
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        if self._local:
+            for rows in self._local.read_rows(name, n_rows):
+                self._tally()
+                yield rows
+            return
+        info = self.tensors[name]
+        shard = self._shards[self._file_of(name)]
+        if info.dtype not in ITEM_BYTES:
+            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
+        start = shard.placed[name].start
+        spans = list(row_spans(info, n_rows))
+        blocks = _in_parallel(lambda span: shard.file.read(start + span[0], start + span[1]), spans)
+        for (_, _, shape), body in zip(spans, blocks, strict=True):
+            self._tally()
+            yield widen(np.frombuffer(body, np.uint8), info.dtype, shape, f"{shard.where}: {name}")
 
     def close(self) -> None:
         # The connections belong to the hub library's shared session, which lives as long as the process.

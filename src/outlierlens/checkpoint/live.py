@@ -32,3 +32,10 @@ class LiveCheckpoint(Checkpoint):
         for name in names:
             self.bytes_read += self.tensors[name].nbytes
             yield name, self._parameters[name].detach().float().cpu().numpy()
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        self.bytes_read += self.tensors[name].nbytes
+        values = self._parameters[name].detach()
+        rows = values.reshape(-1, values.shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield rows[start : start + n_rows].float().cpu().numpy()

@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoint.base import ITEM_BYTES, MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, parse_config, widen
+from outlierlens.checkpoint.base import (
+    ITEM_BYTES,
+    MAX_RANK,
+    MAX_TENSORS,
+    Checkpoint,
+    TensorInfo,
+    parse_config,
+    row_spans,
+    widen,
+)
 from outlierlens.errors import BadFile
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -129,6 +138,14 @@ class SafetensorsCheckpoint(Checkpoint):
             raw = np.array(maps[path][place.start : place.end])  # a copy, aligned for the view below
             self.bytes_read += place.info.nbytes
             yield name, widen(raw, place.info.dtype, place.info.shape, f"{path}: {name}")
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        path, place = self._where[name]
+        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        for start, end, shape in row_spans(place.info, n_rows):
+            raw = np.array(mapped[place.start + start : place.start + end])
+            self.bytes_read += end - start
+            yield widen(raw, place.info.dtype, shape, f"{path}: {name}")
 
 
 def open_index(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:

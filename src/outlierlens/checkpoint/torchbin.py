@@ -85,6 +85,19 @@ class TorchCheckpoint(Checkpoint):
             wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
             yield name, np.array(tensor.to(wide).contiguous().numpy())
 
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        import torch
+
+        path, tensor = self._tensors[name]
+        if path not in self._whole:
+            self.bytes_read += tensor.nbytes
+        if tensor.is_complex():
+            raise BadFile(f"{path}: {name}: cannot read complex values")
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield np.array(rows[start : start + n_rows].to(wide).contiguous().numpy())
+
     def close(self) -> None:
         self._tensors.clear()
 

@@ -11,6 +11,7 @@ from outlierlens.cli import (
     frozen,
     geometry,
     measure,
+    origin,
     pretrain,
     probe,
     replicate,
@@ -79,6 +80,7 @@ app.command("wic")(similarity.wic)
 app.command("geometry")(geometry.geometry)
 app.command("probe")(probe.probe)
 app.command("frozen")(frozen.frozen)
+app.command("origin")(origin.origin)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

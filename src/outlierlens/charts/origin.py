@@ -1,0 +1,318 @@
+"""Where outlier dimensions come from, in pictures.
+
+origin(found.stacks[0])                # all three in one picture, for a file
+origin_rows(stack)                     # minimum and maximum of every position row (Luo et al. 2021, Fig. 3, 4)
+origin_histograms(stack)               # embeddings and the norm after them (Kovaleva et al. 2021, Fig. 4)
+origin_ranks(stack)                    # rank of every named dimension in every norm, by layer
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outlierlens.charts.base import (
+    CONFIG,
+    SCHEMA,
+    TABLE_ROWS,
+    Chart,
+    Spec,
+    begun,
+    chart,
+    dim_colour,
+    dim_shape,
+    field,
+    label,
+    looks,
+    number,
+    round_to,
+)
+from outlierlens.charts.origin_panels import PANEL_WIDTH, Panel, histogram_panel, panels_of, rank_panel, ranked_norms
+from outlierlens.charts.palette import BAND, INK, SURFACE
+from outlierlens.errors import BadInput
+from outlierlens.origins import StackOrigin, TableOrigin
+
+MAX_ROWS_DRAWN = 600
+MANY_MARKS = 80  # from here on they would run into one another
+ROWS_TITLE = "Smallest and largest entry of every position row"
+
+
+def origin(stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = 3.0, prefix: str = "") -> Chart:
+    """All pictures of a stack one below the other; the rows only where there is a position table."""
+    parts = [] if not has_rows(stack) else [origin_rows(stack, named, prefix=prefix)]
+    parts += [origin_histograms(stack, named, n_sigma=n_sigma, prefix=prefix)]
+    if ranked_norms(stack):
+        parts += [origin_ranks(stack, named, prefix=prefix)]
+    specs = [
+        {
+            key: value
+            for key, value in part.spec.items()
+            if key not in ("$schema", "background", "config", "description")
+        }
+        | ({"width": 2 * PANEL_WIDTH + 60} if "layer" in part.spec else {})
+        | {"title": {"text": part.title, "anchor": "start", "color": INK, "fontSize": 15, "offset": 14}}
+        for part in parts
+    ]
+    reading = " ".join(part.reading for part in parts)
+    spec = _page(specs, reading, spacing=44)
+    last = parts[-1]
+    title = f"Where dimensions {_listed(stack)} come from" if stack.dims else "Embeddings and norms"
+    return Chart(f"{prefix}origin", title, reading, spec, last.columns, last.rows, last.total)
+
+
+def _page(parts: Sequence[Spec], reading: str, *, spacing: int) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "description": reading,
+        "background": SURFACE,
+        "config": CONFIG,
+        "vconcat": list(parts),
+        "spacing": spacing,
+    }
+
+
+def _listed(stack: StackOrigin) -> str:
+    return ", ".join(map(str, stack.dims[:6])) + (" and more" if len(stack.dims) > 6 else "")
+
+
+def has_rows(stack: StackOrigin) -> bool:
+    """Whether the stack has a position table whose rows were kept."""
+    return any(one.kind == "position" and one.rows is not None for one in stack.tables)
+
+
+def origin_rows(stack: StackOrigin, named: Sequence[int] | None = None, *, prefix: str = "") -> Chart:
+    """Minimum and maximum of every position row, with the named dimensions' values and where they are the extreme.
+
+    Raises:
+        BadInput: the stack has no position table, or one too long for its rows to be kept.
+    """
+    table = stack.table("position")
+    if table.rows is None:
+        raise BadInput(f"{table.name} has {table.n_rows:,} rows, too many to keep one by one")
+    rows, dims = table.rows, list(stack.dims)
+    shown = looks(dims if named is None else named, dims)
+    marked = _marked(table, dims, shown)
+    drawn = _drawn(table, {mark["row"] for mark in marked})
+    band = [{"row": row, "low": round_to(rows.low[row]), "high": round_to(rows.high[row])} for row in drawn]
+    lines = [
+        {"row": row, "name": label(dim), "value": round_to(rows.value[row, dims.index(dim)])}
+        for dim in shown
+        for row in drawn
+    ]
+    last = table.n_rows - 1
+    x = field(
+        "row", "row of the position table", scale={"domain": [-0.012 * last, last], "nice": False}, axis={"grid": False}
+    )
+    y = field("value", "entry", scale={"zero": False, "nice": True})
+    tooltip = [field("row", "row"), field("position", "position"), field("name", "dimension", "nominal")]
+    tooltip += [field("end", "is the", "nominal"), field("value", "entry"), field("z", "z within the row")]
+    layers: list[Spec] = [
+        {
+            "data": {"values": band},
+            "mark": {"type": "area", "color": BAND, "opacity": 0.75},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
+        }
+    ]
+    if shown:
+        colour = dim_colour(shown)
+        layers += [
+            {
+                "data": {"values": lines},
+                "mark": {"type": "line", "strokeWidth": 1.1, "opacity": 0.85},
+                "encoding": {"x": x, "y": y, "color": colour},
+            },
+            {
+                "data": {"values": marked},
+                "mark": {
+                    "type": "point",
+                    "filled": True,
+                    "size": 70 if len(marked) <= MANY_MARKS else 14,
+                    "opacity": 1,
+                },
+                "encoding": {"x": x, "y": y, "color": colour, "shape": dim_shape(shown), "tooltip": tooltip},
+            },
+            *_row_labels(table, marked, x, y),
+        ]
+    columns = ("row", "position", "smallest entry", "dimension", "largest entry", "dimension", "largest |z|")
+    return chart(
+        name=f"{prefix}origin-rows",
+        title=ROWS_TITLE,
+        reading=_rows_reading(table, dims, shown),
+        layers=layers,
+        height=300,
+        columns=(*columns, *(f"{label(dim)}, z" for dim in shown)),
+        rows=(
+            [row, row - table.first_row if row >= table.first_row else None]
+            + [round_to(rows.low[row]), int(rows.argmin[row]), round_to(rows.high[row]), int(rows.argmax[row])]
+            + [round_to(rows.top_z[row], 3)]
+            + [round_to(rows.z[row, dims.index(dim)], 3) for dim in shown]
+            for row in range(table.n_rows)
+        ),
+    )
+
+
+def _marked(table: TableOrigin, dims: list[int], shown: dict[int, int]) -> list[Spec]:
+    """Rows whose extreme a named dimension alone is; and every one of them in the first row that is read."""
+    assert table.rows is not None
+    rows, marks = table.rows, []
+    for dim in shown:
+        column = dims.index(dim)
+        ends = {
+            "smallest entry": (rows.rank_bottom[:, column] == 1) & (rows.n_low == 1),
+            "largest entry": (rows.rank_top[:, column] == 1) & (rows.n_high == 1),
+        }
+        for end, hits in ends.items():
+            marks += [
+                _mark(table, row, column, dim, end) for row in np.flatnonzero(hits).tolist() if row >= table.first_row
+            ]
+        first = table.first_row
+        if first < table.n_rows and not any(hits[first] for hits in ends.values()):
+            marks.append(_mark(table, first, column, dim, "neither"))
+    return marks
+
+
+def _row_labels(table: TableOrigin, marked: list[Spec], x: Spec, y: Spec) -> list[Spec]:
+    """What the marks of the first row are, where they are its extremes: on its left end they are easily missed."""
+    first = [mark for mark in marked if mark["row"] == table.first_row and mark["end"] != "neither"]
+    says = [mark | {"says": f"{mark['name']}: {mark['end']} of row {mark['row']}"} for mark in first]
+    if not says:
+        return []
+    mark = {"type": "text", "align": "left", "dx": 10, "dy": 1, "fontSize": 12}
+    return [
+        {
+            "data": {"values": says},
+            "mark": mark,
+            "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
+        }
+    ]
+
+
+def _mark(table: TableOrigin, row: int, column: int, dim: int, end: str) -> Spec:
+    assert table.rows is not None
+    return {
+        "row": row,
+        "position": row - table.first_row,
+        "name": label(dim),
+        "end": end,
+        "value": round_to(table.rows.value[row, column]),
+        "z": round_to(table.rows.z[row, column], 3),
+    }
+
+
+def _drawn(table: TableOrigin, marked: set[int]) -> list[int]:
+    """The rows that are drawn: all, or evenly spread ones with the first few and those that carry a mark."""
+    read = range(min(table.first_row, table.n_rows), table.n_rows)
+    if len(read) <= MAX_ROWS_DRAWN:
+        return list(read)
+    spread = np.linspace(read.start, read.stop - 1, MAX_ROWS_DRAWN).astype(int).tolist()
+    some = sorted(marked)[:MAX_ROWS_DRAWN]
+    return sorted({*spread, *read[:16], *some})
+
+
+def _rows_reading(table: TableOrigin, dims: list[int], shown: dict[int, int]) -> str:
+    assert table.rows is not None
+    text = (
+        f"Band: from the smallest to the largest entry of each of the {table.n_read:,} position rows; lines: the named "
+        "dimensions; marks: rows whose smallest or largest entry they are, and the first row. "
+    )
+    for dim in shown:
+        found = table.dims[dims.index(dim)]
+        ends = []
+        for end, alone, listed in (
+            ("smallest", found.argmin_alone, found.argmin_rows),
+            ("largest", found.argmax_alone, found.argmax_rows),
+        ):
+            if alone == 1:
+                ends.append(f"the {end} entry of row {listed[0]} alone")
+            elif alone:
+                ends.append(f"the {end} of {alone:,} rows ({alone / table.n_read:.1%})")
+        text += f"{dim} is {' and '.join(ends) or 'the extreme of no row'}"
+        if table.first_row < table.n_rows:
+            z = float(table.rows.z[table.first_row, dims.index(dim)])
+            text += f" (z in row {table.first_row}: {number(z).replace('-', '−')})"
+        text += ". "
+    return text.strip()
+
+
+def origin_histograms(
+    stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = 3.0, prefix: str = ""
+) -> Chart:
+    """Means of all dimensions over each embedding table, and the embedding norm, with the named dimensions marked.
+
+    Raises:
+        BadInput: there is neither a table nor an embedding norm.
+    """
+    panels = panels_of(stack)
+    if not panels:
+        raise BadInput(f"stack {stack.stack!r} has neither an embedding table of its width nor an embedding norm")
+    shown = looks(stack.dims if named is None else named, stack.dims)
+    drawn = [histogram_panel(panel, shown, n_sigma) for panel in panels]
+    rows = [{"hconcat": drawn[start : start + 2], "spacing": 40} for start in range(0, len(drawn), 2)]
+    reading = (
+        "How often a value occurs among the dimensions (square-root scale): of a table, each dimension's mean over its "
+        f"rows; of the norm, its scale and bias. Shaded: within {n_sigma:g} standard deviations. Marks: the named dimensions. "
+    )
+    reading += " ".join(_panel_sentence(panel, shown, n_sigma) for panel in panels)
+    numbers = [
+        [panel.title, dim, round_to(value), round_to(panel.histogram.sigma(value), 3), panel.n_outside]
+        for panel in panels
+        for dim, value in panel.values.items()
+    ]
+    return Chart(
+        f"{prefix}origin-histograms",
+        "Embeddings and the norm after them: named dimensions among all",
+        reading.strip(),
+        _page(rows, reading.strip(), spacing=26),
+        ("of", "dimension", "value", "standard deviations from the mean", "dimensions outside"),
+        tuple(tuple(row) for row in numbers[:TABLE_ROWS]),
+        len(numbers),
+    )
+
+
+def _panel_sentence(panel: Panel, shown: dict[int, int], n_sigma: float) -> str:
+    sigmas = {dim: panel.histogram.sigma(panel.values[dim]) for dim in shown}
+    outside = [f"{dim} ({sigma:+.1f})".replace("-", "−") for dim, sigma in sigmas.items() if abs(sigma) >= n_sigma]
+    named = f"outside are {', '.join(outside)}" if outside else "none of the named is outside"
+    return f"{begun(panel.title)}: {named}; {panel.n_outside} dimensions are." if shown else ""
+
+
+def origin_ranks(stack: StackOrigin, named: Sequence[int] | None = None, *, prefix: str = "") -> Chart:
+    """Rank by |z| of every named dimension in scale and bias of every norm of the blocks, by layer.
+
+    Raises:
+        BadInput: the stack has no norm in its blocks, and nothing that they write was read.
+    """
+    norms = ranked_norms(stack)
+    if not norms:
+        raise BadInput(f"stack {stack.stack!r}: no norm of its blocks is known, and their writes were not read")
+    shown = looks(stack.dims if named is None else named, stack.dims)
+    drawn = [rank_panel(stack, norm, shown) for norm in norms]
+    pairs = [{"hconcat": drawn[start : start + 2], "spacing": 40} for start in range(0, len(drawn), 2)]
+    first = [
+        f"{dim} is first in {sum(int((norm.rank_z[:, stack.dims.index(dim)] == 1).sum()) for norm in norms)}"
+        for dim in shown
+    ]
+    places = sum(len(norm.layers) for norm in norms)
+    reading = (
+        "Rank by |z| among all dimensions (1 on top, logarithmic), layer by layer; filled: above the mean, hollow: below. "
+        "Line: how many dimensions reach the threshold, so marks on or above it do. emb and final: the norm before and after "
+        "the blocks. "
+    )
+    reading += f"Of {places} vectors, {', '.join(first)}." if first else ""
+    numbers = [
+        [norm.module, norm.part, layer, dim, round_to(norm.value[i, column]), round_to(norm.z[i, column], 3),
+         int(norm.rank_z[i, column]), int(norm.rank_top[i, column]), int(norm.rank_bottom[i, column]),
+         int(norm.rank_absolute[i, column]), int(norm.n_outside[i])]
+        for norm in stack.norms
+        for i, layer in enumerate(norm.layers)
+        for column, dim in enumerate(stack.dims)
+    ]  # fmt: skip
+    return Chart(
+        f"{prefix}origin-ranks",
+        "Rank of the named dimensions in every norm, by layer",
+        reading.strip(),
+        _page(pairs, reading.strip(), spacing=26),
+        ("norm", "part", "layer", "dimension", "value", "z", "rank by |z|", "from the top", "from the bottom", "by |value|",
+         "dimensions outside"),
+        tuple(tuple(row) for row in numbers[:TABLE_ROWS]),
+        len(numbers),
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""The average vector of every layer over its dimensions, a panel a layer: `vector_panels(stack)`.
+
+As in Luo et al. (2021), Figures 1, 2 and 7 to 10, which draw all layers into one panel; `average_vectors` draws the same means
+over layers instead.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, drawable, field, label, looks, round_to
+from outlierlens.charts.palette import BAND, DIM_COLOURS, FAINT, INK, SURFACE
+from outlierlens.observation import StackObservation
+
+WIDTH, HEIGHT = 252, 110  # pixels of a panel
+PER_ROW = 3
+MAX_STICKS = 1100  # dimensions drawn in a panel; beyond it the smallest are left out
+
+
+def vector_panels(
+    stack: StackObservation, named: Sequence[int], *, view: str = "all", prefix: str = "", per_layer: int = 2
+) -> Chart:
+    """Mean over tokens of every dimension (across), a panel a layer, on one scale.
+
+    `named` dimensions have colours; in each panel the `per_layer` lowest and highest averages are numbered.
+    """
+    mean = drawable(stack.view(view).mean)  # [layer, column]
+    dims = np.array(stack.dims)
+    shown = looks(named, dims)
+    low, high = min(float(mean.min(initial=0.0)), 0.0), max(float(mean.max(initial=0.0)), 0.0)
+    room = 0.16 * (high - low) or 1.0
+    domain = (low - room, high + room)
+    panels = [_panel(stack, row, mean[row], dims, shown, domain, per_layer) for row in range(len(stack.layers))]
+    rows = [{"hconcat": panels[start : start + PER_ROW], "spacing": 22} for start in range(0, len(panels), PER_ROW)]
+    reading = (
+        "Mean over tokens of every dimension, a panel a layer, all on one scale; coloured: the named dimensions; numbered: the "
+        "lowest and highest averages. "
+    ) + _reading(stack, mean, dims, shown)
+    numbers = [
+        [stack.layers[row], end, rank + 1, int(dims[column]), round_to(mean[row, column])]
+        for row in range(len(stack.layers))
+        for end, order in (("lowest", np.argsort(mean[row])), ("highest", np.argsort(-mean[row])))
+        for rank, column in enumerate(order[:3].tolist())
+    ]
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "description": reading,
+        "background": SURFACE,
+        "config": CONFIG,
+        "vconcat": rows,
+        "spacing": 14,
+    }
+    columns = ("layer", "end", "place", "dimension", "mean")
+    numbered = tuple(tuple(row) for row in numbers[:TABLE_ROWS])
+    return Chart(
+        f"{prefix}vector-panels", "Average vector of every layer", reading, spec, columns, numbered, len(numbers)
+    )
+
+
+def _reading(stack: StackObservation, mean: np.ndarray, dims: np.ndarray, shown: dict[int, int]) -> str:
+    blocks = [row for row, layer in enumerate(stack.layers) if layer != "embeddings"]
+    said = []
+    for dim in shown:
+        column = int(np.flatnonzero(dims == dim)[0])
+        low = sum(int(mean[row].argmin() == column) for row in blocks)
+        high = sum(int(mean[row].argmax() == column) for row in blocks)
+        ends = [f"the {word} of {n}" for word, n in (("lowest", low), ("highest", high)) if n]
+        said.append(f"{dim} is {' and '.join(ends) if ends else 'neither end of any'}")
+    return f"Of the {len(blocks)} blocks' averages {'; '.join(said)}." if said else ""
+
+
+def _apart(order: np.ndarray, dims: np.ndarray, width: int, n: int) -> list[int]:
+    """The first `n` columns of an order, without those whose number would run into that of an earlier one."""
+    chosen: list[int] = []
+    for column in order[:n].tolist():
+        if all(abs(int(dims[column]) - int(dims[other])) > 0.1 * width for other in chosen):
+            chosen.append(column)
+    return chosen
+
+
+def _panel(
+    stack: StackObservation,
+    row: int,
+    mean: np.ndarray,
+    dims: np.ndarray,
+    shown: dict[int, int],
+    domain: tuple[float, float],
+    per_layer: int,
+) -> Spec:
+    left = row % PER_ROW == 0
+    x = {
+        "field": "dim",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": [0, stack.hidden_size], "nice": False},
+        "axis": {"grid": False, "tickCount": 4},
+    }
+    y = {
+        "field": "mean",
+        "type": "quantitative",
+        "title": "mean" if left else None,
+        "scale": {"domain": [round_to(end) for end in domain], "nice": False},
+        "axis": {"tickCount": 4, "labels": left, "ticks": left, "domain": left},
+    }
+    ends = [
+        *_apart(np.argsort(mean), dims, stack.hidden_size, per_layer),
+        *_apart(np.argsort(-mean), dims, stack.hidden_size, per_layer),
+    ]
+    drawn = np.sort(np.argsort(-np.abs(mean))[:MAX_STICKS])
+    plain = [
+        {"dim": int(dims[column]), "mean": round_to(mean[column], 3)}
+        for column in drawn.tolist()
+        if int(dims[column]) not in shown
+    ]
+    marked = [
+        {"dim": dim, "mean": round_to(mean[column], 3), "name": label(dim)}
+        for dim in shown
+        for column in np.flatnonzero(dims == dim).tolist()
+    ]
+    numbers = [
+        {"dim": int(dims[column]), "mean": round_to(mean[column], 3), "says": str(dims[column])} for column in ends
+    ]
+    tooltip = [field("dim", "dimension"), field("mean", "mean")]
+    zero = {"datum": 0}
+    layers: list[Spec] = [
+        {
+            "data": {"values": plain},
+            "mark": {"type": "rule", "color": FAINT, "strokeWidth": 0.8},
+            "encoding": {"x": x, "y": y, "y2": zero, "tooltip": tooltip},
+        },
+        {"data": {"values": [{"mean": 0}]}, "mark": {"type": "rule", "color": BAND}, "encoding": {"y": y}},
+    ]
+    if marked:
+        colour = {
+            "field": "name",
+            "type": "nominal",
+            "scale": {
+                "domain": [label(dim) for dim in shown],
+                "range": [DIM_COLOURS[place] for place in shown.values()],
+            },
+            "legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 3},
+        }
+        layers.append(
+            {
+                "data": {"values": marked},
+                "mark": {"type": "rule", "strokeWidth": 2.2},
+                "encoding": {"x": x, "y": y, "y2": zero, "color": colour, "tooltip": tooltip},
+            }
+        )
+    for below in (True, False):
+        mine = [number for number in numbers if (float(number["mean"] or 0.0) < 0) == below]
+        if mine:
+            layers.append(
+                {
+                    "data": {"values": mine},
+                    "mark": {"type": "text", "dy": 7 if below else -7, "fontSize": 10.5, "clip": False},
+                    "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
+                }
+            )
+    name = stack.layers[row]
+    title = {
+        "text": name if name == "embeddings" else f"layer {name}",
+        "color": INK,
+        "fontSize": 12.5,
+        "anchor": "start",
+        "offset": 4,
+    }
+    return {"width": WIDTH, "height": HEIGHT, "layer": layers, "title": title}
