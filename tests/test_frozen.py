@@ -146,7 +146,7 @@ def test_a_dimension_that_does_not_vary_serves_as_the_missing_bias() -> None:
     labels = (vectors[0, :, 0] > 6).astype(int)
     fixes = fixes_of(vectors, parse_fixes("raw,clip"), dims=(1,))
     without, having = (
-        (train(vectors, labels, fixes, TrainOptions(2, 150, 100, 0.05, bias)).predict(vectors) == labels).mean(2)[:, 0]
+        (train(vectors, labels, fixes, TrainOptions(2, 50, 100, 0.2, bias)).predict(vectors) == labels).mean(2)[:, 0]
         for bias in (False, True)
     )
     assert without[0] > 0.95
@@ -257,8 +257,9 @@ def word_splits(n: int = 60, seed: int = 0) -> Splits:
 def states_by_text(loaded: LoadedModel, texts: tuple[str, ...], special: bool) -> np.ndarray:
     """Mean states [layer, text, dim], each text on its own, so without padding."""
     found: list[list[np.ndarray]] = []
+    tokenizer: Any = loaded.tokenizer
     for text in texts:
-        ids = loaded.tokenizer(text)["input_ids"]
+        ids = tokenizer(text)["input_ids"]
         kept = [special or token not in (1, 2) for token in ids]
         layers: list[np.ndarray] = []
 
@@ -409,13 +410,18 @@ def test_rows_tables_and_notes(scored: FrozenScores) -> None:
 
 def test_the_chart_has_a_line_a_fix_and_marks_the_chosen_layers(scored: FrozenScores) -> None:
     drawn = charts.frozen(scored)
-    lines = next(layer for layer in drawn.spec["layer"] if layer["mark"]["type"] == "line")
+    lines = [layer for layer in drawn.spec["layer"] if layer["mark"]["type"] == "line"][-1]
     values = [row for row in lines["data"]["values"] if row["fix"] == "clip"]
     assert [row["test"] for row in values] == pytest.approx(scored.fix("clip").test.tolist(), rel=1e-3)
     circled = {(row["fix"], row["layer"]) for row in drawn.spec["layer"][-1]["data"]["values"]}
     assert circled == {(one.fix, one.selected.layer) for one in scored.fixes}
     assert f"clip, layer {scored.fix('clip').selected.layer}" in drawn.reading
     assert drawn.total == 20
+    baseline = drawn.spec["layer"][0]["data"]["values"]
+    assert [row["test"] for row in baseline] == pytest.approx([scored.majority], rel=1e-3)
+    far = charts.frozen(replace(scored, majority=-9.0))
+    assert far.spec["layer"][0]["data"]["values"] == []
+    assert "commonest label −9" in far.reading or "-9.00" in far.reading
     with pytest.raises(BadInput, match="8 fixes cannot be told apart"):
         charts.frozen(replace(scored, fixes=(scored.fixes[0],) * 8))
 

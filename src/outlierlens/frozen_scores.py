@@ -47,7 +47,7 @@ class FixScores:
     Attributes:
         fix: "raw", "clip", "whiten:256".
         invertible: whether no information is lost, in any layer: with a bias, such a repair has the same classifiers as raw
-            vectors, and differs by how far training got.
+            vectors, and differs by training: how far it got, and which directions it fitted first.
         n_fitted: training vectors that it was fitted on. shrinkage: of whiten [layer].
         train, dev, test: the metric on each split [layer]. loss: mean cross-entropy in the last epoch, in nats [layer].
         low, high: 95 % interval of `test` [layer].

@@ -25,8 +25,11 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
         {"layer": row["layer"], "fix": row["fix"]} | {key: round_to(row[key]) for key in numbers}
         for row in frozen_rows(found)
     ]
-    ends = [row[key] for row in rows for key in ("test", "low", "high")] + [found.majority]
+    ends = [row[key] for row in rows for key in ("test", "low", "high")]
     low, high = min(ends), max(ends)
+    # A baseline far below would press all lines together; the reading has it in any case.
+    below = found.majority < low - (high - low)
+    low, high = (low, high) if below else (min(low, found.majority), max(high, found.majority))
     pad = 0.06 * (high - low) or 0.05
     x = field(
         "layer",
@@ -44,7 +47,8 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
     )
     tooltip = [field("layer", "layer", "nominal"), field("fix", "fix", "nominal"), field("test", found.metric)]
     tooltip += [field("low", "95 % from"), field("high", "to"), field("dev", "on dev"), field("train", "on train")]
-    baseline = [{"test": round_to(found.majority), "says": f"always the commonest label {number(found.majority)}"}]
+    said = f"always the commonest label {number(found.majority)}"
+    baseline = [] if below else [{"test": round_to(found.majority), "says": said}]
     chosen = [
         {"layer": one.selected.layer, "test": round_to(one.selected.value), "fix": one.fix} for one in found.fixes
     ]
@@ -63,6 +67,11 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
             "data": {"values": [row for row in rows if row["fix"] == "raw"]},
             "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.5, "color": INK},
             "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
+        },
+        {
+            "data": {"values": [row for row in rows if row["fix"] == "raw"]},
+            "mark": {"type": "line", "strokeWidth": 6, "opacity": 0.35, "color": INK},
+            "encoding": {"x": x, "y": y},
         },
         {
             "data": {"values": rows},

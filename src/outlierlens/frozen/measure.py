@@ -234,7 +234,7 @@ class _Scores:
             return 0.0, 0.0, 0.0
         one, two = self.said[2][raw], self.said[2][other]
         low, high = self.statistic.interval(one, two, seed=self.seed)  # of 1 − metric
-        return -self.statistic.change(one, two), -high, -low
+        return 0.0 - self.statistic.change(one, two), 0.0 - high, 0.0 - low  # 0, not −0, where nothing changed
 
 
 def verdict_of(low: float, high: float) -> Verdict:
@@ -255,7 +255,7 @@ def _notes(found: Sequence[FixScores], vectors: Vectors, clipping: Clipping, opt
         notes.append(
             f"{said}"
             + ("" if options.bias else ", but for the constant that a moved origin gives a classifier without bias")
-            + f"; a change shows how far {options.epochs} epochs got"
+            + f"; a change comes from training: how far {options.epochs} epochs got, and which directions they fitted first"
         )
     if empty := int((vectors.n_tokens == 0).sum()):
         notes.append(f"{empty:,} texts have no token; their vectors are zero")
