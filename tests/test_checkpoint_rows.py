@@ -80,6 +80,15 @@ def test_only_the_bytes_of_the_table_are_read(tmp_path: Path) -> None:
         assert checkpoint.bytes_read - before == TABLE.nbytes
 
 
+def test_a_file_that_shrinks_while_its_rows_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(packed({"table": TABLE}))
+    with open_checkpoint(str(path)) as checkpoint:
+        path.write_bytes(path.read_bytes()[:-30])
+        with pytest.raises(BadFile, match="became shorter while it was read"):
+            list(checkpoint.read_rows("table", 4))
+
+
 def test_bfloat16_rows_are_widened(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file

@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 import origin_models
 import synthetic_report
 from architectures import FAMILIES, Family, batch, build
+from hub_server import FakeHub
 from origin_models import POSITIONS, TOKENS, WIDTH
 from outlierlens.arch import ARCHITECTURES, stacks_of
 from outlierlens.arch.tables import KINDS, first_row, kind_of
@@ -28,6 +29,8 @@ from outlierlens.origins import Origin, StackOrigin, TableOrigin, norm_rows, tab
 from outlierlens.results import from_json, load, save, to_json
 from outlierlens.vocabulary import token_texts
 from outlierlens.weights import ScanOptions, scan
+
+pytest_plugins = ["hub_fixtures"]
 
 # What every family's stacks embed with tables of the stream's width; "@n" is the row of position 0.
 TABLES = {
@@ -345,6 +348,18 @@ def test_positions_that_are_counted_from_a_later_row(tmp_path: Path) -> None:
     assert table.dims[0].argmin_rows == (2,)
     assert np.abs(table.values.edges).max() < 100
     assert stack.verdicts[0].places[0].where == "position row 2 (position 0)"
+
+
+def test_a_model_on_a_hub_is_read_by_ranges_and_gives_the_same(hub: FakeHub, tmp_path: Path) -> None:
+    path = origin_models.saved(tmp_path / "model", origin_models.planted() | {"head": np.zeros(300_000, np.float32)})
+    hub.add("org/model", {file: path / file for file in ("config.json", "model.safetensors")})
+    here, there = (origin(name, OriginOptions(dims=(5, 2))) for name in (str(path), "org/model"))
+    assert there.source == "hub"
+    assert there.bytes_read < there.total_bytes
+    without_texts = [replace(entry, token="") for entry in here.stacks[0].table("token").dims[0].extremes]
+    assert list(there.stacks[0].table("token").dims[0].extremes) == without_texts
+    assert [norm.z.tolist() for norm in there.stacks[0].norms] == [norm.z.tolist() for norm in here.stacks[0].norms]
+    assert there.stacks[0].verdicts[0].places[0].where == "token 1"
 
 
 def test_dimensions_of_an_observation() -> None:

@@ -76,20 +76,21 @@ class GGUFCheckpoint(Checkpoint):
         if translation.swap:  # its stored rows are columns
             yield from super().read_rows(name, n_rows)
             return
-        mapped = np.memmap(self._path, dtype=np.uint8, mode="r")
         where = f"{self._path}: {name}"
         plain = place.info.dtype in ITEM_BYTES
         if not plain:
             self._dequantized.add(place.info.dtype)
             self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        for start, end, shape in row_spans(place.info, n_rows):
-            raw = mapped[place.start + start : place.start + end]
-            if len(raw) != end - start:
-                raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
-            self.bytes_read += end - start
-            info = TensorInfo(place.info.dtype, shape, end - start)
-            values = widen(np.array(raw), info.dtype, shape, where) if plain else _dequantize(raw, info, where)
-            yield values + np.float32(translation.shift) if translation.shift else values
+        with self._path.open("rb") as file:  # a map would stay in memory page by page
+            file.seek(place.start)
+            for start, end, shape in row_spans(place.info, n_rows):
+                raw = np.frombuffer(file.read(end - start), np.uint8)
+                if len(raw) != end - start:
+                    raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+                self.bytes_read += end - start
+                info = TensorInfo(place.info.dtype, shape, end - start)
+                values = widen(raw, info.dtype, shape, where) if plain else _dequantize(raw, info, where)
+                yield values + np.float32(translation.shift) if translation.shift else values
 
 
 def _translate(header: Header, family: Family | None, where: str) -> dict[str, tuple[Placed, Translation]]:
