@@ -15,7 +15,7 @@ from architectures import FAMILIES, build
 from outlierlens import charts
 from outlierlens.clipping import Clipping
 from outlierlens.errors import BadInput
-from outlierlens.frozen.measure import FrozenOptions, frozen, invertible, verdict_of
+from outlierlens.frozen.measure import FrozenOptions, frozen, invertible
 from outlierlens.frozen.splits import HELD_OUT, Splits, divide, protocol_of, read_frozen
 from outlierlens.frozen.train import TrainOptions, train
 from outlierlens.frozen_scores import FrozenScores, chosen_rows, frozen_rows
@@ -23,6 +23,7 @@ from outlierlens.hidden import tapped
 from outlierlens.labelled import Examples, find_task, plain_task, read_examples
 from outlierlens.models import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.results import from_json, to_json
+from outlierlens.similar import verdict
 from outlierlens.vectors.fixes import Fix, make_fix, parse_fixes
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions
@@ -376,7 +377,7 @@ def test_layers_can_be_named_and_too_many_vectors_are_refused(words: Callable[..
 
 
 def test_what_an_interval_says() -> None:
-    assert [verdict_of(*ends) for ends in ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (0.0, 0.1), (-0.1, 0.0))] == [
+    assert [verdict(*ends) for ends in ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (0.0, 0.1), (-0.1, 0.0))] == [
         "helps", "hurts", "no difference", "no difference", "no difference",
     ]  # fmt: skip
 

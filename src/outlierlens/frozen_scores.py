@@ -7,7 +7,7 @@ found.fix("clip").best                     # at the layer that is best on the te
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
     import pandas
-
-Verdict = Literal["helps", "hurts", "no difference", ""]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Chosen:
     change: float
     change_low: float
     change_high: float
-    verdict: Verdict
+    verdict: str
 
 
 @dataclass(frozen=True)

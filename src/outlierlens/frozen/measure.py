@@ -11,9 +11,10 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.frozen.splits import Splits, protocol_of
 from outlierlens.frozen.train import TrainOptions, train
-from outlierlens.frozen_scores import Chosen, FixScores, FrozenScores, Verdict
+from outlierlens.frozen_scores import Chosen, FixScores, FrozenScores
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
+from outlierlens.similar import verdict
 from outlierlens.tasks.metrics import Statistic, interval, score
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments, moments_of
@@ -224,9 +225,9 @@ class _Scores:
         """The layer with the largest of `values` [fix, layer], of the repair and of raw vectors."""
         place, raw = int(values[i].argmax()), int(values[0].argmax())
         change, low, high = self._change((0, raw), (i, place))
-        verdict = verdict_of(low, high) if i else ""
+        says = verdict(low, high) if i else ""
         value, value_low, value_high = float(self.values[2][i, place]), float(ends[place, 0]), float(ends[place, 1])
-        return Chosen(self.layers[place], value, value_low, value_high, change, low, high, verdict)
+        return Chosen(self.layers[place], value, value_low, value_high, change, low, high, says)
 
     def _change(self, raw: tuple[int, int], other: tuple[int, int]) -> tuple[float, float, float]:
         """(change of the metric, low, high) on test from one (fix, layer) to another; larger is better."""
@@ -235,11 +236,6 @@ class _Scores:
         one, two = self.said[2][raw], self.said[2][other]
         low, high = self.statistic.interval(one, two, seed=self.seed)  # of 1 − metric
         return 0.0 - self.statistic.change(one, two), 0.0 - high, 0.0 - low  # 0, not −0, where nothing changed
-
-
-def verdict_of(low: float, high: float) -> Verdict:
-    """What an interval of a change of the metric says."""
-    return "helps" if low > 0 else "hurts" if high < 0 else "no difference"
 
 
 def _notes(found: Sequence[FixScores], vectors: Vectors, clipping: Clipping, options: FrozenOptions) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.labelled import Examples, LabelledTask, read_examples
+from outlierlens.vectors.apart import plain
 
 HELD_OUT = 1000  # examples of a dev split that is held out of train, at most a fifth of it
 
@@ -149,9 +150,5 @@ def _some(examples: Examples, limit: int | None, random: np.random.Generator) ->
 
 def _without(examples: Examples, others: Sequence[Examples]) -> list[int]:
     """Numbers of the examples whose text is in none of `others`."""
-    seen = {_plain(text) for other in others for text in other.texts}
-    return [number for number, text in enumerate(examples.texts) if _plain(text) not in seen]
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
+    seen = {plain(text) for other in others for text in other.texts}
+    return [number for number, text in enumerate(examples.texts) if plain(text) not in seen]

@@ -22,7 +22,7 @@ from outlierlens.geometry.drawing import Drawing, Sample, draw, kept_tokens
 from outlierlens.geometry.layers import FixedLayer, LayerMeasure
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
-from outlierlens.vectors.apart import apart
+from outlierlens.vectors.apart import apart, once
 from outlierlens.vectors.fixes import ENOUGH, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, token_batches, tokenise
@@ -94,7 +94,7 @@ def geometry(
         BadInput: too few sentences, too little left to fit on, an unknown layer or dimension, or a state that is not finite.
     """
     options = options or GeometryOptions()
-    distinct = Texts(texts.source, _distinct(texts.texts), texts.column)
+    distinct = Texts(texts.source, tuple(once(texts.texts).values()), texts.column)
     tokens = tokenise(loaded, distinct, max_length=options.max_length)
     sample = draw(tokens, options.drawing, options.seed)
     measured = [distinct.texts[i] for i in sample.texts.tolist()]
@@ -211,14 +211,6 @@ def _fixes(layer: str, width: int, fitted: _Fitted, options: GeometryOptions) ->
         )
         for spec in options.fixes
     ]
-
-
-def _distinct(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Each text once; those that differ in spaces alone are one."""
-    seen: dict[str, str] = {}
-    for text in texts:
-        seen.setdefault(" ".join(text.split()), text)
-    return tuple(seen.values())
 
 
 def _relabelled(progress: Callable[[str, int, int], None] | None, label: str) -> Any:

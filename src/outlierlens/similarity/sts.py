@@ -34,8 +34,9 @@ from outlierlens.similarity.fitting import (
 from outlierlens.similarity.pooling import Pooling, sentence_vectors, static_vectors
 from outlierlens.similarity.scores import PairIndex, score
 from outlierlens.similarity.static import needed_words, read_word_vectors
-from outlierlens.similarity.table import StsPairs, plain
+from outlierlens.similarity.table import StsPairs
 from outlierlens.tasks.metrics import N_DRAWS
+from outlierlens.vectors.apart import plain
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions, Vectors, text_stack, tokenise

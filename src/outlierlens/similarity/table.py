@@ -17,6 +17,7 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import LabelledTask, read_examples
 from outlierlens.labelled.examples import split_table
+from outlierlens.vectors.apart import plain
 
 SUBSET = "subset"  # column that names a pair's part of its data set, where there is one
 TRAIN, DEV, TEST = "train", "validation", "test"
@@ -128,11 +129,6 @@ class StsPairs:
             gold=self.gold[kept],
             subset=tuple(self.subset[i] for i in kept) if self.subset else (),
         )
-
-
-def plain(text: str) -> str:
-    """A sentence with single spaces, to tell whether two are the same."""
-    return " ".join(text.split())
 
 
 def sts_tasks(names: str) -> tuple[StsTask, ...]:

@@ -3,7 +3,7 @@
 fit, dropped = apart(read_texts("train.parquet"), evaluated, limit=10_000, seed=0)
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -19,9 +19,8 @@ def apart(fit: Texts, evaluated: Collection[str], *, limit: int | None = None, s
     Raises:
         BadInput: less than two texts are left, as where `fit` is the evaluated data itself.
     """
-    seen = {_plain(text) for text in evaluated}
-    once = {_plain(text): text for text in reversed(fit.texts)}
-    given = {key: once[key] for key in dict.fromkeys(map(_plain, fit.texts))}
+    seen = {plain(text) for text in evaluated}
+    given = once(fit.texts)
     left = [text for key, text in given.items() if key not in seen]
     dropped = len(given) - len(left)
     if len(left) < 2:
@@ -35,5 +34,14 @@ def apart(fit: Texts, evaluated: Collection[str], *, limit: int | None = None, s
     return Texts(fit.source, tuple(left), fit.column), dropped
 
 
-def _plain(text: str) -> str:
+def once(texts: Sequence[str]) -> dict[str, str]:
+    """{plain text: the first text that is so}, in order."""
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(plain(text), text)
+    return found
+
+
+def plain(text: str) -> str:
+    """A text with single spaces: two are the same where these are."""
     return " ".join(text.split())
