@@ -47,8 +47,8 @@ def words() -> WordInContext:
     accuracy = np.array([[[0.5, 0.55], [0.6, 0.5]], [[0.65, 0.6], [0.62, 0.7]]])
     data = (WordPairs("train", "t", 40, 1, 0.5, accuracy), WordPairs("validation", "v", 20, 0, 0.5, accuracy - 0.02))
     choices = (
-        WordChoice("raw", "grid", "0", 0.1, 0.65, 0.63, 0.63, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
-        WordChoice("clip", "grid", "0", 0.5, 0.7, 0.66, 0.68, 0.05, 0.01, 0.09, 0.05, -0.01, 0.1),
+        WordChoice("raw", "grid", "0", 0.1, 0.65, 0.63, 0.63, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        WordChoice("clip", "grid", "0", 0.5, 0.7, 0.66, 0.68, 0.05, 0.01, 0.09, 0.05, 0.02, 0.1, 0.03, -0.01, 0.07),
     )
     return WordInContext(
         PROVENANCE, "model", 128, False, ("embeddings", "0"), ("raw", "clip"), (0.1, 0.5), FITTED, data, choices

@@ -64,7 +64,9 @@ def test_crossing_chooses_on_the_others_and_keeps_a_word_together() -> None:
     cosines, truth = np.array([[0.35], [0.45], [0.75], [0.85]]), np.array([False, True, False, True])
     folds = np.array([0, 0, 1, 1])
     # On fold 1 the first threshold with both right is 0.8: fold 0 is "different" twice, one right; on fold 0 it is 0.4.
-    assert crossed(cosines, truth, folds, GRID) == 0.5
+    said = crossed(cosines, truth, folds, GRID)
+    assert said.tolist() == [False, False, True, True]
+    assert crossed(cosines, truth, np.zeros(4, dtype=int), GRID).all()
     of = folds_of(["a", "b", "a", "c", "b"], 2, seed=0)
     assert (of[0], of[1]) == (of[2], of[4])
     assert sorted(np.bincount(folds_of([str(i) for i in range(30)], 10, 1)).tolist()) == [3] * 10
@@ -193,7 +195,8 @@ def test_a_planted_dimension_hides_the_sense_and_clipping_helps(words: Callable[
     assert clip.crossed >= 0.99
     assert raw.accuracy < 1
     assert clip.verdict == "helps"
-    assert clip.low > 0
+    assert clip.crossed_low > 0
+    assert clip.change == clip.accuracy - raw.accuracy
 
 
 def _planted(words: Callable[..., Any]) -> Any:
@@ -240,8 +243,9 @@ def test_the_result_survives_json_and_is_drawn() -> None:
     assert to_json(again) == to_json(found)
     assert len(found.to_pandas()) == 2 * 2 * 2 * 2
     rows = list(word_rows(found))
-    assert rows[1]["says"] == "no difference"  # held out, though chosen on train it helps
-    assert rows[1]["change"] == "+5.00 (+1.00 to +9.00)"
+    assert rows[1]["says"] == "no difference"  # cross-validated, though chosen on train it helps
+    assert rows[1]["train (chosen on it)"] == "70.00 +5.00 (+1.00 to +9.00)"
+    assert rows[0]["validation"] == "63.00"
     assert rows[0]["says"] is None
     assert "70.00" in found._repr_html_()
     chart = charts.wic_layers(found)
@@ -250,7 +254,7 @@ def test_the_result_survives_json_and_is_drawn() -> None:
     points = {(p["layer"], p["fix"]): p["value"] for p in panels[0]["layer"][1]["data"]["values"]}
     assert points == {("emb.", "raw"): 55, ("0", "raw"): 65, ("emb.", "clip"): 60, ("0", "clip"): 70}
     assert {(p["layer"], p["fix"]) for p in panels[0]["layer"][2]["data"]["values"]} == {("0", "raw"), ("0", "clip")}
-    assert "Chosen on train, raw vectors reach 65.0 (layer 0), 63.0 on validation" in chart.reading
+    assert "Raw vectors reach 65.0 on train (layer 0, chosen on the same pairs), 63.0 cross-validated" in chart.reading
     with pytest.raises(BadInput, match="no choice for whiten"):
         found.choice("whiten")
 

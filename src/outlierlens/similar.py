@@ -239,7 +239,7 @@ class WordPairs:
 
 @dataclass(frozen=True)
 class WordChoice:
-    """The best layer and threshold of a fix.
+    """The best layer and threshold of a fix; changes are from raw vectors, with 95 % intervals: paired bootstrap over pairs.
 
     Attributes:
         thresholds: "grid" (0.1 to 0.9, the paper's) or "any" (all that tell pairs of the choosing split apart).
@@ -247,8 +247,7 @@ class WordChoice:
         crossed: accuracy on the train split where layer and threshold are chosen on nine tenths of the words and measured on
             the tenth left out, each tenth once.
         held_out: accuracy on the validation split of what was chosen on train; None without one.
-        change, low, high: of `accuracy` from that of raw vectors, with its 95 % interval; paired bootstrap over pairs.
-        held_out_change, held_out_low, held_out_high: the same on the validation split.
+        change, low, high: of `accuracy`. held_out_change, …: of `held_out`. crossed_change, …: of `crossed`.
     """
 
     fix: str
@@ -264,15 +263,14 @@ class WordChoice:
     held_out_change: float | None
     held_out_low: float | None
     held_out_high: float | None
+    crossed_change: float = 0.0
+    crossed_low: float = float("nan")
+    crossed_high: float = float("nan")
 
     @property
     def verdict(self) -> str:
-        """Of the validation split where there is one, else of the train split; "" for raw vectors."""
-        if self.fix == "raw":
-            return ""
-        if self.held_out_low is None or self.held_out_high is None:
-            return verdict(self.low, self.high)
-        return verdict(self.held_out_low, self.held_out_high)
+        """By the interval of `crossed`, which is held out and has more pairs than the validation split; "" for raw vectors."""
+        return "" if self.fix == "raw" else verdict(self.crossed_low, self.crossed_high)
 
 
 @result
@@ -330,23 +328,24 @@ class WordInContext:
 def word_rows(found: WordInContext) -> Iterator[dict[str, Any]]:
     """One flat row per kind of thresholds and fix; accuracies × 100."""
     for one in found.choices:
-        changed = one.fix != "raw"
-        row = {
+        row: dict[str, Any] = {
             "thresholds": one.thresholds,
             "fix": one.fix,
             "layer": one.layer,
             "above": f"{one.threshold:.3f}",
-            "train (chosen on it)": f"{100 * one.accuracy:.2f}",
-            "change": f"{100 * one.change:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f})" if changed else None,
-            "cross-validated": f"{100 * one.crossed:.2f}",
         }
-        if one.held_out is not None:
-            row["validation"] = f"{100 * one.held_out:.2f}"
-            row["its change"] = _change(one.held_out_change, one.held_out_low, one.held_out_high) if changed else None
+        for where, value, *change in (
+            ("train (chosen on it)", one.accuracy, one.change, one.low, one.high),
+            ("cross-validated", one.crossed, one.crossed_change, one.crossed_low, one.crossed_high),
+            ("validation", one.held_out, one.held_out_change, one.held_out_low, one.held_out_high),
+        ):
+            if value is not None:
+                row[where] = f"{100 * value:.2f}{_change(*change) if one.fix != 'raw' else ''}"
         yield {**row, "says": one.verdict or None}
 
 
-def _change(change: float | None, low: float | None, high: float | None) -> str | None:
+def _change(change: float | None, low: float | None, high: float | None) -> str:
+    """ " +1.00 (−0.50 to +2.50)" of values in [−1, 1]."""
     if change is None or low is None or high is None:
-        return None
-    return f"{100 * change:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+        return ""
+    return f" {100 * change:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"

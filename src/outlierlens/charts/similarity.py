@@ -226,11 +226,12 @@ def _wic_reading(found: WordInContext) -> str:
         "its best threshold from 0.1 to 0.9 on the pairs shown; the ring is the best layer of a fix. "
     )
     raw = found.choice("raw")
-    held = "" if raw.held_out is None else f", {100 * raw.held_out:.1f} on validation"
-    text += f"Chosen on train, raw vectors reach {100 * raw.accuracy:.1f} ({place(raw.layer)}){held}. "
+    text += f"Raw vectors reach {100 * raw.accuracy:.1f} on train ({place(raw.layer)}, chosen on the same pairs), "
+    text += f"{100 * raw.crossed:.1f} cross-validated. "
     for one in found.choices:
         if one.thresholds == "grid" and one.fix != "raw":
-            text += f"{one.fix} {WORDS[one.verdict]} ({100 * one.change:+.1f} on train"
-            text += ")" if one.held_out_change is None else f", {100 * one.held_out_change:+.1f} on validation)"
-            text += ". "
+            text += (
+                f"{one.fix} {WORDS[one.verdict]}: {100 * one.change:+.1f} on train, {100 * one.crossed_change:+.1f} "
+            )
+            text += f"({100 * one.crossed_low:+.1f} to {100 * one.crossed_high:+.1f}) cross-validated. "
     return text.strip()

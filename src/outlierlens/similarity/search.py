@@ -3,7 +3,7 @@
 right = right_at(cosines, truth, GRID)                   # bool [pair, layer, threshold]
 layer, place = best(right)                               # most right; of equals the first layer, then the lowest threshold
 threshold, accuracy = best_cut(cosines, truth)           # of every threshold there is, [layer] each
-accuracy = crossed(cosines, truth, folds, GRID)          # chosen on the other folds, measured on each
+said = crossed(cosines, truth, folds, GRID)              # bool [pair]: chosen on the other folds, said of each
 """
 
 from collections.abc import Sequence
@@ -52,16 +52,21 @@ def best_cut(cosines: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nda
     return threshold, right[cut, columns] / n
 
 
-def crossed(cosines: np.ndarray, truth: np.ndarray, folds: np.ndarray, thresholds: Sequence[float] | None) -> float:
-    """Share right where layer and threshold are chosen on the other folds; `thresholds` None takes every one there is."""
-    right = 0
+def crossed(
+    cosines: np.ndarray, truth: np.ndarray, folds: np.ndarray, thresholds: Sequence[float] | None
+) -> np.ndarray:
+    """What is said of each pair, bool [pair], where layer and threshold are chosen on the other folds.
+
+    `thresholds` None takes every one there is. A single fold has no others: all its pairs are called the same.
+    """
+    said = np.ones(len(truth), dtype=bool)
     for fold in np.unique(folds):
         inside = folds == fold
         if inside.all():
             continue
         layer, threshold = chosen(cosines[~inside], truth[~inside], thresholds)
-        right += int(((cosines[inside, layer] > threshold) == truth[inside]).sum())
-    return right / len(truth)
+        said[inside] = cosines[inside, layer] > threshold
+    return said
 
 
 def chosen(cosines: np.ndarray, truth: np.ndarray, thresholds: Sequence[float] | None) -> tuple[int, float]:

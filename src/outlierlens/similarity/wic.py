@@ -236,36 +236,41 @@ def _choices(
 ) -> Iterator[WordChoice]:
     """One for each kind of thresholds and fix."""
     folds = folds_of(used[0].words, FOLDS, options.seed)
-    statistics = [Statistic("accuracy", one.truth) for one in used]
+    truths = [used[0].truth, used[0].truth, *(one.truth for one in used[1:] if len(one))]
+    statistics = [Statistic("accuracy", truth) for truth in truths]
     for kind, thresholds in (("grid", GRID), ("any", None)):
         raw: list[np.ndarray] = []
         for column, fix in enumerate(names):
-            layer, threshold = chosen(cosines[0][..., column], used[0].truth, thresholds)
-            said = [found[:, layer, column] > threshold for found in cosines]
-            right = [float((one == pairs.truth).mean()) for one, pairs in zip(said, used, strict=True) if len(pairs)]
+            mine = cosines[0][..., column]
+            layer, threshold = chosen(mine, used[0].truth, thresholds)
+            # On train; on train, crossed; on validation.
+            said = [mine[:, layer] > threshold, crossed(mine, used[0].truth, folds, thresholds)]
+            said += [cosines[1][:, layer, column] > threshold] if len(truths) > 2 else []
             raw = raw or said
-            before = [float((one == pairs.truth).mean()) for one, pairs in zip(raw, used, strict=True) if len(pairs)]
+            right = [float((one == truth).mean()) for one, truth in zip(said, truths, strict=True)]
+            before = [float((one == truth).mean()) for one, truth in zip(raw, truths, strict=True)]
             ends = [
-                statistics[i].interval(said[i], raw[i], seed=options.seed, n_draws=options.n_draws)
-                if column
-                else (0.0, 0.0)
-                for i in range(len(right))
+                statistic.interval(one, other, seed=options.seed, n_draws=options.n_draws) if column else (0.0, 0.0)
+                for statistic, one, other in zip(statistics, said, raw, strict=True)
             ]
-            held = len(right) > 1
+            held = len(truths) > 2
             yield WordChoice(
                 fix=fix,
                 thresholds=kind,
                 layer=layers[layer],
                 threshold=threshold,
                 accuracy=right[0],
-                crossed=crossed(cosines[0][..., column], used[0].truth, folds, thresholds),
-                held_out=right[1] if held else None,
+                crossed=right[1],
+                held_out=right[2] if held else None,
                 change=right[0] - before[0],
                 low=ends[0][0],
                 high=ends[0][1],
-                held_out_change=right[1] - before[1] if held else None,
-                held_out_low=ends[1][0] if held else None,
-                held_out_high=ends[1][1] if held else None,
+                held_out_change=right[2] - before[2] if held else None,
+                held_out_low=ends[2][0] if held else None,
+                held_out_high=ends[2][1] if held else None,
+                crossed_change=right[1] - before[1],
+                crossed_low=ends[1][0],
+                crossed_high=ends[1][1],
             )
 
 
