@@ -35,6 +35,7 @@ COMMANDS = (
     "wic",
     "geometry",
     "probe",
+    "export-embedder",
     "report",
     "samples",
     "fetch",

@@ -218,6 +218,7 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
 
 def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
     import downstream_results
+    import exported_results
     import finetune_runs
     import origin_models
     import geometry_results
@@ -241,6 +242,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
+    made["Exported"] = exported_results.exported()
     made["Origin"] = origin_models.found(tmp_path / "origin")
     made["Geometry"] = geometry_results.geometry()
     made |= similar_results.made()

@@ -52,6 +52,7 @@ HOMES = {
     "Geometry": "geometrical",
     "Similarity": "similar",
     "WordInContext": "similar",
+    "Exported": "exported",
     "Replication": "replicated",
     "ReportData": "report.results",
 }

@@ -7,6 +7,7 @@ import typer
 from outlierlens import __version__
 from outlierlens.cli import (
     downstream,
+    embedder,
     finetune,
     frozen,
     geometry,
@@ -81,6 +82,7 @@ app.command("geometry")(geometry.geometry)
 app.command("probe")(probe.probe)
 app.command("frozen")(frozen.frozen)
 app.command("origin")(origin.origin)
+app.command("export-embedder")(embedder.export_embedder)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

@@ -1,0 +1,8 @@
+"""A sentence-transformers model with a fix as a module of its own, that nobody needs this package to read.
+
+    options = EmbedderOptions(fix=FixSpec("whiten"), layer="2")
+    found = export_embedder(loaded, Path("better"), options, fit=read_texts("train.txt"))
+    SentenceTransformer("better").encode(["A plane is taking off."])
+
+`cut` drops what lies behind the layer, `folder` writes, `reader` reads back, `card` describes, `export` is the order of it.
+"""
