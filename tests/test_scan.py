@@ -220,14 +220,15 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     import downstream_results
     import exported_results
     import finetune_runs
-    import origin_models
     import geometry_results
+    import origin_models
     import pretrain_runs
     import probe_results
     import runs
     import similar_results
     import synthetic_report
     import synthetic_tasks
+    from outlierlens.luo_replicated import LuoReplication
     from outlierlens.pretrained import Outcomes
     from outlierlens.results import _KINDS, HOMES
     from outlierlens.scanned import Scans
@@ -243,10 +244,21 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
-    made["Origin"] = origin_models.found(tmp_path / "origin")
     made["Geometry"] = geometry_results.geometry()
+    made["Origin"] = origin_models.found(tmp_path / "origin")
     made |= similar_results.made()
     made |= downstream_results.made() | probe_results.made()
+    luo = {
+        "words": "WordInContext",
+        "sts": "Similarity",
+        "geometry": "Geometry",
+        "probe": "PositionProbe",
+        "origin": "Origin",
+    }
+    parts: Any = {part: made[kind] for part, kind in luo.items()}
+    made["LuoReplication"] = LuoReplication(
+        data.provenance, "", "by hand", {"0": (5,)}, frozen=(made["FrozenScores"],), **parts
+    )
     assert set(made) == set(HOMES) == set(_KINDS)
     for kind, value in made.items():
         save(value, tmp_path / f"{kind}.json")

@@ -24,12 +24,21 @@ class Checkpoint:
     config: dict[str, Any]
 
 
+def _checkpoint(owner: str, name: str, family: str, shape: tuple[int, int], vocabulary: int) -> Checkpoint:
+    keys = {"model_type": family, "vocab_size": vocabulary}
+    names = ("n_layers", "dim") if family == "distilbert" else ("num_hidden_layers", "hidden_size")
+    return Checkpoint(name, (name, f"{owner}/{name}"), keys | dict(zip(names, shape, strict=True)))
+
+
 CHECKPOINTS = (
-    Checkpoint(
-        "bert-base-uncased",
-        ("bert-base-uncased", "google-bert/bert-base-uncased"),
-        {"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, "vocab_size": 30522},
-    ),
+    _checkpoint("google-bert", "bert-base-uncased", "bert", (12, 768), 30522),
+    _checkpoint("google-bert", "bert-base-cased", "bert", (12, 768), 28996),
+    _checkpoint("google-bert", "bert-large-uncased", "bert", (24, 1024), 30522),
+    _checkpoint("google-bert", "bert-large-cased", "bert", (24, 1024), 28996),
+    _checkpoint("distilbert", "distilbert-base-cased", "distilbert", (6, 768), 28996),
+    _checkpoint("FacebookAI", "roberta-base", "roberta", (12, 768), 50265),
+    _checkpoint("FacebookAI", "roberta-large", "roberta", (24, 1024), 50265),
+    _checkpoint("distilbert", "distilroberta-base", "roberta", (6, 768), 50265),
 )
 
 _BOTH = (308, 381)

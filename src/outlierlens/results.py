@@ -46,14 +46,15 @@ HOMES = {
     "Survival": "survived",
     "Recovery": "recovered",
     "OneDimension": "one_dimension",
-    "Origin": "origins",
-    "FrozenScores": "frozen_scores",
     "PositionProbe": "probed",
     "Geometry": "geometrical",
+    "Origin": "origins",
+    "FrozenScores": "frozen_scores",
     "Similarity": "similar",
     "WordInContext": "similar",
     "Exported": "exported",
     "Replication": "replicated",
+    "LuoReplication": "luo_replicated",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

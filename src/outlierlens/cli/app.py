@@ -16,6 +16,7 @@ from outlierlens.cli import (
     pretrain,
     probe,
     replicate,
+    replicate_luo,
     samples,
     similarity,
     sweep,
@@ -72,16 +73,17 @@ app.command("outcomes")(pretrain.outcomes)
 app.command("finetune")(finetune.finetune)
 for paper in ("kovaleva-glue", "puccetti-glue"):
     papers.command(paper)(replicate.tables_of(paper))
+papers.command("luo")(replicate_luo.luo)
 app.add_typer(papers)
 app.command("survival")(downstream.survival)
 app.command("recover")(downstream.recover)
 app.command("one-dimension")(downstream.one_dimension)
 app.command("sts")(similarity.sts)
 app.command("wic")(similarity.wic)
+app.command("origin")(origin.origin)
 app.command("geometry")(geometry.geometry)
 app.command("probe")(probe.probe)
 app.command("frozen")(frozen.frozen)
-app.command("origin")(origin.origin)
 app.command("export-embedder")(embedder.export_embedder)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)

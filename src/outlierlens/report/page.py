@@ -24,6 +24,7 @@ from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.damage import Continuation, Damage, Filled
 from outlierlens.report.emergence import track_views
 from outlierlens.report.figures import Stream, damage_charts, streams
+from outlierlens.report.luo import luo_notes, luo_sections
 from outlierlens.report.phrases import TASKS, factor
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
@@ -42,6 +43,8 @@ def render(data: ReportData) -> str:
     swept, tracked = views(data), track_views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
     charts += [chart for view in swept for chart in view.charts] + [chart for run in tracked for chart in run.charts]
+    papers = luo_sections(data.luo)
+    charts += [chart for section in papers for chart in section.charts]
     template = _environment().get_template("template.html.jinja")
     sentences = finding(data)
     page = template.render(
@@ -59,6 +62,7 @@ def render(data: ReportData) -> str:
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
         sweeps=swept,
         tracks=tracked,
+        sections=papers,
         colour=_colours(found),
         format_version=FORMAT_VERSION,
         notes=_notes(data),
@@ -194,6 +198,7 @@ def _notes(data: ReportData) -> list[str]:
     parts += [damage.notes for damage in data.damages]
     parts += [sweep.notes for sweep in data.sweeps]
     parts += [track.notes for track in data.tracks]
+    parts += [luo_notes(data.luo)]
     return list(dict.fromkeys(note for part in parts for note in part))
 
 

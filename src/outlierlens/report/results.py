@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from outlierlens.charts.sweep_marks import names
 from outlierlens.damage import Damage
+from outlierlens.luo_replicated import LuoReplication
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.results import Provenance, result
 from outlierlens.scanned import Scan, StackScan
@@ -25,6 +26,7 @@ class ReportData:
         sweeps: dimensions (or sets) switched off one after the other.
         tracks: outliers over training steps.
         notes: remarks that belong beside the results.
+        luo: Luo et al. 2021 for this model.
     """
 
     provenance: Provenance
@@ -34,6 +36,7 @@ class ReportData:
     sweeps: tuple[Sweep, ...] = ()
     tracks: tuple[Track, ...] = ()
     notes: tuple[str, ...] = ()
+    luo: LuoReplication | None = None
 
     @property
     def model(self) -> str:

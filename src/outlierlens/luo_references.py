@@ -1,0 +1,48 @@
+"""Numbers of Luo et al. (2021), each with its table, for the checkpoints they were measured on.
+
+published_for("roberta-base")           # tuple of Published, () for a checkpoint that is none of the paper's
+
+The paper names its models BERT, RoBERTa, DistilBERT, … without casing. That BERT and DistilBERT are the cased ones is an
+inference: dimension 557, which it reports, is an outlier of theirs.
+"""
+
+from outlierlens.luo_replicated import Published
+
+_SAME = "the paper's checkpoint"
+_CASED = "the paper does not say which casing; inferred from dimension 557"
+_OPEN = "the paper does not say which casing"
+_WIC, _STS, _CLASSES = (
+    "Luo et al. 2021, tables 1 and 5",
+    "Luo et al. 2021, tables 2, 6 and 7",
+    "Luo et al. 2021, table 3",
+)
+
+# checkpoint: (evidence, {data: (raw, clipped) × 100})
+_NUMBERS: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
+    "bert-base-cased": (
+        _CASED,
+        {"wic": (67.5, 68.4), "stsb": (58.61, 63.06), "sst2": (85.9, 85.4), "imdb": (86.8, 86.4), "sst5": (46.2, 46.1)},
+    ),
+    "roberta-base": (
+        _SAME,
+        {"wic": (69.0, 69.9), "stsb": (56.60, 60.61), "sst2": (88.4, 88.7), "imdb": (91.5, 91.6), "sst5": (46.9, 47.0)},
+    ),
+    "bert-large-cased": (_OPEN, {"wic": (70.2, 70.3), "stsb": (62.56, 66.43)}),
+    "bert-large-uncased": (_OPEN, {"wic": (70.2, 70.3), "stsb": (62.56, 66.43)}),
+    "roberta-large": (_SAME, {"wic": (70.4, 71.3), "stsb": (59.71, 62.01)}),
+    "distilbert-base-cased": (_CASED, {"wic": (66.5, 67.3), "stsb": (59.65, 56.62)}),
+    "distilroberta-base": (_SAME, {"wic": (63.7, 66.7)}),
+}
+
+
+def published_for(checkpoint: str | None) -> tuple[Published, ...]:
+    """The paper's best scores, layer chosen on the test data, of this checkpoint (`references.checkpoint_of`)."""
+    if checkpoint not in _NUMBERS:
+        return ()
+    evidence, numbers = _NUMBERS[checkpoint]
+    return tuple(
+        Published(
+            data, raw / 100, clipped / 100, _WIC if data == "wic" else _STS if data == "stsb" else _CLASSES, evidence
+        )
+        for data, (raw, clipped) in numbers.items()
+    )

@@ -1,0 +1,164 @@
+"""All of Luo et al. (2021) for one model, as plain data without torch: what `replicate luo` measures.
+
+found.sts.task("stsb").choice("clip", "best")
+found.effects()                        # what clipping does to every data set, chosen the paper's way and held out
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.frozen_scores import FrozenScores
+from outlierlens.geometrical import Geometry
+from outlierlens.origins import Origin
+from outlierlens.probed import PositionProbe
+from outlierlens.results import Provenance, result, table
+from outlierlens.similar import Similarity, WordInContext, verdict
+
+if TYPE_CHECKING:
+    import pandas
+
+BEST, HELD_OUT = "best", "held out"
+CLIP = "clip"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of the paper for a checkpoint.
+
+    Attributes:
+        data: "wic", "stsb", "sst2", … raw, clipped: the paper's scores in [0, 1], None where it gives none.
+        source: where it stands. evidence: how sure it is that this is the same checkpoint.
+    """
+
+    data: str
+    raw: float | None
+    clipped: float | None
+    source: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one fix does to one data set.
+
+    Attributes:
+        data, metric: "stsb", "Spearman's ρ". fix: "clip".
+        how: "best", layer (and threshold) chosen on the very data as in the paper, or "held out" (WiC: cross-validated over
+            words).
+        raw, value: the scores. change, low, high: their difference with its paired 95 % interval.
+        says: "helps", "hurts" or "no difference". published: the paper's numbers for this checkpoint, chosen its way.
+    """
+
+    data: str
+    metric: str
+    fix: str
+    how: str
+    layer: str
+    raw_layer: str
+    raw: float
+    value: float
+    change: float
+    low: float
+    high: float
+    says: str
+    published: Published | None = None
+
+
+@result
+@dataclass(frozen=True)
+class LuoReplication:
+    """Luo et al. 2021 for one model.
+
+    Attributes:
+        checkpoint: the paper's checkpoint that this is, "" where it is none.
+        clipped: dimensions that are clipped, by layer; clipping: where they come from.
+        origin, probe, geometry, words, sts, frozen: the parts; None or () where a part was left out.
+        published: the paper's numbers for this checkpoint.
+        seconds: wall clock of each part, when it was measured.
+        full: whether everything was read, or stated subsets.
+    """
+
+    provenance: Provenance
+    checkpoint: str
+    clipping: str
+    clipped: dict[str, tuple[int, ...]]
+    origin: Origin | None = None
+    probe: PositionProbe | None = None
+    geometry: Geometry | None = None
+    words: WordInContext | None = None
+    sts: Similarity | None = None
+    frozen: tuple[FrozenScores, ...] = ()
+    published: tuple[Published, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    full: bool = False
+    notes: tuple[str, ...] = ()
+
+    def effects(self, fix: str = CLIP) -> tuple[Effect, ...]:
+        """What `fix` does to every data set: WiC, then STS, then classification; "best" before "held out"."""
+        return (*self._words(fix), *self._sentences(fix), *self._classes(fix))
+
+    @property
+    def fixes(self) -> tuple[str, ...]:
+        """Every fix of any part but raw, in order."""
+        parts = [part.fixes for part in (self.words, self.sts, self.geometry) if part is not None]
+        parts += [tuple(one.fix for one in part.fixes) for part in self.frozen]
+        return tuple(dict.fromkeys(fix for part in parts for fix in part if fix != "raw"))
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per data set, fix and way to choose a layer."""
+        return table([row for fix in self.fixes for row in effect_rows(self.effects(fix))])
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        title = f"{self.provenance.model}: what clipping does (Luo et al. 2021)"
+        return html_table(list(effect_rows(self.effects())), caption=title)
+
+    def _known(self, data: str, fix: str, how: str) -> Published | None:
+        if fix != CLIP or how != BEST:
+            return None
+        return next((one for one in self.published if one.data == data), None)
+
+    def _words(self, fix: str) -> Iterator[Effect]:
+        if self.words is None or fix not in self.words.fixes:
+            return
+        one, raw = self.words.choice(fix), self.words.choice("raw")
+        at = f"{one.layer} > {one.threshold:g}", f"{raw.layer} > {raw.threshold:g}"
+        yield Effect(
+            "wic", "accuracy", fix, BEST, *at, raw.accuracy, one.accuracy, one.change, one.low, one.high,
+            verdict(one.low, one.high), self._known("wic", fix, BEST),
+        )  # fmt: skip
+        yield Effect(
+            "wic", "accuracy", fix, HELD_OUT, *at, raw.crossed, one.crossed, one.crossed_change, one.crossed_low,
+            one.crossed_high, one.verdict,
+        )  # fmt: skip
+
+    def _sentences(self, fix: str) -> Iterator[Effect]:
+        for task in self.sts.tasks if self.sts is not None and fix in self.sts.fixes else ():
+            for one in task.choices:
+                if one.fix == fix and one.how in (BEST, HELD_OUT):
+                    yield Effect(
+                        task.name, "Spearman's ρ", fix, one.how, one.layer, one.raw_layer, one.raw_score, one.score,
+                        one.change, one.low, one.high, one.verdict, self._known(task.name, fix, one.how),
+                    )  # fmt: skip
+
+    def _classes(self, fix: str) -> Iterator[Effect]:
+        for part in self.frozen:
+            name = part.task.rpartition(":")[2]
+            if fix not in (one.fix for one in part.fixes):
+                continue
+            mine, raw = part.fix(fix), part.fix("raw")
+            for how, one, before in ((BEST, mine.best, raw.best), (HELD_OUT, mine.selected, raw.selected)):
+                yield Effect(
+                    name, part.metric, fix, how, one.layer, before.layer, before.value, one.value, one.change,
+                    one.change_low, one.change_high, one.verdict, self._known(name, fix, how),
+                )  # fmt: skip
+
+
+def effect_rows(effects: tuple[Effect, ...]) -> Iterator[dict[str, Any]]:
+    """One flat row an effect."""
+    for one in effects:
+        row = {name: value for name, value in vars(one).items() if name != "published"}
+        known = one.published
+        yield row | {"published_raw": known.raw if known else None, "published": known.clipped if known else None}

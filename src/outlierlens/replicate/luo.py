@@ -1,0 +1,218 @@
+"""Luo et al. (2021) whole, for any model that reads text: every part measured once, kept, and put together.
+
+    made = replicate_luo(LuoJob("distilbert-cased", LuoData("data/"), Path("runs/luo")))
+    made.report.luo.effects()
+
+The run directory holds
+
+    parts/NAME.json     each part's result as soon as it is measured, and NAME.key, the settings that it was measured with
+    clipping.json       the dimensions that all parts clip, and where they come from
+    results.json, report.html, charts/, manifest.json      the whole
+
+A stopped run goes on with the first part that is missing.
+"""
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlierlens.activations import ObserveOptions, observe
+from outlierlens.clipping import resolve_clipping
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.luo_references import published_for
+from outlierlens.luo_replicated import LuoReplication
+from outlierlens.models import LoadOptions, fingerprint, load_model
+from outlierlens.observation import Observation
+from outlierlens.references import checkpoint_of
+from outlierlens.replicate.luo_data import LuoData
+from outlierlens.replicate.luo_parts import PARTS, Context, Part
+from outlierlens.report.results import ReportData
+from outlierlens.results import Provenance, load, save, write_text
+from outlierlens.rows import alone_in
+from outlierlens.vectors.read import text_stack
+from outlierlens.weights import ScanOptions, scan_live
+
+CLIP_TEXTS = 1000  # the last sentences of SST-2: clipped dimensions come from them, and no part measures them
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class LuoJob:
+    """What is replicated, on what.
+
+    Attributes:
+        parts: names of `PARTS`.
+        clip: "auto", or what `clipping.resolve_clipping` takes. Where Luo's rule names nothing, "auto" clips the dimension
+            that is most often the smallest entry and the one that is most often the largest, and says so.
+        full: the paper's sizes instead of seeded subsets.
+        cache_gb: what vectors may take. batch_size: texts of a forward pass.
+    """
+
+    model: str
+    data: LuoData
+    directory: Path
+    parts: tuple[str, ...] = tuple(PARTS)
+    clip: str = "auto"
+    full: bool = False
+    stack: str | None = None
+    cache_gb: float = 8.0
+    batch_size: int = 32
+    seed: int = 0
+    overwrite: bool = False
+    command: str = ""
+    say: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    progress: Progress | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.parts if name not in PARTS]
+        if unknown or not self.parts:
+            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(PARTS)}")
+
+
+def replicate_luo(job: LuoJob, load_options: LoadOptions | None = None) -> ReportData:
+    """Measure every part that is missing in the run directory, and return the whole.
+
+    Raises:
+        BadInput: a part was measured with other settings, data is missing, or what a part raises.
+    """
+    with alone_in(job.directory, "replication"):
+        return _Run(job, load_options or LoadOptions()).whole()
+
+
+class _Run:
+    """One run: what the parts share is made once."""
+
+    def __init__(self, job: LuoJob, options: LoadOptions):
+        self.job = job
+        self.loaded = load_model(job.model, options)
+        self.fingerprint = fingerprint(self.loaded.model)
+        self.stack = text_stack(self.loaded, job.stack)
+        self.seconds: dict[str, float] = {}
+        self.notes: list[str] = []
+
+    def whole(self) -> ReportData:
+        """Every part, and the weights' scan beside them."""
+        job = self.job
+        found: dict[str, Any] = {}
+        for name in PARTS:
+            if name not in job.parts:
+                continue
+            part = PARTS[name]
+            if missing := [one for one in part.needs if not job.data.has(one)]:
+                self.notes.append(f"{part.title}: left out, for {job.data.root} has no folder {', '.join(missing)}")
+                continue
+            found[name] = self.kept(name, functools.partial(self.measure, part))
+        together = LuoReplication(
+            provenance=self.provenance(),
+            checkpoint=checkpoint_of(job.model, self.loaded.config) or "",
+            clipping=self.clipping["source"],
+            clipped={layer: tuple(dims) for layer, dims in self.clipping["dims"].items()},
+            frozen=tuple(found.pop(name) for name in tuple(found) if name.startswith("frozen")),
+            published=published_for(checkpoint_of(job.model, self.loaded.config)),
+            seconds=self.seconds,
+            full=job.full,
+            notes=tuple(self.notes),
+            **found,
+        )
+        scanned = scan_live(self.loaded, ScanOptions())
+        return ReportData(self.provenance(), scanned, self.observation, luo=together)
+
+    def provenance(self) -> Provenance:
+        return Provenance.now(self.job.model, self.fingerprint, command=self.job.command, seed=self.job.seed)
+
+    def measure(self, part: Part) -> Any:
+        """The part's result, measured now."""
+        job = self.job
+        job.say(f"{part.title} …")
+        return part.measure(Context(self.loaded, job, self.sentences, self.clip_path, self.stack.name, job.command))
+
+    @functools.cached_property
+    def sentences(self) -> Texts:
+        """SST-2's training sentences but for those that the clipped dimensions come from."""
+        every = self.job.data.sentences()
+        return replace(every, texts=every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2])
+
+    @functools.cached_property
+    def held_out(self) -> Texts:
+        """Sentences of SST-2 that no other part measures."""
+        every = self.job.data.sentences()
+        return replace(every, texts=every.texts[-CLIP_TEXTS:] if len(every) > 2 * CLIP_TEXTS else every.texts[1::2])
+
+    @functools.cached_property
+    def observation(self) -> Observation:
+        """Average vectors and argmin / argmax shares, on the sentences held out; with `full` on all."""
+        options = ObserveOptions(batch_size=self.job.batch_size, progress=self.job.progress)
+        texts = self.job.data.sentences() if self.job.full else self.held_out
+        found = self.kept("observation", lambda: observe(self.loaded, texts, options, self.job.command))
+        assert isinstance(found, Observation)
+        return found
+
+    @functools.cached_property
+    def clipping(self) -> dict[str, Any]:
+        """{"name", "source", "dims": {layer: dimensions}}, the same for all parts."""
+        asked = resolve_clipping(self.job.clip, self.loaded, fit_texts=self.held_out, stack=self.stack.name)
+        found = {"name": asked.name, "source": asked.source, "dims": {k: list(v) for k, v in asked.dims.items()}}
+        if self.job.clip == "auto" and not asked.dims:
+            dims, said = self.most_extreme()
+            everywhere = {str(layer): dims for layer in range(self.stack.n_layers)}
+            found = {"name": "most extreme", "source": f"{said}: a fallback, for {asked.source}", "dims": everywhere}
+        write_text(self.clip_path, json.dumps(found, indent=2) + "\n")
+        return found
+
+    @property
+    def clip_path(self) -> Path:
+        return self.job.directory / "clipping.json"
+
+    def most_extreme(self) -> tuple[list[int], str]:
+        """The dimension most often smallest and the one most often largest over all blocks, and what they are."""
+        (mine,) = (one for one in self.observation.stacks if one.stack == self.stack.name)
+        view = mine.view("without_special" if "without_special" in mine.views else "all")
+        blocks = [row for row, layer in enumerate(mine.layers) if layer != "embeddings"]
+        ends = [np.asarray(share)[blocks].mean(0) for share in (view.argmin_share, view.argmax_share)]
+        places = [int(end.argmax()) for end in ends]
+        low, high = (mine.dims[place] for place in places)
+        said = (
+            f"{low} is the smallest entry of {ends[0][places[0]]:.0%} of token vectors, {high} the largest of "
+            f"{ends[1][places[1]]:.0%} (no other of as many)"
+        )
+        return sorted({low, high}), said
+
+    def kept(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The part's result as it lies in the run directory, measured first where it is missing.
+
+        Raises:
+            BadInput: it was measured with other settings.
+        """
+        folder = self.job.directory / "parts"
+        path, key = folder / f"{name}.json", folder / f"{name}.key"
+        wanted = self.key(name)
+        if path.is_file() and not self.job.overwrite:
+            made = json.loads(key.read_text("utf-8")) if key.is_file() else {}
+            if made.get("settings") != wanted:
+                raise BadInput(
+                    f"{path} was made with other settings, data or weights; name another directory with -o, or start again "
+                    f"with --overwrite"
+                )
+            self.seconds[name] = float(made.get("seconds", 0.0))
+            return load(path)
+        began = time.perf_counter()
+        found = measure()
+        self.seconds[name] = round(time.perf_counter() - began, 1)
+        save(found, path)
+        write_text(key, json.dumps({"settings": wanted, "seconds": self.seconds[name]}) + "\n")
+        return found
+
+    def key(self, name: str) -> str:
+        """SHA-256 over what a part's numbers depend on."""
+        job = self.job
+        clip = "" if name == "observation" else json.dumps(self.clipping["dims"], sort_keys=True)
+        parts = (self.fingerprint, job.seed, job.full, self.stack.name, clip, job.data.root, self.held_out.digest)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,69 @@
+"""Where the data sets of Luo et al. (2021) are: one folder with a folder a data set, or the hub's own copies.
+
+data = LuoData("data/")                 # data/sst2 or data/glue/sst2, data/sts/stsb or data/stsb, data/wic, …
+data.sentences(limit=20_000)            # SST-2's training sentences
+data.folder("imdb")                     # None: not there, so that part is left out
+"""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.labelled import find_task
+from outlierlens.labelled.examples import split_table
+
+INSIDE = ("", "glue", "sts", "superglue", "super_glue")  # folders that hold folders of data sets
+SENTENCES = "sst2"
+
+
+@dataclass(frozen=True)
+class LuoData:
+    """Data sets by name in `root`, or from the hub where it is None."""
+
+    root: str | None = None
+    offline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.root is not None and not Path(self.root).is_dir():
+            raise BadInput(
+                f"{self.root}: no such folder; --data takes a folder with one folder a data set (sst2, wic, …)"
+            )
+
+    def folder(self, name: str) -> str | None:
+        """The folder of a data set; None where there is none, or where the hub's copy is meant."""
+        for inside in INSIDE if self.root is not None else ():
+            place = Path(str(self.root)) / inside / name
+            if place.is_dir():
+                return str(place)
+        return None
+
+    def has(self, name: str) -> bool:
+        """Whether the data set is at hand, or to be had."""
+        return self.root is None or self.folder(name) is not None
+
+    def sentences(self, split: str = "train", limit: int | None = None) -> Texts:
+        """The sentences of a split of SST-2, in file order.
+
+        Raises:
+            BadInput: no such folder or file.
+        """
+        if self.root is not None and self.folder(SENTENCES) is None:
+            there = sorted(path.name for path in Path(self.root).iterdir() if path.is_dir())
+            raise BadInput(
+                f"{self.root}: no folder {SENTENCES} with the sentences that most parts read; it has "
+                f"{', '.join(there) or 'none'}"
+            )
+        table = split_table(find_task("glue:sst2"), self.folder(SENTENCES), split, self.offline)
+        texts = (text.strip() for (text,) in table.rows(("sentence",)) if isinstance(text, str) and text.strip())
+        return Texts(table.source, tuple(itertools.islice(texts, limit)), "sentence")
+
+    def pairs_root(self) -> Path | None:
+        """The folder that holds the folders of semantic textual similarity; None is the hub."""
+        for name in ("stsb", "sickr", "sts12", "sts13", "sts14", "sts15", "sts16"):
+            for inside in ("sts", "") if self.root is not None else ():
+                place = Path(str(self.root)) / inside / name
+                if place.is_dir():
+                    return place.parent
+        return None
