@@ -1,6 +1,7 @@
 """All of Luo et al. on a small model and small data: parts are kept, a stopped run goes on, and the page says what they say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,12 @@ def test_effects_are_those_of_the_parts(whole: Any) -> None:
     word = found.words.choice("whiten")
     assert (effects["wic", "held out"].value, effects["wic", "best"].value) == (word.crossed, word.accuracy)
     assert found.effects("nothing") == ()
+    # in a layer where nothing is clipped, clipped vectors are the raw ones
+    elsewhere = replace(found, clipped={"99": (5,)})
+    assert {one.says for one in elsewhere.effects()} == {"nothing to clip there"}
+    assert "has nothing to act on at the layer chosen for WiC, STS-B and SST-2" in luo_sentences(elsewhere)[0]
+    everywhere = replace(found, clipped=dict.fromkeys(("embeddings", "0", "1", "2", "3"), (5,)))
+    assert "nothing to clip there" not in {one.says for one in everywhere.effects()}
     frame = found.to_pandas()
     assert set(frame["fix"]) == {"clip", "standardize", "abtt:3", "whiten"}
     assert len(frame) == 4 * len(effects)

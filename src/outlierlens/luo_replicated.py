@@ -5,7 +5,7 @@ found.effects()                        # what clipping does to every data set, c
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.frozen_scores import FrozenScores
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BEST, HELD_OUT = "best", "held out"
 CLIP = "clip"
+UNTOUCHED = "nothing to clip there"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Effect:
         how: "best", layer (and threshold) chosen on the very data as in the paper, or "held out" (WiC: cross-validated over
             words).
         raw, value: the scores. change, low, high: their difference with its paired 95 % interval.
-        says: "helps", "hurts" or "no difference". published: the paper's numbers for this checkpoint, chosen its way.
+        says: "helps", "hurts" or "no difference"; "nothing to clip there" where the chosen layer has no clipped dimension.
+        published: the paper's numbers for this checkpoint, chosen its way.
     """
 
     data: str
@@ -96,7 +98,11 @@ class LuoReplication:
 
     def effects(self, fix: str = CLIP) -> tuple[Effect, ...]:
         """What `fix` does to every data set: WiC, then STS, then classification; "best" before "held out"."""
-        return (*self._words(fix), *self._sentences(fix), *self._classes(fix))
+        found = (*self._words(fix), *self._sentences(fix), *self._classes(fix))
+        if fix != CLIP:
+            return found
+        # Where the chosen layer has nothing to clip, raw and clipped vectors are the same ones.
+        return tuple(one if self.clipped.get(one.layer.split()[0]) else replace(one, says=UNTOUCHED) for one in found)
 
     @property
     def fixes(self) -> tuple[str, ...]:

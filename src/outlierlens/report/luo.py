@@ -14,13 +14,19 @@ from outlierlens.charts.probe import probe_accuracy, probe_contributions, probe_
 from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.frozen_scores import FrozenScores
 from outlierlens.geometrical import Geometry, LayerGeometry
-from outlierlens.luo_replicated import HELD_OUT, Effect, LuoReplication
+from outlierlens.luo_replicated import HELD_OUT, UNTOUCHED, Effect, LuoReplication
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
 from outlierlens.report.phrases import listed
 from outlierlens.report.sections import Rows, Section
 from outlierlens.similar import HELPS, HURTS, NOTHING
 
+SAID = {
+    HELPS: "helps on",
+    HURTS: "hurts on",
+    NOTHING: "makes no difference that can be told on",
+    UNTOUCHED: "has nothing to act on at the layer chosen for",
+}
 DATA = {"wic": "WiC", "stsb": "STS-B", "sickr": "SICK-R", "sst2": "SST-2", "sst5": "SST-5", "imdb": "IMDB"}
 
 
@@ -43,16 +49,8 @@ def luo_sentences(found: LuoReplication) -> tuple[str, ...]:
     effects = [one for one in found.effects() if one.how == HELD_OUT] or list(found.effects())
     if not effects:
         return (f"Clipped were {_clipped(found)}; no data set was measured.",)
-    named = {says: [_name(one.data) for one in effects if one.says == says] for says in (HELPS, HURTS, NOTHING)}
-    parts = [
-        f"{words} {listed(named[says])}"
-        for says, words in (
-            (HELPS, "helps on"),
-            (HURTS, "hurts on"),
-            (NOTHING, "makes no difference that can be told on"),
-        )
-        if named[says]
-    ]
+    named = {says: [_name(one.data) for one in effects if one.says == says] for says in SAID}
+    parts = [f"{words} {listed(named[says])}" for says, words in SAID.items() if named[says]]
     chosen = "a layer chosen on other data" if effects[0].how == HELD_OUT else "the layer that is best on the test data"
     said = [f"Clipping {_clipped(found)} {listed(parts)} (95 % intervals, {chosen})."]
     strongest = max(effects, key=lambda one: abs(one.change))
