@@ -423,8 +423,10 @@ def test_the_chart_has_a_line_a_fix_and_marks_the_chosen_layers(scored: FrozenSc
     far = charts.frozen(replace(scored, majority=-9.0))
     assert far.spec["layer"][0]["data"]["values"] == []
     assert "commonest label −9" in far.reading or "-9.00" in far.reading
-    with pytest.raises(BadInput, match="8 fixes cannot be told apart"):
-        charts.frozen(replace(scored, fixes=(scored.fixes[0],) * 8))
+    many = tuple(replace(scored.fixes[0], fix=name) for name in ("raw", *(f"whiten:{k}" for k in range(7))))
+    cut = charts.frozen(replace(scored, fixes=many))
+    assert cut.reading.endswith("Drawn are the first 7 fixes of 8.")
+    assert "whiten:6" not in str(cut.spec["layer"])
 
 
 @pytest.fixture

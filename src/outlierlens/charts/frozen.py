@@ -4,26 +4,19 @@ A line a repair, raw vectors in ink with their 95 % intervals; a mark with its c
 """
 
 from outlierlens.charts.base import Chart, Spec, chart, field, number, round_to
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES
-from outlierlens.errors import BadInput
+from outlierlens.charts.fixes import colours, drawn, left_out, scale, shapes
+from outlierlens.charts.palette import INK, MUTED
 from outlierlens.frozen_scores import FrozenScores, frozen_rows
-
-MOST = COLOURED + 1  # repairs with a colour of their own, raw beside them
 
 
 def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
-    """The task's metric on the test split by layer, raw against every repair.
-
-    Raises:
-        BadInput: more repairs than there are colours.
-    """
-    fixes = [one.fix for one in found.fixes]
-    if len(fixes) > MOST:
-        raise BadInput(f"{len(fixes)} fixes cannot be told apart in one picture; measure at most {MOST} of them")
+    """The task's metric on the test split by layer, raw against every repair that a picture has a look for."""
+    fixes = drawn([one.fix for one in found.fixes])
     numbers = ("test", "low", "high", "dev", "train")
     rows = [
         {"layer": row["layer"], "fix": row["fix"]} | {key: round_to(row[key]) for key in numbers}
         for row in frozen_rows(found)
+        if row["fix"] in fixes
     ]
     ends = [row[key] for row in rows for key in ("test", "low", "high")]
     low, high = min(ends), max(ends)
@@ -40,17 +33,18 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
     )
     domain = {"domain": [low - pad, high + pad], "nice": False, "zero": False}
     y = field("test", f"{found.metric} on the test split", scale=domain, axis={"tickCount": 7})
-    colours, shapes = [INK, *DIM_COLOURS][: len(fixes)], ["circle", *_other_shapes()][: len(fixes)]
     colour, shape = (
-        field("fix", "", "nominal", scale={"domain": fixes, "range": values}, legend={"title": None, "columns": MOST})
-        for values in (colours, shapes)
+        field("fix", "", "nominal", scale=scale(fixes, looks), legend={"title": None, "columns": 7})
+        for looks in (colours(fixes), shapes(fixes))
     )
     tooltip = [field("layer", "layer", "nominal"), field("fix", "fix", "nominal"), field("test", found.metric)]
     tooltip += [field("low", "95 % from"), field("high", "to"), field("dev", "on dev"), field("train", "on train")]
     said = f"always the commonest label {number(found.majority)}"
     baseline = [] if below else [{"test": round_to(found.majority), "says": said}]
     chosen = [
-        {"layer": one.selected.layer, "test": round_to(one.selected.value), "fix": one.fix} for one in found.fixes
+        {"layer": one.selected.layer, "test": round_to(one.selected.value), "fix": one.fix}
+        for one in found.fixes
+        if one.fix in fixes
     ]
     layers: list[Spec] = [
         {
@@ -92,7 +86,7 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
     return chart(
         name=name,
         title=f"{found.task} from frozen vectors of {found.provenance.model}",
-        reading=_reading(found),
+        reading=_reading(found) + left_out([one.fix for one in found.fixes]),
         layers=layers,
         height=360,
         columns=("fix", "layer", found.metric, "95 % from", "to", "− raw", "95 % from", "to", "on dev", "on train"),
@@ -102,11 +96,6 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
             for row in frozen_rows(found)
         ),
     )  # fmt: skip
-
-
-def _other_shapes() -> list[str]:
-    """Shapes that raw vectors do not have."""
-    return [shape for shape in SHAPES if shape != "circle"] + ["triangle-right"]
 
 
 def _reading(found: FrozenScores) -> str:

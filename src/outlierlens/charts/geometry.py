@@ -23,7 +23,9 @@ from outlierlens.charts.base import (
     place,
     round_to,
 )
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, FAINT, INK, MUTED, SHAPES, SURFACE
+from outlierlens.charts.fixes import colours, left_out, scale, shapes
+from outlierlens.charts.fixes import drawn as shown_fixes
+from outlierlens.charts.palette import COLOURED, FAINT, INK, MUTED, SURFACE
 from outlierlens.errors import BadInput
 from outlierlens.geometrical import Contribution, Estimate, Geometry, LayerGeometry, geometry_rows
 
@@ -171,21 +173,19 @@ def _lines(found: Geometry, measure: str, name: str, title: str, what: str, read
         for row in found.rows
         if (one := _estimate(row, measure)) is not None
     ]
-    fixes = found.fixes[:COLOURED]
+    fixes = shown_fixes(found.fixes)
     size = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
     drawn = [point for point in points if point["fix"] in fixes]
-    scale = {"domain": list(fixes), "range": [DIM_COLOURS[i] for i in range(len(fixes))]}
-    shapes = {"domain": list(fixes), "range": [SHAPES[i] for i in range(len(fixes))]}
     colour = {
         "field": "fix",
         "type": "nominal",
-        "scale": scale,
+        "scale": scale(fixes, colours(fixes)),
         "legend": {"title": None, "columns": 6, "symbolOpacity": 1},
     }
     shape = {
         "field": "fix",
         "type": "nominal",
-        "scale": shapes,
+        "scale": scale(fixes, shapes(fixes)),
         "legend": {"title": None, "columns": 6, "symbolOpacity": 1},
     }
     x, y = _layer_axis(found), field("value", what, scale={"zero": True}, axis={"tickCount": 7})
@@ -226,8 +226,7 @@ def _lines(found: Geometry, measure: str, name: str, title: str, what: str, read
             "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "size": size, "tooltip": tooltip},
         },
     ]
-    if len(found.fixes) > COLOURED:
-        reading += f" Drawn are the first {COLOURED} fixes of {len(found.fixes)}."
+    reading += left_out(found.fixes)
     return chart(
         name=name,
         title=title,

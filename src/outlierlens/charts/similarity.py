@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, place, round_to
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.charts.fixes import colours, drawn, left_out, scale, shapes
+from outlierlens.charts.palette import INK, MUTED, SURFACE
 from outlierlens.charts.sweep_marks import HALO
 from outlierlens.similar import Similarity, TaskScores, WordInContext, similarity_rows
 
@@ -87,8 +88,8 @@ def _chart(
     axes: tuple[tuple[str, ...], tuple[str, ...], str],
     numbers: tuple[tuple[str, ...], list[list[Any]]],
 ) -> Chart:
-    drawn = [_drawn(panel, number, *axes) for number, panel in enumerate(panels)]
-    rows = [{"hconcat": drawn[start : start + PER_ROW], "spacing": 34} for start in range(0, len(drawn), PER_ROW)]
+    made = [_drawn(panel, number, *axes) for number, panel in enumerate(panels)]
+    rows = [{"hconcat": made[start : start + PER_ROW], "spacing": 34} for start in range(0, len(made), PER_ROW)]
     spec: Spec = {
         "$schema": SCHEMA,
         "description": reading,
@@ -98,14 +99,13 @@ def _chart(
         "spacing": 26,
     }
     columns, values = numbers
-    if len(axes[1]) > COLOURED:
-        reading += f" Drawn are the first {COLOURED} fixes of {len(axes[1])}."
-        spec["description"] = reading
+    reading += left_out(axes[1])
+    spec["description"] = reading
     return Chart(name, title, reading, spec, columns, tuple(tuple(row) for row in values[:TABLE_ROWS]), len(values))
 
 
 def _drawn(panel: _Panel, number: int, layers: tuple[str, ...], fixes: tuple[str, ...], what: str) -> Spec:
-    fixes = fixes[:COLOURED]
+    fixes = drawn(fixes)
     values = panel.values[:, : len(fixes)]
     short = {layer: "emb." if layer == "embeddings" else layer for layer in layers}
     data = [
@@ -135,7 +135,7 @@ def _drawn(panel: _Panel, number: int, layers: tuple[str, ...], fixes: tuple[str
         axis={"tickCount": 6},
     )  # fmt: skip
     legend = {"title": None, "columns": 6} if number == 0 else None
-    colour, shape = _of_fix(fixes, DIM_COLOURS, legend), _of_fix(fixes, SHAPES, legend)
+    colour, shape = _of_fix(fixes, colours(fixes), legend), _of_fix(fixes, shapes(fixes), legend)
     tooltip = [field("fix", "fix", "nominal"), field("layer", "layer", "nominal"), field("value", what)]
     marks: list[Spec] = [
         {
@@ -176,7 +176,7 @@ def _of_fix(fixes: tuple[str, ...], looks: Sequence[str], legend: Spec | None) -
     return {
         "field": "fix",
         "type": "nominal",
-        "scale": {"domain": list(fixes), "range": [looks[i % len(looks)] for i in range(len(fixes))]},
+        "scale": scale(fixes, looks),
         "legend": legend,
     }
 

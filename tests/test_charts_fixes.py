@@ -1,0 +1,30 @@
+"""A repair looks the same in every chart that draws it."""
+
+import pytest
+
+from outlierlens.charts.fixes import colours, drawn, left_out, shapes
+from outlierlens.charts.palette import DIM_COLOURS, INK
+
+USUAL = ("raw", "clip", "standardize", "abtt:3", "whiten")
+
+
+def test_a_fix_keeps_its_look_whatever_stands_beside_it() -> None:
+    looks = dict(zip(USUAL, zip(colours(USUAL), shapes(USUAL), strict=True), strict=True))
+    assert looks["raw"] == (INK, "circle")
+    assert looks["clip"] == (DIM_COLOURS[0], "diamond")
+    for fixes in (("whiten", "raw"), ("raw", "abtt:3"), ("standardize", "whiten", "clip")):
+        assert list(zip(colours(fixes), shapes(fixes), strict=True)) == [looks[fix] for fix in fixes]
+
+
+@pytest.mark.parametrize("fixes", [USUAL, ("raw", "whiten", "whiten:64", "whiten:256", "abtt:1", "abtt:3"), ("x", "y")])
+def test_no_two_look_alike(fixes: tuple[str, ...]) -> None:
+    assert len(set(colours(fixes))) == len(set(shapes(fixes))) == len(fixes)
+
+
+def test_more_than_a_picture_holds_is_said() -> None:
+    many = ("raw", *(f"whiten:{k}" for k in range(1, 9)))
+    assert drawn(many) == many[:7]
+    assert len(set(colours(drawn(many)))) == 7
+    assert left_out(many) == " Drawn are the first 7 fixes of 9."
+    assert left_out(USUAL) == ""
+    assert drawn(many[1:]) == many[1:7]
