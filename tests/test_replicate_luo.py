@@ -15,6 +15,7 @@ from outlierlens.luo_replicated import Effect, LuoReplication, Published, effect
 from outlierlens.models import LoadOptions
 from outlierlens.references import checkpoint_of
 from outlierlens.replicate import luo as module
+from outlierlens.replicate import luo_parts
 from outlierlens.replicate.luo import LuoJob, replicate_luo
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS
@@ -86,6 +87,7 @@ def test_every_part_with_data_is_measured_and_kept(place: Path, whole: Any) -> N
     assert kept == {"observation", "origin", "probe", "geometry", "words", "sts", "frozen-sst2"}
     assert set(found.seconds) == kept
     assert any("SST-5: left out, for" in note and "has no folder sst5" in note for note in found.notes)
+    assert any("similarity: without SICK-R, STS12, STS13, STS14, STS15, STS16, for" in note for note in found.notes)
     assert load(place / "whole/parts/sts.json").task("stsb").n_pairs == 60
     # every part clips what the observation found, and the planted dimensions are among that
     assert found.clipped == {layer: tuple(dims) for layer, dims in found.clipped.items() if dims}
@@ -168,6 +170,30 @@ def test_where_the_rule_names_nothing_the_most_extreme_are_clipped(place: Path, 
         assert f"{lowest} is the smallest entry of" in made.luo.clipping
     else:
         pytest.fail(f"the rule named {made.luo.clipped}: the model has no outliers")
+    # in full the page shows all sentences, and what is clipped still comes from those that no part measures
+    full = replicate_luo(
+        LuoJob(str(place / "plain"), LuoData(str(place / "data")), place / "whole-fallback", ("origin",), full=True),
+        LOAD,
+    )
+    assert full.luo.clipping == made.luo.clipping
+    assert full.observation.n_texts == 400
+    assert load(place / "whole-fallback/parts/observation-held-out.json").n_texts == made.observation.n_texts == 200
+
+
+def test_a_sentence_that_clipped_dimensions_come_from_is_measured_nowhere(place: Path, tmp_path: Path) -> None:
+    rows = [{"sentence": text, "label": 1} for text in ("w1 w2", "w3 w4", "w5", "w1  w2", "w6 w7", "w3 w4")]
+    write(tmp_path / "data/sst2/train.jsonl", rows)
+    run = module._Run(LuoJob(str(place / "tiny"), LuoData(str(tmp_path / "data")), tmp_path / "run"), LOAD)
+    assert run.held_out.texts == ("w3 w4", "w1  w2", "w3 w4")
+    assert run.sentences.texts == ("w5", "w6 w7")
+
+
+def test_more_outliers_than_can_be_followed_stop_no_run(
+    place: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(luo_parts, "MAX_NAMED", 2)
+    made = replicate_luo(job(place, "many", parts=("origin",), clip="3,5,11"), LOAD)
+    assert made.luo.origin.stacks[0].dims == (3, 5)
 
 
 def test_the_page_and_the_command_say_what_was_found(place: Path, whole: Any, run: Any) -> None:
@@ -201,9 +227,15 @@ def test_data_is_found_in_either_layout(place: Path, tmp_path: Path) -> None:
     assert data.folder("sst2") == str(place / "data/glue/sst2")
     assert data.pairs_root() == place / "data/sts"
     assert not data.has("imdb")
+    assert data.has("sts")
+    assert data.lacking_pairs() == ("SICK-R", "STS12", "STS13", "STS14", "STS15", "STS16")
+    # GLUE's copy has no scores to test on, and is no reason to go to the hub
+    (tmp_path / "glue/stsb").mkdir(parents=True)
+    assert not LuoData(str(tmp_path)).has("sts")
+    assert LuoData(None).lacking_pairs() == ()
     assert len(data.sentences(limit=3)) == 3
     (tmp_path / "wic").mkdir()
-    with pytest.raises(BadInput, match="no folder sst2 with the sentences that most parts read; it has wic"):
+    with pytest.raises(BadInput, match="no folder sst2 with the sentences that most parts read; it has glue, wic"):
         LuoData(str(tmp_path)).sentences()
     assert LuoData(None).has("imdb")
 

@@ -37,6 +37,7 @@ from outlierlens.replicate.luo_parts import PARTS, Context, Part
 from outlierlens.report.results import ReportData
 from outlierlens.results import Provenance, load, save, write_text
 from outlierlens.rows import alone_in
+from outlierlens.vectors.apart import plain
 from outlierlens.vectors.read import text_stack
 from outlierlens.weights import ScanOptions, scan_live
 
@@ -109,6 +110,10 @@ class _Run:
             if missing := [one for one in part.needs if not job.data.has(one)]:
                 self.notes.append(f"{part.title}: left out, for {job.data.root} has no folder {', '.join(missing)}")
                 continue
+            if name == "sts" and (lacking := job.data.lacking_pairs()):
+                self.notes.append(
+                    f"{part.title}: without {', '.join(lacking)}, for {job.data.root} has no folder of it"
+                )
             found[name] = self.kept(name, functools.partial(self.measure, part))
         together = LuoReplication(
             provenance=self.provenance(),
@@ -136,9 +141,11 @@ class _Run:
 
     @functools.cached_property
     def sentences(self) -> Texts:
-        """SST-2's training sentences but for those that the clipped dimensions come from."""
+        """SST-2's training sentences but for those that the clipped dimensions come from, which it has some of twice."""
         every = self.job.data.sentences()
-        return replace(every, texts=every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2])
+        kept = every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2]
+        watched = {plain(text) for text in self.held_out.texts}
+        return replace(every, texts=tuple(text for text in kept if plain(text) not in watched))
 
     @functools.cached_property
     def held_out(self) -> Texts:
@@ -149,9 +156,12 @@ class _Run:
     @functools.cached_property
     def observation(self) -> Observation:
         """Average vectors and argmin / argmax shares, on the sentences held out; with `full` on all."""
+        return self.observed("observation", self.job.data.sentences() if self.job.full else self.held_out)
+
+    def observed(self, name: str, texts: Texts) -> Observation:
+        """What `observe` sees on `texts`, kept as `name`."""
         options = ObserveOptions(batch_size=self.job.batch_size, progress=self.job.progress)
-        texts = self.job.data.sentences() if self.job.full else self.held_out
-        found = self.kept("observation", lambda: observe(self.loaded, texts, options, self.job.command))
+        found = self.kept(name, lambda: observe(self.loaded, texts, options, self.job.command))
         assert isinstance(found, Observation)
         return found
 
@@ -172,8 +182,12 @@ class _Run:
         return self.job.directory / "clipping.json"
 
     def most_extreme(self) -> tuple[list[int], str]:
-        """The dimension most often smallest and the one most often largest over all blocks, and what they are."""
-        (mine,) = (one for one in self.observation.stacks if one.stack == self.stack.name)
+        """The dimension most often smallest and the one most often largest over all blocks, and what they are.
+
+        Of the sentences held out, also with `full`: what is clipped never comes from a text that is measured.
+        """
+        seen = self.observed("observation-held-out", self.held_out) if self.job.full else self.observation
+        (mine,) = (one for one in seen.stacks if one.stack == self.stack.name)
         view = mine.view("without_special" if "without_special" in mine.views else "all")
         blocks = [row for row, layer in enumerate(mine.layers) if layer != "embeddings"]
         ends = [np.asarray(share)[blocks].mean(0) for share in (view.argmin_share, view.argmax_share)]
@@ -213,6 +227,6 @@ class _Run:
     def key(self, name: str) -> str:
         """SHA-256 over what a part's numbers depend on."""
         job = self.job
-        clip = "" if name == "observation" else json.dumps(self.clipping["dims"], sort_keys=True)
+        clip = "" if name.startswith("observation") else json.dumps(self.clipping["dims"], sort_keys=True)
         parts = (self.fingerprint, job.seed, job.full, self.stack.name, clip, job.data.root, self.held_out.digest)
         return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -13,9 +13,10 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import find_task
 from outlierlens.labelled.examples import split_table
+from outlierlens.similarity.table import TASKS
 
 INSIDE = ("", "glue", "sts", "superglue", "super_glue")  # folders that hold folders of data sets
-SENTENCES = "sst2"
+SENTENCES, PAIRS = "sst2", "sts"
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class LuoData:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether the data set is at hand, or to be had."""
-        return self.root is None or self.folder(name) is not None
+        """Whether the data set is at hand, or to be had; "sts" is any of semantic textual similarity."""
+        return self.root is None or (self.pairs_root() if name == PAIRS else self.folder(name)) is not None
 
     def sentences(self, split: str = "train", limit: int | None = None) -> Texts:
         """The sentences of a split of SST-2, in file order.
@@ -61,9 +62,15 @@ class LuoData:
 
     def pairs_root(self) -> Path | None:
         """The folder that holds the folders of semantic textual similarity; None is the hub."""
-        for name in ("stsb", "sickr", "sts12", "sts13", "sts14", "sts15", "sts16"):
-            for inside in ("sts", "") if self.root is not None else ():
+        for name in TASKS:
+            # Not below glue/, whose test split of STS-B has no scores.
+            for inside in (PAIRS, "") if self.root is not None else ():
                 place = Path(str(self.root)) / inside / name
                 if place.is_dir():
                     return place.parent
         return None
+
+    def lacking_pairs(self) -> tuple[str, ...]:
+        """Titles of the data sets of semantic textual similarity that are not there; none where the hub's are read."""
+        folder = self.pairs_root()
+        return () if folder is None else tuple(one.title for one in TASKS.values() if not (folder / one.name).is_dir())

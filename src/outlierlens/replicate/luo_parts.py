@@ -16,8 +16,9 @@ from outlierlens.geometry.drawing import Drawing
 from outlierlens.geometry.run import GeometryOptions, geometry
 from outlierlens.labelled import find_task
 from outlierlens.models import LoadedModel
-from outlierlens.origin import OriginOptions, origin_live
+from outlierlens.origin import MAX_NAMED, OriginOptions, origin_live
 from outlierlens.probing import ProbeOptions, probe_positions, split_texts
+from outlierlens.replicate.luo_data import PAIRS
 from outlierlens.similarity.sts import StsOptions, sts
 from outlierlens.similarity.table import DEV, TASKS, fit_text, found_in, has_split, read_sts
 from outlierlens.similarity.wic import WicOptions, read_wic, wic
@@ -68,7 +69,7 @@ def _reading(at: Context, *, final_norm: bool = False) -> ReadOptions:
 def _origin(at: Context) -> Any:
     clipped = resolve_clipping(str(at.clip), at.loaded, stack=at.stack).every
     scanned = next(one for one in scan_live(at.loaded).stacks if one.stack == at.stack)
-    dims = tuple(dict.fromkeys((*clipped, *(one.dim for one in scanned.outliers))))
+    dims = tuple(dict.fromkeys((*clipped, *(one.dim for one in scanned.outliers))))[:MAX_NAMED]
     options = OriginOptions({at.stack: dims}, "those that are clipped, and those that the scan's rule finds")
     return origin_live(at.loaded, options, command=at.command)
 
@@ -135,7 +136,7 @@ PARTS = {
     "probe": Part("position probe", ("sst2",), _probe),
     "geometry": Part("anisotropy and self-similarity", ("sst2",), _geometry),
     "words": Part("words in context", ("wic",), _words),
-    "sts": Part("semantic textual similarity", ("stsb",), _sts),
+    "sts": Part("semantic textual similarity", (PAIRS,), _sts),
     "frozen-sst2": Part("classifiers on frozen vectors: SST-2", ("sst2",), _frozen("sst2")),
     "frozen-sst5": Part("classifiers on frozen vectors: SST-5", ("sst5",), _frozen("sst5")),
     "frozen-imdb": Part("classifiers on frozen vectors: IMDB", ("imdb",), _frozen("imdb")),
