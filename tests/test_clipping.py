@@ -143,6 +143,8 @@ def test_files_in_both_forms_and_what_this_module_makes(bert: LoadedModel, tmp_p
     again = tmp_path / "again.JSON"
     again.write_text(json.dumps(asdict(found)))
     assert resolve_clipping(str(again), bert).dims == expected
+    again.write_text(json.dumps(asdict(resolve_clipping("none", bert))))
+    assert resolve_clipping(str(again), bert).dims == {}
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,12 @@ def test_a_sentence_that_clipped_dimensions_come_from_is_measured_nowhere(place:
     assert run.sentences.texts == ("w5", "w6 w7")
 
 
-def test_more_outliers_than_can_be_followed_stop_no_run(
+def test_neither_nothing_to_clip_nor_more_than_can_be_followed_stops_a_run(
     place: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nothing = replicate_luo(job(place, "nothing", parts=("origin", "sts"), clip="none"), LOAD)
+    assert nothing.luo.clipped == {}
+    assert {one.says for one in nothing.luo.effects()} == {"nothing to clip there"}
     monkeypatch.setattr(luo_parts, "MAX_NAMED", 2)
     made = replicate_luo(job(place, "many", parts=("origin",), clip="3,5,11"), LOAD)
     assert made.luo.origin.stacks[0].dims == (3, 5)

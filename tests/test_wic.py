@@ -279,6 +279,7 @@ def test_the_command_prints_what_was_found(tmp_path: Path, words: Callable[..., 
     found = from_json((tmp_path / "out.json").read_bytes())
     assert "train: 30 pairs; always “the same” is right in" in out
     assert "clipped dimensions: 3 in 0, 1, 2 (3: named by hand)" in out
+    assert "fixes fitted on" not in out
     assert f"{100 * found.choice('clip').crossed:.2f}" in out
     code, _, err = run(*common, "--special")
     assert (code, err.startswith("error: --special belongs to vectors of sentences")) == (1, True)

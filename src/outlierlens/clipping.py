@@ -212,7 +212,7 @@ def _file(path: Path, n_layers: int) -> tuple[dict[str, tuple[int, ...]], str]:
     except (OSError, ValueError, RecursionError) as error:
         raise BadFile(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
     entries = document.get("dims", document) if isinstance(document, Mapping) else None
-    if not isinstance(entries, Mapping) or not entries:
+    if not isinstance(entries, Mapping) or (not entries and "dims" not in document):  # nothing may be what was found
         raise BadFile(f'{path}: holds no layer with dimensions; write "0-9" = [896] (TOML) or {{"0-9": [896]}} (JSON)')
     found = []
     for layers, dims in entries.items():

@@ -181,7 +181,8 @@ def _choice_row(found: "Similarity", task: "TaskScores", alike: "list[Choice]") 
 def _print_fitted(fitted: "Fitted") -> None:
     if fitted.source:
         left = f", {fitted.dropped:,} evaluated texts left out" if fitted.dropped else ""
-        say(f"fixes fitted on {fitted.n:,} vectors of {fitted.source}{left}")
+        what = f"fixes fitted on {fitted.n:,} vectors of" if fitted.n else "dimensions to clip observed on"
+        say(f"{what} {fitted.source}{left}")
     if fitted.clipped:
         by_dims: dict[tuple[int, ...], list[str]] = {}
         for layer, dims in fitted.clipped.items():
