@@ -9,7 +9,6 @@ The text to fit on is another one, or those of the same data that no measure rea
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -195,9 +194,7 @@ def _fit(loaded: LoadedModel, given: Texts, measured: list[str], options: Geomet
     width = stream_width(loaded.model, text_stack(loaded, options.read.stack))
     enough = int(np.searchsorted(counts, FIT_TOKENS * width)) + 1
     used = tokenise(loaded, shuffled.texts[:enough], max_length=options.max_length)
-    read = ReadOptions(
-        **(vars(options.read) | {"progress": _relabelled(options.read.progress, "reading the fit text")})
-    )
+    read = options.read.told("reading the fit text")
     return _Fitted(left, dropped, token_moments(loaded, used, options.drawing, read), clipping, len(used.texts))
 
 
@@ -211,10 +208,6 @@ def _fixes(layer: str, width: int, fitted: _Fitted, options: GeometryOptions) ->
         )
         for spec in options.fixes
     ]
-
-
-def _relabelled(progress: Callable[[str, int, int], None] | None, label: str) -> Any:
-    return progress and (lambda _, done, total: progress(label, done, total))
 
 
 def _tell(progress: Callable[[str, int, int], None] | None, label: str, done: int, total: int) -> None:

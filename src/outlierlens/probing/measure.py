@@ -3,7 +3,6 @@
 found = probe_positions(loaded, split, clipping, ProbeOptions(epochs=1))
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -95,7 +94,7 @@ def probe_positions(
 
     probes, flow = _train(loaded, train, clipping, names, n_positions, options)
     variants, clipped, retrained = _variants(probes, clipping, names)
-    told = replace(reading, progress=_labelled(reading, "evaluating"))
+    told = reading.told("evaluating")
     judged = judge(loaded, dev, variants, JudgeOptions(told, options.row, options.special))
     majority = int(trained_at.argmax())
     named = clipping.every
@@ -255,12 +254,6 @@ def _layer(one: _One, scale: float, judged: Judged, named: tuple[int, ...], seed
         heat_dims=heat_dims,
         heat=at_position[:, list(heat_dims)] / np.maximum(judged.n_at, 1)[:, None],
     )
-
-
-def _labelled(reading: ReadOptions, label: str) -> Callable[[str, int, int], None] | None:
-    """The progress of `reading`, told of another label."""
-    told = reading.progress
-    return None if told is None else lambda _, done, total: told(label, done, total)
 
 
 def _notes(split: Split, train: Tokens, dev: Tokens, flow: Flow, left_out: int) -> list[str]:

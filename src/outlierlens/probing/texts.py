@@ -10,7 +10,7 @@ import numpy as np
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.vectors.apart import apart
+from outlierlens.vectors.apart import apart, once
 
 HELD_OUT = 5  # one text in so many, where one data set is all there is
 FEWEST = 10  # texts that can be split
@@ -42,13 +42,13 @@ def split_texts(data: Texts, dev: Texts | None, *, seed: int) -> Split:
         train, dropped = apart(data, dev.texts)
         gone = f"{dropped:,} texts of {data.source} are evaluated, so they were not trained on"
         return Split(_shuffled(train, seed), _shuffled(dev, seed), (gone,) if dropped else ())
-    once = tuple({" ".join(text.split()): text for text in data.texts}.values())
-    if len(once) < FEWEST:
+    different = tuple(once(data.texts).values())
+    if len(different) < FEWEST:
         raise BadInput(
-            f"{data.source} holds {len(once)} different texts, and {FEWEST} are needed to train on some and evaluate on "
+            f"{data.source} holds {len(different)} different texts, and {FEWEST} are needed to train on some and evaluate on "
             f"others; give more, or name others with --dev-data"
         )
-    drawn = _shuffled(Texts(data.source, once, data.column), seed)
+    drawn = _shuffled(Texts(data.source, different, data.column), seed)
     n = len(drawn) // HELD_OUT
     note = f"{n:,} of {len(drawn):,} texts of {data.source} were held out for evaluation, drawn by the seed"
     return Split(Texts(data.source, drawn.texts[n:], data.column), drawn.first(n), (note,))

@@ -6,7 +6,7 @@ fixes = fit_fixes(specs, vectors_of_that_text, clipping)          # fixes.at[lay
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from outlierlens.clipping import Clipping
 from outlierlens.data import Texts
@@ -15,7 +15,7 @@ from outlierlens.similar import Fitted
 from outlierlens.vectors.apart import apart
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix
 from outlierlens.vectors.moments import moments_of
-from outlierlens.vectors.read import ReadOptions, Vectors
+from outlierlens.vectors.read import Vectors
 
 NOTHING = Clipping("none", {}, "nothing is clipped")
 
@@ -98,11 +98,3 @@ def fit_notes(fixes: FittedFixes, specs: Sequence[FixSpec], clipping: Clipping |
     if few and 0 < fixes.n < 2 * width:
         notes.append(f"{', '.join(few)} rest on {fixes.n:,} vectors of {width} dimensions; give more text (--fit-data)")
     return tuple(notes)
-
-
-def telling(read: ReadOptions, label: str) -> ReadOptions:
-    """`read` whose progress is reported as `label`."""
-    if read.progress is None:
-        return read
-    tell = read.progress
-    return replace(read, progress=lambda _, done, total: tell(label, done, total))

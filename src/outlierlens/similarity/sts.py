@@ -22,6 +22,7 @@ from outlierlens.results import Provenance
 from outlierlens.similar import Scores, Similarity, StaticVectors, TaskScores
 from outlierlens.similarity.choose import MIN_DEV, Measured, Names, choices, elsewhere
 from outlierlens.similarity.fitting import (
+    NOTHING,
     FittedFixes,
     described,
     fit_fixes,
@@ -29,7 +30,6 @@ from outlierlens.similarity.fitting import (
     fitting_text,
     needs_text,
     raw_first,
-    telling,
 )
 from outlierlens.similarity.pooling import Pooling, sentence_vectors, static_vectors
 from outlierlens.similarity.scores import PairIndex, score
@@ -99,10 +99,10 @@ def sts(
     read = options.read
     fitting: Vectors | None = None
     if text is not None and any(spec.fitted for spec in specs):
-        fitting = sentence_vectors(loaded, text.texts, options.pooling, telling(read, "reading the text to fit on"))
-    vectors = sentence_vectors(loaded, sentences, options.pooling, telling(read, "reading sentences"))
+        fitting = sentence_vectors(loaded, text.texts, options.pooling, read.told("reading the text to fit on"))
+    vectors = sentence_vectors(loaded, sentences, options.pooling, read.told("reading sentences"))
     width = vectors.values.shape[-1]
-    fixes = fit_fixes(specs, vectors.layers, fitting, width, clipping or Clipping("none", {}, ""))
+    fixes = fit_fixes(specs, vectors.layers, fitting, width, clipping or NOTHING)
     measured = measure(vectors, sentences, held, fixes)
     names = Names(vectors.layers, tuple(spec.name for spec in specs))
     statics, static_scores, notes = _static(loaded, tasks, sentences, text, specs, options)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.ablate import stream_width
-from outlierlens.clipping import Clipping, resolve_clipping
+from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import LabelledTask
@@ -23,7 +23,7 @@ from outlierlens.labelled.examples import split_table
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.similar import WordChoice, WordInContext, WordPairs
-from outlierlens.similarity.fitting import described, fit_fixes, fit_notes, fitting_text, needs_text, raw_first, telling
+from outlierlens.similarity.fitting import NOTHING, described, fit_fixes, fit_notes, fitting_text, needs_text, raw_first
 from outlierlens.similarity.scores import PairIndex
 from outlierlens.similarity.search import GRID, chosen, crossed, folds_of, right_at
 from outlierlens.tasks.metrics import N_DRAWS, Statistic
@@ -149,7 +149,7 @@ def wic(
     if text is not None and any(spec.fitted for spec in specs):
         fitting = word_vectors(loaded, text.texts, options)
     vectors, rows = _target_vectors(loaded, splits, sentences, options)
-    fixes = fit_fixes(specs, vectors.layers, fitting, vectors.values.shape[-1], clipping or Clipping("none", {}, ""))
+    fixes = fit_fixes(specs, vectors.layers, fitting, vectors.values.shape[-1], clipping or NOTHING)
     kept = [(vectors.n_tokens[one] > 0).all(1) for one in rows]
     if not kept[0].any():
         raise BadInput(
@@ -206,7 +206,7 @@ def word_vectors(loaded: LoadedModel, texts: Sequence[str], options: WicOptions)
         places = [places[i] for i in sorted(drawn.tolist())]
     tokens = tokenise(loaded, texts, max_length=options.max_length)
     spans = tokens.words(*zip(*places, strict=True))
-    return gather(loaded, tokens, spans, telling(options.read, "reading the text to fit on"))
+    return gather(loaded, tokens, spans, options.read.told("reading the text to fit on"))
 
 
 def _target_vectors(
@@ -224,7 +224,7 @@ def _target_vectors(
         rows.append(np.array(mine, dtype=np.int64).reshape(-1, 2))
     tokens = tokenise(loaded, sentences, max_length=options.max_length)
     spans = tokens.words(*zip(*wanted, strict=True))
-    return gather(loaded, tokens, spans, telling(options.read, "reading sentences")), rows
+    return gather(loaded, tokens, spans, options.read.told("reading sentences")), rows
 
 
 def _choices(

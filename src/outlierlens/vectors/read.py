@@ -12,7 +12,7 @@ gets it, or with `final_norm` what the model's final norm makes of it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,11 @@ class ReadOptions:
     final_norm: bool = False
     budget: Budget = field(default_factory=Budget)
     progress: Callable[[str, int, int], None] | None = None
+
+    def told(self, label: str) -> "ReadOptions":
+        """The same options, whose progress is reported as `label`."""
+        tell = self.progress
+        return self if tell is None else replace(self, progress=lambda _, done, total: tell(label, done, total))
 
 
 @dataclass(frozen=True)
