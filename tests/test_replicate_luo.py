@@ -143,6 +143,18 @@ def test_a_stopped_run_goes_on_with_what_is_missing(place: Path, whole: Any, mon
     assert measured == ["words"]
 
 
+def test_data_that_changed_does_not_mix_with_what_is_there(place: Path, whole: Any) -> None:
+    path = place / "data/wic/validation.jsonl"
+    before = path.read_text()
+    try:
+        path.write_text(before + before.splitlines()[0] + "\n")
+        with pytest.raises(BadInput, match=r"words\.json was made with other settings, data or weights"):
+            replicate_luo(job(place, "whole"), LOAD)
+    finally:
+        path.write_text(before)
+    assert replicate_luo(job(place, "whole"), LOAD).luo.words is not None
+
+
 def test_other_settings_do_not_mix_with_what_is_there(place: Path, whole: Any) -> None:
     with pytest.raises(
         BadInput, match=r"observation\.json was made with other settings, data or weights; name another"
@@ -212,6 +224,7 @@ def test_the_page_and_the_command_say_what_was_found(place: Path, whole: Any, ru
         assert title in page
     assert rerender(place / "whole") == page
     assert (place / "whole/charts/luo-sts.vl.json").is_file()
+    assert (place / "whole/charts/vector-panels.vl.json").is_file()
     code, _, err = run("replicate", "luo", str(place / "tiny"), "--parts", "poems", "-o", str(place / "x"))
     assert code == 1
     assert "unknown part 'poems'; parts are origin, probe, geometry, words, sts" in err

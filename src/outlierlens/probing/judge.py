@@ -128,7 +128,7 @@ def judge(loaded: LoadedModel, tokens: Tokens, variants: Variants, options: Judg
             right[variant] += np.bincount(text[hit.cpu().numpy()], minlength=len(n))
             near[variant] += np.bincount(text[close.cpu().numpy()], minlength=len(n))
             right_at[variant] += torch.bincount(positions[hit], minlength=n_positions)
-            loss[variant] += torch.nn.functional.cross_entropy(logits, positions, reduction="sum").double().cpu()
+            loss[variant] += torch.nn.functional.cross_entropy(logits, positions, reduction="sum").cpu().double()
             if variant < len(variants.scale):
                 row = positions if options.row == "gold" else said
                 contribution[layer].index_add_(0, positions, (states[layer] * rows[layer][row]).abs())

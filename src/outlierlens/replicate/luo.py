@@ -228,5 +228,6 @@ class _Run:
         """SHA-256 over what a part's numbers depend on."""
         job = self.job
         clip = "" if name.startswith("observation") else json.dumps(self.clipping["dims"], sort_keys=True)
-        parts = (self.fingerprint, job.seed, job.full, self.stack.name, clip, job.data.root, self.held_out.digest)
+        files = job.data.contents(PARTS[name].needs if name in PARTS else ())
+        parts = (self.fingerprint, job.seed, job.full, self.stack.name, clip, files, self.held_out.digest)
         return hashlib.sha256(repr(parts).encode()).hexdigest()

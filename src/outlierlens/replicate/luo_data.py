@@ -70,6 +70,12 @@ class LuoData:
                     return place.parent
         return None
 
+    def contents(self, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """(path, bytes) of every file of these data sets, to tell when one has changed; () for the hub's copies."""
+        folders = [self.pairs_root() if name == PAIRS else self.folder(name) for name in names]
+        files = [path for folder in folders if folder for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        return tuple((str(path), path.stat().st_size) for path in files)
+
     def lacking_pairs(self) -> tuple[str, ...]:
         """Titles of the data sets of semantic textual similarity that are not there; none where the hub's are read."""
         folder = self.pairs_root()

@@ -83,6 +83,8 @@ def _states(data: ReportData, name: str, seen: StackObservation | None, number: 
     made = [charts.token_vectors(passages[0], named, prefix=prefix)] if passages else []
     if seen is not None:
         made.append(charts.average_vectors(seen, named, prefix=prefix))
+        if data.luo is not None:
+            made.append(charts.vector_panels(seen, named, prefix=prefix))
         made.append(charts.extreme_shares(seen, named, prefix=prefix))
         made.append(charts.largest_values(seen, named, prefix=prefix))
     return tuple(made)

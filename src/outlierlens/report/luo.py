@@ -65,6 +65,10 @@ def luo_sentences(found: LuoReplication) -> tuple[str, ...]:
         if others:
             count = {says: sum(one.says == says for one in others) for says in (HELPS, HURTS)}
             said.append(f"{fix}: helps on {count[HELPS]} and hurts on {count[HURTS]} of {len(others)} data sets.")
+    if len(found.fixes) > 1:
+        said.append(
+            "No interval is widened for the number of data sets and fixes: about one in twenty differs by chance."
+        )
     if not found.published:
         said.append("None of the paper's numbers are for this checkpoint, so none stand beside these.")
     return tuple(said)
