@@ -126,7 +126,9 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
         )
         for end, shares in stack.pooled_shares(view).items():
             if shares.size and shares.max() >= 0:
-                say(f"  {end} in all blocks pooled: most often dimension {stack.dims[shares.argmax()]}, {shares.max():.1%}")
+                say(
+                    f"  {end} in all blocks pooled: most often dimension {stack.dims[shares.argmax()]}, {shares.max():.1%}"
+                )
         for outlier in stack.outliers:
             layers = f"layers {outlier.layers[0]}–{outlier.layers[-1]}" if outlier.layers else "all layers pooled"
             say(
