@@ -23,7 +23,7 @@ from outlierlens.vectors.read import (
     token_batches,
     tokenise,
 )
-from outlierlens.vectors.store import IN_MEMORY, Budget, allocate
+from outlierlens.vectors.store import IN_MEMORY, Budget, allocate, check_matrices
 from test_observe import TEXT_FAMILIES, Oracle, some_texts, wrap
 
 SPANS = Spans(np.array([3, 0, 3, 1, 5]), np.array([0, 0, 1, 1, 2]), np.array([2, 9, 2, 1, 4]))
@@ -185,6 +185,14 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Any, monkeypat
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(BadInput, match=r"cannot hold them \(No space left on device\); set TMPDIR"):
         allocate((2, IN_MEMORY // 8 + 1, 1), Budget(2, str(tmp_path)))
+
+
+def test_matrices_that_do_not_fit_are_told_before_they_are_made() -> None:
+    check_matrices(2, 1000, Budget(0.016), what="fixes")  # 2 × 10⁶ × 8 bytes
+    with pytest.raises(
+        BadInput, match=r"fixes: 33 matrices of 4,096 × 4,096 need 4\.4 GB .* budget is 4 GB; raise --cache-gb"
+    ):
+        check_matrices(33, 4096, Budget(4), what="fixes")
 
 
 def test_layer_names_round_trip() -> None:

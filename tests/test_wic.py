@@ -18,7 +18,7 @@ from outlierlens.models import from_objects
 from outlierlens.results import from_json, to_json
 from outlierlens.similar import word_rows
 from outlierlens.similarity.search import GRID, best, best_cut, chosen, crossed, folds_of, right_at
-from outlierlens.similarity.wic import WicOptions, WicPairs, read_wic, wic
+from outlierlens.similarity.wic import WicOptions, WicPairs, _ByWord, read_wic, wic
 from outlierlens.vectors.fixes import parse_fixes
 from similar_results import words as made_words
 from test_observe import Oracle, some_texts, wrap
@@ -283,3 +283,17 @@ def test_the_command_prints_what_was_found(tmp_path: Path, words: Callable[..., 
     assert f"{100 * found.choice('clip').crossed:.2f}" in out
     code, _, err = run(*common, "--special")
     assert (code, err.startswith("error: --special belongs to vectors of sentences")) == (1, True)
+
+
+def test_intervals_draw_words_not_pairs() -> None:
+    random = np.random.default_rng(0)
+    truth, before, after = (random.random(60) < share for share in (0.5, 0.5, 0.6))
+    words = [f"w{i}" for i in range(60)]
+    one = _ByWord(words, truth).interval(before, after, seed=0, n_draws=500)
+    # every pair four times, all of one word: that many more pairs say nothing new
+    copied = _ByWord(words * 4, np.tile(truth, 4))
+    assert copied.interval(np.tile(before, 4), np.tile(after, 4), seed=0, n_draws=500) == pytest.approx(one)
+    change = (after == truth).mean() - (before == truth).mean()
+    assert one[0] < change < one[1]
+    back = _ByWord(words, truth).interval(after, before, seed=0, n_draws=500)
+    assert back == pytest.approx((-one[1], -one[0]), abs=0.02)

@@ -239,7 +239,7 @@ class WordPairs:
 
 @dataclass(frozen=True)
 class WordChoice:
-    """The best layer and threshold of a fix; changes are from raw vectors, with 95 % intervals: paired bootstrap over pairs.
+    """The best layer and threshold of a fix; changes are from raw vectors, with 95 % intervals: paired bootstrap over words.
 
     Attributes:
         thresholds: "grid" (0.1 to 0.9, the paper's) or "any" (all that tell pairs of the choosing split apart).

@@ -19,6 +19,7 @@ from outlierlens.tasks.metrics import Statistic, interval, score
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments, moments_of
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
+from outlierlens.vectors.store import check_matrices
 
 Clip = Callable[[Texts], Clipping]
 
@@ -83,6 +84,9 @@ def frozen(
     clipping = Clipping("none", {}, "no clip among the fixes")
     if any(spec.kind == "clip" for spec in specs):
         clipping = (clip or _observes(loaded, options))(Texts(splits.train.source, splits.train.texts))
+    n_dense = len(vectors.layers) * sum(spec.dense for spec in specs)
+    # One set as they are made, one as they are trained on.
+    check_matrices(2 * n_dense, learned.shape[2], options.read.budget, what="fixes of all layers")
     fixes = _fixes(specs, learned, fitting, vectors.layers, clipping)
     read = time.perf_counter()
     settings = TrainOptions(

@@ -24,7 +24,17 @@ from outlierlens.results import Provenance
 from outlierlens.vectors.apart import apart, once
 from outlierlens.vectors.fixes import ENOUGH, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments
-from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, token_batches, tokenise
+from outlierlens.vectors.read import (
+    ReadOptions,
+    Tokens,
+    Vectors,
+    gather,
+    text_stack,
+    token_batches,
+    tokenise,
+    wanted_layers,
+)
+from outlierlens.vectors.store import check_matrices
 from outlierlens.weights import scan_live
 
 FIXES = parse_fixes("raw,clip,standardize,abtt,whiten")
@@ -191,7 +201,10 @@ def _fit(loaded: LoadedModel, given: Texts, measured: list[str], options: Geomet
     order = np.random.default_rng([options.seed, 31]).permutation(len(left)).tolist()
     shuffled = tokenise(loaded, [left.texts[i] for i in order], max_length=options.max_length)
     counts = np.cumsum([len(kept_tokens(shuffled, i, options.drawing)) for i in range(len(order))])
-    width = stream_width(loaded.model, text_stack(loaded, options.read.stack))
+    stack = text_stack(loaded, options.read.stack)
+    width = stream_width(loaded.model, stack)
+    n_layers = len(wanted_layers(stack, options.read.layers))
+    check_matrices(n_layers, width, options.read.budget, what="covariances of all layers")
     enough = int(np.searchsorted(counts, FIT_TOKENS * width)) + 1
     used = tokenise(loaded, shuffled.texts[:enough], max_length=options.max_length)
     read = options.read.told("reading the fit text")

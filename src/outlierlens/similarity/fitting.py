@@ -16,6 +16,7 @@ from outlierlens.vectors.apart import apart
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import Vectors
+from outlierlens.vectors.store import Budget, check_matrices
 
 NOTHING = Clipping("none", {}, "nothing is clipped")
 
@@ -54,9 +55,21 @@ def fitting_text(
 
 
 def fit_fixes(
-    specs: Sequence[FixSpec], layers: Sequence[str], vectors: Vectors | None, width: int, clipping: Clipping
+    specs: Sequence[FixSpec],
+    layers: Sequence[str],
+    vectors: Vectors | None,
+    width: int,
+    clipping: Clipping,
+    budget: Budget | None = None,
 ) -> FittedFixes:
-    """Fixes of every layer from `vectors` of the fitting text; None where no fix needs one."""
+    """Fixes of every layer from `vectors` of the fitting text; None where no fix needs one.
+
+    Raises:
+        BadInput: more matrices than `budget` has room for.
+    """
+    check_matrices(
+        len(layers) * sum(spec.dense for spec in specs), width, budget or Budget(), what="fixes of all layers"
+    )
     found = []
     for place, layer in enumerate(layers):
         moments = None

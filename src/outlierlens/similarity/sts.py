@@ -102,7 +102,7 @@ def sts(
         fitting = sentence_vectors(loaded, text.texts, options.pooling, read.told("reading the text to fit on"))
     vectors = sentence_vectors(loaded, sentences, options.pooling, read.told("reading sentences"))
     width = vectors.values.shape[-1]
-    fixes = fit_fixes(specs, vectors.layers, fitting, width, clipping or NOTHING)
+    fixes = fit_fixes(specs, vectors.layers, fitting, width, clipping or NOTHING, read.budget)
     measured = measure(vectors, sentences, held, fixes)
     names = Names(vectors.layers, tuple(spec.name for spec in specs))
     statics, static_scores, notes = _static(loaded, tasks, sentences, text, specs, options)

@@ -26,7 +26,7 @@ from outlierlens.similar import WordChoice, WordInContext, WordPairs
 from outlierlens.similarity.fitting import NOTHING, described, fit_fixes, fit_notes, fitting_text, needs_text, raw_first
 from outlierlens.similarity.scores import PairIndex
 from outlierlens.similarity.search import GRID, chosen, crossed, folds_of, right_at
-from outlierlens.tasks.metrics import N_DRAWS, Statistic
+from outlierlens.tasks.metrics import N_DRAWS, paired_interval
 from outlierlens.vectors.fixes import FixSpec, parse_fixes
 from outlierlens.vectors.read import ReadOptions, Vectors, gather, text_stack, tokenise, wanted_layers
 
@@ -149,7 +149,9 @@ def wic(
     if text is not None and any(spec.fitted for spec in specs):
         fitting = word_vectors(loaded, text.texts, options)
     vectors, rows = _target_vectors(loaded, splits, sentences, options)
-    fixes = fit_fixes(specs, vectors.layers, fitting, vectors.values.shape[-1], clipping or NOTHING)
+    fixes = fit_fixes(
+        specs, vectors.layers, fitting, vectors.values.shape[-1], clipping or NOTHING, options.read.budget
+    )
     kept = [(vectors.n_tokens[one] > 0).all(1) for one in rows]
     if not kept[0].any():
         raise BadInput(
@@ -227,6 +229,20 @@ def _target_vectors(
     return gather(loaded, tokens, spans, options.read.told("reading sentences")), rows
 
 
+class _ByWord:
+    """Pairs by the word that they share: pairs of one word are alike, so whole words are drawn for intervals."""
+
+    def __init__(self, words: Sequence[str], truth: np.ndarray):
+        self.truth = truth
+        _, self.word_of = np.unique(np.array(words, dtype=object).astype(str), return_inverse=True)
+        self.sizes = np.bincount(self.word_of)
+
+    def interval(self, before: np.ndarray, after: np.ndarray, *, seed: int, n_draws: int) -> tuple[float, float]:
+        """95 % interval of how much more often `after` is right than `before`, answers [pair] both."""
+        shares = [np.bincount(self.word_of, weights=one == self.truth) / self.sizes for one in (before, after)]
+        return paired_interval(*shares, seed=seed, weights=self.sizes, n_draws=n_draws)
+
+
 def _choices(
     used: Sequence[WicPairs],
     cosines: Sequence[np.ndarray],
@@ -237,7 +253,7 @@ def _choices(
     """One for each kind of thresholds and fix."""
     folds = folds_of(used[0].words, FOLDS, options.seed)
     truths = [used[0].truth, used[0].truth, *(one.truth for one in used[1:] if len(one))]
-    statistics = [Statistic("accuracy", truth) for truth in truths]
+    by_word = [_ByWord(one.words, one.truth) for one in (used[0], used[0], *(one for one in used[1:] if len(one)))]
     for kind, thresholds in (("grid", GRID), ("any", None)):
         raw: list[np.ndarray] = []
         for column, fix in enumerate(names):
@@ -250,8 +266,8 @@ def _choices(
             right = [float((one == truth).mean()) for one, truth in zip(said, truths, strict=True)]
             before = [float((one == truth).mean()) for one, truth in zip(raw, truths, strict=True)]
             ends = [
-                statistic.interval(one, other, seed=options.seed, n_draws=options.n_draws) if column else (0.0, 0.0)
-                for statistic, one, other in zip(statistics, said, raw, strict=True)
+                words.interval(other, one, seed=options.seed, n_draws=options.n_draws) if column else (0.0, 0.0)
+                for words, one, other in zip(by_word, said, raw, strict=True)
             ]
             held = len(truths) > 2
             yield WordChoice(

@@ -55,6 +55,11 @@ class FixSpec:
         return self.kind if k is None else f"{self.kind}:{k}"
 
     @property
+    def dense(self) -> bool:
+        """Whether it is a matrix [dim, dim] and not a factor for each dimension."""
+        return self.kind in ("abtt", "whiten")
+
+    @property
     def fitted(self) -> bool:
         """Whether it needs a text to fit on."""
         return self.kind not in ("raw", "clip")

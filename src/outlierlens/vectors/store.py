@@ -57,3 +57,14 @@ def allocate(shape: tuple[int, ...], budget: Budget, *, what: str = "vectors") -
                 f"folder with room, or read fewer texts (--limit)"
             ) from None
         return np.memmap(file, dtype=np.float32, mode="r+", shape=shape)
+
+
+def check_matrices(n: int, width: int, budget: Budget, *, what: str) -> None:
+    """Raise BadInput where `n` matrices [dim, dim] of float64, held in memory together, are more than the budget."""
+    size = 8 * n * width**2
+    if size > budget.cache_gb * 1e9:
+        raise BadInput(
+            f"{what}: {n:,} matrices of {width:,} × {width:,} need {size / 1e9:.1f} GB of memory and the budget is "
+            f"{budget.cache_gb:g} GB; raise --cache-gb where there is that much, name fewer layers (--layers), or leave out "
+            f"abtt and whiten (--fixes)"
+        )
