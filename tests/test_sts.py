@@ -21,11 +21,11 @@ from outlierlens.results import from_json, to_json
 from outlierlens.similar import Scores, choice_rows, similarity_rows, verdict
 from outlierlens.similarity import scores as scores_module
 from outlierlens.similarity.choose import Measured, Names, choices, elsewhere
-from outlierlens.similarity.fitting import fit_fixes, raw_first
+from outlierlens.similarity.fitting import fit_fixes
 from outlierlens.similarity.scores import PairIndex, score, spearman
 from outlierlens.similarity.sts import StsOptions, measure, sts
 from outlierlens.similarity.table import TASKS, StsPairs, fit_text, found_in, read_sts, sts_tasks
-from outlierlens.vectors.fixes import parse_fixes
+from outlierlens.vectors.fixes import parse_fixes, raw_first
 from outlierlens.vectors.read import ReadOptions, Vectors
 from similar_results import similarity
 from test_observe import Oracle, some_texts, wrap

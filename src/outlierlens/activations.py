@@ -19,7 +19,7 @@ from outlierlens.activation_rules import ActivationRules
 from outlierlens.arch import BoundStack
 from outlierlens.data import Batch, Texts, batches
 from outlierlens.errors import BadInput
-from outlierlens.forward import TextForward
+from outlierlens.forward import NOT_TEXT, TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
 from outlierlens.inputs import token_limit
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 WINDOW = 32  # batches that are tokenised and sorted by length together: memory stays constant in the number of texts
 PASSAGE_DIMS = 1024
-NOT_TEXT = ("vision", "audio")
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Observer:
         if loaded.tokenizer is None:
             raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
         self.notes: list[str] = []
-        self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+        self.stacks = text_stacks(loaded)
         if other := [stack.name for stack in loaded.stacks if stack.name in NOT_TEXT]:
             self.notes.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
         self.forward = TextForward(loaded, self.stacks)
@@ -159,11 +158,7 @@ class Observer:
             )
 
         def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
-            if states.shape[:2] != batch.valid.shape:
-                raise BadInput(
-                    f"stream {stack.name}, layer {layer_name(layer)}: states are {list(states.shape)}, the tokens "
-                    f"{list(batch.valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding in place"
-                )
+            check_padding(stack, layer, states, batch.valid)
             self.streams[stack.name].add(layer, states, *rows[stack.name], self.groups, kept)
 
         def look_at_read(stack: BoundStack, layer: int, part: int, read: "Tensor") -> None:

@@ -13,10 +13,28 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.arch import BoundStack
 from outlierlens.data import Batch, decoder_side
 from outlierlens.errors import BadInput
+from outlierlens.hidden import layer_name
 from outlierlens.models import LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+NOT_TEXT = ("vision", "audio")
+
+
+def text_stacks(loaded: LoadedModel) -> list[BoundStack]:
+    """The streams of a model that texts reach."""
+    return [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+
+
+def check_padding(stack: BoundStack, layer: int, states: "Tensor", valid: "Tensor", tokens: str = "the tokens") -> None:
+    """Raise BadInput where `states` [batch, token, dim] are not those of `valid` [batch, token]: attention that unpads."""
+    if states.shape[:2] != valid.shape:
+        raise BadInput(
+            f"stream {stack.name}, layer {layer_name(layer)}: states are {list(states.shape)}, {tokens} "
+            f"{list(valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding in place"
+        )
 
 
 class TextForward:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.activations import NOT_TEXT
 from outlierlens.arch import BoundStack
 from outlierlens.data import EXCERPT, Batch, Texts, collate, read_texts
 from outlierlens.errors import BadInput
-from outlierlens.forward import TextForward
+from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
@@ -57,7 +56,7 @@ class Probe:
 
     def __init__(self, loaded: LoadedModel, batch: Batch):
         self.loaded, self.batch = loaded, batch
-        self.stacks = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+        self.stacks = text_stacks(loaded)
         forward = TextForward(loaded, self.stacks)
         self.reader, self.inputs = forward.reader, forward.inputs(batch)
         digest = hashlib.sha256(str(tuple(batch.valid.shape)).encode())
@@ -83,11 +82,7 @@ class Probe:
         def look(stack: BoundStack, layer: int, found: "Tensor") -> None:
             if layer == EMBEDDINGS:
                 return
-            if found.shape[:2] != valid.shape:
-                raise BadInput(
-                    f"stream {stack.name}, layer {layer}: states are {list(found.shape)}, the probe's tokens "
-                    f"{list(valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding in place"
-                )
+            check_padding(stack, layer, found, valid, "the probe's tokens")
             seen[stack.name].append(_describe(found, valid))
             if layer == middle(stack.n_layers):
                 states[stack.name] = found[0][valid[0]].float().mean(0)

@@ -190,8 +190,6 @@ def _change(row: dict[str, Any]) -> list[str]:
 
 def _clipped(found: "FrozenScores") -> str:
     """ "557 in layers 1, 2 (Luo's rule …)"."""
-    layers: dict[tuple[int, ...], list[str]] = {}
-    for layer, dims in found.clip_dims.items():
-        layers.setdefault(dims, []).append(layer)
-    said = "; ".join(f"{', '.join(map(str, dims))} in {', '.join(at)}" for dims, at in layers.items())
-    return f"{said or 'nothing'} ({found.clip_source})"
+    from outlierlens.report.phrases import dims_in_layers
+
+    return f"{dims_in_layers(found.clip_dims) or 'nothing'} ({found.clip_source})"

@@ -184,11 +184,9 @@ def _print_fitted(fitted: "Fitted") -> None:
         what = f"fixes fitted on {fitted.n:,} vectors of" if fitted.n else "dimensions to clip observed on"
         say(f"{what} {fitted.source}{left}")
     if fitted.clipped:
-        by_dims: dict[tuple[int, ...], list[str]] = {}
-        for layer, dims in fitted.clipped.items():
-            by_dims.setdefault(dims, []).append(layer)
-        where = "; ".join(f"{', '.join(map(str, dims))} in {', '.join(layers)}" for dims, layers in by_dims.items())
-        say(f"clipped dimensions: {where} ({fitted.clipping})")
+        from outlierlens.report.phrases import dims_in_layers
+
+        say(f"clipped dimensions: {dims_in_layers(fitted.clipped)} ({fitted.clipping})")
 
 
 @common.loads_a_model

@@ -16,7 +16,7 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.similar import verdict
 from outlierlens.tasks.metrics import Statistic, interval, score
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, parse_fixes
+from outlierlens.vectors.fixes import USUAL, Fix, FixSpec, make_fix, parse_fixes, raw_first
 from outlierlens.vectors.moments import Moments, moments_of
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
 from outlierlens.vectors.store import check_matrices
@@ -42,7 +42,7 @@ class FrozenOptions:
     read: ReadOptions = field(default_factory=ReadOptions)
     special: bool = False
     max_length: int | None = 256
-    fixes: tuple[FixSpec, ...] = parse_fixes("raw,clip,standardize,abtt,whiten")
+    fixes: tuple[FixSpec, ...] = parse_fixes(USUAL)
     fit_limit: int = 10_000
     train_batch: int | None = None
     epochs: int = TrainOptions.epochs
@@ -80,7 +80,7 @@ def frozen(
     parts = np.split(vectors.values, np.cumsum([len(splits.train), len(splits.dev)]), axis=1)  # views, no copies
     learned, chosen, judged = parts
     fitting = _fitting_rows(vectors.n_tokens[: len(splits.train)], options)
-    specs = tuple(dict.fromkeys((FixSpec("raw"), *options.fixes)))
+    specs = raw_first(options.fixes)
     clipping = Clipping("none", {}, "no clip among the fixes")
     if any(spec.kind == "clip" for spec in specs):
         clipping = (clip or _observes(loaded, options))(Texts(splits.train.source, splits.train.texts))

@@ -22,7 +22,7 @@ from outlierlens.geometry.layers import FixedLayer, LayerMeasure
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.vectors.apart import apart, once
-from outlierlens.vectors.fixes import ENOUGH, FixSpec, make_fix, parse_fixes
+from outlierlens.vectors.fixes import ENOUGH, USUAL, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments
 from outlierlens.vectors.read import (
     ReadOptions,
@@ -37,7 +37,7 @@ from outlierlens.vectors.read import (
 from outlierlens.vectors.store import check_matrices
 from outlierlens.weights import scan_live
 
-FIXES = parse_fixes("raw,clip,standardize,abtt,whiten")
+FIXES = parse_fixes(USUAL)
 FIT_TOKENS = 2 * ENOUGH  # token vectors a dimension that fixes are fitted on: twice what whitening needs
 
 
@@ -206,7 +206,7 @@ def _fit(loaded: LoadedModel, given: Texts, measured: list[str], options: Geomet
     n_layers = len(wanted_layers(stack, options.read.layers))
     check_matrices(n_layers, width, options.read.budget, what="covariances of all layers")
     enough = int(np.searchsorted(counts, FIT_TOKENS * width)) + 1
-    used = tokenise(loaded, shuffled.texts[:enough], max_length=options.max_length)
+    used = shuffled.some(range(min(enough, len(order))))
     read = options.read.told("reading the fit text")
     return _Fitted(left, dropped, token_moments(loaded, used, options.drawing, read), clipping, len(used.texts))
 

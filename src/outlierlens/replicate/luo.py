@@ -115,13 +115,14 @@ class _Run:
                     f"{part.title}: without {', '.join(lacking)}, for {job.data.root} has no folder of it"
                 )
             found[name] = self.kept(name, functools.partial(self.measure, part))
+        checkpoint = checkpoint_of(job.model, self.loaded.config)
         together = LuoReplication(
             provenance=self.provenance(),
-            checkpoint=checkpoint_of(job.model, self.loaded.config) or "",
+            checkpoint=checkpoint or "",
             clipping=self.clipping["source"],
             clipped={layer: tuple(dims) for layer, dims in self.clipping["dims"].items()},
             frozen=tuple(found.pop(name) for name in tuple(found) if name.startswith("frozen")),
-            published=published_for(checkpoint_of(job.model, self.loaded.config)),
+            published=published_for(checkpoint),
             seconds=self.seconds,
             full=job.full,
             notes=tuple(self.notes),
@@ -137,12 +138,17 @@ class _Run:
         """The part's result, measured now."""
         job = self.job
         job.say(f"{part.title} …")
-        return part.measure(Context(self.loaded, job, self.sentences, self.clip_path, self.stack.name, job.command))
+        return part.measure(Context(self.loaded, job, self.sentences, self.clip_path, self.stack.name))
+
+    @functools.cached_property
+    def every_sentence(self) -> Texts:
+        """SST-2's training sentences."""
+        return self.job.data.sentences()
 
     @functools.cached_property
     def sentences(self) -> Texts:
         """SST-2's training sentences but for those that the clipped dimensions come from, which it has some of twice."""
-        every = self.job.data.sentences()
+        every = self.every_sentence
         kept = every.texts[:-CLIP_TEXTS] if len(every) > 2 * CLIP_TEXTS else every.texts[::2]
         watched = {plain(text) for text in self.held_out.texts}
         return replace(every, texts=tuple(text for text in kept if plain(text) not in watched))
@@ -150,13 +156,13 @@ class _Run:
     @functools.cached_property
     def held_out(self) -> Texts:
         """Sentences of SST-2 that no other part measures."""
-        every = self.job.data.sentences()
+        every = self.every_sentence
         return replace(every, texts=every.texts[-CLIP_TEXTS:] if len(every) > 2 * CLIP_TEXTS else every.texts[1::2])
 
     @functools.cached_property
     def observation(self) -> Observation:
         """Average vectors and argmin / argmax shares, on the sentences held out; with `full` on all."""
-        return self.observed("observation", self.job.data.sentences() if self.job.full else self.held_out)
+        return self.observed("observation", self.every_sentence if self.job.full else self.held_out)
 
     def observed(self, name: str, texts: Texts) -> Observation:
         """What `observe` sees on `texts`, kept as `name`."""

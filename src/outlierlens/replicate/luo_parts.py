@@ -44,7 +44,6 @@ class Context:
     sentences: Texts
     clip: Path
     stack: str
-    command: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def _origin(at: Context) -> Any:
     scanned = next(one for one in scan_live(at.loaded).stacks if one.stack == at.stack)
     dims = tuple(dict.fromkeys((*clipped, *(one.dim for one in scanned.outliers))))[:MAX_NAMED]
     options = OriginOptions({at.stack: dims}, "those that are clipped, and those that the scan's rule finds")
-    return origin_live(at.loaded, options, command=at.command)
+    return origin_live(at.loaded, options, command=at.job.command)
 
 
 def _probe(at: Context) -> Any:
@@ -80,7 +79,7 @@ def _probe(at: Context) -> Any:
         reading=_reading(at), epochs=EPOCHS if at.job.full else 1, whole=at.job.full, seed=at.job.seed
     )
     clipping = resolve_clipping(str(at.clip), at.loaded, stack=at.stack)
-    return probe_positions(at.loaded, split, clipping, options, command=at.command)
+    return probe_positions(at.loaded, split, clipping, options, command=at.job.command)
 
 
 def _geometry(at: Context) -> Any:
@@ -93,7 +92,7 @@ def _geometry(at: Context) -> Any:
         read=_reading(at),
         seed=at.job.seed,
     )
-    return geometry(at.loaded, at.sentences.first(n), options, fit=rest, command=at.command)
+    return geometry(at.loaded, at.sentences.first(n), options, fit=rest, command=at.job.command)
 
 
 def _words(at: Context) -> Any:
@@ -101,7 +100,7 @@ def _words(at: Context) -> Any:
     train = read_wic(folder, "train", offline=at.job.data.offline)
     validation = read_wic(folder, "validation", offline=at.job.data.offline)
     options = WicOptions(read=_reading(at, final_norm=True), clip=str(at.clip), seed=at.job.seed)
-    return wic(at.loaded, train, validation, options, fit=at.sentences, command=at.command)
+    return wic(at.loaded, train, validation, options, fit=at.sentences, command=at.job.command)
 
 
 def _sts(at: Context) -> Any:
@@ -112,7 +111,7 @@ def _sts(at: Context) -> Any:
     dev = [read_sts(task, root, split=DEV, offline=offline) for task in rows if has_split(task, root, DEV)]
     options = StsOptions(read=_reading(at, final_norm=True), clip=str(at.clip), seed=at.job.seed)
     fit = fit_text(rows, root, offline=offline) or at.sentences
-    return sts(at.loaded, pairs, options, fit=fit, dev=dev, command=at.command)
+    return sts(at.loaded, pairs, options, fit=fit, dev=dev, command=at.job.command)
 
 
 def _frozen(task: str) -> Callable[[Context], Any]:
@@ -126,7 +125,7 @@ def _frozen(task: str) -> Callable[[Context], Any]:
         )
         options = FrozenOptions(read=_reading(at, final_norm=True), seed=at.job.seed)
         clipping = resolve_clipping(str(at.clip), at.loaded, stack=at.stack)
-        return frozen(at.loaded, splits, options, clip=lambda _: clipping, command=at.command)
+        return frozen(at.loaded, splits, options, clip=lambda _: clipping, command=at.job.command)
 
     return measure
 

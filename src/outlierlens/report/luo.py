@@ -17,7 +17,7 @@ from outlierlens.geometrical import Geometry, LayerGeometry
 from outlierlens.luo_replicated import HELD_OUT, UNTOUCHED, Effect, LuoReplication
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
-from outlierlens.report.phrases import listed
+from outlierlens.report.phrases import by_dims, listed
 from outlierlens.report.sections import Rows, Section
 from outlierlens.similar import HELPS, HURTS, NOTHING
 
@@ -232,10 +232,9 @@ def _frozen_says(found: FrozenScores) -> str:
 
 
 def _clipped(found: LuoReplication) -> str:
-    by_dims: dict[tuple[int, ...], list[str]] = {}
-    for layer, dims in found.clipped.items():
-        by_dims.setdefault(dims, []).append(layer)
-    parts = [f"{listed(list(map(str, dims)))} (layer {_range(layers)})" for dims, layers in by_dims.items()]
+    parts = [
+        f"{listed(list(map(str, dims)))} (layer {_range(layers)})" for dims, layers in by_dims(found.clipped).items()
+    ]
     return listed(parts) if parts else "no dimension"
 
 

@@ -1,7 +1,7 @@
 """Numbers and lists as words of a sentence: `listed((100, 247))`, `factor(6.9)`, `percent(0.5)`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outlierlens.charts.base import number, power_of_ten
 
@@ -25,3 +25,16 @@ def factor(change: float) -> str:
 def percent(share: float) -> str:
     """A share for reading that says 100 % only of all."""
     return "over 99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
+
+
+def by_dims(layers: Mapping[str, tuple[int, ...]]) -> dict[tuple[int, ...], list[str]]:
+    """{dimensions: layers that have exactly them} of {layer: dimensions}."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for layer, dims in layers.items():
+        found.setdefault(dims, []).append(layer)
+    return found
+
+
+def dims_in_layers(layers: Mapping[str, tuple[int, ...]]) -> str:
+    """ "557 in 0, 1; 143, 557 in 2" of {layer: dimensions}."""
+    return "; ".join(f"{', '.join(map(str, dims))} in {', '.join(at)}" for dims, at in by_dims(layers).items())

@@ -30,12 +30,6 @@ class FittedFixes:
     shrinkage: tuple[float, ...]
 
 
-def raw_first(specs: Sequence[FixSpec]) -> tuple[FixSpec, ...]:
-    """`specs` with raw vectors, which everything is compared with, in front."""
-    raw = FixSpec("raw")
-    return (raw, *(spec for spec in dict.fromkeys(specs) if spec != raw))
-
-
 def needs_text(specs: Sequence[FixSpec], clip: str) -> bool:
     """Whether anything has to be fitted: a mean, a covariance, or which dimensions to clip."""
     return any(spec.fitted or (spec.kind == "clip" and clip == "auto") for spec in specs)

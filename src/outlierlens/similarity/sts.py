@@ -29,7 +29,6 @@ from outlierlens.similarity.fitting import (
     fit_notes,
     fitting_text,
     needs_text,
-    raw_first,
 )
 from outlierlens.similarity.pooling import Pooling, sentence_vectors, static_vectors
 from outlierlens.similarity.scores import PairIndex, score
@@ -37,12 +36,12 @@ from outlierlens.similarity.static import needed_words, read_word_vectors
 from outlierlens.similarity.table import StsPairs
 from outlierlens.tasks.metrics import N_DRAWS
 from outlierlens.vectors.apart import plain
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, parse_fixes
+from outlierlens.vectors.fixes import USUAL, Fix, FixSpec, make_fix, parse_fixes, raw_first
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions, Vectors, text_stack, tokenise
 
 INPUT_EMBEDDINGS = "input embeddings"
-FIXES = parse_fixes("raw,clip,standardize,abtt,whiten")
+FIXES = parse_fixes(USUAL)
 FIT_LIMIT = 10_000
 
 

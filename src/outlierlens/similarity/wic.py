@@ -23,15 +23,15 @@ from outlierlens.labelled.examples import split_table
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.similar import WordChoice, WordInContext, WordPairs
-from outlierlens.similarity.fitting import NOTHING, described, fit_fixes, fit_notes, fitting_text, needs_text, raw_first
+from outlierlens.similarity.fitting import NOTHING, described, fit_fixes, fit_notes, fitting_text, needs_text
 from outlierlens.similarity.scores import PairIndex
 from outlierlens.similarity.search import GRID, chosen, crossed, folds_of, right_at
 from outlierlens.tasks.metrics import N_DRAWS, paired_interval
-from outlierlens.vectors.fixes import FixSpec, parse_fixes
+from outlierlens.vectors.fixes import USUAL, FixSpec, parse_fixes, raw_first
 from outlierlens.vectors.read import ReadOptions, Vectors, gather, text_stack, tokenise, wanted_layers
 
 HUB = "aps/super_glue:wic"
-FIXES = parse_fixes("raw,clip,standardize,abtt,whiten")
+FIXES = parse_fixes(USUAL)
 FIT_WORDS = 20_000  # vectors to fit on, or 12 a dimension where that is more
 FOLDS = 10
 LABELS = {"0": False, "1": True, "false": False, "true": True, "f": False, "t": True}

@@ -26,6 +26,7 @@ from outlierlens.errors import BadInput
 from outlierlens.vectors.moments import Moments
 
 KINDS = ("raw", "clip", "centre", "standardize", "abtt", "whiten")
+USUAL = "raw,clip,standardize,abtt,whiten"  # what commands measure unless asked otherwise
 SPELLED = {"center": "centre", "standardise": "standardize"}
 ENOUGH = 10  # vectors a dimension that a covariance needs without shrinkage
 TOP = 3  # directions that all-but-the-top removes
@@ -109,6 +110,11 @@ def parse_fixes(text: str) -> tuple[FixSpec, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def raw_first(specs: Sequence[FixSpec]) -> tuple[FixSpec, ...]:
+    """`specs`, each once, behind raw vectors, which everything is compared with."""
+    return tuple(dict.fromkeys((FixSpec("raw"), *specs)))
+
+
 def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims: Sequence[int] = ()) -> Fix:
     """The repair of vectors of `width` dimensions; `moments` of the fitting text, `dims` for clip.
 
@@ -132,7 +138,7 @@ def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims:
         alive = variance > FLOOR * variance.max()
         return Fix(spec.name, moments.mean, np.where(alive, 1 / np.sqrt(np.where(alive, variance, 1)), 0), moments.n)
     if spec.kind == "abtt":
-        _, directions = np.linalg.eigh(moments.covariance)
+        _, directions = moments.principal
         top = directions[:, max(1, width - (spec.k or TOP)) :]
         return Fix(spec.name, moments.mean, np.eye(width) - top @ top.T, moments.n)
     return _whiten(spec, moments)
@@ -161,10 +167,10 @@ def _clip(spec: FixSpec, width: int, dims: Sequence[int]) -> Fix:
 
 def _whiten(spec: FixSpec, moments: Moments) -> Fix:
     shrinkage = chosen_shrinkage(moments) if spec.shrinkage is None else spec.shrinkage
-    covariance, width = moments.covariance, moments.width
-    even = np.trace(covariance) / width * np.eye(width)
-    variances, directions = np.linalg.eigh((1 - shrinkage) * covariance + shrinkage * even)
-    order = np.argsort(-variances, kind="stable")[: spec.k or width]
+    variances, directions = moments.principal
+    # Shrinking towards an even covariance leaves the directions as they are.
+    variances = (1 - shrinkage) * variances + shrinkage * variances.mean()
+    order = np.argsort(-variances, kind="stable")[: spec.k or moments.width]
     largest = variances[order[0]]
     if not largest > 0:
         raise BadInput(f"fix {spec.name}: all vectors to fit on are alike; give another text")

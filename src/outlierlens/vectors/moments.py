@@ -24,6 +24,7 @@ class Moments:
         self.n = 0
         self.mean = np.zeros(width)
         self.scatter = np.zeros((width, width))
+        self._principal: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def width(self) -> int:
@@ -60,12 +61,21 @@ class Moments:
             raise BadInput(f"a covariance needs at least 2 vectors to fit on, got {self.n}; give more text")
         return self.scatter / (self.n - 1)
 
+    @property
+    def principal(self) -> tuple[np.ndarray, np.ndarray]:
+        """Variances, ascending [dim], and their directions [dim, direction]: the covariance taken apart, once."""
+        if self._principal is None:
+            variances, directions = np.linalg.eigh(self.covariance)
+            self._principal = variances, directions
+        return self._principal
+
     def _take(self, n: int, mean: np.ndarray, scatter: np.ndarray) -> None:
         total = self.n + n
         delta = mean - self.mean
         self.scatter = self.scatter + scatter + np.outer(delta, delta) * (self.n * n / total)
         self.mean = self.mean + delta * (n / total)
         self.n = total
+        self._principal = None
 
 
 def moments_of(vectors: np.ndarray) -> Moments:

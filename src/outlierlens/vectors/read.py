@@ -20,7 +20,7 @@ import numpy as np
 from outlierlens.arch import BoundStack
 from outlierlens.data import Batch, Texts, collate
 from outlierlens.errors import BadInput
-from outlierlens.forward import TextForward
+from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
@@ -28,8 +28,6 @@ from outlierlens.vectors.store import Budget, allocate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-NOT_TEXT = ("vision", "audio")
 
 
 @dataclass(frozen=True)
@@ -108,6 +106,18 @@ class Tokens:
     def ordinary(self, text: int) -> np.ndarray:
         """Positions of the tokens of text `text` that are not special."""
         return np.flatnonzero(~self.special[text])
+
+    def some(self, kept: Sequence[int]) -> "Tokens":
+        """The texts `kept` alone."""
+        if len(kept) == len(self.texts):
+            return self
+        return Tokens(
+            tuple(self.texts[i] for i in kept),
+            {key: [values[i] for i in kept] for key, values in self.encoded.items()},
+            tuple(self.special[i] for i in kept),
+            None if self.offsets is None else tuple(self.offsets[i] for i in kept),
+            self.max_length,
+        )
 
     def words(self, text: Sequence[int], start: Sequence[int], end: Sequence[int]) -> Spans:
         """One span a word: the tokens that overlap characters `start` to `end` (excluded) of text `text`.
@@ -239,12 +249,7 @@ def token_batches(
             ids, _ = run.sides(batch)[stack.name]
             states = tuple(found[layer] for layer in wanted)
             for layer, one in zip(wanted, states, strict=True):
-                if one.shape[:2] != batch.valid.shape:
-                    raise BadInput(
-                        f"stream {stack.name}, layer {layer_name(layer)}: states are {list(one.shape)}, the tokens "
-                        f"{list(batch.valid.shape)}; load the model with attention 'eager' or 'sdpa', which keep padding "
-                        f"in place"
-                    )
+                check_padding(stack, layer, one, batch.valid)
             names = tuple(layer_name(layer) for layer in wanted)
             shift = int(run.shifted == stack.name)
             ordinary = batch.valid & ~(_shifted(special) if shift else special)
@@ -272,7 +277,7 @@ def gather(
     order = np.argsort(spans.text, kind="stable")
     starts = np.searchsorted(spans.text[order], np.arange(len(tokens.texts) + 1))
     needed = [text for text in range(len(tokens.texts)) if starts[text] < starts[text + 1]]
-    for batch in token_batches(loaded, _only(tokens, needed), options):
+    for batch in token_batches(loaded, tokens.some(needed), options):
         rows = [order[starts[needed[text]] : starts[needed[text] + 1]] for text in batch.texts]
         kept = batch.valid if special else batch.ordinary
         chosen = np.concatenate(rows)
@@ -300,7 +305,7 @@ def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
     """The stream called `name`, or the first one that reads text (the encoder, where there are two)."""
     if name is not None:
         return loaded.stack(name)
-    text = [stack for stack in loaded.stacks if stack.name not in NOT_TEXT]
+    text = text_stacks(loaded)
     if not text:
         raise BadInput(f"{loaded.name} has no stream that reads text")
     return text[0]
@@ -308,9 +313,7 @@ def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
 
 def text_forward(loaded: LoadedModel, stack: BoundStack) -> TextForward:
     """The forward pass that runs `stack`: an encoder alone; a decoder behind one reads what that wrote."""
-    return TextForward(
-        loaded, [one for one in loaded.stacks if one.name not in NOT_TEXT and one.name in _needed(stack)]
-    )
+    return TextForward(loaded, [one for one in text_stacks(loaded) if one.name in _needed(stack)])
 
 
 def wanted_layers(stack: BoundStack, layers: Sequence[int] | None) -> tuple[int, ...]:
@@ -376,16 +379,3 @@ def _shifted(special: "Tensor") -> "Tensor":
     moved = special.roll(1, 1)
     moved[:, 0] = True
     return moved
-
-
-def _only(tokens: Tokens, kept: list[int]) -> Tokens:
-    """The texts `kept` alone."""
-    if len(kept) == len(tokens.texts):
-        return tokens
-    return Tokens(
-        tuple(tokens.texts[i] for i in kept),
-        {key: [values[i] for i in kept] for key, values in tokens.encoded.items()},
-        tuple(tokens.special[i] for i in kept),
-        None if tokens.offsets is None else tuple(tokens.offsets[i] for i in kept),
-        tokens.max_length,
-    )
