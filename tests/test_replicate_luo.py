@@ -10,8 +10,8 @@ import pytest
 
 import tuned_models
 from outlierlens.errors import BadInput
-from outlierlens.luo_references import published_for
-from outlierlens.luo_replicated import Effect, LuoReplication, Published, effect_rows
+from outlierlens.luo_references import published_for, shares_for
+from outlierlens.luo_replicated import Effect, LuoReplication, Published, effect_rows, extremes
 from outlierlens.models import LoadOptions
 from outlierlens.references import checkpoint_of
 from outlierlens.replicate import luo as module
@@ -20,7 +20,7 @@ from outlierlens.replicate.luo import LuoJob, replicate_luo
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS
 from outlierlens.report import rerender
-from outlierlens.report.luo import effect_table, luo_sentences
+from outlierlens.report.luo import effect_table, luo_sections, luo_sentences
 from outlierlens.results import from_json, load, save, to_json
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
@@ -267,6 +267,27 @@ def test_published_numbers_are_those_of_the_very_checkpoint() -> None:
     assert (stsb.raw, stsb.clipped) == pytest.approx((0.5965, 0.5662))
     assert "inferred" in stsb.evidence
     assert published_for(None) == published_for("minilm") == ()
+
+
+def test_the_commonest_extremes_stand_beside_the_papers_shares(whole: Any) -> None:
+    seen = whole.observation.stacks[0]
+    smallest, largest = (shares for shares in seen.pooled_shares().values())
+    found = {one.end: one for one in whole.luo.extremes}
+    assert [found[end].share for end in found] == pytest.approx([smallest.max(), largest.max()], abs=1e-6)
+    assert found["largest entry"].dim == seen.dims[int(largest.argmax())]
+    assert {one.published for one in found.values()} == {None}
+    # dimension 3 is the paper's, whatever it is here
+    beside = extremes(seen, {("smallest entry", 3): 0.5})
+    mine = next(one for one in beside if one.published is not None)
+    assert (mine.dim, mine.end) == (3, "smallest entry")
+    assert mine.share == pytest.approx(smallest[seen.dims.index(3)], abs=1e-6)
+    assert shares_for("roberta-base")["largest entry", 588] == 1.0
+    assert shares_for(None) == {}
+    sections = {one.name: one for one in luo_sections(replace(whole.luo, extremes=beside))}
+    table = sections["luo"].tables[-1]
+    assert table.columns[-1] == "published"
+    assert "50.00%" in [row[-1] for row in table.rows]
+    assert luo_sections(whole.luo)[0].tables[-1].columns == ("dim", "is the", "of token vectors")
 
 
 def test_published_numbers_stand_beside_scores_chosen_their_way() -> None:

@@ -1,6 +1,7 @@
 """Numbers of Luo et al. (2021), each with its table, for the checkpoints they were measured on.
 
 published_for("roberta-base")           # tuple of Published, () for a checkpoint that is none of the paper's
+shares_for("roberta-base")              # {("largest entry", 588): 1.0, …}
 
 The paper names its models BERT, RoBERTa, DistilBERT, … without casing. That BERT and DistilBERT are the cased ones is an
 inference: dimension 557, which it reports, is an outlier of theirs.
@@ -34,15 +35,27 @@ _NUMBERS: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "distilroberta-base": (_SAME, {"wic": (63.7, 66.7)}),
 }
 
+# checkpoint: {(end, dimension): share of token vectors}, section 3 (10,000 sentences of SST-2 and of QQP each, all blocks)
+_SHARES: dict[str, dict[tuple[str, int], float]] = {
+    "bert-base-cased": {("smallest entry", 557): 0.9660},
+    "roberta-base": {("smallest entry", 77): 0.8819, ("largest entry", 588): 1.0},
+}
+# where the best scores of table 1 lie, for the checkpoints it says it of
+_LAYERS = {"bert-base-cased": ", raw at layer 7 > 0.7, clipped at layer 10 > 0.5"}
+
+
+def shares_for(checkpoint: str | None) -> dict[tuple[str, int], float]:
+    """{("smallest entry" or "largest entry", dimension): the paper's share of token vectors} of this checkpoint."""
+    return dict(_SHARES.get(checkpoint or "", {}))
+
 
 def published_for(checkpoint: str | None) -> tuple[Published, ...]:
     """The paper's best scores, layer chosen on the test data, of this checkpoint (`references.checkpoint_of`)."""
     if checkpoint not in _NUMBERS:
         return ()
     evidence, numbers = _NUMBERS[checkpoint]
+    sources = {"wic": _WIC + _LAYERS.get(checkpoint, ""), "stsb": _STS}
     return tuple(
-        Published(
-            data, raw / 100, clipped / 100, _WIC if data == "wic" else _STS if data == "stsb" else _CLASSES, evidence
-        )
+        Published(data, raw / 100, clipped / 100, sources.get(data, _CLASSES), evidence)
         for data, (raw, clipped) in numbers.items()
     )

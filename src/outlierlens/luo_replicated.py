@@ -4,12 +4,15 @@ found.sts.task("stsb").choice("clip", "best")
 found.effects()                        # what clipping does to every data set, chosen the paper's way and held out
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from outlierlens.frozen_scores import FrozenScores
 from outlierlens.geometrical import Geometry
+from outlierlens.observation import StackObservation
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
 from outlierlens.results import Provenance, result, table
@@ -37,6 +40,37 @@ class Published:
     clipped: float | None
     source: str
     evidence: str
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """How often a dimension is the smallest or largest entry of a token vector (Luo et al. 2021, section 3).
+
+    Attributes:
+        end: "smallest entry" or "largest entry". share: of the token vectors of all blocks, special tokens included.
+        published: the paper's share for this checkpoint, None where it gives none.
+    """
+
+    dim: int
+    end: str
+    share: float
+    published: float | None = None
+
+
+def extremes(stack: StackObservation, published: Mapping[tuple[str, int], float]) -> tuple[Extreme, ...]:
+    """The commonest smallest and the commonest largest entry, and every dimension whose share is `published`."""
+    found = []
+    for end, shares in stack.pooled_shares().items():
+        if np.isnan(shares).all():
+            continue
+        column = {dim: place for place, dim in enumerate(stack.dims)}
+        dims = dict.fromkeys((stack.dims[int(np.argmax(shares))], *(dim for at, dim in published if at == end)))
+        found += [
+            Extreme(dim, end, round(float(shares[column[dim]]), 6), published.get((end, dim)))
+            for dim in dims
+            if dim in column
+        ]
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -75,6 +109,7 @@ class LuoReplication:
     Attributes:
         checkpoint: the paper's checkpoint that this is, "" where it is none.
         clipped: dimensions that are clipped, by layer; clipping: where they come from.
+        extremes: the commonest smallest and largest entries, on the sentences that `observation` of the run has seen.
         origin, probe, geometry, words, sts, frozen: the parts; None or () where a part was left out.
         published: the paper's numbers for this checkpoint.
         seconds: wall clock of each part, when it was measured.
@@ -85,6 +120,7 @@ class LuoReplication:
     checkpoint: str
     clipping: str
     clipped: dict[str, tuple[int, ...]]
+    extremes: tuple[Extreme, ...] = ()
     origin: Origin | None = None
     probe: PositionProbe | None = None
     geometry: Geometry | None = None

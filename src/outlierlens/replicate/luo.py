@@ -27,10 +27,10 @@ from outlierlens.activations import ObserveOptions, observe
 from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.luo_references import published_for
-from outlierlens.luo_replicated import LuoReplication
+from outlierlens.luo_references import published_for, shares_for
+from outlierlens.luo_replicated import LuoReplication, extremes
 from outlierlens.models import LoadOptions, fingerprint, load_model
-from outlierlens.observation import Observation
+from outlierlens.observation import Observation, StackObservation
 from outlierlens.references import checkpoint_of
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS, Context, Part
@@ -121,6 +121,7 @@ class _Run:
             checkpoint=checkpoint or "",
             clipping=self.clipping["source"],
             clipped={layer: tuple(dims) for layer, dims in self.clipping["dims"].items()},
+            extremes=extremes(self.seen, shares_for(checkpoint)),
             frozen=tuple(found.pop(name) for name in tuple(found) if name.startswith("frozen")),
             published=published_for(checkpoint),
             seconds=self.seconds,
@@ -163,6 +164,11 @@ class _Run:
     def observation(self) -> Observation:
         """Average vectors and argmin / argmax shares, on the sentences held out; with `full` on all."""
         return self.observed("observation", self.every_sentence if self.job.full else self.held_out)
+
+    @property
+    def seen(self) -> StackObservation:
+        """What was observed of the stream that is measured."""
+        return next(one for one in self.observation.stacks if one.stack == self.stack.name)
 
     def observed(self, name: str, texts: Texts) -> Observation:
         """What `observe` sees on `texts`, kept as `name`."""

@@ -14,7 +14,7 @@ from outlierlens.charts.probe import probe_accuracy, probe_contributions, probe_
 from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.frozen_scores import FrozenScores
 from outlierlens.geometrical import Geometry, LayerGeometry
-from outlierlens.luo_replicated import HELD_OUT, UNTOUCHED, Effect, LuoReplication
+from outlierlens.luo_replicated import HELD_OUT, UNTOUCHED, Effect, Extreme, LuoReplication
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
 from outlierlens.report.phrases import by_dims, listed
@@ -106,6 +106,8 @@ def _sections(found: LuoReplication) -> Iterator[Section]:
     others = [one for fix in found.fixes if fix != "clip" for one in found.effects(fix) if one.how == HELD_OUT]
     if others:
         tables.append(_fixes_table(found))
+    if found.extremes:
+        tables.append(_extremes_table(found.extremes))
     yield Section("luo", "Positional artefacts (Luo et al. 2021)", luo_sentences(found), (), tuple(tables))
     if found.origin is not None:
         yield _origin(found.origin)
@@ -138,6 +140,25 @@ def _fixes_table(found: LuoReplication) -> Rows:
         rows,
         "Change from raw vectors in points, with its 95 % interval; fitted on other text.",
     )
+
+
+def _extremes_table(extremes: Sequence[Extreme]) -> Rows:
+    """The commonest smallest and largest entries, beside the paper's shares where this is its checkpoint."""
+    known = any(one.published is not None for one in extremes)
+    heads = ("dim", "is the", "of token vectors", *(("published",) if known else ()))
+    rows = tuple(
+        (
+            one.dim,
+            one.end,
+            f"{one.share:.2%}",
+            *(((f"{one.published:.2%}" if one.published is not None else None),) if known else ()),
+        )
+        for one in extremes
+    )
+    note = "Of the token vectors of all blocks, special tokens included."
+    if known:
+        note += " Published: Luo et al. 2021, section 3, on sentences of SST-2 and QQP."
+    return Rows("Most often the smallest and the largest entry", heads, rows, note)
 
 
 def _short(one: Effect | None) -> str | None:
