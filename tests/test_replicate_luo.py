@@ -123,7 +123,10 @@ def test_effects_are_those_of_the_parts(whole: Any) -> None:
     assert "nothing to clip there" not in {one.says for one in everywhere.effects()}
     frame = found.to_pandas()
     assert set(frame["fix"]) == {"clip", "standardize", "abtt:3", "whiten"}
-    assert len(frame) == 4 * len(effects)
+    assert len(frame) == 4 * len(effects) + 1
+    (there,) = (one for one in found.effects() if one.how == "clipped layer")
+    assert (there.data, there.layer) == ("stsb", there.raw_layer)
+    assert f"At the best layer that is clipped ({there.layer}), it " in " ".join(luo_sentences(found))
 
 
 def test_a_stopped_run_goes_on_with_what_is_missing(place: Path, whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:

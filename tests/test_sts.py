@@ -253,6 +253,11 @@ def test_planted_noise_in_one_dimension_is_found_to_hurt_and_its_clipping_to_hel
     last = found["clip", "last"]
     assert (last.layer, last.change, last.low, last.high, last.verdict) == ("1", 0, 0, 0, "no difference")
     assert found["raw", "best"].layer == "1"
+    # Which says nothing about clipping: the layer that is clipped is compared with itself.
+    ways = list(choices(measured, None, names, clipped=("0",), seed=0, n_draws=300))
+    (there,) = [one for one in ways if one.how == "clipped layer"]
+    assert (there.fix, there.layer, there.raw_layer, there.verdict) == ("clip", "0", "0", "helps")
+    assert there.change == pytest.approx(low[1] - low[0])
     first = Measured(
         pairs,
         measured.cosines[:, :1],

@@ -16,7 +16,7 @@ from outlierlens.observation import StackObservation
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
 from outlierlens.results import Provenance, result, table
-from outlierlens.similar import Similarity, WordInContext, verdict
+from outlierlens.similar import CLIPPED_LAYER, Similarity, WordInContext, verdict
 
 if TYPE_CHECKING:
     import pandas
@@ -80,7 +80,7 @@ class Effect:
     Attributes:
         data, metric: "stsb", "Spearman's ρ". fix: "clip".
         how: "best", layer (and threshold) chosen on the very data as in the paper, or "held out" (WiC: cross-validated over
-            words).
+            words); sentence similarity also at the "clipped layer" where raw vectors are best.
         raw, value: the scores. change, low, high: their difference with its paired 95 % interval.
         says: "helps", "hurts" or "no difference"; "nothing to clip there" where the chosen layer has no clipped dimension.
         published: the paper's numbers for this checkpoint, chosen its way.
@@ -179,7 +179,7 @@ class LuoReplication:
     def _sentences(self, fix: str) -> Iterator[Effect]:
         for task in self.sts.tasks if self.sts is not None and fix in self.sts.fixes else ():
             for one in task.choices:
-                if one.fix == fix and one.how in (BEST, HELD_OUT):
+                if one.fix == fix and one.how in (BEST, HELD_OUT, CLIPPED_LAYER):
                     yield Effect(
                         task.name, "Spearman's ρ", fix, one.how, one.layer, one.raw_layer, one.raw_score, one.score,
                         one.change, one.low, one.high, one.verdict, self._known(task.name, fix, one.how),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 HELPS, HURTS, NOTHING = "helps", "hurts", "no difference"
+CLIPPED_LAYER = "clipped layer"
 
 
 def verdict(low: float, high: float) -> str:
@@ -49,7 +50,8 @@ class Choice:
     """One fix of one task at a layer that was chosen some way, against raw vectors whose layer was chosen alike.
 
     Attributes:
-        how: "best" layer on these very pairs (as in the paper), "held out" (chosen on other pairs), or the "last".
+        how: "best" layer on these very pairs (as in the paper), "held out" (chosen on other pairs), or the "last"; for clip
+            also the "clipped layer" where raw vectors are best, which both are then taken from.
         chosen_on: the pairs that the layer was chosen on, in words. chosen_score: ρ there; None where nothing was chosen.
         layer, score: of the fix. raw_layer, raw_score: of raw vectors. change: score − raw_score.
         low, high: 95 % interval of `change`, paired bootstrap over pairs; the choice of a layer is not drawn again.

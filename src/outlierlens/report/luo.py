@@ -19,7 +19,7 @@ from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
 from outlierlens.report.phrases import by_dims, listed
 from outlierlens.report.sections import Rows, Section
-from outlierlens.similar import HELPS, HURTS, NOTHING
+from outlierlens.similar import CLIPPED_LAYER, HELPS, HURTS, NOTHING
 
 SAID = {
     HELPS: "helps on",
@@ -53,11 +53,19 @@ def luo_sentences(found: LuoReplication) -> tuple[str, ...]:
     parts = [f"{words} {listed(named[says])}" for says, words in SAID.items() if named[says]]
     chosen = "a layer chosen on other data" if effects[0].how == HELD_OUT else "the layer that is best on the test data"
     said = [f"Clipping {_clipped(found)} {listed(parts)} (95 % intervals, {chosen})."]
-    strongest = max(effects, key=lambda one: abs(one.change))
-    said.append(
-        f"The largest change is {100 * strongest.change:+.2f} points of {strongest.metric} on {_name(strongest.data)} "
-        f"({100 * strongest.low:+.2f} to {100 * strongest.high:+.2f}): {100 * strongest.raw:.2f} → {100 * strongest.value:.2f}."
-    )
+    touched = [one for one in effects if one.says != UNTOUCHED]
+    if touched:
+        strongest = max(touched, key=lambda one: abs(one.change))
+        said.append(
+            f"The largest change is {100 * strongest.change:+.2f} points of {strongest.metric} on {_name(strongest.data)} "
+            f"({100 * strongest.low:+.2f} to {100 * strongest.high:+.2f}): "
+            f"{100 * strongest.raw:.2f} → {100 * strongest.value:.2f}."
+        )
+    if there := [one for one in found.effects() if one.how == CLIPPED_LAYER]:
+        named = {says: [_name(one.data) for one in there if one.says == says] for says in SAID}
+        parts = [f"{words} {listed(named[says])}" for says, words in SAID.items() if named[says]]
+        layers = listed(list(dict.fromkeys(one.layer for one in there)))
+        said.append(f"At the best layer that is clipped ({layers}), it {listed(parts)}.")
     for fix in found.fixes:
         if fix == "clip":
             continue
@@ -91,7 +99,8 @@ def effect_table(effects: Sequence[Effect], title: str) -> Rows:
         rows.append(row)
     note = (
         "Accuracy or Spearman's ρ, × 100. “best”: layer (and threshold) chosen on the data that is scored, as in the paper. "
-        "“held out”: chosen on other data (WiC: cross-validated over words). Intervals: paired bootstrap over examples."
+        "“held out”: chosen on other data (WiC: cross-validated over words). “clipped layer”: both at the layer, of those "
+        "that are clipped, where raw vectors are best. Intervals: paired bootstrap over examples."
     )
     sources = dict.fromkeys(
         f"{one.published.source} ({one.published.evidence})" for one in effects if one.published is not None

@@ -4,14 +4,17 @@
 
 A layer is chosen three ways: the best on the very pairs that are reported (the paper's way, too good by what chance adds),
 the best on other pairs, and the last. Raw vectors choose theirs the same way, so a fix is compared with raw at its best.
+Where that layer has nothing to clip, the comparison says nothing about clipping: so clip is also compared at the layer, of
+those that are clipped, where raw vectors are best.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from outlierlens.similar import Choice, Scores
+from outlierlens.similar import CLIPPED_LAYER, Choice, Scores
 from outlierlens.similarity.table import StsPairs
 from outlierlens.tasks.metrics import N_DRAWS, Statistic
 
@@ -43,6 +46,16 @@ class Names:
     fixes: tuple[str, ...]
 
 
+class _Way(NamedTuple):
+    """One way to choose layers: on what scores, which row each fix gets, and the fixes that it is for."""
+
+    how: str
+    says: str
+    by: np.ndarray | None
+    best: np.ndarray
+    fixes: Sequence[int]
+
+
 def elsewhere(measured: Measured, dev: Sequence[Measured], others: Sequence[Measured]) -> Elsewhere | None:
     """Where the layer of one task can be chosen: on its own dev split, on that of STS-B, or on the other tasks; else None."""
     for name in (measured.pairs.task.name, "stsb"):
@@ -58,19 +71,34 @@ def elsewhere(measured: Measured, dev: Sequence[Measured], others: Sequence[Meas
 
 
 def choices(
-    measured: Measured, other: Elsewhere | None, names: Names, *, seed: int, n_draws: int = N_DRAWS
+    measured: Measured,
+    other: Elsewhere | None,
+    names: Names,
+    *,
+    clipped: Collection[str] = (),
+    seed: int,
+    n_draws: int = N_DRAWS,
 ) -> Iterator[Choice]:
-    """One choice for each way and fix; intervals are BCa at 95 %, pairs drawn together for fix and raw."""
+    """One choice for each way and fix; intervals are BCa at 95 %, pairs drawn together for fix and raw.
+
+    `clipped` names the layers where the fix "clip" changes something.
+    """
     pooled = measured.scores.pooled
     statistic = Statistic("spearman", measured.pairs.gold)
     kept: dict[tuple[int, int, int], tuple[float, float]] = {}
-    ways: list[tuple[str, str, np.ndarray | None]] = [("best", "these pairs", pooled)]
+    everywhere = range(pooled.shape[1])
+    ways = [_Way("best", "these pairs", pooled, pooled.argmax(0), everywhere)]
     if other is not None:
-        ways.append(("held out", other.says, other.pooled))
-    ways.append(("last", "", None))
-    for how, says, by in ways:
-        best = np.full(pooled.shape[1], len(pooled) - 1) if by is None else by.argmax(0)
-        for fix, name in enumerate(names.fixes):
+        ways.append(_Way("held out", other.says, other.pooled, other.pooled.argmax(0), everywhere))
+    ways.append(_Way("last", "", None, np.full(len(everywhere), len(pooled) - 1), everywhere))
+    if rows := [row for row, layer in enumerate(names.layers) if layer in clipped]:
+        seen, says = (pooled, "these pairs") if other is None else (other.pooled, other.says)
+        row = max(rows, key=lambda one: float(seen[one, 0]))
+        clips = [fix for fix in everywhere if names.fixes[fix] == "clip"]
+        ways.append(_Way(CLIPPED_LAYER, f"raw vectors, {says}", seen, np.full(len(everywhere), row), clips))
+    for how, says, by, best, fixes in ways:
+        for fix in fixes:
+            name = names.fixes[fix]
             layer, raw_layer = int(best[fix]), int(best[0])
             key = (fix, layer, raw_layer)
             if key not in kept:

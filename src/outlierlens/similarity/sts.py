@@ -104,6 +104,7 @@ def sts(
     fixes = fit_fixes(specs, vectors.layers, fitting, width, clipping or NOTHING, read.budget)
     measured = measure(vectors, sentences, held, fixes)
     names = Names(vectors.layers, tuple(spec.name for spec in specs))
+    clipped = [layer for layer, dims in (clipping or NOTHING).dims.items() if dims]
     statics, static_scores, notes = _static(loaded, tasks, sentences, text, specs, options)
     found = []
     for number, one in enumerate(measured[: len(tasks)]):
@@ -124,7 +125,7 @@ def sts(
                 missing=one.pairs.missing,
                 layers=one.scores,
                 static=static_scores[number],
-                choices=tuple(choices(one, other, names, seed=options.seed, n_draws=options.n_draws)),
+                choices=tuple(choices(one, other, names, clipped=clipped, seed=options.seed, n_draws=options.n_draws)),
             )
         )
     empty = int((vectors.n_tokens == 0).sum())
