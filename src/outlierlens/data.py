@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import BadInput
-from outlierlens.tables import Table, lines, open_table
+from outlierlens.tables import Table, file_lines, lines, open_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def read_texts(
 
 
 def stream_texts(data: str | Path, *, column: str | None = None, offline: bool = False) -> Iterator[str]:
-    """The texts that `read_texts` gives, one after another: .txt, .parquet and hub data sets are never held in memory.
+    """The texts that `read_texts` gives, one after another, never held in memory.
 
     Raises:
         BadInput, Offline: as `read_texts`, except that no text at all is no error.
@@ -91,7 +91,7 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
     if path.suffix.lower() == ".txt" or (path.suffix == "" and path.is_file()):
         if not path.is_file():
             raise BadInput(f"{source}: no such data file")
-        return _lines_of(path), ""
+        return file_lines(path), ""
     table = open_table(source, offline=offline)
     if not table.names:
         return iter(()), ""
@@ -101,18 +101,6 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
 
 def _non_empty(found: Iterator[Any]) -> Iterator[str]:
     return (text.strip() for text in found if isinstance(text, str) and text.strip())
-
-
-def _lines_of(path: Path) -> Iterator[str]:
-    """Lines of a text file, read as they are asked for."""
-    with path.open("rb") as file:
-        start = 0
-        for line in file:
-            try:
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if start == 0 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise BadInput(f"{path}: not UTF-8 at byte {start + error.start:,}; convert it first") from None
-            start += len(line)
 
 
 def _column(asked: str | None, table: Table) -> str:

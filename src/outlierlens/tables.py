@@ -9,6 +9,7 @@ A path is .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split".
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -82,26 +83,40 @@ def lines(text: str) -> Iterator[str]:
     return (line.removesuffix("\r") for line in text.split("\n"))
 
 
+def file_lines(path: Path, *, ends: bool = False) -> Iterator[str]:
+    """Lines of a UTF-8 file, read as they are asked for, without their ends unless `ends` asks for them.
+
+    Raises:
+        BadInput: bytes that are not UTF-8; the message says which.
+    """
+    with path.open("rb") as file:
+        start = 0
+        for line in file:
+            kept = line if ends else line.removesuffix(b"\n").removesuffix(b"\r")
+            try:
+                yield kept.decode("utf-8-sig" if start == 0 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise BadInput(f"{path}: not UTF-8 at byte {start + error.start:,}; convert it first") from None
+            start += len(line)
+
+
 def _from_file(path: Path) -> Table:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return _parquet(path)
     if suffix not in ENDINGS:
         raise BadInput(f"{path}: unknown ending {suffix!r}; use .txt, .jsonl, .csv, .tsv or .parquet")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: not UTF-8 at byte {error.start:,}; convert it first") from None
     if suffix in (".jsonl", ".ndjson"):
-        found = [_json_row(line, number, path) for number, line in enumerate(lines(text), 1) if line.strip()]
-        names = tuple(found[0]) if found else ()
-        return Table(str(path), names, lambda columns: (tuple(row.get(name) for name in columns) for row in found))
-    table = _separated(text, path, quoted=suffix == ".csv")
-    header = tuple(next(table, ()))
+        first = next(_json_rows(path), {})
+        return Table(
+            str(path), tuple(first), lambda columns: (tuple(map(row.get, columns)) for row in _json_rows(path))
+        )
+    quoted = suffix == ".csv"
+    header = tuple(next(_separated(path, quoted=quoted), ()))
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         places = [header.index(name) for name in columns]
-        for row in table:
+        for row in itertools.islice(_separated(path, quoted=quoted), 1, None):
             yield tuple(row[place] if place < len(row) else None for place in places)
 
     return Table(str(path), header, read)
@@ -148,16 +163,22 @@ def _innermost(feature: Any) -> Any:
     return feature
 
 
-def _separated(text: str, path: Path, *, quoted: bool) -> Iterator[list[str]]:
+def _separated(path: Path, *, quoted: bool) -> Iterator[list[str]]:
     """Rows of a .csv, or of a .tsv, where a quote is a character like any other (as in GLUE)."""
     if quoted:
-        reader = csv.reader(io.StringIO(text, newline=""))
+        # A quoted field may hold line ends of any kind, and keeps them as they are.
+        parts = (part for line in file_lines(path, ends=True) for part in io.StringIO(line, newline=""))
+        reader = csv.reader(parts)
     else:
-        reader = csv.reader(lines(text), delimiter="\t", quoting=csv.QUOTE_NONE)
+        reader = csv.reader(file_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
     try:
         yield from (row for row in reader if row)
     except csv.Error as error:
         raise BadInput(f"{path}, line {reader.line_num}: {error}; correct it, or convert the file to .jsonl") from None
+
+
+def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    return (_json_row(line, number, path) for number, line in enumerate(file_lines(path), 1) if line.strip())
 
 
 def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
