@@ -13,9 +13,7 @@ A stopped run goes on with the first part that is missing.
 """
 
 import functools
-import hashlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,10 +30,11 @@ from outlierlens.luo_replicated import LuoReplication, extremes
 from outlierlens.models import LoadOptions, fingerprint, load_model
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.references import checkpoint_of
+from outlierlens.replicate.kept import KeptParts, key_of
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS, Context, Part
 from outlierlens.report.results import ReportData
-from outlierlens.results import Provenance, load, save, write_text
+from outlierlens.results import Provenance, write_text
 from outlierlens.rows import alone_in
 from outlierlens.vectors.apart import plain
 from outlierlens.vectors.read import text_stack
@@ -96,7 +95,7 @@ class _Run:
         self.loaded = load_model(job.model, options)
         self.fingerprint = fingerprint(self.loaded.model)
         self.stack = text_stack(self.loaded, job.stack)
-        self.seconds: dict[str, float] = {}
+        self.parts = KeptParts(job.directory, overwrite=job.overwrite)
         self.notes: list[str] = []
 
     def whole(self) -> ReportData:
@@ -124,7 +123,7 @@ class _Run:
             extremes=extremes(self.seen, shares_for(checkpoint)),
             frozen=tuple(found.pop(name) for name in tuple(found) if name.startswith("frozen")),
             published=published_for(checkpoint),
-            seconds=self.seconds,
+            seconds=self.parts.seconds,
             full=job.full,
             notes=tuple(self.notes),
             **found,
@@ -212,34 +211,12 @@ class _Run:
         return sorted({low, high}), said
 
     def kept(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The part's result as it lies in the run directory, measured first where it is missing.
-
-        Raises:
-            BadInput: it was measured with other settings.
-        """
-        folder = self.job.directory / "parts"
-        path, key = folder / f"{name}.json", folder / f"{name}.key"
-        wanted = self.key(name)
-        if path.is_file() and not self.job.overwrite:
-            made = json.loads(key.read_text("utf-8")) if key.is_file() else {}
-            if made.get("settings") != wanted:
-                raise BadInput(
-                    f"{path} was made with other settings, data or weights; name another directory with -o, or start again "
-                    f"with --overwrite"
-                )
-            self.seconds[name] = float(made.get("seconds", 0.0))
-            return load(path)
-        began = time.perf_counter()
-        found = measure()
-        self.seconds[name] = round(time.perf_counter() - began, 1)
-        save(found, path)
-        write_text(key, json.dumps({"settings": wanted, "seconds": self.seconds[name]}) + "\n")
-        return found
+        """The part's result as it lies in the run directory, measured first where it is missing."""
+        return self.parts(name, self.key(name), measure)
 
     def key(self, name: str) -> str:
         """SHA-256 over what a part's numbers depend on."""
         job = self.job
         clip = "" if name.startswith("observation") else json.dumps(self.clipping["dims"], sort_keys=True)
         files = job.data.contents(PARTS[name].needs if name in PARTS else ())
-        parts = (self.fingerprint, job.seed, job.full, self.stack.name, clip, files, self.held_out.digest)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return key_of(self.fingerprint, job.seed, job.full, self.stack.name, clip, files, self.held_out.digest)
