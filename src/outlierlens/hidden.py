@@ -168,6 +168,24 @@ def edited_inputs(
 
 
 @contextmanager
+def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tensor"], "Tensor"]) -> Iterator[None]:
+    """Replace the last hidden state that `module` gives by `edit(state)`, [batch, token, dim], in every forward pass."""
+    refuse_compiled(model)
+
+    def after(_: "nn.Module", args: Any, output: Any) -> Any:
+        if hasattr(output, "last_hidden_state"):
+            output.last_hidden_state = edit(output.last_hidden_state)
+            return output
+        return (edit(output[0]), *output[1:])
+
+    hook = module.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
     """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
 

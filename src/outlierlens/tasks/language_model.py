@@ -36,7 +36,7 @@ VOCABULARY_PART = {
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """One forward pass: its inputs, where to predict (rows and tokens, [selected] each) and what ([selected]).
 
     `slots` says which of the texts asked for each row is of.
@@ -50,13 +50,17 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _Window:
-    """Token ids of one row, the positions whose output is read, and the token each should predict."""
+class Window:
+    """Token ids of one row, the positions whose output is read, the token each should predict, and where the row begins.
+
+    `start` is the place of its first token among the text's tokens.
+    """
 
     text: int
     ids: list[int]
     positions: list[int]
     targets: list[int]
+    start: int = 0
 
 
 class LanguageModelLoss(ABC):
@@ -78,7 +82,7 @@ class LanguageModelLoss(ABC):
         windows = [window for window in self._all_windows(texts) if window.positions]
         if not windows:
             raise BadInput(f"no text has a token to predict ({len(texts)} texts); give longer texts")
-        by_text: dict[int, list[_Window]] = {}
+        by_text: dict[int, list[Window]] = {}
         for window in windows:
             by_text.setdefault(window.text, []).append(window)
         self.texts = tuple(sorted(by_text))
@@ -86,7 +90,7 @@ class LanguageModelLoss(ABC):
         self.weights = np.array([sum(len(w.positions) for w in mine) for mine in self._windows_of], dtype=np.float64)
         self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
-        self._kept: list[_Rows] = []
+        self._kept: list[Rows] = []
         self._by_parts = self._agrees_by_parts()
 
     @property
@@ -95,21 +99,21 @@ class LanguageModelLoss(ABC):
         """What a text is."""
 
     @abstractmethod
-    def _windows(self, number: int, text: str) -> list[_Window]:
+    def _windows(self, number: int, text: str) -> list[Window]:
         """Rows of token ids for one text."""
 
-    def _all_windows(self, texts: Sequence[str]) -> Iterator[_Window]:
+    def _all_windows(self, texts: Sequence[str]) -> Iterator[Window]:
         for number, text in enumerate(texts):
             yield from self._windows(number, text)
 
-    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[Rows]:
         """See `Task`."""
         windows = [(slot, window) for slot, text in enumerate(texts) for window in self._windows_of[text]]
         windows.sort(key=lambda item: -len(item[1].ids))
         for rows in cut([len(window.ids) for _, window in windows], self.options.batch_size, tokens):
             yield self._collate(windows[rows])
 
-    def _collate(self, rows: list[tuple[int, _Window]]) -> _Rows:
+    def _collate(self, rows: list[tuple[int, Window]]) -> Rows:
         """Pad on the right, as `data.collate` does, straight into tensors: this runs once per forward pass of a sweep."""
         tokenizer: Any = self.loaded.tokenizer
         longest = max(len(window.ids) for _, window in rows)
@@ -121,7 +125,7 @@ class LanguageModelLoss(ABC):
         counts = [len(window.positions) for _, window in rows]
         places = np.array([place for _, window in rows for place in window.positions], dtype=np.int64)
         targets = np.array([token for _, window in rows for token in window.targets], dtype=np.int64)
-        return _Rows(
+        return Rows(
             inputs={"input_ids": self._move(ids), "attention_mask": self._move(valid)},
             positions=(self._move(np.repeat(np.arange(len(rows)), counts)), self._move(places)),
             targets=self._move(targets),
@@ -134,7 +138,7 @@ class LanguageModelLoss(ABC):
 
         return torch.from_numpy(values).to(self.loaded.device, non_blocking=True)
 
-    def sums(self, feed: _Rows) -> "Tensor":
+    def sums(self, feed: Rows) -> "Tensor":
         """Nats of each row, summed over its predicted tokens [row]; see `Task`."""
         import torch
 
@@ -144,7 +148,7 @@ class LanguageModelLoss(ABC):
         total = torch.zeros(len(feed.slots), dtype=wide, device=device)
         return total.index_add(0, feed.positions[0], losses.to(wide))
 
-    def _losses(self, feed: _Rows) -> "Tensor":
+    def _losses(self, feed: Rows) -> "Tensor":
         """Nats of every predicted token [selected], from the model's own logits."""
         import torch
         from torch.nn import functional
@@ -159,7 +163,7 @@ class LanguageModelLoss(ABC):
         ]
         return torch.cat(parts)
 
-    def _losses_by_parts(self, feed: _Rows) -> "Tensor":
+    def _losses_by_parts(self, feed: Rows) -> "Tensor":
         """The same from the head's weights, a part of the vocabulary at a time: no [selected, vocabulary] is ever kept."""
         import torch
         from torch.nn import functional
@@ -193,7 +197,7 @@ class LanguageModelLoss(ABC):
         close = 1e-4 if model.dtype is torch.float32 else 2e-2
         return bool(torch.allclose(whole, parts, rtol=close, atol=close, equal_nan=True))
 
-    def _run(self, feed: _Rows) -> Any:
+    def _run(self, feed: Rows) -> Any:
         return self.loaded.model(**feed.inputs, **self._model_options)
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
@@ -231,7 +235,7 @@ class CausalLoss(LanguageModelLoss):
             else f"line, windows of {self.max_length} tokens"
         )
 
-    def _all_windows(self, texts: Sequence[str]) -> Iterator[_Window]:
+    def _all_windows(self, texts: Sequence[str]) -> Iterator[Window]:
         if not self.options.blocks:
             yield from super()._all_windows(texts)
             return
@@ -239,9 +243,9 @@ class CausalLoss(LanguageModelLoss):
         ids = list(self.loaded.tokenizer(BLANK_LINE.join(texts))["input_ids"])  # type: ignore[misc]
         for number in range(max(1, len(ids) // length)):
             block = ids[number * length : (number + 1) * length]
-            yield _Window(number, block, list(range(len(block) - 1)), block[1:])
+            yield Window(number, block, list(range(len(block) - 1)), block[1:])
 
-    def _windows(self, number: int, text: str) -> list[_Window]:
+    def _windows(self, number: int, text: str) -> list[Window]:
         length = self.max_length
         # Windows overlap by a token at least: the first token of a window has no context to be predicted from.
         stride = min(self.options.stride or length, length - 1)
@@ -250,7 +254,8 @@ class CausalLoss(LanguageModelLoss):
         for start in range(0, max(1, len(ids) - 1), stride):
             end = min(start + length, len(ids))
             fresh = range(max(done, start + 1), end)
-            windows.append(_Window(number, ids[start:end], [i - 1 - start for i in fresh], [ids[i] for i in fresh]))
+            places = [i - 1 - start for i in fresh]
+            windows.append(Window(number, ids[start:end], places, [ids[i] for i in fresh], start))
             done = end
             if end == len(ids):
                 break
@@ -271,7 +276,7 @@ class MaskedLoss(LanguageModelLoss):
         """A line."""
         return f"line of at most {self.max_length} tokens"
 
-    def _windows(self, number: int, text: str) -> list[_Window]:
+    def _windows(self, number: int, text: str) -> list[Window]:
         tokenizer: Any = self.loaded.tokenizer
         if tokenizer.mask_token_id is None:
             raise BadInput(f"{self.loaded.name}: its tokenizer has no mask token, so the masked loss is undefined")
@@ -290,4 +295,4 @@ class MaskedLoss(LanguageModelLoss):
                 masked[i] = tokenizer.mask_token_id
             elif kind < 0.9:
                 masked[i] = int(random.integers(len(tokenizer)))
-        return [_Window(number, masked, chosen, [ids[i] for i in chosen])]
+        return [Window(number, masked, chosen, [ids[i] for i in chosen])]
