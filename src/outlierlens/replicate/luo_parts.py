@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EPOCHS = 10  # of the paper's probe
 GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
 CONTEXTS = 10  # of a word; in full 20
-LONG_TEXTS = 800  # of IMDB, to train on and to test; in full all
+LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all
 
 
 @dataclass(frozen=True)
