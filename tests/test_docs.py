@@ -35,6 +35,7 @@ COMMANDS = (
     "origin",
     "geometry",
     "probe",
+    "count",
     "frozen",
     "export-embedder",
     "report",

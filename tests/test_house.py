@@ -98,6 +98,7 @@ LAYERS = [
         "embedder",
         "probing",
         "geometry",
+        "counting",
         "similarity",
         "origin",
         "origin_verdict",

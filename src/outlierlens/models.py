@@ -146,13 +146,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     source = _source(name, options)
-    common = {
-        "revision": options.revision,
-        "token": options.token,
-        "trust_remote_code": options.trust_remote_code,
-        "subfolder": options.subfolder,
-        "local_files_only": options.offline,
-    }
+    common = _common(options)
     device = pick_device(options.device)
     dtype = getattr(torch, options.dtype) if options.dtype != "auto" else auto_dtype(device)
     with _no_network() if options.offline else contextlib.nullcontext():
@@ -171,6 +165,44 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
             raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
     return from_objects(model.to(device), tokenizer, name=name, row=options.row)
+
+
+def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of `name` (sample, directory or hub id) alone: no weights are read.
+
+    Raises:
+        UnknownModel: there is none.
+        BadFile, MissingExtra, Offline: as `load_model`.
+    """
+    options = options or LoadOptions()
+    transformers = need("transformers", "models", "reading a tokenizer")
+    transformers.utils.logging.set_verbosity_error()
+    source = _source(name, options)
+    common = _common(options)
+    with _no_network() if options.offline else contextlib.nullcontext():
+        try:
+            variants.register_config()
+            found = _tokenizer(transformers, source, common)
+        except (OutlierlensError, MemoryError):
+            raise
+        except Exception as error:
+            raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
+    if found is None:
+        raise UnknownModel(
+            f"{name}: no tokenizer there, or the hub cannot be reached; name a folder, sample or hub id that has one"
+        )
+    return found
+
+
+def _common(options: LoadOptions) -> dict[str, Any]:
+    """What every `from_pretrained` gets."""
+    return {
+        "revision": options.revision,
+        "token": options.token,
+        "trust_remote_code": options.trust_remote_code,
+        "subfolder": options.subfolder,
+        "local_files_only": options.offline,
+    }
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import typer
 
 from outlierlens import __version__
 from outlierlens.cli import (
+    count,
     downstream,
     embedder,
     finetune,
@@ -83,6 +84,7 @@ app.command("wic")(similarity.wic)
 app.command("origin")(origin.origin)
 app.command("geometry")(geometry.geometry)
 app.command("probe")(probe.probe)
+app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)
 app.command("export-embedder")(embedder.export_embedder)
 app.command("report")(measure.report)
