@@ -34,6 +34,7 @@ COMMANDS = (
     "wic",
     "origin",
     "geometry",
+    "frequency",
     "probe",
     "count",
     "frozen",

@@ -43,6 +43,7 @@ LAYERS = [
         "references",
         "luo_replicated",
         "luo_references",
+        "frequent",
     },
     {
         "arch",
@@ -98,6 +99,7 @@ LAYERS = [
         "embedder",
         "probing",
         "geometry",
+        "frequency",
         "counting",
         "similarity",
         "origin",
@@ -177,6 +179,7 @@ def test_imports_go_one_way(path: Path) -> None:
             "one_dimension",
             "probed",
             "geometrical",
+            "frequent",
             "similar",
             "origins",
             "origin",

@@ -220,6 +220,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     import downstream_results
     import exported_results
     import finetune_runs
+    import frequency_results
     import geometry_results
     import origin_models
     import pretrain_runs
@@ -245,6 +246,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
     made["Geometry"] = geometry_results.geometry()
+    made["Frequency"] = frequency_results.frequency()
     made["Origin"] = origin_models.found(tmp_path / "origin")
     made |= similar_results.made()
     made |= downstream_results.made() | probe_results.made()

@@ -55,6 +55,7 @@ HOMES = {
     "Exported": "exported",
     "Replication": "replicated",
     "LuoReplication": "luo_replicated",
+    "Frequency": "frequent",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

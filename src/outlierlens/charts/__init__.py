@@ -20,6 +20,7 @@ survival         z before against z after fine-tuning
 one_dimension    a task's metric from each dimension alone
 frozen           a task's metric from linear classifiers on frozen vectors, by layer, raw and repaired
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
+frequency        how closely dimensions follow token frequency; each alone: frequency_layers, frequency_types
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
@@ -33,6 +34,7 @@ from outlierlens.charts.base import Chart
 from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
+from outlierlens.charts.frequency import frequency, frequency_layers, frequency_types
 from outlierlens.charts.frozen import frozen
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
@@ -58,6 +60,9 @@ __all__ = [
     "emergence",
     "extreme_shares",
     "figure2",
+    "frequency",
+    "frequency_layers",
+    "frequency_types",
     "frozen",
     "geometry",
     "largest_values",

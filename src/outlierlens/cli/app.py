@@ -10,6 +10,7 @@ from outlierlens.cli import (
     downstream,
     embedder,
     finetune,
+    frequency,
     frozen,
     geometry,
     measure,
@@ -83,6 +84,7 @@ app.command("sts")(similarity.sts)
 app.command("wic")(similarity.wic)
 app.command("origin")(origin.origin)
 app.command("geometry")(geometry.geometry)
+app.command("frequency")(frequency.frequency)
 app.command("probe")(probe.probe)
 app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)

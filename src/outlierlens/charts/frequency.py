@@ -1,0 +1,292 @@
+"""How closely dimensions follow token frequency, outliers beside all others.
+
+frequency(found)                       # the three below as one picture
+frequency_layers(found, view="all")    # correlation by layer: a line an outlier, all other dimensions as a band
+frequency_types(found, dim=308)        # types by frequency and by mean |h| of one dimension
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from outlierlens.charts.base import (
+    CONFIG,
+    SCHEMA,
+    TABLE_ROWS,
+    Chart,
+    Spec,
+    chart,
+    dim_colour,
+    dim_shape,
+    field,
+    label,
+    looks,
+    number,
+    place,
+    round_to,
+)
+from outlierlens.charts.palette import BAND, COLOURED, DIM_COLOURS, INK, MUTED, SURFACE
+from outlierlens.errors import BadInput
+from outlierlens.frequent import BLOCKS, VIEWS, Cloud, Frequency
+
+HEIGHT = 280
+PANEL = 370
+COUNTS = {"raw": "the count", "log": "the log count", "partial": "the log count, given the position"}
+SAYS = {"without_special": "without special tokens", "all": "special tokens counted"}
+INSIDE = (5, 95)  # percentiles of the other dimensions that the band spans
+
+
+def frequency_layers(
+    found: Frequency, view: str = "without_special", measure: str = "log", *, name: str = "frequency-layers"
+) -> Chart:
+    """Correlation of |h_d| with token frequency by layer: named dimensions with 95 % intervals, all others as a band.
+
+    Where no dimension is named, the one that follows frequency most is drawn.
+
+    Raises:
+        BadInput: an unknown view or measure.
+    """
+    values = found.view(view).measure(measure)
+    low, high = values.interval(found.reach)
+    dims = _drawn(found)
+    shown = looks(dims, dims)
+    others = np.delete(np.asarray(values.value, dtype=float), list(dims), axis=1)
+    band = []
+    for row, layer in enumerate(found.layers):
+        known = others[row][np.isfinite(others[row])]
+        if len(known):
+            ends = np.percentile(known, (INSIDE[0], 50, INSIDE[1]))
+            band.append({"layer": layer, **dict(zip(("low", "middle", "high"), map(round_to, ends), strict=True))})
+    points = [
+        {"layer": layer, "name": label(dim), "value": round_to(float(values.value[row, dim])),
+         "low": round_to(float(low[row, dim])), "high": round_to(float(high[row, dim]))}
+        for dim in dims for row, layer in enumerate(found.layers) if np.isfinite(values.value[row, dim])
+    ]  # fmt: skip
+    x = _layer_axis(found)
+    y = field("value", f"r of |h| with {COUNTS[measure]}", axis={"tickCount": 6})
+    tooltip = [
+        field("layer", "layer", "ordinal"),
+        field("name", "dimension", "nominal"),
+        field("value", "r"),
+        field("low", "95 % from"),
+        field("high", "to"),
+    ]
+    colour, shape = dim_colour(shown), dim_shape(shown)
+    layers: list[Spec] = [
+        {
+            "data": {"values": [{"value": 0}]},
+            "mark": {"type": "rule", "color": MUTED, "strokeWidth": 1},
+            "encoding": {"y": y},
+        },
+        {
+            "data": {"values": band},
+            "mark": {"type": "area", "color": BAND, "opacity": 0.75},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
+        },
+        {
+            "data": {"values": band},
+            "mark": {"type": "line", "color": MUTED, "strokeWidth": 1.5, "strokeDash": [4, 3]},
+            "encoding": {"x": x, "y": y | {"field": "middle"}},
+        },
+        {
+            "data": {"values": points},
+            "mark": {"type": "rule", "strokeWidth": 1.5},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour},
+        },
+        {
+            "data": {"values": points},
+            "mark": {"type": "line", "strokeWidth": 2},
+            "encoding": {"x": x, "y": y, "color": colour},
+        },
+        {
+            "data": {"values": points},
+            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 60},
+            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
+        },
+    ]
+    return chart(
+        name=name,
+        title=f"r with {COUNTS[measure]}, {SAYS[view]}",
+        reading=_layers_reading(found, view, measure),
+        layers=layers,
+        height=HEIGHT,
+        columns=("layer", "dimension", "r", "95 % from", "to"),
+        rows=(list(point.values()) for point in points),
+    )
+
+
+def frequency_types(found: Frequency, dim: int | None = None, *, name: str = "frequency-types") -> Chart:
+    """Types by log frequency and mean |h| of a dimension in the layer where it follows frequency most; darker is more types.
+
+    `dim` is the first of the result unless named.
+
+    Raises:
+        BadInput: the result has no types, or none for this dimension.
+    """
+    if not found.clouds:
+        raise BadInput("fewer than 4 types occurred, so there are none to draw; give more text")
+    clouds = {one.dim: one for one in found.clouds}
+    one = clouds.get(found.clouds[0].dim if dim is None else dim)
+    if one is None:
+        raise BadInput(f"no types are kept for dimension {dim}; there are {', '.join(map(str, clouds))}")
+    boxes = _boxes(one)
+    middle = (one.x[:-1] + one.x[1:]) / 2
+    means = [
+        {"x": round_to(float(x)), "y": round_to(float(mean))}
+        for x, mean in zip(middle, one.mean, strict=True) if np.isfinite(mean)
+    ]  # fmt: skip
+    x = field("x", "log10(1 + count) of a type", scale={"zero": False, "nice": False})
+    y = field("y", f"mean |h| of {label(one.dim)}", scale={"zero": False, "nice": False})
+    tooltip = [
+        field("x", "log10 count from"),
+        field("x2", "to"),
+        field("y", "|h| from"),
+        field("y2", "to"),
+        field("n", "types"),
+    ]
+    dims = _drawn(found)
+    turn = dims.index(one.dim) if one.dim in dims[:COLOURED] else 0
+    layers: list[Spec] = [
+        {
+            "data": {"values": boxes},
+            "mark": {"type": "rect", "color": DIM_COLOURS[turn]},
+            "encoding": {
+                "x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}, "tooltip": tooltip,
+                "opacity": {
+                    "field": "n", "type": "quantitative", "legend": None,
+                    "scale": {"type": "sqrt", "range": [0.12, 1], "domain": [0, max(box["n"] for box in boxes)]},
+                },
+            },
+        },
+        {
+            "data": {"values": means},
+            "mark": {"type": "line", "color": INK, "strokeWidth": 2, "point": {"color": INK, "size": 18}},
+            "encoding": {"x": x, "y": y},
+        },
+    ]  # fmt: skip
+    return chart(
+        name=name,
+        title=f"{label(one.dim).capitalize()}, {place(one.layer)}: types",
+        reading=_types_reading(found, one),
+        layers=layers,
+        height=HEIGHT,
+        columns=("log10 count from", "to", "|h| from", "to", "types"),
+        rows=([box["x"], box["x2"], box["y"], box["y2"], box["n"]] for box in boxes),
+    )
+
+
+def frequency(found: Frequency, *, name: str = "frequency") -> Chart:
+    """Correlation by layer in both views side by side, and below them the paper's raw counts and the types of one dimension."""
+    upper = [frequency_layers(found, view) for view in VIEWS]
+    lower = [frequency_layers(found, "all", "raw")]
+    _one_scale([*upper, *lower])
+    if found.clouds:
+        lower.append(frequency_types(found))
+    parts = [*upper, *lower]
+    reading = " ".join(dict.fromkeys(part.reading for part in parts))
+    rows: list[Spec] = [
+        {"hconcat": [_panel(one) for one in row], "spacing": 75, "bounds": "flush"} for row in (upper, lower)
+    ]
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "description": reading,
+        "background": SURFACE,
+        "config": CONFIG,
+        "vconcat": rows,
+        "spacing": 30,
+        "resolve": {"scale": {"color": "shared", "shape": "shared", "x": "independent", "y": "independent"}},
+    }
+    keys = ("layer", "measure", "view", "named", "others", "difference", "low", "high", "p")
+    numbers = tuple(
+        tuple(round_to(value) if isinstance(value, float) else value for value in (getattr(one, key) for key in keys))
+        for one in found.contrasts
+    )
+    words = (
+        "layer",
+        "correlation",
+        "tokens",
+        "mean |r| of outliers",
+        "of all others",
+        "difference",
+        "95 % from",
+        "to",
+        "rank p",
+    )
+    title = f"{found.provenance.model}: dimensions and token frequency"
+    return Chart(name, title, reading, spec, words, numbers[:TABLE_ROWS], len(numbers))
+
+
+def _panel(one: Chart) -> Spec:
+    title = {"text": one.title, "color": INK, "fontSize": 13, "anchor": "start", "frame": "group"}
+    return {"layer": one.spec["layer"], "width": PANEL, "height": HEIGHT, "title": title}
+
+
+def _one_scale(panels: list[Chart]) -> None:
+    """Give panels of correlations the same y axis, from the lowest to the highest of what they draw."""
+    drawn = [
+        value
+        for one in panels
+        for layer in one.spec["layer"]
+        for point in layer["data"]["values"]
+        for key, value in point.items()
+        if key in ("value", "low", "high") and value is not None
+    ]
+    ends = [math.floor(min(drawn) * 10) / 10, math.ceil(max(drawn) * 10) / 10]
+    for one in panels:
+        for layer in one.spec["layer"]:
+            layer["encoding"]["y"]["scale"] = {"domain": ends, "nice": False}
+
+
+def _drawn(found: Frequency) -> tuple[int, ...]:
+    """Named dimensions that a picture has looks for; where none is named, those that follow frequency most."""
+    return found.dims[:COLOURED] or tuple(one.dim for one in found.clouds)[:COLOURED]
+
+
+def _boxes(one: Cloud) -> list[dict[str, Any]]:
+    return [
+        {"x": round_to(float(one.x[i])), "x2": round_to(float(one.x[i + 1])), "y": round_to(float(one.y[j])),
+         "y2": round_to(float(one.y[j + 1])), "n": int(one.n[i, j])}
+        for i, j in np.argwhere(one.n)
+    ]  # fmt: skip
+
+
+def _layer_axis(found: Frequency) -> Spec:
+    axis: dict[str, Any] = {"labelAngle": 0, "grid": False}
+    axis["labelExpr"] = "datum.value === 'embeddings' ? 'emb' : datum.value"
+    return {
+        "field": "layer", "type": "ordinal", "title": "layer", "sort": list(found.layers),
+        "scale": {"type": "point", "padding": 0.4}, "axis": axis,
+    }  # fmt: skip
+
+
+def _layers_reading(found: Frequency, view: str, measure: str) -> str:
+    values = found.view(view).measure(measure).value
+    text = (
+        f"Correlation of |h| with {COUNTS[measure]} over {found.view(view).n_tokens:,} tokens, {SAYS[view]}, by layer; bars "
+        f"are 95 % intervals over texts, the band holds the middle 90 % of all other dimensions, the dashed line their median. "
+    )
+    said = []
+    for dim in _drawn(found):
+        sizes = np.nan_to_num(np.abs(values[:, dim]), nan=-1.0)
+        row = int(sizes.argmax())
+        if sizes[row] >= 0:
+            said.append(f"dimension {dim} reaches {number(float(values[row, dim]))} in {place(found.layers[row])}")
+    if said:
+        text += f"{'; '.join(said)[:1].upper()}{'; '.join(said)[1:]}. "
+    together = [one for one in found.contrasts if (one.view, one.measure, one.layer) == (view, measure, BLOCKS)]
+    for one in together:
+        words = {"more": "more closely than", "less": "less closely than"}.get(one.verdict, "no more clearly than")
+        text += (
+            f"Over all blocks outliers follow frequency {words} other dimensions: mean |r| {number(one.named)} against "
+            f"{number(one.others)}, rank p {one.p:.3g}."
+        )
+    return text.strip()
+
+
+def _types_reading(found: Frequency, one: Cloud) -> str:
+    return (
+        f"{int(one.n.sum()):,} types by how frequent they are and by their mean |h| of dimension {one.dim} in "
+        f"{place(one.layer)}; darker boxes hold more types, the line is their mean. Over types the correlation is "
+        f"{number(one.value)}."
+    )

@@ -1,0 +1,147 @@
+"""Sums over tokens of |h_d| with frequency and position, of all dimensions, under every draw of a bootstrap over texts.
+
+    sums = Sums(n_layers, width, n_bootstrap, device)
+    tokens = Regressors.of(count, position, ordinary, special)     # [batch, token] each
+    sums.start(tokens, weights)                                    # weights [1 + n_bootstrap, batch], row 0 all ones
+    for layer, states in enumerate(batch.states):
+        sums.add(layer, states)                                    # [batch, token, dim]
+    sums.of(layer, "without_special")                              # -> Moments, as NumPy arrays
+
+Memory does not depend on how many texts there are: a text's sums are added to each draw as often as that draw has the text
+(Poisson(1) times, which is drawing with replacement from a stream). All accumulators are float64.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUPS = ("ordinary", "special")
+BASE = ("one", "raw", "log", "position")  # what |h_d| is summed with
+ROWS = len(BASE) + 1  # … and its square
+CHUNK_VALUES = 2**18  # of a CPU's work at a time, so that it stays in the cache
+View = str
+
+
+@dataclass(frozen=True)
+class Regressors:
+    """What goes with the tokens of a batch.
+
+    Attributes:
+        rows: float64 [batch, 2 × base, token], `BASE` for ordinary tokens and again for special ones, 0 elsewhere.
+        own: float64 [batch, 2, base, base], sums of their products.
+    """
+
+    rows: "Tensor"
+    own: "Tensor"
+
+    @classmethod
+    def of(cls, count: "Tensor", position: "Tensor", ordinary: "Tensor", special: "Tensor") -> "Regressors":
+        """Of float64 `count` and `position`, bool `ordinary` and `special` [batch, token]."""
+        import torch
+
+        base = torch.stack([torch.ones_like(count), count, count.log1p(), position], 1)  # [batch, base, token]
+        groups = torch.stack([base * one[:, None] for one in (ordinary, special)], 1)  # [batch, 2, base, token]
+        return cls(groups.flatten(1, 2), groups @ base.transpose(1, 2)[:, None])
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the tokens of one view in one layer, float64.
+
+    Attributes:
+        own: [draw, base, base], sums of products of `BASE`; draw 0 has every text once.
+        with_size: [draw, base, dim], sums of |h_d| with each of `BASE`. square: [draw, dim], sums of h_d².
+        signed: [base, dim], sums of h_d itself with "one" and "log" (the others are 0), without draws.
+    """
+
+    own: np.ndarray
+    with_size: np.ndarray
+    square: np.ndarray
+    signed: np.ndarray
+
+
+class Sums:
+    """Accumulators of all layers; `memory` says what they take before they are made."""
+
+    def __init__(self, n_layers: int, width: int, n_bootstrap: int, device: Any = "cpu"):
+        import torch
+
+        self.n_layers, self.width, self.n_draws, self.device = n_layers, width, 1 + n_bootstrap, torch.device(device)
+
+        def zeros(*shape: int) -> "Tensor":
+            return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+        n = len(BASE)
+        self._own = zeros(self.n_draws, 2 * n * n)
+        self._sums = [zeros(self.n_draws, 2 * ROWS * width) for _ in range(n_layers)]
+        self._signed = [zeros(2 * n, width) for _ in range(n_layers)]
+        self._rows: Tensor | None = None
+        self._weights: Tensor | None = None
+
+    @staticmethod
+    def memory(n_layers: int, width: int, n_bootstrap: int) -> int:
+        """Bytes."""
+        return 8 * n_layers * (1 + n_bootstrap) * 2 * ROWS * width
+
+    def start(self, tokens: Regressors, weights: np.ndarray) -> None:
+        """Begin a batch, in which draw i has text j `weights[i, j]` times."""
+        import torch
+
+        self._rows = tokens.rows
+        self._weights = torch.from_numpy(weights).to(self.device)
+        self._own += self._weights @ tokens.own.flatten(1)
+
+    def add(self, layer: int, states: "Tensor", see: "Callable[[Tensor, int], None] | None" = None) -> None:
+        """Add the states of a layer [batch, token, dim] of the batch that was begun.
+
+        `see(|h|, first)` is shown float64 [text, token, dim] of some texts, the first of which is number `first`.
+
+        Raises:
+            BadInput: a state is NaN or infinite.
+        """
+        import torch
+
+        assert self._rows is not None, "start comes first"
+        assert self._weights is not None, "start comes first"
+        n = len(BASE)
+        step = len(states)
+        if self.device.type == "cpu":
+            step = max(1, CHUNK_VALUES // max(1, states.shape[1] * states.shape[2]))
+        found = torch.empty(len(states), 2, ROWS, self.width, dtype=torch.float64, device=self.device)
+        for first in range(0, len(states), step):
+            rows = self._rows[first : first + step]
+            # A copy also of float64 states: they are the model's own, and what follows works in place.
+            wide = states[first : first + step].to(self.device, torch.float64, copy=True)
+            signed = rows[:, [0, 2, n, n + 2]].transpose(0, 1).flatten(1) @ wide.flatten(0, 1)
+            self._signed[layer][[0, 2, n, n + 2]] += signed
+            size = wide.abs_()
+            part = found[first : first + step]
+            part[:, :, :n] = (rows @ size).unflatten(1, (2, n))
+            if see is not None:
+                see(size, first)
+            part[:, :, n] = rows[:, ::n] @ size.square_()
+        if not bool(torch.isfinite(found.sum())):
+            raise BadInput(f"a state of layer number {layer} that was read is NaN or infinite; use --dtype float32")
+        self._sums[layer].addmm_(self._weights, found.flatten(1))
+
+    def of(self, layer: int, view: View) -> Moments:
+        """Sums of a layer over the tokens of view "without_special" or "all"."""
+        n = len(BASE)
+        groups = slice(0, 1) if view == "without_special" else slice(0, 2)
+        sums = self._sums[layer].view(self.n_draws, 2, ROWS, self.width)[:, groups].sum(1).cpu().numpy()
+        signed = self._signed[layer].view(2, n, self.width)[groups].sum(0).cpu().numpy()
+        return Moments(self.own(view), sums[:, :n], sums[:, n], signed)
+
+    def own(self, view: View) -> np.ndarray:
+        """Sums of products of `BASE` over the tokens of a view [draw, base, base]."""
+        n = len(BASE)
+        groups = slice(0, 1) if view == "without_special" else slice(0, 2)
+        found: np.ndarray = self._own.view(self.n_draws, 2, n, n)[:, groups].sum(1).cpu().numpy()
+        return found
