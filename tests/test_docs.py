@@ -34,6 +34,7 @@ COMMANDS = (
     "wic",
     "origin",
     "geometry",
+    "predictions",
     "frequency",
     "probe",
     "count",

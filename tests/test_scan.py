@@ -223,6 +223,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     import frequency_results
     import geometry_results
     import origin_models
+    import predicted_results
     import pretrain_runs
     import probe_results
     import runs
@@ -246,6 +247,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
     made["Geometry"] = geometry_results.geometry()
+    made["Predictions"] = predicted_results.predictions()
     made["Frequency"] = frequency_results.frequency()
     made["Origin"] = origin_models.found(tmp_path / "origin")
     made |= similar_results.made()

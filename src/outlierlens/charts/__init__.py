@@ -22,6 +22,7 @@ frozen           a task's metric from linear classifiers on frozen vectors, by l
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 frequency        how closely dimensions follow token frequency; each alone: frequency_layers, frequency_types
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
+predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
@@ -39,6 +40,8 @@ from outlierlens.charts.frozen import frozen
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
 from outlierlens.charts.origin import origin, origin_histograms, origin_ranks, origin_rows
+from outlierlens.charts.prediction_panels import parts_of_speech, prediction_curves
+from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.similarity import sts_layers, wic_layers
@@ -75,7 +78,11 @@ __all__ = [
     "origin_ranks",
     "origin_rows",
     "outliers_against_random",
+    "parts_of_speech",
     "picture",
+    "prediction_curves",
+    "prediction_shifts",
+    "predictions",
     "probe",
     "probe_accuracy",
     "probe_contributions",

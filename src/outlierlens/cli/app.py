@@ -15,6 +15,7 @@ from outlierlens.cli import (
     geometry,
     measure,
     origin,
+    predictions,
     pretrain,
     probe,
     replicate,
@@ -85,6 +86,7 @@ app.command("wic")(similarity.wic)
 app.command("origin")(origin.origin)
 app.command("geometry")(geometry.geometry)
 app.command("frequency")(frequency.frequency)
+app.command("predictions")(predictions.predictions)
 app.command("probe")(probe.probe)
 app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)

@@ -141,7 +141,7 @@ def command(*words: str | Path) -> str:
 
 LEFT = (  # columns of words
     *("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why"),
-    *("fix", "layer chosen", "verdict", "says", "thresholds"),
+    *("fix", "layer chosen", "verdict", "says", "thresholds", "input", "measure", "real", "part"),
 )
 
 

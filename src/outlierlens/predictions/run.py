@@ -1,0 +1,330 @@
+"""The run: what the model says intact, with the dimensions off and with random ones off, on every kind of input.
+
+    loaded = load_model("mini-bert")
+    counts = read_counts("counts.parquet", loaded.tokenizer)
+    found = predictions(loaded, read_texts("reviews", limit=100), counts, [105])
+    found.shift("unmasked", "layers").direction
+
+The loop is `_hear`: enter an intervention, read every text, add the logits to a tally.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outlierlens.ablate import Dims, plan_dims, stream_width
+from outlierlens.controls import Plan, random_sets, rank_p, relabelled
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.inputs import token_limit
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.modes import Mode
+from outlierlens.predicted import INPUTS, INTERVENTIONS, Change, Heard, PartsOfSpeech, Predictions, Shift, Spoken, Word
+from outlierlens.predictions.said import INPUT_TASKS, OF_HEAD, Said
+from outlierlens.predictions.speech import Predicted, Tagger, Tagging, parts_of_speech
+from outlierlens.predictions.switches import Switches, every
+from outlierlens.predictions.tally import GROUPS, Scale, Tally, change
+from outlierlens.predictions.unigram import Unigram
+from outlierlens.results import Provenance
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.token_counts import TokenCounts
+from outlierlens.vectors.read import text_stack
+from outlierlens.weights import scan_live
+
+TOP = 10  # predicted tokens named
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """What is measured, and how.
+
+    Attributes:
+        inputs: "masked", "unmasked", "next"; None is all that the model's head has.
+        interventions: "layers", "last_hidden", "logits"; None is all that differ.
+        mode: how dimensions are off in all layers: "weights", "zero", "mean", "resample" or "writes" (see `modes`).
+        n_random: random sets of as many dimensions; 0 leaves them out.
+        smoothing: occurrences added to every type of the corpus.
+        task: how texts are read: `max_length`, `batch_size`, `mask_fraction`, `seed` (of masks, draws and intervals).
+        tagger: of parts of speech; None leaves them out. tagged: predictions tagged at most, drawn by seed.
+        paper_compat: in all layers the norm in BERT's head loses the dimensions too, and single tokens are tagged, as in
+            the released code of Puccetti et al. (2022).
+    """
+
+    inputs: tuple[str, ...] | None = None
+    interventions: tuple[str, ...] | None = None
+    mode: Mode = "weights"
+    stack: str | None = None
+    n_random: int = 19
+    smoothing: float = 1.0
+    n_bootstrap: int = 1000
+    tagger: Tagger | None = None
+    tagged: int = 2000
+    paper_compat: bool = False
+    task: TaskOptions = field(default_factory=TaskOptions)
+
+    def __post_init__(self) -> None:
+        for given, known, what in ((self.inputs, INPUTS, "input"), (self.interventions, INTERVENTIONS, "intervention")):
+            wrong = [one for one in given or () if one not in known]
+            if wrong or given == ():
+                raise BadInput(f"unknown {what} {wrong[0] if wrong else ''!r}; {what}s are {', '.join(known)}")
+        if self.task.blocks:
+            raise BadInput("blocks join texts, and predictions are told text by text; leave blocks out")
+        if self.mode == "scale":
+            raise BadInput("mode scale switches nothing off; modes here are weights, zero, mean, resample and writes")
+        if not self.smoothing > 0 or not np.isfinite(self.smoothing):
+            raise BadInput(f"smoothing is {self.smoothing}; it must be above 0, or rare tokens have no logarithm")
+        if self.n_random < 0 or self.n_bootstrap < 20 or self.tagged < 1:
+            raise BadInput(
+                f"n_random is {self.n_random}, n_bootstrap {self.n_bootstrap} and tagged {self.tagged}; they must be at least "
+                f"0, 20 and 1"
+            )
+
+
+@dataclass
+class _Condition:
+    """Something that is off, and the predictions with it off; `intervention` "" is the intact model."""
+
+    label: str
+    intervention: str
+    plan: Plan
+    tally: Tally
+    n_values: int = 0
+
+
+def predictions(
+    loaded: LoadedModel,
+    texts: Texts,
+    counts: TokenCounts,
+    dims: Dims | None = None,
+    options: PredictionOptions | None = None,
+    *,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Predictions:
+    """Corpus frequency, distribution and parts of speech of what `loaded` predicts, intact and with `dims` off.
+
+    `dims` is a sequence, or {layer: dims}; None is what the scan of the weights finds. `counts` are of this model's
+    tokenizer.
+
+    Raises:
+        BadInput: a model without a head for words, an input or intervention that it does not have, no dimension, counts of
+            another vocabulary, or no usable text.
+    """
+    options = options or PredictionOptions()
+    inputs = _inputs(loaded, options)
+    stack = text_stack(loaded, options.stack)
+    scanned = next((one for one in scan_live(loaded).stacks if one.stack == stack.name), None)
+    outliers = scanned.dims if scanned else ()
+    if dims is None and not outliers:
+        raise BadInput(f"the scan of {loaded.name} finds no outlier to switch off; name dimensions (--dims)")
+    plan = plan_dims(stack, stream_width(loaded.model, stack), outliers if dims is None else dims)
+    switches = Switches.make(loaded, stack, options.mode, texts, options.task, head_norm=options.paper_compat)
+    tasks = {name: INPUT_TASKS[name](loaded, texts.texts, options.task) for name in inputs}
+    first = tasks[inputs[0]]
+    interventions, notes = _interventions(first, switches, options)
+    special = getattr(loaded.tokenizer, "all_special_ids", ())
+    unigram = Unigram.of(counts, n_rows=first.n_rows, special=special, smoothing=options.smoothing)
+    heard: list[Heard] = []
+    speech: list[PartsOfSpeech] = []
+    for number, (name, task) in enumerate(tasks.items()):
+        conditions = _conditions(task, unigram, plan, interventions, (switches.width, outliers, options))
+        report = _reporter(progress, name, number, len(tasks))
+        _hear(task, switches, conditions, report)
+        heard.append(_summed(name, task, unigram, counts, conditions, options))
+        if options.tagger is not None:
+            speech += _tagged(options.tagger, name, task, texts, conditions, options)
+    notes += [f"counts: {note}" for note in counts.notes]
+    if any(one.n_texts < 2 for one in heard):
+        notes.append("one text: there is no interval, for nothing can be resampled")
+    layers_differ = len(set(plan.values())) > 1 or len(plan) < stack.n_layers
+    return Predictions(
+        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.task.seed),
+        data=texts.source,
+        data_digest=texts.digest,
+        counts=counts.source,
+        n_counted=int(unigram.counts.sum()),
+        smoothing=options.smoothing,
+        head=loaded.head,
+        stack=stack.name,
+        mode=switches.ablation.name,
+        dims=every(plan),
+        by_layer=plan if layers_differ else {},
+        max_length=token_limit(loaded, options.task.max_length),
+        n_groups=GROUPS,
+        n_bootstrap=options.n_bootstrap,
+        paper_compat=options.paper_compat,
+        corpus=unigram.curve(unigram.counts),
+        heard=tuple(heard),
+        speech=tuple(speech),
+        notes=tuple(notes),
+    )
+
+
+def _hear(task: Said, switches: Switches, conditions: Sequence[_Condition], report: Callable[[int, int], None]) -> None:
+    """Read every text once intact, and once for every condition that changes a state; add the logits to the tallies."""
+    import torch
+
+    # Conditions that only leave dimensions out of the last product share the intact model's pass.
+    together = [one for one in conditions if one.intervention in ("", "logits")]
+    passes = [together, *([one] for one in conditions if one not in together)]
+    feeds = task.all_feeds()
+    for number, those in enumerate(passes):
+        report(number, len(passes))
+        one = those[0]
+        context = switches.off(one.intervention, one.plan) if one.intervention else nullcontext(0)
+        off = [every(condition.plan) if condition.intervention == "logits" else () for condition in those]
+        with context as one.n_values, torch.inference_mode():
+            for feed in feeds:
+                for which, rows, logits in task.logits(feed, off):
+                    those[which].tally.add(logits, feed.targets[rows], feed.text[rows], feed.token[rows])
+    report(len(passes), len(passes))
+
+
+def _inputs(loaded: LoadedModel, options: PredictionOptions) -> tuple[str, ...]:
+    there = OF_HEAD.get(loaded.head, ())
+    if not there:
+        raise BadInput(
+            f"{loaded.name} has no vocabulary head for tokens (its outputs are: {_outputs(loaded)}), and predictions need "
+            f"one; use a masked or causal language model, such as the checkpoint that this one was made from"
+        )
+    wanted = options.inputs or there
+    wrong = [one for one in wanted if one not in there]
+    if wrong:
+        raise BadInput(f"input {wrong[0]!r} is not for a {loaded.head} model; {loaded.name} has {', '.join(there)}")
+    return tuple(dict.fromkeys(wanted))
+
+
+def _outputs(loaded: LoadedModel) -> str:
+    return "states" if loaded.head == "none" else type(loaded.model).__name__
+
+
+def _interventions(task: Said, switches: Switches, options: PredictionOptions) -> tuple[tuple[str, ...], list[str]]:
+    """Those asked for, or all that differ; and what to say about those that do not."""
+    asked, notes = options.interventions, list[str]()
+    if task.reads_last_hidden():
+        if asked is None or {"last_hidden", "logits"} <= set(asked):
+            notes.append(
+                "what is multiplied with the vocabulary is the last hidden state: last_hidden and logits are one"
+            )
+            asked = tuple(one for one in asked or INTERVENTIONS if one != "logits")
+        return tuple(dict.fromkeys(asked)), notes
+    fits = task.width == switches.width
+    if asked is None and not fits:
+        notes.append(
+            f"logits left out: what is multiplied with the vocabulary has {task.width} dimensions, the stream {switches.width}"
+        )
+        return tuple(one for one in INTERVENTIONS if one != "logits"), notes
+    if asked is not None and "logits" in asked and not fits:
+        raise BadInput(
+            f"intervention logits: what is multiplied with the vocabulary has {task.width} dimensions, the stream "
+            f"{switches.width}; leave it out"
+        )
+    wanted = tuple(dict.fromkeys(asked or INTERVENTIONS))
+    if "logits" in wanted:
+        notes.append(
+            "the head transforms the last hidden state: dimensions of logits have those of the stream as their number alone"
+        )
+    return wanted, notes
+
+
+def _conditions(
+    task: Said,
+    unigram: Unigram,
+    plan: Plan,
+    interventions: Sequence[str],
+    drawn: tuple[int, Sequence[int], PredictionOptions],
+) -> list[_Condition]:
+    """Intact first, then every intervention with the chosen and the random dimensions."""
+    width, outliers, options = drawn
+    scale = Scale.of(unigram, task.loaded.device)
+    groups = min(GROUPS, task.n_texts)
+    chosen = every(plan)
+    sets: tuple[tuple[int, ...], ...] = ()
+    if options.n_random:
+        avoid = {*chosen, *outliers}
+        sets = random_sets(width, len(chosen), avoid=avoid, n=options.n_random, seed=options.task.seed).free
+
+    def made(label: str, intervention: str, off: Plan, *, whole: bool) -> _Condition:
+        tally = Tally(scale, n_texts=task.n_texts, n_groups=groups if whole else 1, keep=whole)
+        return _Condition(label, intervention, off, tally)
+
+    conditions = [made("intact", "", {}, whole=True)]
+    for intervention in interventions:
+        conditions.append(made("chosen", intervention, plan, whole=True))
+        conditions += [
+            made(f"random {number}", intervention, relabelled(plan, dims), whole=False)
+            for number, dims in enumerate(sets)
+        ]
+    return conditions
+
+
+def _summed(
+    name: str,
+    task: Said,
+    unigram: Unigram,
+    counts: TokenCounts,
+    conditions: Sequence[_Condition],
+    options: PredictionOptions,
+) -> Heard:
+    """Numbers of every condition, and their changes from the intact one."""
+    first = conditions[0]
+    intact = _spoken(first, unigram, counts.tokens)
+    shifts: list[Shift] = []
+    for intervention in dict.fromkeys(one.intervention for one in conditions[1:]):
+        chosen, *rest = [one for one in conditions if one.intervention == intervention]
+        random = tuple(_spoken(one, unigram, ()) for one in rest)
+        found = change(first.tally, chosen.tally, unigram, n_draws=options.n_bootstrap, seed=options.task.seed)
+        changes: dict[str, Change] = {}
+        for measure, (moved, low, high) in found.items():
+            others = tuple(one.values[measure] - intact.values[measure] for one in random)
+            p = rank_p(abs(moved), np.abs(others)) if others and np.isfinite(moved) else None
+            changes[measure] = Change(moved, low, high, others, p)
+        shifts.append(Shift(name, intervention, _spoken(chosen, unigram, counts.tokens), random, changes))
+    return Heard(name, task.n_texts, task.n_tokens, intact, tuple(shifts))
+
+
+def _spoken(condition: _Condition, unigram: Unigram, tokens: Sequence[str]) -> Spoken:
+    said = condition.tally.said.sum(0)
+    most = np.argsort(-said, kind="stable")[: TOP if len(tokens) else 0]
+    share = unigram.share
+    words = [
+        Word(tokens[i] if i < len(tokens) else "", float(said[i] / said.sum()), float(share[i]))
+        for i in most
+        if said[i]
+    ]
+    return Spoken(
+        label=condition.label,
+        dims=every(condition.plan),
+        n_values=condition.n_values,
+        values=condition.tally.values(unigram),
+        n_types=int((said > 0).sum()),
+        curve=unigram.curve(said.astype(np.float64)),
+        top=tuple(words),
+    )
+
+
+def _tagged(
+    tagger: Tagger,
+    name: str,
+    task: Said,
+    texts: Texts,
+    conditions: Sequence[_Condition],
+    options: PredictionOptions,
+) -> list[PartsOfSpeech]:
+    """Parts of speech of what the intact and the chosen conditions predict."""
+    text, token, intact = conditions[0].tally.predicted()
+    ablated = {one.intervention: one.tally.predicted()[2] for one in conditions[1:] if one.label == "chosen"}
+    predicted = Predicted(text, token, intact, ablated).some(options.tagged, options.task.seed)
+    read = {number: texts.texts[place] for number, place in enumerate(task.texts)}
+    how = Tagging(tagger, options.paper_compat, options.n_bootstrap, options.task.seed)
+    cut = None if name == "next" else task.max_length
+    return parts_of_speech(how, task.loaded.tokenizer, read, predicted, input=name, max_length=cut)
+
+
+def _reporter(progress: Progress | None, name: str, number: int, total: int) -> Callable[[int, int], None]:
+    if progress is None:
+        return lambda done, passes: None
+    return lambda done, passes: progress(f"{name}: reading", number * passes + done, total * passes)
