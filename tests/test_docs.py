@@ -36,6 +36,7 @@ COMMANDS = (
     "geometry",
     "predictions",
     "frequency",
+    "attention",
     "probe",
     "count",
     "frozen",

@@ -217,6 +217,7 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
 
 
 def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
+    import attention_results
     import downstream_results
     import exported_results
     import finetune_runs
@@ -247,6 +248,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
     made["Geometry"] = geometry_results.geometry()
+    made["Attention"] = attention_results.attention()
     made["Predictions"] = predicted_results.predictions()
     made["Frequency"] = frequency_results.frequency()
     made["Origin"] = origin_models.found(tmp_path / "origin")

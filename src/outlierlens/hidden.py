@@ -1,4 +1,4 @@
-"""The only file with forward hooks: look at a running network's hidden states, or edit them.
+"""The file with forward hooks on hidden states: look at a running network's, or edit them (`attention_maps` for attention).
 
     with tapped(model, stacks, look):            # look(stack, layer, states) sees [batch, token, dim]
         model(**batch)

@@ -48,6 +48,7 @@ HOMES = {
     "OneDimension": "one_dimension",
     "PositionProbe": "probed",
     "Geometry": "geometrical",
+    "Attention": "attended",
     "Predictions": "predicted",
     "Origin": "origins",
     "FrozenScores": "frozen_scores",

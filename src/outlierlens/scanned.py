@@ -59,6 +59,16 @@ class StackScan:
         _, scale, bias = self.past(min_layer_fraction)
         return tuple(sorted((*scale, *bias))) if self.z_bias.size else ()
 
+    def strongest_dims(self, n: int) -> tuple[int, ...]:
+        """The `n` dimensions whose |z|, averaged over layers and over scale and bias, is largest, strongest first.
+
+        Whatever the rule says: there always are such.
+        """
+        size = np.abs(self.z_scale).mean(axis=0)  # [column]
+        if self.z_bias.size:
+            size = (size + np.abs(self.z_bias).mean(axis=0)) / 2
+        return tuple(self.map_dims[column] for column in np.argsort(-size, kind="stable")[:n])
+
     def past(self, min_layer_fraction: float) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Dimensions past `n_sigma` in that share of the layers: in scale and bias both, in scale alone, in bias alone."""
         needed = layers_needed(min_layer_fraction, self.n_layers)

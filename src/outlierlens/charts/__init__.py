@@ -21,6 +21,7 @@ one_dimension    a task's metric from each dimension alone
 frozen           a task's metric from linear classifiers on frozen vectors, by layer, raw and repaired
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 frequency        how closely dimensions follow token frequency; each alone: frequency_layers, frequency_types
+attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
 recovery         a model with dimensions off, and fine-tuned again
@@ -31,6 +32,7 @@ emergence        outliers over training: its panels loss_panel, norm_panel, stat
 """
 
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
+from outlierlens.charts.attention import attention, attention_correlation, attention_sinks
 from outlierlens.charts.base import Chart
 from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
@@ -57,6 +59,9 @@ from outlierlens.charts.weights import weight_maps
 __all__ = [
     "Chart",
     "anisotropy",
+    "attention",
+    "attention_correlation",
+    "attention_sinks",
     "average_vectors",
     "can_export",
     "cosine_shares",

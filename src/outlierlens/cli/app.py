@@ -6,6 +6,7 @@ import typer
 
 from outlierlens import __version__
 from outlierlens.cli import (
+    attention,
     count,
     downstream,
     embedder,
@@ -87,6 +88,7 @@ app.command("origin")(origin.origin)
 app.command("geometry")(geometry.geometry)
 app.command("frequency")(frequency.frequency)
 app.command("predictions")(predictions.predictions)
+app.command("attention")(attention.attention)
 app.command("probe")(probe.probe)
 app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)

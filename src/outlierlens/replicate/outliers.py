@@ -7,8 +7,6 @@ named.dims, named.by, named.by_rule
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from outlierlens.detect import Rule
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, LoadOptions
@@ -103,10 +101,7 @@ def name_outliers(mine: StackScan, rule: Rule, dims: tuple[int, ...] | str, *, w
 
 def strongest(scan: StackScan, n: int) -> tuple[int, ...]:
     """The `n` dimensions whose |z|, averaged over layers and over scale and bias, is largest, strongest first."""
-    size = np.abs(scan.z_scale).mean(axis=0)  # [column]
-    if scan.z_bias.size:
-        size = (size + np.abs(scan.z_bias).mean(axis=0)) / 2
-    return tuple(scan.map_dims[column] for column in np.argsort(-size, kind="stable")[:n])
+    return scan.strongest_dims(n)
 
 
 def _listed(dims: Sequence[int]) -> str:

@@ -1,0 +1,283 @@
+"""The run: one pass intact, one with the outliers off, one for each draw of random dimensions.
+
+    loaded = load_model("minilm-l6", LoadOptions(attention="eager"))
+    found = attention(loaded, read_texts("train.parquet", limit=1000), AttentionOptions())
+    found.correlation("without_special").overall_p
+
+The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from outlierlens.ablate import EditSettings, stream_width
+from outlierlens.arch import BoundStack
+from outlierlens.attended import Attention, AttentionCondition, ExampleMaps
+from outlierlens.attention.condition import Measured, Reading, example_maps, measure
+from outlierlens.attention.correlate import Passes, correlations, over_heads
+from outlierlens.attention.keys import KeyKinds, padded
+from outlierlens.attention.moments import interval
+from outlierlens.attention_maps import check_eager
+from outlierlens.controls import Plan, random_sets
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.modes import Ablation, Mode, check_mode, means_over
+from outlierlens.results import Provenance
+from outlierlens.vectors.read import Tokens, text_stack, tokenise
+from outlierlens.weights import scan_live
+
+N_STRONGEST = 2
+N_CONTROL = 10  # random dimensions of the released code's control
+LEAST_OF_EXAMPLE = 3  # tokens
+NO_EXAMPLE = -1
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What is measured, and how.
+
+    Attributes:
+        dims: the named dimensions; () for those the scan finds.
+        mode, factor, embeddings: how dimensions are switched off, as in `disable`; in all layers.
+        n_random: draws of as many random dimensions, which avoid the named ones and what the scan finds.
+        threshold: mean attention on the first token that makes a head a sink.
+        paper_compat: correlations as the released code makes them: texts padded to `max_length`, a key's attention is the mean
+            over all queries, padding too; the control is the mean r of 10 random dimensions (drawn by `seed`; there unseeded).
+        example: number of the text whose maps are kept; None for the first that has `example_tokens` tokens, or the longest;
+            `NO_EXAMPLE` (-1) for none. example_layer: whose maps; None for the last but one. example_tokens: at most.
+        n_bootstrap: of intervals over texts.
+        progress: called with (label, texts done, texts).
+    """
+
+    dims: tuple[int, ...] = ()
+    stack: str | None = None
+    mode: Mode = "weights"
+    factor: float = 0.5
+    embeddings: bool = False
+    n_random: int = 5
+    threshold: float = 0.3
+    paper_compat: bool = False
+    example: int | None = None
+    example_layer: int | None = None
+    example_tokens: int = 32
+    max_length: int = 128
+    batch_size: int = 32
+    n_bootstrap: int = 200
+    seed: int = 0
+    progress: Callable[[str, int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode, self.factor, self.embeddings)
+        if self.mode == "resample":
+            raise BadInput(
+                "mode resample permutes values among the tokens of a batch, so attention would depend on the batch size; use "
+                "weights, zero, mean, scale or writes"
+            )
+        for name, least in (
+            ("n_random", 0),
+            ("n_bootstrap", 20),
+            ("batch_size", 1),
+            ("example_tokens", LEAST_OF_EXAMPLE),
+        ):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if not 0 < self.threshold < 1:
+            raise BadInput(f"threshold is {self.threshold}; it must be between 0 and 1")
+
+
+@dataclass(frozen=True)
+class _Named:
+    dims: tuple[int, ...]
+    by: str
+    avoid: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+def attention(
+    loaded: LoadedModel, texts: Texts, options: AttentionOptions | None = None, *, command: str = ""
+) -> Attention:
+    """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
+
+    Raises:
+        BadInput: attention that is not eager, a family whose weights cannot be had, an unknown dimension, layer, stream or
+            example, or a state that is not finite.
+    """
+    options = options or AttentionOptions()
+    stack = text_stack(loaded, options.stack)
+    check_eager(loaded, stack)
+    width = stream_width(loaded.model, stack)
+    named = _named(loaded, stack, width, options.dims)
+    example = _example_layer(stack, options, len(texts))
+    tokens = tokenise(loaded, texts, max_length=options.max_length)
+    reading = _reading(loaded, stack, texts, tokens, named.dims, options)
+    drawn = random_sets(width, len(named.dims), avoid=named.avoid, n=options.n_random, seed=options.seed).free
+    intact = measure(_told(reading, options, "intact"), None)
+    off = measure(_told(reading, options, "outliers off"), _everywhere(stack, named.dims))
+    randoms = [
+        measure(_told(reading, options, f"random dimensions off, draw {i + 1}"), _everywhere(stack, dims))
+        for i, dims in enumerate(drawn)
+    ]
+    control: tuple[int, ...] = ()
+    if options.paper_compat:
+        size = min(N_CONTROL, width - len(named.avoid))
+        (control,) = random_sets(width, size, avoid=named.avoid, n=1, seed=options.seed + 1).free
+    before = _replicates(intact)
+    conditions = [_condition("intact", (), intact, before), _condition("off", named.dims, off, before)]
+    conditions += [_condition("random", dims, one, before) for dims, one in zip(drawn, randoms, strict=True)]
+    n_queries = sum(intact.n_keys.values())
+    return Attention(
+        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        data=texts.source,
+        data_digest=texts.digest,
+        stack=stack.name,
+        layers=tuple(str(layer) for layer in range(stack.n_layers)),
+        n_heads=intact.heads,
+        hidden_size=width,
+        n_texts=int((reading.lengths > 0).sum()),
+        n_tokens=n_queries,
+        n_special=intact.n_keys["special"],
+        max_length=tokens.max_length,
+        hides=intact.hides,
+        dims=named.dims,
+        named_by=named.by,
+        mode=reading.ablation.name,
+        threshold=options.threshold,
+        n_bootstrap=options.n_bootstrap,
+        delimiters=reading.kinds.delimiters,
+        control_dims=control,
+        paper_compat=options.paper_compat,
+        uniform=np.stack([intact.places[layer].uniform for layer in range(stack.n_layers)], axis=1) / n_queries,
+        conditions=tuple(conditions),
+        correlations=correlations(Passes(intact, off, randoms), named.dims, control),
+        example=None if example is None else _example(reading, texts, named.dims, example, options),
+        notes=(*named.notes, *_notes(loaded, stack, intact, conditions[0], options)),
+    )
+
+
+def _named(loaded: LoadedModel, stack: BoundStack, width: int, dims: tuple[int, ...]) -> _Named:
+    """The dimensions asked for, else what the scan finds, else the strongest."""
+    scanned = next(one for one in scan_live(loaded).stacks if one.stack == stack.name)
+    bad = [dim for dim in dims if not 0 <= dim < width]
+    if bad:
+        raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
+    if dims:
+        given = tuple(dict.fromkeys(dims))
+        return _Named(given, "given", tuple(sorted({*given, *scanned.dims})))
+    if scanned.dims:
+        return _Named(scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", scanned.dims)
+    strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
+    said = ", ".join(map(str, strongest))
+    note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
+    return _Named(strongest, "largest |z| in the weights, as the scan names none", strongest, (note,))
+
+
+def _reading(
+    loaded: LoadedModel,
+    stack: BoundStack,
+    texts: Texts,
+    tokens: Tokens,
+    dims: tuple[int, ...],
+    options: AttentionOptions,
+) -> Reading:
+    lengths = tokens.lengths
+    tokenizer: Any = loaded.tokenizer
+    kinds = KeyKinds(tokenizer, tokens)
+    if options.paper_compat:
+        tokens = padded(tokens, tokenizer.pad_token_id or 0)
+    settings = EditSettings(factor=options.factor)
+    if options.mode == "mean":
+        means = means_over(loaded, stack, texts, length=tokens.max_length, batch_size=options.batch_size)
+        settings = replace(settings, means=means)
+    return Reading(
+        loaded=loaded,
+        stack=stack,
+        tokens=tokens,
+        lengths=lengths,
+        kinds=kinds,
+        ablation=Ablation(loaded, stack, options.mode, options.embeddings, settings),
+        named=dims,
+        batch_size=options.batch_size,
+        n_bootstrap=options.n_bootstrap,
+        seed=options.seed,
+        paper_compat=options.paper_compat,
+    )
+
+
+def _told(reading: Reading, options: AttentionOptions, label: str) -> Reading:
+    tell = options.progress
+    return reading if tell is None else replace(reading, progress=lambda done, total: tell(label, done, total))
+
+
+def _everywhere(stack: BoundStack, dims: tuple[int, ...]) -> Plan:
+    return {layer: tuple(dims) for layer in range(stack.n_layers)}
+
+
+def _replicates(measured: Measured) -> np.ndarray:
+    """[replicate, metric, layer, head], the first of all texts once."""
+    return np.stack([measured.places[layer].rates(measured.heads) for layer in sorted(measured.places)], axis=2)
+
+
+def _condition(kind: str, dims: tuple[int, ...], measured: Measured, before: np.ndarray) -> AttentionCondition:
+    rates = _replicates(measured)
+    mean, raw = over_heads(rates, axis=3), over_heads(before, axis=3)
+    low, high = interval(mean[1:])
+    change = mean - raw
+    change_low, change_high = interval(change[1:])
+    return AttentionCondition(kind, dims, measured.n_values, rates[0], low, high, change[0], change_low, change_high)
+
+
+def _example_layer(stack: BoundStack, options: AttentionOptions, n_texts: int) -> int | None:
+    """The layer whose maps are kept, None for no maps; checked before any work."""
+    if options.example == NO_EXAMPLE:
+        return None
+    if options.example is not None and not 0 <= options.example < n_texts:
+        raise BadInput(f"example {options.example} does not exist; the texts are 0 to {n_texts - 1}")
+    layer = max(0, stack.n_layers - 2) if options.example_layer is None else options.example_layer
+    if not 0 <= layer < stack.n_layers:
+        raise BadInput(f"layer {layer} does not exist; stream {stack.name} has layers 0 to {stack.n_layers - 1}")
+    return layer
+
+
+def _example(
+    reading: Reading, texts: Texts, dims: tuple[int, ...], layer: int, options: AttentionOptions
+) -> ExampleMaps:
+    number = options.example
+    if number is None:
+        enough = np.flatnonzero(reading.lengths >= options.example_tokens)
+        number = int(enough[0]) if len(enough) else int(reading.lengths.argmax())
+    text = texts.texts[number]
+    tokens = tokenise(reading.loaded, [text], max_length=min(options.example_tokens, options.max_length))
+    one = replace(reading, tokens=tokens, lengths=tokens.lengths, paper_compat=False)
+    if not tokens.lengths[0]:
+        raise BadInput(f"text {number} has no token; choose another example")
+    intact, ids = example_maps(one, None, layer)
+    off, _ = example_maps(one, _everywhere(reading.stack, dims), layer)
+    tokenizer: Any = reading.loaded.tokenizer
+    shown = tuple(str(token) for token in tokenizer.convert_ids_to_tokens(list(ids)))
+    return ExampleMaps(text, number, str(layer), shown, intact, off)
+
+
+def _notes(
+    loaded: LoadedModel, stack: BoundStack, intact: Measured, shown: AttentionCondition, options: AttentionOptions
+) -> tuple[str, ...]:
+    found = []
+    if stack.name == "decoder":
+        found.append("self-attention of the decoder; its attention to the encoder is not read")
+    if not intact.n_keys["special"]:
+        found.append("the tokenizer adds no special tokens: keys with and without them are the same")
+    if abs(float(shown.of("mass").min()) - 1) > 1e-3:
+        found.append(
+            f"a query's weights sum to {float(shown.of('mass').min()):.3f} to {float(shown.of('mass').max()):.3f}, mean over "
+            "heads, not to 1: shares are of weights as they are, entropies of weights brought to sum 1"
+        )
+    if loaded.config.get("attention_kind") == "gated":
+        found.append("attention is gated: weights are before the gate, which scales what a head reads of them")
+    if options.paper_compat:
+        found.append(
+            "correlations as in the released code: padding counts among queries, controls are 10 random dimensions"
+        )
+    return tuple(found)
