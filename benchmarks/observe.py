@@ -29,17 +29,18 @@ def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
     import torch
 
     from outlierlens.activations import ObserveOptions, Observer
+    from outlierlens.data import Texts
     from outlierlens.models import LoadOptions, load_model
 
     torch.set_num_threads(1)
     loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
     observer = Observer(loaded, ObserveOptions(max_length=max_length, batch_size=batch_size))
-    warm, *fresh = observer.batches(texts(batch_size * (repeats + 1), max_length))
+    warm, *fresh = observer.batches(Texts("benchmark", texts(batch_size * (repeats + 1), max_length)))
     tokens = int(warm.valid.sum())
     observer.consume(warm)
     bare, observed = [], []
     for batch in fresh:
-        bare.append(_seconds(lambda batch=batch: observer.forward(batch)))
+        bare.append(_seconds(lambda batch=batch: observer.reading(batch)))
         observed.append(_seconds(lambda batch=batch: observer.consume(batch)))
     finish, _ = _seconds(observer.finish)
     print(

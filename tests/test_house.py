@@ -64,6 +64,8 @@ LAYERS = [
         "token_counts",
         "data",
         "labelled",
+        "media",
+        "reading",
         "inputs",
         "forward",
         "run_files",

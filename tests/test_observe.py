@@ -197,7 +197,7 @@ def test_many_windows_of_texts_are_one_pass(words: Callable[..., Any], monkeypat
     loaded = wrap(FAMILIES["bert"], words())
     texts = some_texts(25)
     whole = observe(loaded, texts, ObserveOptions(batch_size=4)).stacks[0].view()
-    monkeypatch.setattr("outlierlens.activations.WINDOW", 1)
+    monkeypatch.setattr("outlierlens.reading.TextReading.window", 1)
     steps: list[tuple[str, int, int]] = []
     options = ObserveOptions(batch_size=4, progress=lambda *step: steps.append(step))
     pieces = observe(loaded, texts, options).stacks[0].view()

@@ -2,6 +2,8 @@
 
     with zeroed_weights(model, [308, 381]):         # scale and bias of each block's last operation
         model(**batch)
+    with zeroed_norms(model, [187, 759]):           # scale and bias of every norm of the blocks, and the final one
+        ...
     with edited_hidden(model, [507], mode="zero"):  # the activation inside the running network
         ...
     with removed_writes(model, [507]):              # everything that writes to the dimension
@@ -48,6 +50,30 @@ def zeroed_weights(
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
     with ExitStack() as restore:
         yield _switch_off(module, _last_operation(bound, plan), restore)
+
+
+@contextmanager
+def zeroed_norms(
+    model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
+) -> Iterator[int]:
+    """Set scale and bias of every norm of the blocks to zero at `dims`; yields the number of values set.
+
+    What Puccetti et al. (2022) did to ViT in their released code: norms on what attention and MLP read, on the stream, and
+    the final norm, which goes with the last layer (a window that leaves the last layer out leaves it as it is). Norms of the
+    embeddings stay. Norms that multiply by 1 + weight are set to −1.
+
+    Raises:
+        BadInput: the blocks have no norm.
+    """
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    targets = [(param, off) for layer, off in plan.items() for norm in bound.norms.values() for param in norm[layer]]
+    if bound.n_layers - 1 in plan:
+        targets += [(param, plan[bound.n_layers - 1]) for param in bound.final_norm]
+    if not targets:
+        raise BadInput(f"stream {bound.name!r} declares no norm in these layers; use another ablation")
+    with ExitStack() as restore:
+        yield _switch_off(module, targets, restore)
 
 
 def zero_weights_(

@@ -17,14 +17,14 @@ import numpy as np
 
 from outlierlens.activation_rules import ActivationRules
 from outlierlens.arch import BoundStack
-from outlierlens.data import Batch, Texts, batches
+from outlierlens.data import Batch, Data
 from outlierlens.errors import BadInput
-from outlierlens.forward import NOT_TEXT, TextForward, check_padding, text_stacks
+from outlierlens.forward import check_padding
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
-from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.observation import Observation, Passage, StackObservation
+from outlierlens.reading import Reading, TextReading
 from outlierlens.results import Provenance
 from outlierlens.stats import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
 from outlierlens.stats_summary import summarise
@@ -32,7 +32,6 @@ from outlierlens.stats_summary import summarise
 if TYPE_CHECKING:
     from torch import Tensor
 
-WINDOW = 32  # batches that are tokenised and sorted by length together: memory stays constant in the number of texts
 PASSAGE_DIMS = 1024
 
 
@@ -71,15 +70,18 @@ class ObserveOptions:
             )
 
 
-def observe(loaded: LoadedModel, texts: Texts, options: ObserveOptions | None = None, command: str = "") -> Observation:
+def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = None, command: str = "") -> Observation:
     """Statistics of every layer and dimension over `texts`, with special tokens and without.
 
+    `texts` may be pictures or recordings (`media.Items`): a token is then a patch, or a frame of sound.
+
     Raises:
-        BadInput: the model reads no text or has no tokenizer, a state is NaN or infinite, or the limits are too small.
+        BadInput: the model reads no such data or has no tokenizer (or processor), a state is NaN or infinite, or the
+            limits are too small.
     """
     options = options or ObserveOptions()
-    observer = Observer(loaded, options)
-    for batch in observer.batches(texts.texts):
+    observer = Observer(loaded, options, texts.reading(loaded, options.max_length))
+    for batch in observer.batches(texts):
         observer.consume(batch)
     stacks = observer.finish()
     return Observation(
@@ -92,8 +94,11 @@ def observe(loaded: LoadedModel, texts: Texts, options: ObserveOptions | None = 
         max_length=observer.max_length,
         n_sigma=options.n_sigma,
         stacks=stacks,
-        passages=observer.passages(options.passage or texts.texts[0]) if options.passage_tokens else (),
-        notes=tuple(observer.notes),
+        passages=observer.passages((options.passage,) if options.passage else texts.first(1))
+        if options.passage_tokens
+        else (),
+        notes=observer.reading.notes,
+        inputs=observer.reading.inputs,
     )
 
 
@@ -101,40 +106,30 @@ class Observer:
     """The streaming pass in pieces: `batches`, `consume` each, `finish`.
 
     Attributes:
-        forward: the bare forward pass on a batch.
+        reading: the bare forward pass and the batches it takes; of texts unless another is given.
         max_length: tokens of a text that are read: the option, or less where the model has fewer positions.
         n_tokens, n_special: tokens read so far, padding not counted.
     """
 
-    def __init__(self, loaded: LoadedModel, options: ObserveOptions):
+    def __init__(self, loaded: LoadedModel, options: ObserveOptions, reading: Reading | None = None):
         self.loaded, self.options = loaded, options
-        if loaded.tokenizer is None:
-            raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
-        self.notes: list[str] = []
-        self.stacks = text_stacks(loaded)
-        if other := [stack.name for stack in loaded.stacks if stack.name in NOT_TEXT]:
-            self.notes.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
-        self.forward = TextForward(loaded, self.stacks)
-        if self.forward.shifted:
-            self.notes.append(
-                "the decoder read each text shifted by one behind its start token; that token counts as special"
-            )
-        self.max_length = token_limit(loaded, options.max_length)
-        if self.max_length < options.max_length:
-            self.notes.append(f"texts are cut at {self.max_length} tokens: the model has no more positions")
+        self.reading: Reading = reading or TextReading(loaded, options.max_length)
+        self.stacks = self.reading.stacks
+        self.max_length = self.reading.max_length
         self.n_tokens = self.n_special = 0
         self.groups = 1
         # MPS has no float64.
         device = "cpu" if loaded.device.type == "mps" else loaded.device
         self.streams = {stack.name: _Stream(stack, options, device) for stack in self.stacks}
 
-    def batches(self, texts: tuple[str, ...]) -> Iterator[Batch]:
-        """Batches of `texts`, tokenised window by window; progress is reported as they are asked for."""
+    def batches(self, texts: Data) -> Iterator[Batch]:
+        """Batches of `texts`, window by window; progress is reported as they are asked for."""
         size = self.options.batch_size
+        step = self.reading.window * max(1, size)
         done = 0
-        for start in range(0, len(texts), WINDOW * max(1, size)):
-            window = texts[start : start + WINDOW * max(1, size)]
-            for batch in self._padded(window, size, self.max_length):
+        for start in range(0, len(texts), step):
+            window = texts.some(range(start, min(start + step, len(texts))))
+            for batch in self.reading.batches(window, batch_size=size):
                 yield Batch(batch.inputs, batch.valid, batch.special, tuple(start + text for text in batch.texts))
                 done += len(batch.texts)
                 if self.options.progress:
@@ -144,7 +139,7 @@ class Observer:
         """Run the model on a batch and count all its token vectors."""
         import torch
 
-        sides = self.forward.sides(batch)
+        sides = self.reading.sides(batch)
         if any(bool(special.any()) for _, special in sides.values()):
             self.groups = 2
         kept = self._columns_per_layer()
@@ -169,7 +164,7 @@ class Observer:
             tapped(self.loaded.model, self.stacks, look),
             tapped_reads(self.loaded.model, self.stacks, look_at_read),
         ):
-            self.forward(batch)
+            self.reading(batch)
         self.n_tokens += int(batch.valid.sum())
         self.n_special += int(batch.special.sum())
 
@@ -181,30 +176,31 @@ class Observer:
             raise BadInput("the tokenizer made no token of these texts, so there is nothing to observe")
         with torch.inference_mode():
             return tuple(
-                summarise(stream.stack, stream.layers, stream.large_shares(), self._token_text, self.options)
+                summarise(stream.stack, stream.layers, stream.large_shares(), self.reading.words, self.options)
                 for stream in self.streams.values()
             )
 
-    def passages(self, text: str) -> tuple[Passage, ...]:
-        """Token vectors of one input, for each stream."""
+    def passages(self, one: Any) -> tuple[Passage, ...]:
+        """Vectors of the first tokens of one input, for each stream; `one` holds that input alone."""
         import torch
 
         states: dict[str, list[np.ndarray]] = {name: [] for name in self.streams}
-        (batch,) = self._padded((text,), 1, min(self.max_length, self.options.passage_tokens))
+        limit = self.options.passage_tokens
+        (batch,) = self.reading.batches(one, batch_size=1, max_length=limit)
 
         def look(stack: BoundStack, layer: int, seen: "Tensor") -> None:
-            states[stack.name].append(seen[0].float().cpu().numpy())
+            states[stack.name].append(seen[0, :limit].float().cpu().numpy())
 
         with torch.inference_mode(), tapped(self.loaded.model, self.stacks, look):
-            self.forward(batch)
-        sides = self.forward.sides(batch)
+            self.reading(batch)
+        sides = self.reading.sides(batch)
         found = []
         for stack in self.stacks:
             vectors = np.stack(states[stack.name])  # [layer, token, dim]
             dims = np.arange(vectors.shape[2])
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
-            tokens = self._token_text(sides[stack.name][0][0].tolist())
+            tokens = self.reading.words(sides[stack.name][0][0, :limit].tolist())
             layers = tuple(layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers)))
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
         return tuple(found)
@@ -218,17 +214,6 @@ class Observer:
                 f"histogram_bytes is {self.options.histogram_bytes:,}; one dimension of each of {rows} layers needs {each:,}"
             )
         return kept
-
-    def _padded(self, texts: tuple[str, ...], batch_size: int, max_length: int) -> Iterator[Batch]:
-        return batches(
-            self.loaded.tokenizer, texts, max_length=max_length, batch_size=batch_size, device=self.loaded.device
-        )
-
-    def _token_text(self, ids: list[int]) -> tuple[str, ...]:
-        tokenizer: Any = self.loaded.tokenizer
-        known = [token for token in ids if token >= 0]
-        text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
-        return tuple(str(text.get(token) or "") for token in ids)
 
 
 class _Stream:

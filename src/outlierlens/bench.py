@@ -19,13 +19,12 @@ from outlierlens.ablate import Dims, EditSettings, plan_dims, stream_width
 from outlierlens.arch import Param, live_parameters
 from outlierlens.controls import Plan, compare_with, matched_sets, plan_key, random_sets, relabelled
 from outlierlens.damage import Condition, Continuation, Damage, Filled, Score
-from outlierlens.data import Texts
+from outlierlens.data import Data
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
-from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for
+from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for, tokens_read
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, make_task, scored, weighted_mean
@@ -43,8 +42,8 @@ class DisableOptions:
     """What to switch off, how, and beside which controls.
 
     Attributes:
-        mode: "weights" (zeroed_weights), "zero" / "mean" / "scale" / "resample" (edited_hidden), "writes"
-            (removed_writes).
+        mode: "weights" (zeroed_weights), "norms" (zeroed_norms), "zero" / "mean" / "scale" / "resample" (edited_hidden),
+            "writes" (removed_writes).
         layers: layers to switch off in; None is all.
         stack: stream, where the model has several.
         avoid: dimensions that no random set may hold; None is what the weight rule finds in the model.
@@ -77,7 +76,7 @@ class DisableOptions:
 
 def disable(
     loaded: LoadedModel,
-    texts: Texts,
+    texts: Data,
     dims: Dims,
     options: DisableOptions | None = None,
     *,
@@ -141,13 +140,14 @@ def disable(
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
         notes=tuple(bench.notes),
         metric=bench.task.metric,
+        inputs=texts.plural,
     )
 
 
 class _Bench:
     """A model on the bench: its task, what it scores intact, and how to switch things off."""
 
-    def __init__(self, loaded: LoadedModel, texts: Texts, options: DisableOptions):
+    def __init__(self, loaded: LoadedModel, texts: Data, options: DisableOptions):
         self.loaded, self.options = loaded, options
         self.stack: BoundStack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
@@ -161,15 +161,15 @@ class _Bench:
         self.closeness: float | None = None
         settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
-            length = token_limit(loaded, options.task.max_length)
+            length = texts.row_limit(loaded, options.task.max_length)
             means = means_over(loaded, self.stack, texts, length=length, batch_size=options.task.batch_size)
             settings = EditSettings(means=means)
             self.notes.append(
-                f"the mean that replaces a value is taken over the first {length} tokens of each of these texts"
+                f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
             )
         self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
 
-    def identity(self, texts: Texts) -> dict[str, Any]:
+    def identity(self, texts: Data) -> dict[str, Any]:
         """What must be equal for measured conditions to be reusable."""
         options = self.options
         return {
@@ -242,9 +242,9 @@ class _Bench:
         change = own[0] - statistic.value(self.intact_values)
         return (*own, change, *statistic.interval(self.intact_values, values, seed=seed))
 
-    def exercise(self, texts: Texts) -> tuple[str, Exercise | None]:
+    def exercise(self, texts: Data) -> tuple[str, Exercise | None]:
         """The passage that every condition fills in, and its blanks."""
-        passage = self.options.passage or next((t for t in texts.texts if len(t.split()) > 40), texts.texts[0])
+        passage = self.options.passage or texts.passage
         return passage, exercise(self.loaded, passage, seed=self.options.seed)
 
     def say(
@@ -313,8 +313,8 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
 
 def check_save(directory: Path, mode: str) -> None:
     """Raise BadInput where `save_disabled` could not write; ask before measuring."""
-    if mode not in ("weights", "writes"):
-        raise BadInput(f"--save needs --mode weights or writes: mode {mode!r} lives in the running network only")
+    if mode not in ("weights", "norms", "writes"):
+        raise BadInput(f"--save needs --mode weights, norms or writes: mode {mode!r} lives in the running network only")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise BadInput(f"{directory} is not empty; name a new folder")
 
@@ -334,4 +334,6 @@ def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: Dis
         loaded.model.save_pretrained(directory)  # type: ignore[operator]
     if loaded.tokenizer is not None:
         loaded.tokenizer.save_pretrained(directory)
+    if loaded.processor is not None:
+        loaded.processor.save_pretrained(directory)
     return touched

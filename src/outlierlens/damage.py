@@ -128,13 +128,14 @@ class Damage:
 
     Attributes:
         task: "masked loss", "causal loss" or "output change"; unit: "nats per token" or "cosine distance".
-        mode: "zeroed_weights", "edited_hidden zero|mean|scale|resample" or "removed_writes".
+        mode: "zeroed_weights", "zeroed_norms", "edited_hidden zero|mean|scale|resample" or "removed_writes".
         stack: the residual stream that was edited.
         intact, chosen: conditions; controls: families of control sets.
         fills: the same passage under intact, the median random set and the chosen set, in this order; empty without a
             head for words.
         continuations: of causal models, likewise.
         metric: "mcc" where values are 1 − metric, so that a change above 0 is what the metric loses; "" for losses.
+        inputs: what was read: "texts", "images" or "recordings".
     """
 
     provenance: Provenance
@@ -154,6 +155,7 @@ class Damage:
     continuations: tuple[Continuation, ...] = ()
     notes: tuple[str, ...] = ()
     metric: str = ""
+    inputs: str = "texts"
 
     @property
     def of_change(self) -> str:

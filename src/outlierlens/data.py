@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outlierlens.errors import BadInput
 from outlierlens.tables import Table, file_lines, lines, open_table
@@ -21,10 +21,62 @@ from outlierlens.tables import Table, file_lines, lines, open_table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outlierlens.models import LoadedModel
+    from outlierlens.reading import Reading
+
 TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
 EXCERPT = "excerpt"
 REVIEWS = "reviews"
 SHIPPED = (EXCERPT, REVIEWS)
+NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
+
+
+class Data(Protocol):
+    """What a model is measured on: `Texts`, `Examples`, or pictures and recordings (`media.Items`).
+
+    Attributes:
+        source: where it came from, as given. digest: SHA-256 over all of it, in order.
+        plural: what tables call it: "texts".
+        passage: a text to fill in, "" where there is none.
+    """
+
+    @property
+    def source(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def plural(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def passage(self) -> str:
+        """See above."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def first(self, n: int) -> "Data":
+        """The first `n` (or all)."""
+        ...
+
+    def some(self, numbers: Sequence[int]) -> "Data":
+        """Those with these numbers, in this order."""
+        ...
+
+    def row_limit(self, loaded: "LoadedModel", max_length: int) -> int:
+        """Tokens of a row of a forward pass at most, where `max_length` are asked for."""
+        ...
+
+    def reading(self, loaded: "LoadedModel", max_length: int) -> "Reading":
+        """How `loaded` reads it, at most `max_length` tokens of each, while its states are looked at."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +101,32 @@ class Texts:
     def first(self, n: int) -> "Texts":
         """The first `n` texts (or all)."""
         return replace(self, texts=self.texts[:n])
+
+    def some(self, numbers: Sequence[int]) -> "Texts":
+        """The texts with these numbers, in this order."""
+        return replace(self, texts=tuple(self.texts[number] for number in numbers))
+
+    @property
+    def plural(self) -> str:
+        """What tables call them."""
+        return "texts"
+
+    @property
+    def passage(self) -> str:
+        """The first text that is long enough to be filled in, or the first."""
+        return next((text for text in self.texts if len(text.split()) > 40), self.texts[0])
+
+    def row_limit(self, loaded: "LoadedModel", max_length: int) -> int:
+        """See `inputs.token_limit`."""
+        from outlierlens.inputs import token_limit
+
+        return token_limit(loaded, max_length)
+
+    def reading(self, loaded: "LoadedModel", max_length: int) -> "Reading":
+        """How `loaded` reads texts; see `reading.TextReading`."""
+        from outlierlens.reading import TextReading
+
+        return TextReading(loaded, max_length)
 
     def tokenised(self, tokenizer: Any, max_length: int) -> Any:
         """What the tokenizer makes of them, by name one list a text, cut at `max_length` tokens."""

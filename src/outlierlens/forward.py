@@ -85,6 +85,17 @@ def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
     Raises:
         BadInput: no such module takes token ids.
     """
+    module = reader_of(loaded, stacks, "input_ids")
+    if module is None:
+        raise BadInput(
+            f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
+            "observe a text model, or the text tower of this one, loaded by itself"
+        )
+    return module
+
+
+def reader_of(loaded: LoadedModel, stacks: list[BoundStack], takes: str) -> "nn.Module | None":
+    """The innermost module that takes the argument `takes` and runs all of `stacks`; None where there is none."""
     paths = [block.split(".") for stack in stacks for block in stack.blocks]
     common = []
     for names in zip(*paths, strict=False):
@@ -93,9 +104,6 @@ def text_reader(loaded: LoadedModel, stacks: list[BoundStack]) -> "nn.Module":
         common.append(names[0])
     for length in range(len(common), -1, -1):
         module = loaded.model.get_submodule(".".join(common[:length]))
-        if paths and "input_ids" in inspect.signature(module.forward).parameters:
+        if paths and takes in inspect.signature(module.forward).parameters:
             return module
-    raise BadInput(
-        f"{loaded.name} does not read text (it takes {getattr(loaded.model, 'main_input_name', 'other inputs')}); "
-        "observe a text model, or the text tower of this one, loaded by itself"
-    )
+    return None

@@ -189,7 +189,8 @@ def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tens
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
     """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
 
-    It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid.
+    It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid. A
+    speech model's mask is of samples: the model itself says which of its tokens that leaves.
     """
     import torch
 
@@ -203,6 +204,9 @@ def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]
         for mask in masks:
             if mask.shape == states.shape[:2]:
                 return mask.bool()
+            of_samples: Any = getattr(model, "_get_feature_vector_attention_mask", None)
+            if of_samples is not None and len(mask) == len(states):
+                return of_samples(states.shape[1], mask, add_adapter=False).bool()
         return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
 
     hook = model.register_forward_pre_hook(keep, with_kwargs=True)

@@ -2,11 +2,15 @@
 
 model(**model_inputs(loaded, batch))
 token_limit(loaded, 128)
+tokenizer_of(loaded)                      # or an error that says what the model reads instead
 """
 
 from typing import Any
 
 from outlierlens.data import Batch, decoder_side
+from outlierlens.errors import BadInput
+from outlierlens.media.items import PLURAL
+from outlierlens.media.processor import kind_read
 from outlierlens.models import LoadedModel, max_positions
 
 
@@ -17,6 +21,19 @@ def model_inputs(loaded: LoadedModel, batch: Batch) -> dict[str, Any]:
         inputs["decoder_input_ids"], _ = decoder_side(batch, loaded.config)
         inputs["decoder_attention_mask"] = batch.valid.long()
     return inputs
+
+
+def tokenizer_of(loaded: LoadedModel) -> Any:
+    """The model's tokenizer; raises BadInput that says why there is none."""
+    if loaded.tokenizer is not None:
+        return loaded.tokenizer
+    kind = kind_read(loaded.model)
+    if kind is not None:
+        raise BadInput(
+            f"{loaded.name} reads {PLURAL[kind]}, not text; scan, observe, disable and sweep take it (--data FOLDER), all "
+            f"that counts, asks or attends to words does not"
+        )
+    raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
 
 
 def token_limit(loaded: LoadedModel, asked: int) -> int:

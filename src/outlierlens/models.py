@@ -19,6 +19,7 @@ from outlierlens.arch import BoundStack
 from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, load_with_head
+from outlierlens.media.processor import processor_beside
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,7 @@ class LoadedModel:
     head: Head
     stacks: list[BoundStack]
     config: dict[str, Any] = field(repr=False, default_factory=dict)
+    processor: Any = field(repr=False, default=None)  # of models that read pictures or recordings
 
     @property
     def device(self) -> "torch.device":
@@ -91,8 +93,12 @@ class LoadedModel:
         return self.stacks[names.index(name)]
 
 
-def from_objects(model: "nn.Module", tokenizer: Any = None, *, name: str = "", row: Path | None = None) -> LoadedModel:
+def from_objects(
+    model: "nn.Module", tokenizer: Any = None, *, processor: Any = None, name: str = "", row: Path | None = None
+) -> LoadedModel:
     """Wrap a live model; `row` is a TOML file that replaces the table's row.
+
+    `processor` is the image processor or feature extractor of a model that reads pictures or recordings.
 
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
@@ -101,7 +107,7 @@ def from_objects(model: "nn.Module", tokenizer: Any = None, *, name: str = "", r
     stacks = arch.load_toml(row) if row else arch.stacks_of(config, name or type(model).__name__)
     bound = arch.bind(stacks, arch.live_parameters(model))
     model.eval()
-    return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config)
+    return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config, processor)
 
 
 def config_dict(model: "nn.Module") -> dict[str, Any]:
@@ -160,11 +166,12 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
                 model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
             tokenizer = _tokenizer(transformers, source, common)
             agree_on_padding(model, tokenizer)
+            processor = processor_beside(model, source, common)
         except (OutlierlensError, MemoryError):
             raise
         except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
             raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
-    return from_objects(model.to(device), tokenizer, name=name, row=options.row)
+    return from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
@@ -304,7 +311,7 @@ def _tokenizer(transformers: Any, source: str, common: dict[str, Any]) -> Any:
         if any((folder / file).is_file() for file in VOCABULARIES):
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise BadFile(f"{source}: its tokenizer cannot be read ({text}); fetch or save it again") from error
-        if isinstance(error, OSError | ValueError):
+        if isinstance(error, OSError | ValueError | TypeError):  # TypeError: a vocabulary that is None (wav2vec2)
             return None
         raise
     # Without a vocabulary file some classes are made all the same, and read every word as unknown.

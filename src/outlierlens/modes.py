@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from outlierlens.ablate import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_weights
+from outlierlens.ablate import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_norms, zeroed_weights
 from outlierlens.controls import Plan
-from outlierlens.data import Texts, batches
+from outlierlens.data import NO_LIMIT, Data
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions
@@ -20,7 +20,7 @@ from outlierlens.tasks.base import TaskOptions
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
-Mode = Literal["weights", "zero", "mean", "scale", "resample", "writes"]
+Mode = Literal["weights", "norms", "zero", "mean", "scale", "resample", "writes"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
@@ -44,8 +44,8 @@ class Ablation:
     """How dimensions are switched off in one run.
 
     Attributes:
-        mode: "weights" (zeroed_weights), "zero" / "mean" / "scale" / "resample" (edited_hidden), "writes"
-            (removed_writes).
+        mode: "weights" (zeroed_weights), "norms" (zeroed_norms), "zero" / "mean" / "scale" / "resample" (edited_hidden),
+            "writes" (removed_writes).
         embeddings: of mode "writes": the embeddings' writes too.
         settings: of the modes that edit hidden states; mode "mean" needs its means, see `with_means`.
     """
@@ -62,6 +62,8 @@ class Ablation:
             return nullcontext(0)
         if self.mode == "weights":
             return zeroed_weights(self.loaded, plan, stack=self.stack.name)
+        if self.mode == "norms":
+            return zeroed_norms(self.loaded, plan, stack=self.stack.name)
         if self.mode == "writes":
             return removed_writes(self.loaded, plan, stack=self.stack.name, embeddings=self.embeddings)
         return edited_hidden(self.loaded, plan, self.mode, stack=self.stack.name, settings=self.settings)
@@ -71,13 +73,20 @@ class Ablation:
         """ "zeroed_weights", "edited_hidden scale × 0.5", … as results say it."""
         if self.mode == "weights":
             return "zeroed_weights"
+        if self.mode == "norms":
+            return "zeroed_norms"
         if self.mode == "writes":
             return "removed_writes" + (" with embeddings" if self.embeddings else "")
         factor = f" × {self.settings.factor:g}" if self.mode == "scale" else ""
         return f"edited_hidden {self.mode}{factor}"
 
 
-def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Texts, *, length: int, batch_size: int) -> np.ndarray:
+def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Data, *, length: int, batch_size: int) -> np.ndarray:
     """What mode "mean" puts in place: means [layer, dim] over the first `length` tokens of each text."""
-    reading = batches(loaded.tokenizer, texts, max_length=length, batch_size=batch_size, device=loaded.device)
-    return mean_states(loaded, reading, stack=stack.name)
+    read = texts.reading(loaded, length).batches(texts, batch_size=batch_size)
+    return mean_states(loaded, read, stack=stack.name)
+
+
+def tokens_read(length: int) -> str:
+    """How a note says that `length` tokens at most are read of each input."""
+    return "all tokens" if length >= NO_LIMIT else f"the first {length} tokens"

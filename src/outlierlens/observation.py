@@ -158,7 +158,11 @@ class Passage:
 @result
 @dataclass(frozen=True)
 class Observation:
-    """Activation statistics of a model over a text, made in one streaming pass."""
+    """Activation statistics of a model over a text, made in one streaming pass.
+
+    `inputs` names what was read: "texts", or "images" and "recordings", whose patches and frames are the tokens;
+    `max_length` is then 0, for they are not cut by tokens.
+    """
 
     provenance: Provenance
     data: str
@@ -171,6 +175,7 @@ class Observation:
     stacks: tuple[StackObservation, ...]
     passages: tuple[Passage, ...] = ()
     notes: tuple[str, ...] = ()
+    inputs: str = "texts"
 
     def rows(self, view: str | None = None) -> Iterator[dict[str, Any]]:
         """One flat row per stack, view, layer and dimension: of both views, or of `view` alone."""

@@ -202,7 +202,7 @@ def _from_hub(source: str, split: str, offline: bool) -> Table:
     name, *rest = source.split(":")
     config, split = (rest[0] or None if rest else None), (rest[1] if len(rest) > 1 else split)
     try:
-        rows = datasets.load_dataset(name, config, split=split, streaming=True)
+        rows = _undecoded(datasets.load_dataset(name, config, split=split, streaming=True))
         first = next(iter(rows), None)
     # RuntimeError is what the library raises for data sets that are scripts.
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
@@ -220,3 +220,11 @@ def _from_hub(source: str, split: str, offline: bool) -> Table:
         if isinstance(feature, datasets.ClassLabel)
     }
     return Table(source, tuple(first), lambda columns: (tuple(row[name] for name in columns) for row in rows), classes)
+
+
+def _undecoded(rows: Any) -> Any:
+    """A hub data set whose pictures and recordings stay the bytes of their files: decoding has limits of its own here."""
+    for column, feature in (getattr(rows, "features", None) or {}).items():
+        if type(feature).__name__ in ("Image", "Audio"):
+            rows = rows.cast_column(column, type(feature)(decode=False))
+    return rows

@@ -1,7 +1,8 @@
 """What a command reads and scores: texts, or the examples of a labelled task; one home for the options of both."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,19 +12,22 @@ from outlierlens.data import EXCERPT
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from outlierlens.data import Texts
+    from outlierlens.data import Data
     from outlierlens.labelled import LabelledTask
+    from outlierlens.media import Items, Kind
     from outlierlens.tasks import TaskOptions
 
 TaskOption = Annotated[
     str,
     typer.Option(
         "--task",
-        help="auto, masked-loss, causal-loss, output-change; glue:rte, hans, superglue:wic, …; classify, regress, tokens.",
+        help="auto, masked-loss, causal-loss, output-change; glue:rte, hans, …; classify, regress, tokens; "
+        "image-classification, audio-classification.",
     ),
 ]
 OF_TEXTS = ("auto", "masked-loss", "causal-loss", "output-change")
 PLAIN = ("classify", "regress", "tokens")
+OF_ITEMS = ("image-classification", "audio-classification")
 MEASURES = ("metric", "accuracy", "loss")
 LABELLING: tuple[tuple[str, Any, Any], ...] = (
     (
@@ -45,7 +49,12 @@ LABELLING: tuple[tuple[str, Any, Any], ...] = (
     ),
     ("split", Annotated[str | None, typer.Option("--split", help="Labelled: split to read. Default: dev.")], None),
     ("pair_column", Annotated[str | None, typer.Option("--pair-column", help="classify, regress: the second text.")], None),
-    ("label_column", Annotated[str, typer.Option("--label-column", help="classify, regress, tokens: the label.")], "label"),
+    ("label_column", Annotated[str, typer.Option("--label-column", help="Your own data: the label.")], "label"),
+    (
+        "max_seconds",
+        Annotated[float | None, typer.Option("--max-seconds", help="Of a recording that is read. Default: 30.")],
+        None,
+    ),
 )  # fmt: skip
 
 
@@ -59,6 +68,7 @@ class Labelling:
     split: str | None = None
     pair_column: str | None = None
     label_column: str = "label"
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
@@ -83,16 +93,19 @@ class Reading:
     labelling: Labelling = Labelling()
 
     def __post_init__(self) -> None:
-        if not self.is_labelled and self.labelling != Labelling():
+        if not self.is_labelled and replace(self.labelling, max_seconds=None) != Labelling():
             raise BadInput(
                 f"--measure, --metric, --labels, --split, --pair-column and --label-column belong to a labelled task, not to "
                 f"--task {self.task}"
             )
-        own = self.text_column or self.labelling.pair_column or self.labelling.label_column != "label"
-        if self.is_labelled and self.task not in PLAIN and own:
+        own = self.text_column or self.labelling.label_column != "label"
+        of_items = self.task in OF_ITEMS and not self.labelling.pair_column
+        if self.is_labelled and self.task not in PLAIN and (own or self.labelling.pair_column) and not of_items:
             raise BadInput(
                 f"--text-column, --pair-column and --label-column belong to {', '.join(PLAIN)}, not to {self.task}"
             )
+        if self.labelling.max_seconds is not None and self.kind != "audio":
+            raise BadInput("--max-seconds belongs to recordings (a folder of .wav, an .npz with `audio`)")
         if self.task == "tokens" and self.labelling.pair_column:
             raise BadInput("--pair-column belongs to classify and regress: words of tokens have no second text")
 
@@ -117,10 +130,32 @@ class Reading:
         text = self.text_column or ("tokens" if self.task == "tokens" else "text")
         return plain_task(self.task, text, label, pair=words.pair_column, metric=words.metric)
 
-    def read(self, *, offline: bool = False) -> "Texts":
-        """The texts, or the examples; raises BadInput as `read_texts` and `read_examples` do."""
+    @cached_property
+    def kind(self) -> "Kind | None":
+        """What is read where it is no text: pictures or recordings, by the task, else by what the data looks like."""
+        from outlierlens.media.read import TASKS, kind_of
+
+        return kind_of(self.data) if not self.is_labelled else TASKS.get(self.task)
+
+    def _items(self, kind: "Kind", offline: bool) -> "Items":
+        from outlierlens.media.read import ItemOptions, read_items
+
+        words = self.labelling
+        if self.data == EXCERPT:
+            raise BadInput(f"--task {self.task} needs your own data: --data FOLDER, with one sub-folder a class")
+        more = {} if words.max_seconds is None else {"max_seconds": words.max_seconds}
+        options = ItemOptions(
+            labelled=self.is_labelled, label=words.label_column, column=self.text_column, limit=self.limit,
+            split=words.split or "test", labels=self._names or (), metric=words.metric, **more,
+        )  # fmt: skip
+        return read_items(kind, self.data, options, offline=offline)
+
+    def read(self, *, offline: bool = False) -> "Data":
+        """The texts, examples or items; raises BadInput as `read_texts`, `read_examples` and `read_items` do."""
         from outlierlens.data import read_texts
 
+        if self.kind is not None:
+            return self._items(self.kind, offline)
         if not self.is_labelled:
             return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
         from outlierlens.labelled import read_examples
@@ -142,6 +177,8 @@ class Reading:
         from outlierlens.finetune.settings import FinetuneSettings
         from outlierlens.tasks import TaskOptions
 
+        if self.kind is not None and max_length is not None:
+            raise BadInput("--max-length counts tokens of texts; images are read whole, of recordings --max-seconds")
         usual = FinetuneSettings.max_length if self.is_labelled else TaskOptions.max_length
         more["max_length"] = max_length or usual
         if not self.is_labelled:

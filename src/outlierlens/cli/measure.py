@@ -21,7 +21,7 @@ StackOption = Annotated[
     str | None, typer.Option("--stack", help="Which stream, where there are several: encoder, decoder.")
 ]
 ModeOption = Annotated[
-    str, typer.Option("--mode", help="weights, zero, mean, scale, resample (hidden states) or writes.")
+    str, typer.Option("--mode", help="weights, norms, zero, mean, scale, resample (hidden states) or writes.")
 ]
 FactorOption = Annotated[float, typer.Option("--factor", help="Factor of mode scale.")]
 TEXTS = 16  # of `disable`, where no number is given
@@ -42,7 +42,12 @@ def observe(
     data: common.Data = "excerpt",
     text_column: common.TextColumn = None,
     limit: common.Limit = None,
-    max_length: common.MaxLength = 128,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=2, help="Tokens of a text at most. Default: 128.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option("--max-seconds", help="Of a recording that is read. Default: 30.")
+    ] = None,
     batch_size: common.BatchSize = 32,
     n_sigma: Annotated[float, typer.Option("--n-sigma", help="Distance from the vector's own mean that counts.")] = 3.0,
     without_special: Annotated[
@@ -59,7 +64,7 @@ def observe(
     *,
     load: "LoadOptions",
 ) -> None:
-    """Stream a text through the model once and report statistics of every layer and dimension."""
+    """Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension."""
     show = Show.choose(format, json, quiet, output, overwrite)
     if parquet and parquet.exists() and not overwrite:
         raise BadInput(f"{parquet} exists; give another name or --overwrite")
@@ -67,13 +72,14 @@ def observe(
         need("pyarrow", "models", "--parquet")  # before the work, not after it
     from outlierlens.activations import ObserveOptions
     from outlierlens.activations import observe as observe_model
-    from outlierlens.data import read_texts
     from outlierlens.models import load_model
 
-    texts = read_texts(data, column=text_column, limit=limit, offline=load.offline)
+    reading = Reading("auto", data, text_column, limit, Labelling(max_seconds=max_seconds))
+    length = reading.options(max_length=max_length).max_length
+    texts = reading.read(offline=load.offline)
     loaded = load_model(model, load)
     with Progress(not no_progress and show.format != "quiet") as progress:
-        options = ObserveOptions(max_length=max_length, batch_size=batch_size, n_sigma=n_sigma, progress=progress)
+        options = ObserveOptions(max_length=length, batch_size=batch_size, n_sigma=n_sigma, progress=progress)
         found = observe_model(loaded, texts, options, command=common.reproduce())
     if parquet:
         found.to_parquet(parquet)
@@ -83,7 +89,7 @@ def observe(
 
 def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
     say(
-        f"{found.provenance.model} on {found.data}: {found.n_texts:,} texts, {found.n_tokens:,} tokens "
+        f"{found.provenance.model} on {found.data}: {found.n_texts:,} {found.inputs}, {found.n_tokens:,} tokens "
         f"({found.n_special:,} special); shown: {view.replace('_', ' ')}"
     )
     for stack in found.stacks:
@@ -139,7 +145,7 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
     for note in found.notes:
         say(f"note: {note}")
     if verbose:
-        say(f"SHA-256 of the texts: {found.data_digest}")
+        say(f"SHA-256 of the {found.inputs}: {found.data_digest}")
 
 
 @common.loads_a_model
@@ -234,7 +240,9 @@ def disable(
 
 def print_damage(damage: "Damage") -> None:
     """The conditions, the controls and the passage as text."""
-    say(f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts:,} texts{counted(damage)}")
+    say(
+        f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts:,} {damage.inputs}{counted(damage)}"
+    )
     say(f"mode {damage.mode}, stream {damage.stack}, {len(damage.layers)} layers")
     rows: list[list[Any]] = []
     for label, condition in (("intact", damage.intact), ("off: " + _off(damage.chosen), damage.chosen)):

@@ -21,7 +21,7 @@ from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import plain_dims
 from outlierlens.cli.job import ROWS, scan_of
 from outlierlens.cli.labelled import Reading
-from outlierlens.data import EXCERPT, Texts
+from outlierlens.data import EXCERPT, Data
 from outlierlens.errors import BadInput, need
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.report import ReportData, write
@@ -62,7 +62,7 @@ class Machines:
                 "ray", "ray", "--engine ray"
             )  # before the model is loaded; not imported yet, for it reads settings then
 
-    def engine_for(self, texts: Texts, load: LoadOptions) -> "Callable[[Runner], Engine] | None":
+    def engine_for(self, texts: Data, load: LoadOptions) -> "Callable[[Runner], Engine] | None":
         """What `sweep` takes as its engine."""
         if self.engine == "local":
             return None

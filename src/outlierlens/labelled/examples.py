@@ -11,13 +11,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled.labels import finder
 from outlierlens.labelled.table import LabelledTask
 from outlierlens.tables import ENDINGS, Table, joined, open_table
+
+if TYPE_CHECKING:
+    from outlierlens.labelled.rows import TextRows
+    from outlierlens.models import LoadedModel
 
 UNLABELLED = ("-1", "-1.0")  # what GLUE's test splits hold
 NOT_A_LABEL = -100  # of a token that is no first piece of a word; what the Hugging Face libraries leave out of losses
@@ -61,6 +65,16 @@ class Examples(Texts):
         from outlierlens.labelled.encode import encode
 
         return encode(tokenizer, self, max_length=max_length).inputs
+
+    def rows(self, loaded: "LoadedModel", max_length: int) -> "TextRows":
+        """The examples as a task hands them to `loaded`."""
+        from outlierlens.labelled.rows import TextRows
+
+        return TextRows(loaded, self, max_length)
+
+    def among(self, names: Sequence[str]) -> "Examples":
+        """Unchanged: the classes of a table's texts are those of its task, whatever a model's are."""
+        return self
 
     def some(self, numbers: Sequence[int]) -> "Examples":
         """The examples with these numbers, in this order."""
@@ -110,7 +124,7 @@ def read_examples(
     if task.level == "token":
         return _token_examples(task, where, rows, (classes, labels))
     raw = [(row[task.label], number) for number, row in enumerate(rows, 1)]
-    names, found = _labels(task, where, raw, (classes, labels))
+    names, found = numbered_labels(task, where, raw, (classes, labels))
     texts = tuple(_text(task.filled(task.text, row), task.text, where, i) for i, row in enumerate(rows))
     pairs: tuple[str, ...] = ()
     if task.pair:
@@ -163,7 +177,7 @@ def _text(value: Any, part: str, where: str, number: int) -> str:
     return value
 
 
-def _labels(
+def numbered_labels(
     task: LabelledTask,
     where: str,
     raw: Sequence[tuple[Any, int]],
@@ -277,7 +291,7 @@ def _token_examples(
         raw += [(label, number + 1) for label in labels]
     if not raw:
         raise BadInput(f"{where}: no row has a word")
-    names, places = _labels(task, where, raw, named)
+    names, places = numbered_labels(task, where, raw, named)
     each = iter(places)
     return Examples(
         where,

@@ -25,6 +25,7 @@ SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine dista
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
 MODES = {
     "zeroed_weights": "Switching {them} off",
+    "zeroed_norms": "Zeroing {them} in every norm",
     "edited_hidden zero": "Setting {values} to zero",
     "edited_hidden mean": "Setting {values} to their mean",
     "edited_hidden scale": "Scaling {values}",

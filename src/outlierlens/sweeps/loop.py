@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.data import Texts
+from outlierlens.data import Data
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
@@ -64,7 +64,7 @@ class SweepProgress:
 
 def sweep(
     loaded: LoadedModel,
-    texts: Texts,
+    texts: Data,
     options: SweepOptions | None = None,
     *,
     command: str = "",
@@ -342,7 +342,7 @@ class _Run:
         )
 
 
-def _identity(runner: Runner, texts: Texts, model: str) -> dict[str, Any]:
+def _identity(runner: Runner, texts: Data, model: str) -> dict[str, Any]:
     """What must be equal for rows to be reusable: all that a per-text difference depends on, and the order of texts."""
     options = runner.options
     task = asdict(options.task)

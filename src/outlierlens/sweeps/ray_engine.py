@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens._version import __version__
-from outlierlens.data import Texts
+from outlierlens.data import Data
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models import LoadOptions
 from outlierlens.sweeps.engines import PASSES_AT_ONCE, by_span
@@ -38,7 +38,7 @@ UNKNOWN_SECONDS = 60.0  # or for so long, while it is not known how long rows us
 
 
 def on_ray(
-    texts: Texts,
+    texts: Data,
     load: LoadOptions | None = None,
     *,
     address: str | None = None,

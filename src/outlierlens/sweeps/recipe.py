@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outlierlens.data import Texts
+from outlierlens.data import Data
 from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput, UnknownModel
 from outlierlens.models import DTYPES, LoadedModel, LoadOptions, fingerprint, load_model, say
@@ -34,14 +34,14 @@ class Recipe:
 
     model: str | LoadedModel
     load: LoadOptions
-    texts: Texts
+    texts: Data
     options: SweepOptions
     fingerprint: str
     n_texts: int
     intact: tuple[float, ...]
 
     @classmethod
-    def like(cls, runner: Runner, texts: Texts, load: LoadOptions | None = None, *, device: str = "cpu") -> "Recipe":
+    def like(cls, runner: Runner, texts: Data, load: LoadOptions | None = None, *, device: str = "cpu") -> "Recipe":
         """The recipe of `runner`, whose texts came from `texts`, computing on `device` unless `load` names one.
 
         With the options that its model was loaded with, the model is loaded by name where it is needed; without, it is

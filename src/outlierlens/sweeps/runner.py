@@ -16,13 +16,12 @@ import numpy as np
 
 from outlierlens.ablate import EditSettings, stream_width
 from outlierlens.controls import Plan
-from outlierlens.data import Texts
+from outlierlens.data import Data
 from outlierlens.devices import out_of_memory, tokens_at_once
 from outlierlens.errors import BadInput
 from outlierlens.hidden import edited, last_operations, written
-from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
-from outlierlens.modes import Ablation, means_over, task_for
+from outlierlens.modes import Ablation, means_over, task_for, tokens_read
 from outlierlens.sweeps.functional import Functional
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.prefix import Kept, can_resume, capture, resumed
@@ -38,7 +37,7 @@ MEANS_TEXTS = 512  # lines that mode "mean" takes its means over
 CHECK_TEXTS = 3
 
 
-def make_runner(loaded: LoadedModel, texts: Texts, options: SweepOptions) -> "Runner":
+def make_runner(loaded: LoadedModel, texts: Data, options: SweepOptions) -> "Runner":
     """The runner of a sweep: the same one for the same model, texts and options, on whatever machine.
 
     Raises:
@@ -63,7 +62,7 @@ class Runner:
         notes: what a reader of the results should know about how they were measured.
     """
 
-    def __init__(self, loaded: LoadedModel, texts: Texts, options: SweepOptions):
+    def __init__(self, loaded: LoadedModel, texts: Data, options: SweepOptions):
         self.loaded, self.options = loaded, options
         self.stack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
@@ -82,16 +81,17 @@ class Runner:
         self.notes: list[str] = list(self.task.notes)
         settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
-            length = token_limit(loaded, options.task.max_length)
+            length = texts.row_limit(loaded, options.task.max_length)
             size = options.task.batch_size
             some = texts.first(MEANS_TEXTS)
             settings = EditSettings(means=means_over(loaded, self.stack, some, length=length, batch_size=size))
             self.notes.append(
-                f"the mean that replaces a value is taken over the first {length} tokens of the first {len(some)} lines"
+                f"the mean that replaces a value is taken over {tokens_read(length)} of the first {len(some)} "
+                f"{'lines' if texts.plural == 'texts' else texts.plural}"
             )
         self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
         self.tokens = tokens_at_once(loaded.device)
-        self._longest = token_limit(loaded, options.task.max_length)  # tokens of a row at most
+        self._longest = texts.row_limit(loaded, options.task.max_length)
         if options.batch_size is not None:
             self.tokens = options.batch_size * min(self._longest, int(self.task.lengths.max()))
         at_last = options.mode == "weights"

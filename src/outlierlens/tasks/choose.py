@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from outlierlens.data import Texts
+from outlierlens.data import Data, Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import Examples
+from outlierlens.media import Items, LabelledItems
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions
 
@@ -12,21 +13,29 @@ FITTING = {"causal": "causal loss", "masked": "masked loss", "other": "output ch
 LABELLED = "labelled"
 
 
-def make_task(loaded: LoadedModel, texts: Texts | Sequence[str], options: TaskOptions | None = None) -> Task:
-    """The task `options.name`; "auto" is the one that fits the model's head, or the examples' own for `Examples`.
+def make_task(loaded: LoadedModel, texts: Data | Sequence[str], options: TaskOptions | None = None) -> Task:
+    """The task `options.name`; "auto" is the one that fits the model's head, or the examples' own where they have labels.
 
     Raises:
         BadInput: the head cannot do the task, no text is long enough, or the examples' labels are not the model's.
     """
     options = options or TaskOptions()
     name = options.name
-    if name == LABELLED or (name == "auto" and isinstance(texts, Examples)):
-        if not isinstance(texts, Examples):
+    if name == LABELLED or (name == "auto" and isinstance(texts, Examples | LabelledItems)):
+        if not isinstance(texts, Examples | LabelledItems):
             raise BadInput("a labelled task needs examples with labels: read_examples(find_task(…), …)")
         from outlierlens.tasks.classify import LabelledScore
 
         return LabelledScore(loaded, texts, options)
-    plain = texts.texts if isinstance(texts, Texts) else texts
+    if isinstance(texts, Items):
+        from outlierlens.tasks.output_change import OutputChange
+
+        if name not in ("auto", "output change"):
+            raise BadInput(
+                f"{name!r} is a task of texts; of {texts.kind} data there are classification and 'output change'"
+            )
+        return OutputChange(loaded, texts, options)
+    plain: Sequence[str] = texts.texts if isinstance(texts, Texts) else texts  # type: ignore[assignment]
     if name == "auto":
         name = FITTING[loaded.head]  # type: ignore[assignment]
     if name == "output change":

@@ -5,6 +5,8 @@
     outputs = task.outputs()                             # losses and predictions of all examples, in their order
     outputs.scores["mcc"]
 
+Examples are texts, or pictures and recordings with labels (`media.LabelledItems`): what differs is how they are read (`rows`).
+
 `measure` says what a text's value is: its "loss" (nats, or squared error of a regression); 1 where it is wrong and 0 where
 it is right ("accuracy"; the share of wrong words in a token task); or, for the task's "metric", the prediction, and
 `statistic` turns all predictions into 1 − metric.
@@ -19,12 +21,12 @@ import numpy as np
 
 from outlierlens.devices import out_of_memory, tokens_at_once, tokens_per_start
 from outlierlens.errors import BadInput
-from outlierlens.heads import padding_side
 from outlierlens.hidden import norm_before_last_mlp, only_first_token
-from outlierlens.inputs import token_limit
 from outlierlens.labelled import Examples, label_order
-from outlierlens.labelled.encode import encode
+from outlierlens.labelled.encode import Encoded
 from outlierlens.labelled.examples import NOT_A_LABEL
+from outlierlens.labelled.rows import TextRows
+from outlierlens.media import LabelledItems
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut
 from outlierlens.tasks.cutting import cheapest_cuts
@@ -32,6 +34,8 @@ from outlierlens.tasks.metrics import Statistic, score
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
 
 
 @dataclass(frozen=True)
@@ -62,26 +66,18 @@ class _Rows:
 class LabelledScore:
     """A model's value on each labelled example, as the model is at the moment of the call; see `Task`."""
 
-    def __init__(self, loaded: LoadedModel, examples: Examples, options: TaskOptions):
-        self.loaded, self.options, self.examples = loaded, options, examples
-        task = examples.task
+    def __init__(self, loaded: LoadedModel, examples: Examples | LabelledItems, options: TaskOptions):
+        self.loaded, self.options = loaded, options
         config: Any = loaded.model.config
-        kind = "ForTokenClassification" if task.level == "token" else "ForSequenceClassification"
-        if not type(loaded.model).__name__.endswith(kind):
-            raise BadInput(
-                f"{loaded.name} is a {type(loaded.model).__name__} without a head for {task.name}; fine-tune it first: "
-                f"outlierlens finetune {loaded.name} --task {task.name}"
-            )
-        _check_padding(loaded)
+        names = options.labels or [str(config.id2label[key]) for key in sorted(config.id2label, key=int)]
+        self.examples = examples = examples.among(names)
+        task = examples.task
+        _check_head(loaded, examples)
         self.order = label_order(task, config.id2label, options.labels, where=loaded.name)
-        self.max_length = token_limit(loaded, options.max_length)
-        self.encoded = encode(loaded.tokenizer, examples, max_length=self.max_length).for_model(loaded.model)
-        self.lengths = np.array(self.encoded.lengths)
-        if not self.lengths.all():
-            row = int(np.argmin(self.lengths)) + 1
-            raise BadInput(f"{examples.source}, row {row}: no token at all for {loaded.name}; leave such rows out")
+        self.rows = examples.rows(loaded, options.max_length)
+        self.max_length, self.lengths = self.rows.longest, self.rows.lengths
         self.n_texts = len(examples)
-        self._labels = self.encoded.labels
+        self._labels = self.rows.labels
         counted = [sum(label != NOT_A_LABEL for label in row) for row in self._labels] if task.level == "token" else 1
         self.weights = np.broadcast_to(np.asarray(counted, dtype=np.float64), (self.n_texts,)).copy()
         if not self.weights.all():
@@ -102,8 +98,8 @@ class LabelledScore:
         self.unit = self._unit()
         asked = options.batch_size != TaskOptions.batch_size
         self.tokens = options.batch_size * self.max_length if asked else tokens_at_once(loaded.device)
-        self.notes = self._notes()
-        self._norm = None if options.every_token or tokens else self._first_is_enough()
+        self.notes = self.rows.notes
+        self._norm = None if options.every_token or not self.rows.tries_first else self._first_is_enough()
         self._also: dict[str, float] = {}
 
     def _unit(self) -> str:
@@ -113,48 +109,41 @@ class LabelledScore:
             return "squared error"
         return "nats per word" if self.examples.task.level == "token" else "nats per example"
 
-    def _notes(self) -> tuple[str, ...]:
-        """What a reader of the results should know about how the examples were read."""
-        if not self.encoded.n_cut:
-            return ()
-        lost = "; labels of words that were cut off do not count" if self.examples.task.level == "token" else ""
-        return (
-            f"{self.encoded.n_cut:,} of {self.n_texts:,} examples do not fit into {self.max_length} tokens and were cut{lost}",
-        )
-
     @property
     def text(self) -> str:
         """What a text is."""
-        pair = "pair" if self.examples.pairs else "example"
-        return f"{pair} of at most {self.max_length} tokens"
+        return self.rows.what
+
+    @property
+    def encoded(self) -> Encoded:
+        """Token ids of the examples; raises BadInput where they are no texts."""
+        if not isinstance(self.rows, TextRows):
+            raise BadInput(f"{self.examples.source} holds no texts, which is what this needs")
+        return self.rows.encoded
 
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
         order = sorted(range(len(texts)), key=lambda slot: -int(self.lengths[texts[slot]]))
-        lengths = self.lengths[[texts[slot] for slot in order]]
-        if tokens is None:
-            cuts = list(cut(lengths.tolist(), self.options.batch_size, None))
-        else:
-            cuts = cheapest_cuts(lengths, tokens=tokens, start=tokens_per_start(self.loaded.device))
-        for rows in cuts:
-            yield self._collate(order[rows], [texts[slot] for slot in order[rows]])
+        for places in self.rows.apart([texts[slot] for slot in order]):
+            slots = [order[place] for place in places]
+            lengths = self.lengths[[texts[slot] for slot in slots]]
+            if tokens is None:
+                cuts = list(cut(lengths.tolist(), self.options.batch_size, None))
+            else:
+                cuts = cheapest_cuts(lengths, tokens=tokens, start=tokens_per_start(self.loaded.device))
+            for rows in cuts:
+                yield self._collate(slots[rows], [texts[slot] for slot in slots[rows]])
 
     def _collate(self, slots: list[int], texts: list[int]) -> _Rows:
-        longest, side = int(max(self.lengths[text] for text in texts)), padding_side(self.loaded.model)
-        inputs = {}
-        for key, values in self.encoded.inputs.items():
-            fill = _padding(self.loaded) if key == "input_ids" else 0
-            inputs[key] = self._move(_padded([values[text] for text in texts], longest, fill, side))
-        if self.examples.task.level == "token":
-            labels = self._move(_padded([self._labels[text] for text in texts], longest, NOT_A_LABEL, side))
-        else:
-            labels = self._move(np.array([self._labels[text] for text in texts]))
-        return _Rows(inputs, labels, tuple(slots), int(sum(self.lengths[text] for text in texts)))
-
-    def _move(self, values: np.ndarray) -> "Tensor":
         import torch
 
-        return torch.from_numpy(values).to(self.loaded.device, non_blocking=True)
+        mine = [self._labels[text] for text in texts]
+        if isinstance(self.rows, TextRows) and self.examples.task.level == "token":
+            labels = self.rows.padded(mine, NOT_A_LABEL)
+        else:
+            labels = torch.from_numpy(np.array(mine)).to(self.loaded.device, non_blocking=True)
+        inputs = self.rows.inputs(texts)
+        return _Rows(inputs, labels, tuple(slots), int(sum(self.lengths[text] for text in texts)))
 
     def _said(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
         """(loss, prediction), [row] each; of a token task [row, token], 0 and NOT_A_LABEL where no label is asked for."""
@@ -292,29 +281,13 @@ class LabelledScore:
         return dict(self._also)
 
 
-def _padding(loaded: LoadedModel) -> int:
-    """The token that fills batches: the model's own, by which some heads find the last token; else the tokenizer's."""
-    config: Any = loaded.model.config
-    own = getattr(config.get_text_config(), "pad_token_id", None)
-    tokenizer: Any = loaded.tokenizer
-    return int(next((found for found in (own, tokenizer.pad_token_id) if found is not None), 0))
-
-
-def _check_padding(loaded: LoadedModel) -> None:
-    """Raise BadInput for a head that reads the last token and cannot tell padding from tokens."""
-    config: Any = loaded.model.config
-    # GPT-2 and its kin call such a head "score", and find their last token by the padding that the config names.
-    if hasattr(loaded.model, "score") and getattr(config.get_text_config(), "pad_token_id", None) is None:
-        own = getattr(loaded.tokenizer, "pad_token_id", None)
-        raise BadInput(
-            f"{loaded.name}: its config names no padding token, so its head cannot find the last token of a text; set "
-            f"pad_token_id{'' if own is None else f' = {own}'} in the config"
-        )
-
-
-def _padded(rows: Sequence[Sequence[int]], longest: int, fill: int, side: str) -> np.ndarray:
-    """Rows padded on that side, int64 [row, token]."""
-    values = np.full((len(rows), longest), fill, dtype=np.int64)
-    for number, row in enumerate(rows):
-        values[number, slice(len(row)) if side == "right" else slice(longest - len(row), None)] = row
-    return values
+def _check_head(loaded: LoadedModel, examples: Examples | LabelledItems) -> None:
+    """Raise BadInput for a model without a head for the task."""
+    name, task = type(loaded.model).__name__, examples.task
+    if isinstance(examples, LabelledItems):
+        kind, remedy = HEADS[examples.kind], "use a model that was fine-tuned for it"
+    else:
+        kind = "ForTokenClassification" if task.level == "token" else "ForSequenceClassification"
+        remedy = f"fine-tune it first: outlierlens finetune {loaded.name} --task {task.name}"
+    if not name.endswith(kind):
+        raise BadInput(f"{loaded.name} is a {name} without a head for {task.name}; {remedy}")

@@ -3,6 +3,8 @@
     task = OutputChange(loaded, texts, TaskOptions())      # keeps the intact outputs at once
     values, weights = task.per_text()                      # 0 while the model is intact
 
+`texts` may be pictures or recordings (`media.Items`).
+
 The value is the KL divergence of the head's distribution (nats) where there are logits, else the cosine distance
 between intact and present vectors, in [0, 2]; it says how much outputs change, not whether they get worse.
 """
@@ -16,7 +18,8 @@ import numpy as np
 from outlierlens.ablate import stream_width
 from outlierlens.data import Batch, collate
 from outlierlens.errors import BadInput
-from outlierlens.inputs import model_inputs, token_limit
+from outlierlens.inputs import model_inputs, token_limit, tokenizer_of
+from outlierlens.media import Items
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
@@ -60,21 +63,13 @@ class OutputChange:
     metric = ""
     statistic: "Statistic | None" = None
     smallest = 0.0
-    notes: tuple[str, ...] = ()
 
-    def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
+    def __init__(self, loaded: LoadedModel, texts: Sequence[str] | Items, options: TaskOptions):
         self.loaded, self.options = loaded, options
-        length = token_limit(loaded, options.max_length)
-        self.text = f"line of at most {length} tokens"
-        if loaded.tokenizer is None:
-            raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
-        encoded = loaded.tokenizer(list(texts), truncation=True, max_length=length)
-        self.texts = tuple(number for number, ids in enumerate(encoded["input_ids"]) if ids)
-        if not self.texts:
-            raise BadInput("no text has a token; give longer texts")
-        self._encoded = [{key: encoded[key][number] for key in encoded} for number in self.texts]
-        self.n_texts = len(self.texts)
-        self.lengths = np.array([len(one["input_ids"]) for one in self._encoded])
+        self._rows = texts.rows(loaded, 0) if isinstance(texts, Items) else _TextRows(loaded, texts, options.max_length)
+        self.text, self.lengths = self._rows.what, self._rows.lengths
+        self.notes = self._rows.notes
+        self.n_texts = len(self.lengths)
         self.weights = self.lengths.astype(np.float64)
         self.n_tokens = int(self.lengths.sum())
         # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
@@ -98,13 +93,12 @@ class OutputChange:
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
         order = sorted(range(len(texts)), key=lambda slot: -self.lengths[texts[slot]])
-        for rows in cut([int(self.lengths[texts[slot]]) for slot in order], self.options.batch_size, tokens):
-            slots = tuple(order[rows])
-            mine = [self._encoded[texts[slot]] for slot in slots]
-            batch = collate(
-                self.loaded.tokenizer, {key: [one[key] for one in mine] for key in mine[0]}, slots, self.loaded.device
-            )
-            yield _Rows(batch, slots, tuple(texts[slot] for slot in slots), sum(len(one["input_ids"]) for one in mine))
+        for places in self._rows.apart([texts[slot] for slot in order]):
+            alike = [order[place] for place in places]
+            for rows in cut([int(self.lengths[texts[slot]]) for slot in alike], self.options.batch_size, tokens):
+                slots = tuple(alike[rows])
+                mine = tuple(texts[slot] for slot in slots)
+                yield _Rows(self._rows.batch(mine), slots, mine, int(self.lengths[list(mine)].sum()))
 
     def _run(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
         """(token vectors [batch, token, dim], logits or an empty tensor), as float32."""
@@ -169,6 +163,33 @@ class OutputChange:
     def also(self) -> dict[str, float]:
         """All measures of the last call: cosine distance, relative change, pooled cosine distance, and KL if any."""
         return dict(self._also)
+
+
+class _TextRows:
+    """Texts by their tokens: what `media.rows.ItemRows` is to pictures. Texts of no token are left out."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, loaded: LoadedModel, texts: Sequence[str], max_length: int):
+        self.loaded = loaded
+        length = token_limit(loaded, max_length)
+        self.what = f"line of at most {length} tokens"
+        encoded = tokenizer_of(loaded)(list(texts), truncation=True, max_length=length)
+        kept = [number for number, ids in enumerate(encoded["input_ids"]) if ids]
+        if not kept:
+            raise BadInput("no text has a token; give longer texts")
+        self._encoded = [{key: encoded[key][number] for key in encoded} for number in kept]
+        self.lengths = np.array([len(one["input_ids"]) for one in self._encoded])
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """These texts (repeats allowed) as one batch."""
+        mine = [self._encoded[number] for number in numbers]
+        encoded = {key: [one[key] for one in mine] for key in mine[0]}
+        return collate(self.loaded.tokenizer, encoded, tuple(numbers), self.loaded.device)
+
+    def apart(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Places in `numbers` that can share batches: all of them."""
+        return [list(range(len(numbers)))]
 
 
 def _wide(values: "Tensor") -> "torch.dtype":

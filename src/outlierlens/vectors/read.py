@@ -22,7 +22,7 @@ from outlierlens.data import Batch, Texts, collate
 from outlierlens.errors import BadInput
 from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
-from outlierlens.inputs import token_limit
+from outlierlens.inputs import token_limit, tokenizer_of
 from outlierlens.models import LoadedModel
 from outlierlens.vectors.store import Budget, allocate
 
@@ -194,9 +194,7 @@ def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: i
     Raises:
         BadInput: no tokenizer, or `max_length` below 2.
     """
-    tokenizer: Any = loaded.tokenizer
-    if tokenizer is None:
-        raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+    tokenizer = tokenizer_of(loaded)
     if max_length < 2:
         raise BadInput(f"max_length is {max_length}; it must be at least 2")
     given = tuple(texts.texts if isinstance(texts, Texts) else texts)

@@ -1,0 +1,389 @@
+"""Pictures and recordings are read from every layout as what they are, within limits; what is damaged is named."""
+
+import csv
+import io
+import json
+import struct
+import sys
+import types
+import wave
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import media_models as made
+from outlierlens.errors import BadFile, BadInput, MissingExtra
+from outlierlens.media import Items, LabelledItems, kind_of, read_items
+from outlierlens.media.decode import picture, recording, samples
+from outlierlens.media.read import ItemOptions
+from outlierlens.tables import open_table
+
+UNLABELLED = ItemOptions(labelled=False)
+PIXELS, LABELS = made.pictures(7, seed=0)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def decoded(items: Items) -> list[np.ndarray]:
+    return [part.array if part.array is not None else picture(part.content(), part.name) for part in items.parts]
+
+
+def named(items: Items) -> list[str]:
+    assert isinstance(items, LabelledItems)
+    return [items.task.labels[label] for label in items.labels]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(made.write_pictures(tmp_path_factory.mktemp("pictures"), PIXELS, LABELS))
+
+
+def test_of_a_folder_the_classes_take_turns(folder: Path) -> None:
+    items = read_items("image", folder)
+    wanted = [made.COLOURS[label] for label in LABELS]
+    turns = [name for pair in zip(["blue"] * 7, ["red"] * 7, strict=True) for name in pair]
+    assert sorted(named(items)) == sorted(wanted)
+    assert named(items)[:6] == turns[:6]
+    assert set(named(read_items("image", folder, ItemOptions(limit=2)))) == {"blue", "red"}
+    for part, pixels in zip(items.parts, decoded(items), strict=True):
+        assert np.array_equal(pixels, PIXELS[int(Path(part.name).stem)])
+    assert items.task.name == "image-classification"
+    assert items.task.labels == ("blue", "red")
+
+
+def test_folders_with_numbers_for_names_are_classes_by_name(tmp_path: Path) -> None:
+    made.write_pictures(tmp_path, PIXELS[:4], [0, 1, 0, 1], names=("10", "0002"))
+    items = read_items("image", tmp_path)
+    assert items.task.labels == ("0002", "10")
+    assert [Path(part.name).parent.name for part in items.parts] == named(items)
+
+
+def test_the_digest_follows_items_labels_and_how_much_is_read(folder: Path) -> None:
+    items = read_items("image", folder)
+    assert items.digest == read_items("image", folder).digest
+    assert items.digest != items.first(6).digest
+    bare = read_items("image", folder, UNLABELLED)
+    assert bare.digest != items.digest
+    sounds = [Items("s", "audio", (part := made_part(),), seconds) for seconds in (1.0, 2.0)]
+    assert sounds[0].digest != sounds[1].digest
+    assert part.array is not None
+    assert Items("s", "audio", (part,), 1.0).digest == sounds[0].digest
+
+
+def made_part() -> Any:
+    from outlierlens.media.items import Part
+
+    return Part("one", array=np.zeros(5, dtype=np.float32), rate=10)
+
+
+def test_arrays_are_pictures_whichever_axis_holds_the_channels(tmp_path: Path) -> None:
+    names = np.array(made.COLOURS)
+    np.savez(tmp_path / "last.npz", images=PIXELS, labels=LABELS, label_names=names)
+    np.savez(tmp_path / "first.npz", images=np.moveaxis(PIXELS, -1, 1), labels=LABELS, label_names=names)
+    np.save(tmp_path / "alone.npy", PIXELS)
+    np.save(tmp_path / "labels.npy", LABELS)
+    for name in ("last.npz", "first.npz", "alone.npy"):
+        items = read_items("image", tmp_path / name)
+        assert np.array_equal(decoded(items), PIXELS), name
+        assert isinstance(items, LabelledItems)
+        assert items.labels == tuple(LABELS.tolist())
+        assert items.task.labels == (("0", "1") if name == "alone.npy" else made.COLOURS)
+
+
+def test_a_table_holds_paths_or_bytes(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    made.write_pictures(tmp_path / "all", PIXELS, LABELS)
+    paths = sorted((tmp_path / "all").glob("*/*.png"), key=lambda path: path.stem)
+    words = [made.COLOURS[label] for label in LABELS]
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["file_name", "label"])
+        table.writerows((str(path.relative_to(tmp_path)), word) for path, word in zip(paths, words, strict=True))
+    cells = [{"bytes": path.read_bytes(), "path": "x.png"} for path in paths]
+    features = {"img": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(made.COLOURS)}}
+    hub = pyarrow.table({"img": cells, "label": LABELS.tolist()}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    parquet.write_table(hub, tmp_path / "hub.parquet")
+    for name in ("list.csv", "hub.parquet"):
+        items = read_items("image", tmp_path / name)
+        assert np.array_equal(decoded(items), PIXELS)
+        assert named(items) == words
+    assert not isinstance(read_items("image", tmp_path / "hub.parquet", UNLABELLED), LabelledItems)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../secret.png", r"row 1: '../secret.png' leads out of"),
+        ("/etc/hostname", r"leads out of"),
+        ("none.png", r"row 1: no such file: 'none.png' beside the table"),
+        ("", r"row 1: a str where the image should be; need a path or the bytes of a file"),
+    ],
+)
+def test_paths_of_a_table_stay_beside_it(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "secret.png").write_bytes(png(PIXELS[0]))
+    table = tmp_path / "in" / "list.jsonl"
+    table.parent.mkdir()
+    table.write_text(json.dumps({"image": path, "label": "red"}))
+    with pytest.raises(BadInput, match=message):
+        read_items("image", table)
+
+
+def test_of_a_hub_data_set_files_are_left_undecoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(made.COLOURS))})
+    rows = [
+        {"image": {"bytes": png(one), "path": None}, "label": int(label)}
+        for one, label in zip(PIXELS, LABELS, strict=True)
+    ]
+    streamed = datasets.Dataset.from_list(rows, features=features).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: streamed)
+    items = read_items("image", "someone/pictures")
+    assert np.array_equal(decoded(items), PIXELS)
+    assert named(items) == [made.COLOURS[label] for label in LABELS]
+    assert isinstance(next(open_table("someone/pictures").rows(("image",)))[0]["bytes"], bytes)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"pictures": PIXELS}, r"no array 'images'; it has pictures"),
+        ({"images": PIXELS / 255}, r"images are float64 \[7, 16, 16, 3\]; need uint8"),
+        ({"images": PIXELS.reshape(7, 16, 8, 6)}, r"no axis holds 1, 3 or 4 channels"),
+        ({"images": PIXELS, "labels": LABELS[:3]}, r"labels are \[3\], and there are 7 images; give one each"),
+        ({"images": PIXELS}, r"its images have no labels; give a folder with one sub-folder a class"),
+        ({"images": PIXELS, "labels": LABELS + 5, "label_names": np.array(["a"])}, r"row 1: unknown label 6"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(BadInput, match=message):
+        read_items("image", tmp_path / "data.npz")
+
+
+def test_hostile_arrays_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, images=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(BadFile, match="array 'images' holds Python objects; save plain arrays"):
+        read_items("image", path)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**6, 1000, 1000, 3)}
+    )
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("images.npy", header.getvalue() + b"few")
+    with pytest.raises(BadFile, match="array 'images' promises more than the file holds"):
+        read_items("image", path)
+    (tmp_path / "data.npy").write_bytes(header.getvalue() + b"few")
+    with pytest.raises(BadFile, match="cannot be read as NumPy arrays"):
+        read_items("image", tmp_path / "data.npy")
+    path.write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(BadFile, match="cannot be read as NumPy arrays"):
+        read_items("image", path)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlierlens.media.arrays.MAX_UNPACKED", 1000)
+    np.savez_compressed(tmp_path / "data.npz", images=np.zeros((4, 16, 16, 3), dtype=np.uint8))
+    with pytest.raises(BadFile, match=r"1 arrays of 0\.0 GB, more than .* or one \.npy"):
+        read_items("image", tmp_path / "data.npz")
+
+
+def test_pictures_are_upright_grey_or_coloured_and_of_8_bits() -> None:
+    from PIL import Image
+
+    wide = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    note = Image.Exif()
+    note[0x0112] = 6  # the camera was turned: show it turned clockwise
+    buffer = io.BytesIO()
+    Image.fromarray(wide).save(buffer, format="PNG", exif=note)
+    assert np.array_equal(picture(buffer.getvalue(), "turned.png"), np.rot90(wide, -1))
+    assert picture(png(wide), "grey", channels=1).shape == (2, 3, 1)
+    assert np.array_equal(picture(png(wide[:, :, 0]), "one"), np.repeat(wide[:, :, :1], 3, axis=2))
+    with pytest.raises(BadInput, match=r"deep\.png: more than 8 bits a channel \(mode I;16\)"):
+        picture(png(np.zeros((2, 2), dtype=np.uint16)), "deep.png")
+
+
+def test_what_is_no_picture_is_named() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
+    with pytest.raises(BadFile, match=r"bomb\.png: (60,000 × 60,000 pixels, more than|cannot be read as an image)"):
+        picture(bomb, "bomb.png")
+    less = struct.pack(">IIBBBBB", 8_000, 8_000, 8, 2, 0, 0, 0)
+    with pytest.raises(BadFile, match=r"8,000 × 8,000 pixels, more than 50,000,000; make it smaller"):
+        picture(bomb.replace(chunk(b"IHDR", header), chunk(b"IHDR", less)), "bomb.png")
+    for content in (b"not a picture", b"", png(PIXELS[0])[:60], b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"):
+        with pytest.raises(BadFile, match=r"x\.png: cannot be read as an image \(.*\); use PNG, JPEG"):
+            picture(content, "x.png")
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_wav_of_every_width_is_what_was_written(tmp_path: Path, width: int) -> None:
+    wave_form = np.sin(np.arange(40) / 3) * 0.8
+    sound = recording(made.write_wav(tmp_path / "a.wav", wave_form, width=width).read_bytes(), "a.wav", max_seconds=9)
+    assert (sound.rate, sound.cut, sound.samples.dtype) == (made.RATE, False, np.float32)
+    assert np.abs(sound.samples - wave_form).max() <= 2.0 ** (2 - 8 * width) + 1e-7
+    both = np.stack([wave_form, -wave_form / 2], axis=1)
+    content = made.write_wav(tmp_path / "b.wav", both.reshape(-1), width=width, channels=2).read_bytes()
+    mono = recording(content, "b.wav", max_seconds=0.02)
+    assert mono.cut
+    assert np.abs(mono.samples - wave_form[:20] / 4).max() <= 2.0 ** (2 - 8 * width) + 1e-7
+
+
+def test_recordings_that_lie_or_are_damaged_are_named(tmp_path: Path) -> None:
+    good = made.write_wav(tmp_path / "a.wav", np.zeros(50)).read_bytes()
+    with pytest.raises(BadFile, match=r"a\.wav: its header promises 500,000,000 samples, more than the file holds"):
+        recording(good[:40] + struct.pack("<I", 10**9) + good[44:], "a.wav", max_seconds=1)
+    with pytest.raises(BadFile, match=r"a\.wav: cannot be read as \.wav"):
+        recording(good[:20], "a.wav", max_seconds=1)
+    empty = io.BytesIO()
+    with wave.open(empty, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+    with pytest.raises(BadFile, match=r"0 samples at 8,000 a second"):
+        recording(empty.getvalue(), "a.wav", max_seconds=1)
+    with pytest.raises(BadFile, match=r"clip: NaN or infinite samples; leave it out"):
+        samples(np.array([0.0, np.nan]), 10, "clip", max_seconds=1)
+    with pytest.raises(BadInput, match=r"samples are uint16; use float32, int16, int32 or uint8"):
+        samples(np.zeros(4, dtype=np.uint16), 10, "clip", max_seconds=1)
+    assert samples(np.array([-32768, 16384], dtype=np.int16), 10, "clip", max_seconds=1).samples.tolist() == [-1, 0.5]
+
+
+def test_other_formats_are_read_by_soundfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(
+        MissingExtra, match=r"reading a\.flac, which is no PCM \.wav, needs soundfile.*outlierlens\[audio\]"
+    ):
+        recording(b"fLaC....", "a.flac", max_seconds=1)
+    floats = bytearray(made.write_wav(tmp_path / "f.wav", np.zeros(8), width=4).read_bytes())
+    floats[20:22] = struct.pack("<H", 3)
+    with pytest.raises(MissingExtra, match="needs soundfile"):
+        recording(bytes(floats), "f.wav", max_seconds=1)
+
+    class SoundFile:
+        frames, samplerate, channels = 30, 10, 2
+
+        def __init__(self, file: io.BytesIO):
+            if file.read(4) != b"fLaC":
+                raise RuntimeError("format not recognised")
+
+        def __enter__(self) -> "SoundFile":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def read(self, frames: int, dtype: str, always_2d: bool) -> np.ndarray:
+            assert (dtype, always_2d) == ("float32", True)
+            return np.tile(np.array([[0.5, 0.25]], dtype=np.float32), (frames, 1))
+
+    monkeypatch.setitem(sys.modules, "soundfile", types.SimpleNamespace(SoundFile=SoundFile))
+    sound = recording(b"fLaC....", "a.flac", max_seconds=2)
+    assert (sound.samples.tolist(), sound.rate, sound.cut) == ([0.375] * 20, 10, True)
+    with pytest.raises(BadFile, match=r"a\.ogg: cannot be read as a recording \(format not recognised\)"):
+        recording(b"OggS", "a.ogg", max_seconds=2)
+
+
+def test_recordings_of_arrays_have_their_own_lengths(tmp_path: Path) -> None:
+    recordings, labels = made.sounds(5, seed=0)
+    items = read_items("audio", made.pack_sounds(tmp_path / "a.npz", recordings, labels))
+    assert [part.rate for part in items.parts] == [made.RATE] * 5
+    for part, one in zip(items.parts, recordings, strict=True):
+        assert np.array_equal(part.array, one)  # type: ignore[arg-type]
+    assert named(items) == [made.TONES[label] for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"sampling_rate": np.array([1, 2])}, "no sampling_rate, one whole number of samples a second"),
+        ({"sampling_rate": 7.5}, "no sampling_rate, one whole number"),
+        ({"lengths": np.array([1, 200])}, "lengths must be 2 whole numbers from 1 to 9"),
+        ({"audio": np.zeros(9)}, r"audio is \[9\]; need \[item, sample\]"),
+    ],
+)
+def test_recordings_that_do_not_fit_are_named(tmp_path: Path, more: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "a.npz", **{"audio": np.zeros((2, 9)), "sampling_rate": 10, **more})
+    with pytest.raises(BadInput, match=message):
+        read_items("audio", tmp_path / "a.npz", UNLABELLED)
+
+
+def test_sampling_rate_cannot_be_guessed(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 9)))
+    with pytest.raises(BadInput, match=r"no sampling_rate.*in an \.npz"):
+        read_items("audio", tmp_path / "a.npy", UNLABELLED)
+
+
+def test_a_file_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlierlens.media.items.MAX_BYTES", 100)
+    with pytest.raises(BadFile, match=r"\.png: 0\.0 GB, more than 0; cut it"):
+        decoded(read_items("image", folder))
+
+
+def test_what_holds_nothing_is_named(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(BadInput, match=r"holds no recordings; files end in \.wav"):
+        read_items("audio", folder)
+    (tmp_path / "notes.doc").write_text("x")
+    with pytest.raises(BadInput, match=r"unknown ending '\.doc'"):
+        read_items("image", tmp_path / "notes.doc")
+    with pytest.raises(BadInput, match=r"no such data file"):
+        read_items("image", "./none.parquet")
+    (tmp_path / "words.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadInput, match=r"which column holds the images.*one of a, b"):
+        read_items("image", tmp_path / "words.csv")
+    made.write_pictures(tmp_path / "mixed", PIXELS[:2], [0, 1])
+    (tmp_path / "mixed" / "loose.png").write_bytes(png(PIXELS[0]))
+    with pytest.raises(BadInput, match=r"1 images \(loose\.png, …\) lie beside the folders of the classes"):
+        read_items("image", tmp_path / "mixed")
+    assert len(read_items("image", tmp_path / "mixed", UNLABELLED)) == 3
+    with pytest.raises(BadInput, match="limit is 0"):
+        ItemOptions(limit=0)
+
+
+def test_kinds_are_told_by_name(tmp_path: Path, folder: Path) -> None:
+    recordings, labels = made.sounds(2, seed=0)
+    made.write_sounds(tmp_path / "sounds", recordings, labels)
+    made.pack_sounds(tmp_path / "s.npz", recordings)
+    np.savez(tmp_path / "p.npz", images=PIXELS)
+    for name, text in (("t.csv", "image,text\na,b\n"), ("i.csv", "image,label\na,b\n"), ("bad.jsonl", "{")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "empty").mkdir()
+    found = {
+        name: kind_of(tmp_path / name) for name in ("sounds", "s.npz", "p.npz", "t.csv", "i.csv", "bad.jsonl", "empty")
+    }
+    assert found == {
+        "sounds": "audio", "s.npz": "audio", "p.npz": "image", "t.csv": None, "i.csv": "image", "bad.jsonl": None, "empty": None
+    }  # fmt: skip
+    assert (kind_of(folder), kind_of("excerpt"), kind_of("owner/name")) == ("image", None, None)
+
+
+def test_items_find_their_place_among_more_classes(folder: Path) -> None:
+    items = read_items("image", folder)
+    assert isinstance(items, LabelledItems)
+    wider = items.among(("green", "Red", "BLUE"))
+    assert wider.task.labels == ("green", "Red", "BLUE")
+    assert [wider.task.labels[label].lower() for label in wider.labels] == named(items)
+    for names in (("red", "blue"), ("LABEL_0", "LABEL_1", "LABEL_2"), ("green", "red", "pink")):
+        assert items.among(names) is items

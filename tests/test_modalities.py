@@ -1,0 +1,484 @@
+"""`scan`, `observe`, `disable` and `sweep` on pictures and recordings, against plain loops of transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import media_models as made
+from outlierlens.ablate import edited_hidden, zeroed_norms
+from outlierlens.activations import ObserveOptions, observe
+from outlierlens.bench import DisableOptions, disable, save_disabled
+from outlierlens.errors import BadFile, BadInput, MissingExtra
+from outlierlens.media import LabelledItems, read_items
+from outlierlens.media.prepare import Prepare
+from outlierlens.media.read import ItemOptions
+from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.results import from_json, to_json
+from outlierlens.sweeps.loop import sweep
+from outlierlens.sweeps.options import SweepOptions
+from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.weights import ScanOptions, scan
+
+N = 40
+UNLABELLED = ItemOptions(labelled=False)
+KINDS = ("image", "audio")
+PLAIN = LoadOptions(dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models image, audio, group (normed over time), stable (pre-norm), and without a head; data-image, data-audio."""
+    root = tmp_path_factory.mktemp("modalities")
+    made.save_vit(root / "image")
+    made.save_speech(root / "audio")
+    made.save_speech(root / "group", norm="group")
+    made.save_speech(root / "stable", stable=True)
+    made.save_vit(root / "image-bare", head=False)
+    made.save_speech(root / "audio-bare", head=False)
+    made.write_pictures(root / "data-image", *made.pictures(N, seed=1))
+    made.write_sounds(root / "data-audio", *made.sounds(N, seed=1))
+    return root
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> Callable[[str], LoadedModel]:
+    known: dict[str, LoadedModel] = {}
+
+    def get(name: str) -> LoadedModel:
+        if name not in known:
+            known[name] = load_model(str(folder / name), PLAIN)
+        return known[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> dict[str, LabelledItems]:
+    return {kind: read_items(kind, folder / f"data-{kind}") for kind in KINDS}  # type: ignore
+
+
+class Oracle:
+    """Each item by itself, decoded and prepared without our code: inputs, logits, states [layer][item]."""
+
+    def __init__(self, kind: str, model_folder: Path, items: LabelledItems):
+        import wave
+
+        from PIL import Image
+        from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoModelForAudioClassification
+        from transformers import AutoModelForImageClassification as Images
+
+        self.inputs = []
+        if kind == "image":
+            processor = AutoImageProcessor.from_pretrained(model_folder)
+        else:
+            extractor = AutoFeatureExtractor.from_pretrained(model_folder)
+        for part in items.parts:
+            if kind == "image":
+                self.inputs.append(processor(Image.open(part.path), return_tensors="pt")["pixel_values"])
+            else:
+                with wave.open(str(part.path)) as file:
+                    raw = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
+                self.inputs.append(extractor(raw, sampling_rate=made.RATE, return_tensors="pt")["input_values"])
+        loader = Images if kind == "image" else AutoModelForAudioClassification
+        self.model = loader.from_pretrained(model_folder).eval()
+
+    def logits(self) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.cat([self.model(one).logits for one in self.inputs])
+
+    def states(self) -> list[np.ndarray]:
+        """Of each layer, embeddings first, the vectors of all items' tokens [token, dim]."""
+        body = self.model.base_model
+        blocks = body.layers if hasattr(body, "layers") else body.encoder.layers
+        seen: dict[int, list[np.ndarray]] = {}
+
+        def keep(layer: int, states: torch.Tensor) -> None:
+            seen.setdefault(layer, []).append(states[0].double().numpy())
+
+        hooks = [blocks[0].register_forward_pre_hook(lambda _, args: keep(-1, args[0]))]
+        for layer, block in enumerate(blocks):
+            hooks.append(block.register_forward_hook(lambda _, args, output, layer=layer: keep(layer, output)))
+        self.logits()
+        for hook in hooks:
+            hook.remove()
+        return [np.concatenate(seen[layer]) for layer in sorted(seen)]
+
+
+@pytest.fixture(scope="module")
+def oracles(folder: Path, data: dict[str, LabelledItems]) -> dict[str, Oracle]:
+    return {
+        name: Oracle(kind, folder / name, data[kind])
+        for name, kind in (("image", "image"), ("audio", "audio"), ("group", "audio"), ("stable", "audio"))
+    }
+
+
+@pytest.mark.parametrize("name", ["image", "audio", "group", "stable"])
+def test_accuracy_and_loss_equal_a_plain_loop(
+    name: str, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], oracles: dict[str, Oracle]
+) -> None:
+    items = data["image" if name == "image" else "audio"]
+    logits, truth = oracles[name].logits(), torch.tensor(items.labels)
+    losses = torch.nn.functional.cross_entropy(logits, truth, reduction="none").numpy()
+    right = (logits.argmax(1) == truth).float().mean().item()
+    for batch_size in (1, 4):
+        task: Any = make_task(models(name), items, TaskOptions(measure="loss", batch_size=batch_size))
+        values, weights = task.per_text()
+        assert np.allclose(values, losses, atol=1e-5)
+        assert weights.tolist() == [1.0] * N
+        assert task.also()["accuracy"] == pytest.approx(right)
+    assert right > 0.85 or name in ("group", "stable")  # whose features the planted weights do not fit
+    assert task.name == ("image-classification loss" if name == "image" else "audio-classification loss")
+    sums = np.zeros(4)
+    for feed in task.feeds([7, 3, 3, 30], tokens=40):
+        np.add.at(sums, list(feed.slots), task.sums(feed).detach().numpy())
+    assert np.allclose(sums, losses[[7, 3, 3, 30]], atol=1e-5)
+    unequal = {len(one.values) for one in task.rows._kept.values()}
+    assert len(unequal) > 1 or name == "image"
+    assert any("only recordings of the same number of samples share a batch" in note for note in task.notes) == (
+        name == "group"
+    )
+
+
+@pytest.mark.parametrize("name", ["image", "audio", "group", "stable"])
+def test_statistics_count_every_token_and_no_padding(
+    name: str, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], oracles: dict[str, Oracle]
+) -> None:
+    items = data["image" if name == "image" else "audio"]
+    states = oracles[name].states()
+    for batch_size in (1, 4):
+        found = observe(models(name), items, ObserveOptions(batch_size=batch_size, passage_tokens=2 * (batch_size > 1)))
+        view = found.stacks[0].view()
+        assert found.n_tokens == len(states[0])
+        assert found.stacks[0].layers == ("embeddings", "0", "1", "2")
+        for row, vectors in enumerate(states):
+            assert np.allclose(view.mean[row], vectors.mean(0), atol=1e-5)
+            assert np.allclose(view.abs_max[row], np.abs(vectors).max(0), atol=1e-5)
+            assert np.allclose(
+                view.argmax_share[row], np.bincount(vectors.argmax(1), minlength=made.WIDTH) / len(vectors)
+            )
+    assert found.inputs == ("images" if name == "image" else "recordings")
+    assert found.n_special == (N if name == "image" else 0)
+    without = found.stacks[0].view("without_special").tokens
+    assert without.tolist() == [found.n_tokens - found.n_special] * 4
+    assert from_json(to_json(found)).inputs == found.inputs
+
+
+def test_tokens_are_named_by_place(models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]) -> None:
+    seen = observe(models("image"), data["image"].first(3)).passages[0]
+    assert seen.tokens[:6] == ("[CLS]", "patch 0,0", "patch 0,1", "patch 0,2", "patch 0,3", "patch 1,0")
+    heard = observe(models("audio"), data["audio"].first(3), ObserveOptions(passage_tokens=4)).passages[0]
+    assert heard.tokens == ("0.00 s", "0.01 s", "0.02 s", "0.02 s")  # 8 samples a token, 1,000 a second
+    assert heard.states.shape == (4, 4, made.WIDTH)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_dimension_is_found_by_weights_and_by_damage(
+    kind: str, folder: Path, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    found = scan(str(folder / kind)).stacks[0]
+    assert found.dims == (made.PLANTED, made.INERT)
+    damage = disable(models(kind), data[kind], [made.PLANTED], DisableOptions(n_random=9, n_matched=3))
+    assert damage.inputs == f"{'images' if kind == 'image' else 'recordings'}"
+    assert (damage.task, damage.metric) == (f"{kind}-classification accuracy", "accuracy")
+    assert damage.intact.score.value == pytest.approx(0.1)
+    assert damage.chosen.change >= 0.35
+    assert damage.chosen.change_low > 0.2
+    assert [control.p for control in damage.controls] == pytest.approx([0.1, 0.1, 0.25])
+    assert [control.mean for control in damage.controls] == pytest.approx([0, 0, 0], abs=0.05)
+    assert damage.fills == damage.continuations == ()
+    inert = disable(models(kind), data[kind], [made.INERT], DisableOptions(n_random=0, n_matched=0))
+    assert inert.chosen.change == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("measure", ["metric", "loss"])
+def test_a_sweep_finds_the_planted_dimension(
+    kind: str, measure: Any, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    options = SweepOptions(n_random=3, n_matched=2, task=TaskOptions(measure=measure))
+    swept = sweep(models(kind), data[kind], options)
+    assert swept.top(1)[0].dims in ((made.PLANTED,), (made.PLANTED, made.INERT))
+    by_dim = {effect.dims: effect for effect in swept.effects}
+    assert by_dim[made.PLANTED,].p == pytest.approx(1 / made.WIDTH)
+    assert swept.found == (made.PLANTED, made.INERT)
+    assert not swept.notes  # batches mix ablations, and passes start behind the first touched layer
+    alone = disable(
+        models(kind), data[kind], [made.PLANTED], DisableOptions(n_random=0, n_matched=0, task=options.task)
+    )
+    assert by_dim[made.PLANTED,].change == pytest.approx(alone.chosen.change, abs=0.05)
+    assert swept.text.startswith(
+        "image of 17 tokens" if kind == "image" else "recording of at most 30 seconds, 15 tokens"
+    )
+
+
+def test_windows_of_layers_and_models_normed_over_time(
+    models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    options = SweepOptions(
+        dims=(made.PLANTED, 4), windows="single", n_random=0, n_matched=0, with_found=False, exact=True,
+        task=TaskOptions(measure="loss"),
+    )  # fmt: skip
+    items = data["audio"].first(6)
+    swept = sweep(models("group"), items, options)
+    for effect in swept.effects:
+        alone = disable(
+            models("group"),
+            items,
+            effect.dims,
+            DisableOptions(layers=effect.layers, n_random=0, n_matched=0, task=options.task),
+        )
+        assert effect.change == pytest.approx(alone.chosen.change, abs=1e-6)
+    assert {effect.window for effect in swept.effects} == {"layer 0", "layer 1", "layer 2"}
+    assert any("only recordings of the same number of samples" in note for note in swept.notes)
+
+
+def test_the_norms_of_the_released_code_are_zeroed_and_put_back(models: Callable[[str], LoadedModel]) -> None:
+    model = models("image").model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    off = {f"vit.layers.{layer}.layernorm_{site}" for layer in range(made.LAYERS) for site in ("before", "after")}
+    with zeroed_norms(models("image"), [7, made.PLANTED]) as n_values:
+        assert n_values == 2 * 2 * (2 * made.LAYERS + 1)
+        for name, value in model.state_dict().items():
+            norm = name.rpartition(".")[0]
+            changed = before[name].clone()
+            if norm in {*off, "vit.layernorm"}:
+                changed[[7, made.PLANTED]] = 0
+            assert torch.equal(value, changed), name
+    with zeroed_norms(models("image"), [7], layers=[0]) as n_values:
+        assert n_values == 2 * 2  # the final norm goes with the last layer
+    with pytest.raises(RuntimeError, match="stop"), zeroed_norms(models("image"), [7]):
+        raise RuntimeError("stop")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with zeroed_norms(models("audio"), [7]) as n_values:
+        assert n_values == 2 * 2 * made.LAYERS  # post-norm: layer_norm and final_layer_norm, no norm behind the blocks
+
+
+@pytest.mark.parametrize("mode", ["norms", "zero", "mean", "scale", "resample", "writes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_ablation_works_on_items(
+    kind: str, mode: Any, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    options = DisableOptions(mode=mode, factor=-1.0, n_random=0, n_matched=0)
+    damage = disable(models(kind), data[kind], [made.PLANTED], options)
+    kept = kind == "audio" and mode == "writes"  # a norm's scale brings on what the embeddings wrote
+    assert damage.chosen.change == pytest.approx(0, abs=0.05) if kept else damage.chosen.change > 0.2
+    if mode == "mean":
+        assert "all tokens of each of these" in damage.notes[0]
+
+
+def test_resampling_never_draws_padding(models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]) -> None:
+    loaded, items = models("audio"), data["audio"]
+    prepare = Prepare(loaded, "audio")
+    longest = max(items.parts, key=lambda part: len(part.content()))
+    shortest = min(items.parts, key=lambda part: len(part.content()))
+    batch = prepare.batch([prepare(part, max_seconds=30) for part in (longest, shortest)], (0, 1))
+    assert not batch.valid.all()
+    seen: list[torch.Tensor] = []
+    block = loaded.model.get_submodule(loaded.stack().blocks[-1])
+    last = block.register_forward_hook(lambda *_: seen.append(_[2]))
+    with torch.inference_mode():
+        loaded.model(**batch.inputs)
+        last.remove()
+        with edited_hidden(loaded, [made.PLANTED], "resample", layers=[made.LAYERS - 1]):
+            last = block.register_forward_hook(lambda *_: seen.append(_[2]))
+            loaded.model(**batch.inputs)
+            last.remove()
+    before, after = (states[..., made.PLANTED] for states in seen)
+    assert torch.equal(before[~batch.valid], after[~batch.valid])
+    assert torch.equal(before[batch.valid].sort().values, after[batch.valid].sort().values)
+    assert not torch.equal(before[batch.valid], after[batch.valid])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_without_a_head_change_their_outputs(
+    kind: str, folder: Path, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    loaded = models(f"{kind}-bare")
+    items = read_items(kind, folder / f"data-{kind}", ItemOptions(labelled=False, limit=9))  # type: ignore[arg-type]
+    found = [
+        disable(
+            loaded, items, [made.PLANTED], DisableOptions(n_random=0, n_matched=0, task=TaskOptions(batch_size=size))
+        )
+        for size in (1, 4)
+    ]
+    assert [(one.task, one.unit) for one in found] == [("output change", "cosine distance")] * 2
+    assert found[0].intact.score.value == pytest.approx(0, abs=1e-6)
+    assert found[0].chosen.change > 1e-4
+    assert found[0].chosen.score.per_text == pytest.approx(found[1].chosen.score.per_text, abs=1e-6)
+    with_head = disable(models(kind), items, [made.PLANTED], DisableOptions(n_random=0, n_matched=0))
+    assert with_head.unit == "KL divergence (nats)"
+    with pytest.raises(BadInput, match=rf"without a head for {kind}-classification; use a model that was fine-tuned"):
+        disable(loaded, data[kind], [1])
+    with pytest.raises(BadInput, match="'masked loss' is a task of texts"):
+        make_task(loaded, items, TaskOptions(name="masked loss"))
+
+
+def test_labels_are_matched_by_name(folder: Path, tmp_path: Path, data: dict[str, LabelledItems]) -> None:
+    loaded = load_model(str(made.save_vit(tmp_path / "named", names=("Blue", "RED"))), PLAIN)
+    accuracy = make_task(loaded, data["image"])
+    accuracy.per_text()
+    loaded.model.config.id2label = {0: "red", 1: "blue"}  # type: ignore[union-attr]
+    turned = make_task(loaded, data["image"])
+    turned.per_text()
+    assert (accuracy.also()["accuracy"], turned.also()["accuracy"]) == pytest.approx((0.9, 0.1))
+    loaded.model.config.id2label = {0: "LABEL_0", 1: "LABEL_1"}  # type: ignore[union-attr]
+    with pytest.raises(BadInput, match=r"does not say what they mean.*--labels"):
+        make_task(loaded, data["image"])
+    given = make_task(loaded, data["image"], TaskOptions(labels=("blue", "red")))
+    given.per_text()
+    assert given.also()["accuracy"] == pytest.approx(0.9)
+    loaded.model.config.id2label = {0: "cat", 1: "dog"}  # type: ignore[union-attr]
+    with pytest.raises(BadInput, match="has the classes cat, dog, which are not those of image-classification"):
+        make_task(loaded, data["image"])
+
+
+def test_data_may_hold_some_of_a_models_classes(tmp_path: Path, data: dict[str, LabelledItems]) -> None:
+    loaded = load_model(str(made.save_vit(tmp_path / "more", names=("blue", "red", "green"))), PLAIN)
+    task: Any = make_task(loaded, data["image"])
+    task.per_text()
+    assert task.examples.task.labels == ("blue", "red", "green")
+    assert task.also()["accuracy"] == pytest.approx(0.9, abs=0.05)
+
+
+def test_what_does_not_fit_is_named(
+    folder: Path, tmp_path: Path, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with pytest.raises(
+        BadInput, match=r"does not read recordings .it takes pixel_values.; use a model that takes input_values"
+    ):
+        observe(models("image"), data["audio"])
+    made.write_wav(tmp_path / "w" / "low" / "a.wav", np.zeros(200), rate=8000)
+    with pytest.raises(BadInput, match=r"a\.wav: 8,000 samples a second; .* reads 1,000; resample it first"):
+        observe(models("audio"), read_items("audio", tmp_path / "w"))
+    short = made.pack_sounds(tmp_path / "short.npz", [np.zeros(50), np.zeros(5)])
+    with pytest.raises(BadInput, match=r"short\.npz\[1\]: 5 samples are too few for one token; leave it out"):
+        make_task(models("audio"), read_items("audio", short, UNLABELLED))
+    monkeypatch.setattr(models("image").processor, "size", {"height": 8, "width": 8})
+    with pytest.raises(BadInput, match=r"makes \[3, 8, 8\] of it, .* reads \[3, 16, 16\]"):
+        observe(models("image"), data["image"])
+    monkeypatch.undo()
+    for name, message in (
+        ("image", "has no image processor beside it"),
+        ("audio", "has no feature extractor beside it"),
+    ):
+        made.save_vit(tmp_path / name) if name == "image" else made.save_speech(tmp_path / name)
+        (tmp_path / name / "preprocessor_config.json").write_text("{")
+        with pytest.raises(BadFile, match="its processor cannot be read"):
+            load_model(str(tmp_path / name), PLAIN)
+        (tmp_path / name / "preprocessor_config.json").unlink()
+        with pytest.raises(BadInput, match=message):
+            observe(load_model(str(tmp_path / name), PLAIN), data[name])
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"reading images needs PIL.*outlierlens\[vision\]"):
+        observe(models("image"), data["image"])
+
+
+def test_long_recordings_are_cut_and_that_is_said(
+    folder: Path, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    items = read_items("audio", folder / "data-audio", ItemOptions(max_seconds=0.08))
+    n_cut = sum(len(part.content()) - 44 > 160 for part in items.parts)  # 44 bytes of header, 2 a sample
+    assert 0 < n_cut < N
+    found = observe(models("audio"), items)
+    assert f"{n_cut} recordings are longer than is read of one, and were cut" in found.notes
+    task: Any = make_task(models("audio"), items)
+    assert task.notes == (f"{n_cut} of {N} recordings are longer than 0.08 s, and were cut",)
+    assert task.lengths.max() == 10
+
+
+def test_what_is_not_kept_is_prepared_again(
+    models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_task(models("image"), data["image"], TaskOptions(measure="loss")).per_text()[0]
+    monkeypatch.setattr("outlierlens.media.rows.KEPT_BYTES", 5000)
+    task: Any = make_task(models("image"), data["image"], TaskOptions(measure="loss"))
+    assert len(task.rows._kept) == 1
+    assert np.array_equal(task.per_text()[0], whole)
+
+
+def test_a_model_with_dimensions_off_is_saved_with_its_processor(
+    tmp_path: Path, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
+) -> None:
+    options = DisableOptions(mode="norms", n_random=0, n_matched=0)
+    damage = disable(models("image"), data["image"], [made.PLANTED], options)
+    assert save_disabled(models("image"), [made.PLANTED], tmp_path / "off", options) == 2 * (2 * made.LAYERS + 1)
+    again = make_task(load_model(str(tmp_path / "off"), PLAIN), data["image"])
+    again.per_text()
+    assert 1 - again.also()["accuracy"] == pytest.approx(damage.chosen.score.value)
+
+
+def test_reading_norms_of_vit_are_a_view_of_the_scan(folder: Path) -> None:
+    found = scan(str(folder / "image"), ScanOptions(view="reading"))
+    assert [stack.site for stack in found.stacks] == ["layernorm_before", "layernorm_after"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: Any) -> None:
+    model, where = str(folder / kind), str(folder / f"data-{kind}")
+    task, quick = f"{kind}-classification", ("--device", "cpu", "--dtype", "float32", "--no-progress")
+    plural = "images" if kind == "image" else "recordings"
+    code, out, _ = run("observe", model, "--data", where, "--limit", "8", "--batch-size", "8", *quick)
+    assert code == 0
+    assert f"8 {plural}, " in out
+    code, out, _ = run(
+        "disable", model, "--dims", "11", "--task", task, "--data", where, "--random", "2", "--matched", "0", *quick
+    )
+    assert code == 0
+    assert f"{task} accuracy (1 − accuracy) on {N} {plural}" in out
+    assert "0.9000" in out
+    code, _, err = run("observe", model, "--data", "excerpt", *quick)
+    assert code == 1
+    assert f"reads {plural}, not text; scan, observe, disable and sweep take it" in err
+
+
+def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any) -> None:
+    directory = tmp_path / "sweep"
+    code, out, _ = run(
+        "sweep", str(folder / "audio"), "--task", "audio-classification", "--data", str(folder / "data-audio"), "--dims",
+        "11,4", "--no-found-set", "--random", "2", "--matched", "0", "-o", str(directory), "--json", "--no-progress",
+        "--device", "cpu",
+        "--dtype", "float32",
+    )  # fmt: skip
+    assert code == 0
+    swept = from_json(out)
+    assert swept.metric == "accuracy"
+    assert (directory / "report.html").exists()
+    rows = (directory / "rows.jsonl").read_text()
+    options = SweepOptions(
+        dims=(11, 4), with_found=False, n_random=2, n_matched=0, task=TaskOptions("labelled", True, 256)
+    )
+    again = sweep(models("audio"), read_items("audio", folder / "data-audio"), options, rows=directory / "rows.jsonl")
+    assert (directory / "rows.jsonl").read_text() == rows
+    assert [effect.change for effect in again.effects] == [effect.change for effect in swept.effects]
+    with pytest.raises(BadInput, match="other"):
+        sweep(
+            models("audio"), read_items("audio", folder / "data-audio", ItemOptions(limit=9)), options,
+            rows=directory / "rows.jsonl",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--task", "image-classification"), "--task image-classification needs your own data: --data FOLDER"),
+        (("--task", "image-classification", "--data", "X", "--max-length", "9"), "--max-length counts tokens of texts"),
+        (
+            ("--task", "image-classification", "--data", "X", "--max-seconds", "9"),
+            "--max-seconds belongs to recordings",
+        ),
+        (("--max-seconds", "9"), "--max-seconds belongs to recordings"),
+        (("--task", "image-classification", "--data", "X", "--pair-column", "b"), "--pair-column"),
+        (("--task", "audio-classification", "--data", "X", "--max-seconds", "0"), "max_seconds is 0.0; it must be"),
+        (("--task", "audio-classification", "--data", "X", "--metric", "f1"), "task classify has no metric 'f1'"),
+    ],
+)
+def test_options_that_do_not_belong_are_refused(words: tuple[str, ...], message: str, folder: Path, run: Any) -> None:
+    given = [str(folder / "data-audio") if word == "X" else word for word in words]
+    code, _, err = run("disable", str(folder / "image"), "--dims", "1", *given)
+    assert code == 1
+    assert message in err
