@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def by_counting(tokenizer: Any, arguments: argparse.Namespace) -> int:
 
 
 class Peak:
-    """The highest sum of the memory peaks of this process and its children, in MiB, looked at every 50 ms."""
+    """The highest sum of the memory peaks of this process and its children, in MiB, looked at every quarter of a second."""
 
     def __enter__(self) -> "Peak":
         self.most, self._done = 0.0, threading.Event()
@@ -114,7 +115,7 @@ class Peak:
     def _watch(self) -> None:
         import psutil
 
-        while not self._done.wait(0.05):
+        while not self._done.wait(0.25):
             pids = [os.getpid(), *(child.pid for child in psutil.Process().children())]
             self.most = max(self.most, sum(map(high_water, pids)))
 
@@ -132,6 +133,12 @@ def high_water(pid: int) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
+def busy() -> float:
+    """Seconds of processors that this process and its ended children took, which others' load does not lengthen."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def one_way(arguments: argparse.Namespace) -> None:
     """Run one way in this process and print what it took."""
     from outlierlens.models import load_tokenizer
@@ -143,11 +150,12 @@ def one_way(arguments: argparse.Namespace) -> None:
         "processes": lambda: by_processes(text, arguments),
         "counting": lambda: by_counting(tokenizer, arguments),
     }[arguments.one]
+    before = busy()
     with Peak() as peak:
         start = time.perf_counter()
         n = work()
         seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "tokens": n, "peak": peak.most}))
+    print(json.dumps({"seconds": seconds, "busy": busy() - before, "tokens": n, "peak": peak.most}))
 
 
 def run(arguments: argparse.Namespace, way: str, limit: int | None) -> dict[str, Any]:
@@ -170,7 +178,10 @@ def measure(arguments: argparse.Namespace) -> bool:
         for way in WAYS if number % 2 == 0 else WAYS[::-1]:
             found[way].append(run(arguments, way, arguments.limit))
             last = found[way][-1]
-            print(f"round {number + 1} {way:>9}: {last['seconds']:8.2f} s, {last['peak']:6.0f} MiB", file=sys.stderr)
+            print(
+                f"round {number + 1} {way:>9}: {last['seconds']:8.2f} s, {last['busy']:6.2f} busy, {last['peak']:6.0f} MiB",
+                file=sys.stderr,
+            )
     tokens = {row["tokens"] for rows in found.values() for row in rows}
     seconds = {way: [row["seconds"] for row in rows] for way, rows in found.items()}
     print(f"{arguments.tokenizer}, {arguments.processes} cores, {max(tokens):,} tokens, {arguments.rounds} rounds")
@@ -183,6 +194,8 @@ def measure(arguments: argparse.Namespace) -> bool:
     ]
     ratio = statistics.median(ratios)
     print(f"counting / the faster of the two: {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}), at most {MOST}")
+    busiest = [statistics.median(row["busy"] for row in found[way]) for way in WAYS]
+    print(f"processors' seconds, counting / the lesser of the two: {busiest[2] / min(busiest[:2]):.3f}")
     n_texts = sum(len(texts) for texts in shards(arguments.data, arguments.text_column, arguments.limit))
     part = run(arguments, "counting", max(1, n_texts // 4))
     growth = statistics.median(row["peak"] for row in found["counting"]) / part["peak"]
