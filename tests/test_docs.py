@@ -36,6 +36,7 @@ COMMANDS = (
     "geometry",
     "predictions",
     "frequency",
+    "frequency-geometry",
     "attention",
     "probe",
     "count",

@@ -221,6 +221,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     import downstream_results
     import exported_results
     import finetune_runs
+    import frequency_bands_results
     import frequency_results
     import geometry_results
     import origin_models
@@ -251,6 +252,7 @@ def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None
     made["Attention"] = attention_results.attention()
     made["Predictions"] = predicted_results.predictions()
     made["Frequency"] = frequency_results.frequency()
+    made["FrequencyBands"] = frequency_bands_results.frequency_bands()
     made["Origin"] = origin_models.found(tmp_path / "origin")
     made |= similar_results.made()
     made |= downstream_results.made() | probe_results.made()

@@ -48,6 +48,7 @@ HOMES = {
     "OneDimension": "one_dimension",
     "PositionProbe": "probed",
     "Geometry": "geometrical",
+    "FrequencyBands": "frequency_bands",
     "Attention": "attended",
     "Predictions": "predicted",
     "Origin": "origins",

@@ -21,6 +21,7 @@ one_dimension    a task's metric from each dimension alone
 frozen           a task's metric from linear classifiers on frozen vectors, by layer, raw and repaired
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 frequency        how closely dimensions follow token frequency; each alone: frequency_layers, frequency_types
+frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped and with dimensions off
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
@@ -38,6 +39,7 @@ from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
 from outlierlens.charts.frequency import frequency, frequency_layers, frequency_types
+from outlierlens.charts.frequency_geometry import frequency_geometry
 from outlierlens.charts.frozen import frozen
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
 from outlierlens.charts.losses import losses
@@ -69,6 +71,7 @@ __all__ = [
     "extreme_shares",
     "figure2",
     "frequency",
+    "frequency_geometry",
     "frequency_layers",
     "frequency_types",
     "frozen",

@@ -12,6 +12,7 @@ from outlierlens.cli import (
     embedder,
     finetune,
     frequency,
+    frequency_geometry,
     frozen,
     geometry,
     measure,
@@ -87,6 +88,7 @@ app.command("wic")(similarity.wic)
 app.command("origin")(origin.origin)
 app.command("geometry")(geometry.geometry)
 app.command("frequency")(frequency.frequency)
+app.command("frequency-geometry")(frequency_geometry.frequency_geometry)
 app.command("predictions")(predictions.predictions)
 app.command("attention")(attention.attention)
 app.command("probe")(probe.probe)

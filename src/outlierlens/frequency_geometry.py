@@ -1,0 +1,263 @@
+"""Vectors of frequent and of rare tokens: norms and cosines by band of corpus frequency, and what outliers have to do with it.
+
+    loaded = load_model("minilm-l6")
+    counts = read_counts("counts.parquet", loaded.tokenizer)
+    found = frequency_geometry(loaded, read_texts("test.parquet", limit=2000), counts)
+    found.whole("clip").types_gap.change              # most frequent − rarest band, over all blocks
+
+Tokens of the measured texts are cut into bands by their count and drawn, one a text and band. One pass reads the vectors of all
+layers: as they are ("raw") and with the outlier dimensions zero in them ("clip"); a second one with these off in the network.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.ablate import EditSettings, stream_width
+from outlierlens.controls import Plan, random_sets, rank_p
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.frequency.run import Vocabulary
+from outlierlens.frequency_bands import BLOCKS, BY_BAND, OVERALL, FrequencyBands, LayerBands, RandomChange
+from outlierlens.geometry.resampling import estimate
+from outlierlens.hidden import EMBEDDINGS, layer_name
+from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.modes import Ablation, Mode, check_mode, means_over
+from outlierlens.results import Provenance
+from outlierlens.token_bands import Banding, BandMeasure, Drawn, draw
+from outlierlens.token_counts import TokenCounts
+from outlierlens.vectors.apart import once
+from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, tokenise
+from outlierlens.weights import scan_live
+
+if TYPE_CHECKING:
+    from outlierlens.arch import BoundStack
+
+N_STRONGEST = 2
+Replicates = dict[str, np.ndarray]  # of `BandMeasure.measure`
+
+
+@dataclass(frozen=True)
+class FrequencyGeometryOptions:
+    """What is measured, and how.
+
+    Attributes:
+        banding: of tokens. read: how the model is run. max_length: tokens of a text.
+        dims: clipped and switched off; None is what the weights name, or the two strongest where they name none.
+        off: measure with them off inside the network too, by `mode` (see `modes`), in all blocks.
+        n_random: random sets of as many dimensions that are clipped. n_bootstrap: of intervals.
+    """
+
+    banding: Banding = field(default_factory=Banding)
+    read: ReadOptions = field(default_factory=ReadOptions)
+    max_length: int = 128
+    dims: tuple[int, ...] | None = None
+    off: bool = True
+    mode: Mode = "weights"
+    factor: float = 0.5
+    embeddings: bool = False
+    n_random: int = 19
+    n_bootstrap: int = 500
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode, self.factor, self.embeddings)
+        if self.mode == "resample":
+            raise BadInput(
+                "mode resample permutes values among the tokens of a batch, so vectors would depend on the batch size; use "
+                "weights, zero, mean, scale or writes"
+            )
+        for name, least in (("n_random", 0), ("n_bootstrap", 20)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+def frequency_geometry(
+    loaded: LoadedModel,
+    texts: Texts,
+    counts: TokenCounts,
+    options: FrequencyGeometryOptions | None = None,
+    *,
+    command: str = "",
+) -> FrequencyBands:
+    """Norms and cosines of tokens by band of corpus frequency, at every layer, raw, clipped and with dimensions off.
+
+    Raises:
+        BadInput: counts of another vocabulary or alike for all tokens, too few texts, an unknown layer or dimension, or a
+            state that is not finite.
+    """
+    options = options or FrequencyGeometryOptions()
+    vocabulary = Vocabulary.of(loaded, counts, paper_compat=False)
+    stack = text_stack(loaded, options.read.stack)
+    width = stream_width(loaded.model, stack)
+    dims, source, notes = _named(loaded, stack, width, options.dims)
+    distinct = Texts(texts.source, tuple(once(texts.texts).values()), texts.column)
+    tokens = tokenise(loaded, distinct, max_length=options.max_length)
+    drawn = draw(tokens, counts, vocabulary, options.banding, options.seed)
+    sets = random_sets(width, len(dims), avoid=dims, n=options.n_random, seed=options.seed).free
+    measure = BandMeasure(drawn, options.n_bootstrap, options.seed)
+    vectors = _gathered(loaded, tokens, drawn, options, "reading")
+    layers, final_norm = vectors.layers, vectors.final_norm
+    found: dict[str, list[Replicates]] = {"raw": [], "clip": []}
+    randoms: list[list[Replicates]] = []  # [layer][set]
+    for place, values in enumerate(vectors.values):
+        found["raw"].append(measure.measure(values))
+        found["clip"].append(measure.measure(_without(values, dims)))
+        randoms.append([measure.measure(_without(values, one), 1) for one in sets])
+        if options.read.progress:
+            options.read.progress("measuring layers", place + 1, len(layers))
+    del vectors, values  # a second pass needs their room
+    mode, n_values = "", 0
+    if options.off:
+        ablation = _ablation(loaded, stack, distinct, tokens, options)
+        plan: Plan = dict.fromkeys(range(stack.n_layers), dims)
+        with ablation.off(plan) as n_values:
+            again = _gathered(loaded, tokens, drawn, options, "reading, dimensions off")
+        found["off"] = [measure.measure(one) for one in again.values]
+        mode = ablation.name
+    blocks = [place for place, layer in enumerate(layers) if layer != layer_name(EMBEDDINGS)]
+    return FrequencyBands(
+        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        data=texts.source,
+        data_digest=texts.digest,
+        counts=counts.source,
+        counts_texts=counts.n_texts,
+        counts_tokens=counts.n_tokens,
+        stack=stack.name,
+        final_norm=final_norm,
+        special=options.banding.special,
+        skip_first=options.banding.skip_first,
+        max_length=tokens.max_length,
+        hidden_size=width,
+        n_texts=len(distinct),
+        n_read=len(np.unique(drawn.text)),
+        n_tokens=len(drawn.text),
+        n_occurrences=drawn.n_occurrences,
+        n_types=drawn.n_types,
+        unknown=drawn.unknown,
+        unknown_types=drawn.unknown_types,
+        tokens_per_band=options.banding.tokens_per_band,
+        n_bootstrap=options.n_bootstrap,
+        dims=dims,
+        dims_source=source,
+        mode=mode,
+        n_values=n_values,
+        random_sets=sets,
+        bands=drawn.bands,
+        rows=tuple(
+            _row(layer, state, each[place], found["raw"][place], randoms[place])
+            for place, layer in enumerate(layers)
+            for state, each in found.items()
+        ),
+        blocks=_blocks(blocks, found, randoms) if blocks else (),
+        notes=(*notes, *_notes(drawn, counts, options)),
+    )
+
+
+def _named(
+    loaded: LoadedModel, stack: "BoundStack", width: int, dims: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
+    """(dimensions, who names them, notes): those asked for, else what the scan finds, else the strongest."""
+    if dims:
+        bad = [dim for dim in dims if not 0 <= dim < width]
+        if bad:
+            raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
+        return tuple(sorted(set(dims))), "given", ()
+    if dims is not None:
+        raise BadInput("no dimension is named; give some, or None for those that the weights name")
+    scanned = next(one for one in scan_live(loaded).stacks if one.stack == stack.name)
+    if scanned.dims:
+        return scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", ()
+    strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
+    said = ", ".join(map(str, strongest))
+    note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
+    return strongest, "largest |z| in the weights, as the scan names none", (note,)
+
+
+def _gathered(
+    loaded: LoadedModel, tokens: Tokens, drawn: Drawn, options: FrequencyGeometryOptions, label: str
+) -> Vectors:
+    spans = tokens.single(drawn.text, drawn.place)
+    vectors = gather(loaded, tokens, spans, options.read.told(label), special=options.banding.special)
+    if not vectors.n_tokens.all():
+        raise BadInput(
+            f"stream {vectors.stack} has no state for a drawn token: it reads each text one token late and never its last; "
+            f"leave special tokens out (--no-special)"
+        )
+    return vectors
+
+
+def _ablation(
+    loaded: LoadedModel, stack: "BoundStack", texts: Texts, tokens: Tokens, options: FrequencyGeometryOptions
+) -> Ablation:
+    settings = EditSettings(factor=options.factor)
+    if options.mode == "mean":
+        means = means_over(loaded, stack, texts, length=tokens.max_length, batch_size=options.read.batch_size)
+        settings = replace(settings, means=means)
+    return Ablation(loaded, stack, options.mode, options.embeddings, settings)
+
+
+def _without(vectors: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    """Luo et al.'s (2021) clipping: a copy of `vectors` in which `dims` are 0."""
+    clipped = vectors.copy()
+    clipped[:, list(dims)] = 0
+    return clipped
+
+
+def _row(
+    layer: str,
+    state: str,
+    values: Replicates,
+    raw: Replicates,
+    randoms: list[Replicates],
+) -> LayerBands:
+    by_band: dict[str, Any] = {
+        name: tuple(estimate(one, before) for one, before in zip(values[name], raw[name], strict=True))
+        for name in BY_BAND
+    }
+    over: dict[str, Any] = {name: estimate(values[name], raw[name]) for name in OVERALL}
+    random = {}
+    if state == "clip" and randoms:
+        for name in OVERALL:
+            changes = np.array([one[name][0] for one in randoms]) - raw[name][0]
+            if np.isfinite(changes).all():
+                p = rank_p(abs(over[name].change), np.abs(changes))
+                random[name] = RandomChange(float(np.median(changes)), float(changes.min()), float(changes.max()), p)
+    return LayerBands(layer, state, **by_band, **over, random=random)
+
+
+def _blocks(
+    blocks: list[int], found: dict[str, list[Replicates]], randoms: list[list[Replicates]]
+) -> tuple[LayerBands, ...]:
+    """Means over `blocks`, of all draws: texts are drawn together, so the intervals are those of the means."""
+
+    def mean(layers: list[Replicates]) -> Replicates:
+        return {name: np.mean([one[name] for one in layers], axis=0) for name in layers[0]}
+
+    whole = {state: mean([each[place] for place in blocks]) for state, each in found.items()}
+    sets = [mean([randoms[place][number] for place in blocks]) for number in range(len(randoms[0]))]
+    return tuple(_row(BLOCKS, state, values, whole["raw"], sets) for state, values in whole.items())
+
+
+def _notes(drawn: Drawn, counts: TokenCounts, options: FrequencyGeometryOptions) -> tuple[str, ...]:
+    banding, notes = options.banding, list(counts.notes)
+    if len(drawn.bands) < banding.n_bands:
+        notes.append(
+            f"{len(drawn.bands)} bands instead of {banding.n_bands}: tokens of one count are together, and there are too many "
+            f"of some"
+        )
+    few = [number for number, band in enumerate(drawn.bands) if band.n_tokens < banding.tokens_per_band]
+    if few:
+        sizes = ", ".join(f"{drawn.bands[number].n_tokens:,}" for number in few)
+        notes.append(
+            f"band {', '.join(map(str, few))}: {sizes} tokens instead of {banding.tokens_per_band:,}: no more texts hold one"
+        )
+    if drawn.shared:
+        notes.append(
+            f"{drawn.shared:.1%} of the tokens have a count that {counts.source} does not tell apart from others'"
+        )
+    if drawn.uncounted:
+        said = ", ".join(drawn.uncounted)
+        notes.append(f"{said} have no count in {counts.source}, so they are among the rarest tokens; see --no-special")
+    return tuple(notes)
