@@ -373,8 +373,11 @@ def test_everything_is_as_before_afterwards(words: Any) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in loaded.model.modules())
 
 
-def test_one_text_has_no_interval(words: Any) -> None:
-    found = predictions(planted.causal(words), TEXTS.first(1), planted.counts(), [3], replace(FEW, n_random=0))
+def test_one_text_has_no_interval_and_much_smoothing_is_said(words: Any) -> None:
+    options = replace(FEW, n_random=0, smoothing=100.0)
+    found = predictions(planted.causal(words), TEXTS.first(1), planted.counts(), [3], options)
+    share = 3500 / (3500 + planted.counts().n_tokens)
+    assert f"smoothing makes up {share:.0%} of the corpus' distribution" in found.notes[-2]
     assert "one text" in found.notes[-1]
     assert found.shift("next", "last_hidden").direction == "unknown"
     assert all(math.isnan(moved.low) for moved in found.shift("next", "last_hidden").changes.values())

@@ -34,6 +34,7 @@ from outlierlens.vectors.read import text_stack
 from outlierlens.weights import scan_live
 
 TOP = 10  # predicted tokens named
+MUCH_ADDED = 0.05  # share of the corpus' distribution that smoothing may be before it is said
 Progress = Callable[[str, int, int], None]
 
 
@@ -137,6 +138,10 @@ def predictions(
         if options.tagger is not None:
             speech += _tagged(options.tagger, name, task, texts, conditions, options)
     notes += [f"counts: {note}" for note in counts.notes]
+    if unigram.added > MUCH_ADDED:
+        notes.append(
+            f"smoothing makes up {unigram.added:.0%} of the corpus' distribution: count more text, or lower it (--smoothing)"
+        )
     if any(one.n_texts < 2 for one in heard):
         notes.append("one text: there is no interval, for nothing can be resampled")
     layers_differ = len(set(plan.values())) > 1 or len(plan) < stack.n_layers

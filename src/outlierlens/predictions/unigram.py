@@ -70,6 +70,12 @@ class Unigram:
         return added / added.sum()
 
     @property
+    def added(self) -> float:
+        """Share of `probability` that is smoothing, in [0, 1]."""
+        extra = self.smoothing * float(self.ordinary.sum())
+        return extra / (float(self.counts.sum()) + extra)
+
+    @property
     def log(self) -> np.ndarray:
         """ln of it, nats [type]; 0 where there is none."""
         return np.log(np.where(self.ordinary, self.probability, 1.0))
