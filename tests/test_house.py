@@ -45,8 +45,10 @@ LAYERS = [
         "references",
         "luo_replicated",
         "luo_references",
+        "puccetti_replicated",
         "frequent",
         "frequency_bands",
+        "layer_story",
     },
     {
         "arch",

@@ -216,65 +216,29 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
     assert not list(path.parent.glob(".*"))
 
 
-def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
-    import attention_results
-    import downstream_results
-    import exported_results
-    import finetune_runs
-    import frequency_bands_results
-    import frequency_results
-    import geometry_results
-    import origin_models
-    import predicted_results
-    import pretrain_runs
-    import probe_results
-    import runs
-    import similar_results
-    import synthetic_report
-    import synthetic_tasks
-    from outlierlens.luo_replicated import LuoReplication
-    from outlierlens.pretrained import Outcomes
-    from outlierlens.results import _KINDS, HOMES
-    from outlierlens.scanned import Scans
-    from outlierlens.tracking import track
+# Each file is read by a child that has loaded nothing but the package: forked, for starting Python anew takes a second.
+READ = """
+import os, sys
+import outlierlens
 
-    data = synthetic_report.report_data()
-    made = {"Scan": data.scan, "Observation": data.observation, "Damage": data.damages[0], "ReportData": data}
-    made |= {"Scans": Scans((data.scan,)), "Comparison": compare(data.scan, data.scan)}
-    made["Sweep"] = synthetic_report.sweep()
-    made["Replication"] = synthetic_tasks.replication()
-    made["Track"] = track([runs.write_run(tmp_path / "run", (0, 100))])
-    made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
-    made["Outcomes"] = Outcomes((made["Outcome"],))
-    made["FineTuned"] = finetune_runs.tuned()
-    made["Exported"] = exported_results.exported()
-    made["Geometry"] = geometry_results.geometry()
-    made["Attention"] = attention_results.attention()
-    made["Predictions"] = predicted_results.predictions()
-    made["Frequency"] = frequency_results.frequency()
-    made["FrequencyBands"] = frequency_bands_results.frequency_bands()
-    made["Origin"] = origin_models.found(tmp_path / "origin")
-    made |= similar_results.made()
-    made |= downstream_results.made() | probe_results.made()
-    luo = {
-        "words": "WordInContext",
-        "sts": "Similarity",
-        "geometry": "Geometry",
-        "probe": "PositionProbe",
-        "origin": "Origin",
-    }
-    parts: Any = {part: made[kind] for part, kind in luo.items()}
-    made["LuoReplication"] = LuoReplication(
-        data.provenance, "", "by hand", {"0": (5,)}, frozen=(made["FrozenScores"],), **parts
-    )
+for path in sys.argv[1:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        print(type(outlierlens.load(path)).__name__, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
+    from every_result import made_in
+    from outlierlens.results import _KINDS, HOMES
+
+    made = made_in(tmp_path)
     assert set(made) == set(HOMES) == set(_KINDS)
-    for kind, value in made.items():
-        save(value, tmp_path / f"{kind}.json")
-    code = "import outlierlens, sys; print(*(type(outlierlens.load(path)).__name__ for path in sys.argv[1:]))"
-    for kind in made:
-        path = str(tmp_path / f"{kind}.json")
-        done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == kind
+    paths = [str(save(value, tmp_path / f"{kind}.json")) for kind, value in made.items()]
+    done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == list(made)
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ HOMES = {
     "PositionProbe": "probed",
     "Geometry": "geometrical",
     "FrequencyBands": "frequency_bands",
-    "Attention": "attended",
     "Predictions": "predicted",
+    "Attention": "attended",
     "Origin": "origins",
     "FrozenScores": "frozen_scores",
     "Similarity": "similar",
@@ -58,7 +58,9 @@ HOMES = {
     "Exported": "exported",
     "Replication": "replicated",
     "LuoReplication": "luo_replicated",
+    "PuccettiReplication": "puccetti_replicated",
     "Frequency": "frequent",
+    "LayerStory": "layer_story",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

@@ -42,6 +42,7 @@ from outlierlens.charts.frequency import frequency, frequency_layers, frequency_
 from outlierlens.charts.frequency_geometry import frequency_geometry
 from outlierlens.charts.frozen import frozen
 from outlierlens.charts.geometry import anisotropy, cosine_shares, geometry, self_similarity
+from outlierlens.charts.layer_story import layer_story
 from outlierlens.charts.losses import losses
 from outlierlens.charts.origin import origin, origin_histograms, origin_ranks, origin_rows
 from outlierlens.charts.prediction_panels import parts_of_speech, prediction_curves
@@ -77,6 +78,7 @@ __all__ = [
     "frozen",
     "geometry",
     "largest_values",
+    "layer_story",
     "loss_panel",
     "losses",
     "norm_panel",

@@ -15,6 +15,7 @@ from outlierlens.cli import (
     frequency_geometry,
     frozen,
     geometry,
+    layer_story,
     measure,
     origin,
     predictions,
@@ -22,6 +23,7 @@ from outlierlens.cli import (
     probe,
     replicate,
     replicate_luo,
+    replicate_puccetti,
     samples,
     similarity,
     sweep,
@@ -79,6 +81,7 @@ app.command("finetune")(finetune.finetune)
 for paper in ("kovaleva-glue", "puccetti-glue"):
     papers.command(paper)(replicate.tables_of(paper))
 papers.command("luo")(replicate_luo.luo)
+papers.command("puccetti")(replicate_puccetti.puccetti)
 app.add_typer(papers)
 app.command("survival")(downstream.survival)
 app.command("recover")(downstream.recover)
@@ -95,6 +98,7 @@ app.command("probe")(probe.probe)
 app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)
 app.command("export-embedder")(embedder.export_embedder)
+app.command("layer-story")(layer_story.layer_story)
 app.command("report")(measure.report)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

@@ -26,6 +26,7 @@ from outlierlens.report.emergence import track_views
 from outlierlens.report.figures import Stream, damage_charts, streams
 from outlierlens.report.luo import luo_notes, luo_sections
 from outlierlens.report.phrases import TASKS, factor
+from outlierlens.report.puccetti import puccetti_notes, puccetti_sections
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
 from outlierlens.report.words import SIGNIFICANT, advice, finding, random_control, sets_of, verdict
@@ -43,7 +44,7 @@ def render(data: ReportData) -> str:
     swept, tracked = views(data), track_views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
     charts += [chart for view in swept for chart in view.charts] + [chart for run in tracked for chart in run.charts]
-    papers = luo_sections(data.luo)
+    papers = luo_sections(data.luo) + puccetti_sections(data.puccetti)
     charts += [chart for section in papers for chart in section.charts]
     template = _environment().get_template("template.html.jinja")
     sentences = finding(data)
@@ -198,7 +199,7 @@ def _notes(data: ReportData) -> list[str]:
     parts += [damage.notes for damage in data.damages]
     parts += [sweep.notes for sweep in data.sweeps]
     parts += [track.notes for track in data.tracks]
-    parts += [luo_notes(data.luo)]
+    parts += [luo_notes(data.luo), puccetti_notes(data.puccetti)]
     return list(dict.fromkeys(note for part in parts for note in part))
 
 

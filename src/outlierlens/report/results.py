@@ -7,6 +7,7 @@ from outlierlens.charts.sweep_marks import names
 from outlierlens.damage import Damage
 from outlierlens.luo_replicated import LuoReplication
 from outlierlens.observation import Observation, StackObservation
+from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.results import Provenance, result
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.swept import Sweep
@@ -26,7 +27,7 @@ class ReportData:
         sweeps: dimensions (or sets) switched off one after the other.
         tracks: outliers over training steps.
         notes: remarks that belong beside the results.
-        luo: Luo et al. 2021 for this model.
+        luo: Luo et al. 2021 for this model. puccetti: Puccetti et al. 2022.
     """
 
     provenance: Provenance
@@ -37,6 +38,7 @@ class ReportData:
     tracks: tuple[Track, ...] = ()
     notes: tuple[str, ...] = ()
     luo: LuoReplication | None = None
+    puccetti: PuccettiReplication | None = None
 
     @property
     def model(self) -> str:

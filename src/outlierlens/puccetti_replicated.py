@@ -1,0 +1,100 @@
+"""All of Puccetti et al. (2022) for one model, as plain data without torch: what `replicate puccetti` measures.
+
+found.frequency.contrast("raw").difference       # outliers against all other dimensions
+found.story.line("308").link("frequency, raw").rho
+found.predictions.shift("masked", "layers").direction
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outlierlens.attended import Attention
+from outlierlens.frequency_bands import FrequencyBands
+from outlierlens.frequent import Frequency
+from outlierlens.layer_story import LayerStory
+from outlierlens.predicted import Predictions
+from outlierlens.results import Provenance, result, table
+
+if TYPE_CHECKING:
+    import pandas
+
+# What the paper says of a checkpoint in words; passages as later papers quote them.
+PUBLISHED = {
+    "bert-base-uncased": (
+        "Puccetti et al. 2022 (as quoted by later papers): the correlation of 381 with frequency and its damage are largest in "
+        "layers 3 to 5 (counted from 0); that of 308 is high in early layers and its damage grows to layers 9 and 10; with "
+        "both off, masked positions are predicted to be more frequent tokens"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Whether the outliers go with something more than other dimensions do.
+
+    Attributes:
+        what: "frequency, raw", "frequency, log" or "attention". tokens: "without_special" or "all".
+        named, others: mean |r| of the outliers and of all other dimensions, over all blocks.
+        difference: of the two, with its 95 % interval over texts where it is known (NaN else).
+        p: of the difference's rank among other dimensions. says: "more", "less" or "unclear".
+    """
+
+    what: str
+    tokens: str
+    named: float
+    others: float
+    difference: float
+    low: float
+    high: float
+    p: float
+    says: str
+
+
+@result
+@dataclass(frozen=True)
+class PuccettiReplication:
+    """Puccetti et al. 2022 for one model.
+
+    Attributes:
+        checkpoint: the paper's checkpoint that this is, "" where it is none.
+        dims: the outliers that everything is about; named_by: who names them.
+        counts: where token frequencies come from.
+        frequency, attention, story, bands, predictions: the parts; None where a part was left out.
+        seconds: wall clock of each part, when it was measured.
+        full: whether everything was read, or stated subsets.
+    """
+
+    provenance: Provenance
+    checkpoint: str
+    dims: tuple[int, ...]
+    named_by: str
+    counts: str
+    frequency: Frequency | None = None
+    attention: Attention | None = None
+    story: LayerStory | None = None
+    bands: FrequencyBands | None = None
+    predictions: Predictions | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    full: bool = False
+    notes: tuple[str, ...] = ()
+
+    def links(self) -> Iterator[Link]:
+        """Whether the outliers follow frequency, for raw and log counts, without special tokens and with them."""
+        if self.frequency is None:
+            return
+        for tokens in self.frequency.views:
+            for measure in ("raw", "log"):
+                one = self.frequency.contrast(measure, view=tokens)
+                numbers = (one.named, one.others, one.difference, one.low, one.high, one.p)
+                yield Link(f"frequency, {measure}", tokens, *numbers, one.verdict)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per link."""
+        return table([dict(vars(one)) for one in self.links()])
+
+    def _repr_html_(self) -> str:
+        from outlierlens.show import html_table
+
+        title = f"{self.provenance.model}: do outliers follow frequency (Puccetti et al. 2022)?"
+        return html_table([dict(vars(one)) for one in self.links()], caption=title)

@@ -1,0 +1,73 @@
+"""One of every kind of result: `made_in(folder)["Sweep"]`."""
+
+from pathlib import Path
+from typing import Any
+
+import attention_results
+import downstream_results
+import exported_results
+import finetune_runs
+import frequency_bands_results
+import frequency_results
+import geometry_results
+import origin_models
+import predicted_results
+import pretrain_runs
+import probe_results
+import runs
+import similar_results
+import synthetic_report
+import synthetic_tasks
+import test_layer_story
+from outlierlens.comparison import compare
+from outlierlens.luo_replicated import LuoReplication
+from outlierlens.pretrained import Outcomes
+from outlierlens.puccetti_replicated import PuccettiReplication
+from outlierlens.scanned import Scans
+from outlierlens.tracking import track
+
+
+def made_in(folder: Path) -> dict[str, Any]:
+    """{kind: a small result of it}; some are read from runs and models that are written to `folder`."""
+    data = synthetic_report.report_data()
+    made: dict[str, Any] = {
+        "Scan": data.scan,
+        "Observation": data.observation,
+        "Damage": data.damages[0],
+        "ReportData": data,
+    }
+    made |= {"Scans": Scans((data.scan,)), "Comparison": compare(data.scan, data.scan)}
+    made["Sweep"] = synthetic_report.sweep()
+    made["Replication"] = synthetic_tasks.replication()
+    made["Track"] = track([runs.write_run(folder / "run", (0, 100))])
+    made["Outcome"] = pretrain_runs.outcome("mini", 0, 4.0, 1.0)
+    made["Outcomes"] = Outcomes((made["Outcome"],))
+    made["FineTuned"] = finetune_runs.tuned()
+    made["Exported"] = exported_results.exported()
+    made["Geometry"] = geometry_results.geometry()
+    made["Attention"] = attention_results.attention()
+    made["Predictions"] = predicted_results.predictions()
+    made["Frequency"] = frequency_results.frequency()
+    made["FrequencyBands"] = frequency_bands_results.frequency_bands()
+    made["Origin"] = origin_models.found(folder / "origin")
+    made |= similar_results.made()
+    made |= downstream_results.made() | probe_results.made()
+    made["LayerStory"] = test_layer_story.story()
+    return made | _papers(data.provenance, made)
+
+
+def _papers(provenance: Any, made: dict[str, Any]) -> dict[str, Any]:
+    """Replications, made of the others."""
+    luo = {
+        "words": "WordInContext",
+        "sts": "Similarity",
+        "geometry": "Geometry",
+        "probe": "PositionProbe",
+        "origin": "Origin",
+    }
+    parts: Any = {part: made[kind] for part, kind in luo.items()}
+    found = LuoReplication(provenance, "", "by hand", {"0": (5,)}, frozen=(made["FrozenScores"],), **parts)
+    named = {"frequency": "Frequency", "attention": "Attention", "story": "LayerStory", "bands": "FrequencyBands"}
+    parts = {part: made[kind] for part, kind in (named | {"predictions": "Predictions"}).items()}
+    other = PuccettiReplication(provenance, "", (2, 5), "the weights", "counts", **parts)
+    return {"LuoReplication": found, "PuccettiReplication": other}

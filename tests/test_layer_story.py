@@ -1,0 +1,189 @@
+"""Damage by layer beside correlations by layer: worked out by hand, against scipy, as a command and as a picture."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import synthetic_report as synthetic
+from outlierlens import charts
+from outlierlens.attended import Attention, KeyCorrelation
+from outlierlens.errors import BadInput
+from outlierlens.frequent import Correlations, Frequency, View
+from outlierlens.layer_story import (
+    LayerStory,
+    bonett_wright,
+    layer_story,
+    link_rows,
+    permutation_p,
+    rank_correlation,
+    story_rows,
+)
+from outlierlens.results import from_json, save, to_json
+from outlierlens.swept import Sweep
+
+LAYERS, WIDTH = 6, 8
+NAMED = (2, 5)
+R = np.random.default_rng(3).uniform(-0.6, 0.6, size=(LAYERS + 1, WIDTH))  # embeddings first
+
+
+def correlations(value: np.ndarray, error: float = 0.02) -> Correlations:
+    return Correlations(value, np.full(value.shape, error), np.zeros(value.shape))
+
+
+def frequency(of: Sweep, value: np.ndarray = R) -> Frequency:
+    view = View(
+        100,
+        10,
+        0,
+        0.0,
+        0.0,
+        correlations(value),
+        correlations(value[::-1].copy()),
+        correlations(value),
+        value,
+        value,
+        100,
+    )
+    return Frequency(
+        of.provenance, "text", "", "counts", 0, 10, of.stack, False, 128, WIDTH,
+        ("embeddings", *map(str, range(LAYERS))), 5, 100, 1.96, NAMED, "the weights",
+        {"without_special": view, "all": view}, correlations(value), 10, 1.96, (), (),
+    )  # fmt: skip
+
+
+def attention(of: Sweep, value: np.ndarray = R[1:]) -> Attention:
+    named = value[:, list(NAMED)]
+    nothing = np.zeros((LAYERS, 2, len(NAMED)))
+    one = KeyCorrelation(
+        "seen", "without_special", 50, value, value, named - 0.1, named + 0.1, nothing, nothing, nothing,
+        np.zeros((LAYERS, 2, 5)), np.zeros((LAYERS, 2)), named, named, *[np.zeros(2)] * 5, named, named[None],
+    )  # fmt: skip
+    return Attention(
+        of.provenance, "text", "", of.stack, tuple(map(str, range(LAYERS))), 2, WIDTH, 5, 100, 10, 128, False, NAMED,
+        "the weights", "zeroed_weights", 0.3, 100, (), (), False, np.zeros((4, LAYERS)), (), (one,),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    """Dimensions 2 and 5 and both together, in single layers; damage of 2 grows as its |r| with the raw count."""
+    made = singles(NAMED)
+    order = np.argsort(np.argsort(np.abs(R[1:, 2])))
+    effects = [
+        replace(one, change=0.1 * float(order[one.layers[0]]), low=-0.01, high=0.01) if one.dims == (2,) else one
+        for one in made.effects
+    ]
+    return replace(made, effects=tuple(effects))
+
+
+def singles(dims: tuple[int, ...]) -> Sweep:
+    """Single dimensions in single layers."""
+    made = synthetic.layer_sweep(dims, n_layers=LAYERS)
+    return replace(made, width=WIDTH, found=NAMED, effects=tuple(one for one in made.effects if len(one.dims) == 1))
+
+
+def story() -> LayerStory:
+    """A small one, for tests of result files."""
+    made = singles(NAMED)
+    return layer_story(made, frequency=frequency(made), n_draws=20)
+
+
+def test_damage_in_the_order_of_the_correlation_is_told_with_its_p(sweep: Sweep) -> None:
+    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep), n_draws=200)
+    line = story.line("2")
+    np.testing.assert_allclose(line.damage, 0.1 * np.argsort(np.argsort(np.abs(R[1:, 2]))))
+    raw = line.link("frequency, raw")
+    np.testing.assert_array_equal(raw.value, R[1:, 2])  # without the embeddings, in the order of the blocks
+    assert raw.rho == pytest.approx(1)
+    # of the 720 orders of six layers two are as extreme: this one and its reverse
+    assert raw.p == pytest.approx(2 / math.factorial(LAYERS))
+    assert raw.noise_low < raw.noise_high <= 1
+    other = line.link("frequency, log")
+    expected = stats.spearmanr(line.damage, np.abs(R[::-1][1:, 2]))
+    assert other.rho == pytest.approx(expected.statistic)
+    assert line.link("attention").low == pytest.approx(R[1:, 2] - 0.1)
+    with pytest.raises(BadInput, match="no link 'loss'; there are frequency, raw, frequency, log, attention"):
+        line.link("loss")
+    with pytest.raises(BadInput, match="no line '9'; there are 2, 5"):
+        story.line("9")
+
+
+def test_a_set_has_the_mean_size_of_its_dimensions_correlations(sweep: Sweep) -> None:
+    both = [replace(one, dims=NAMED, label="2, 5") for one in sweep.effects if one.dims == (5,)]
+    story = layer_story(replace(sweep, effects=(*sweep.effects, *both)), frequency=frequency(sweep), n_draws=20)
+    link = story.line("2, 5").link("frequency, raw")
+    np.testing.assert_allclose(link.value, np.abs(R[1:, NAMED]).mean(1))
+    assert np.isnan(link.low).all()
+    assert math.isnan(link.noise_low)
+
+
+def test_rank_correlation_and_its_intervals_are_the_textbooks() -> None:
+    one, other = np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])
+    assert rank_correlation(one, other) == pytest.approx(0.8)
+    assert math.isnan(rank_correlation(one, np.ones(5)))
+    low, high = bonett_wright(0.8, 28)
+    reach = 1.959964 * math.sqrt(1.32 / 25)
+    assert (low, high) == pytest.approx((math.tanh(math.atanh(0.8) - reach), math.tanh(math.atanh(0.8) + reach)))
+    assert bonett_wright(1.0, 10) == (1.0, 1.0)
+    assert math.isnan(bonett_wright(0.5, 3)[0])
+    all_orders = [abs(stats.spearmanr(order, other).statistic) for order in itertools.permutations(one)]
+    expected = np.mean(np.array(all_orders) >= 0.8 - 1e-12)
+    assert permutation_p(one, other, np.random.default_rng(0)) == pytest.approx(expected)
+
+
+def test_what_does_not_belong_together_is_refused(sweep: Sweep) -> None:
+    found = frequency(sweep)
+    with pytest.raises(BadInput, match="windows 'all'; sweep with --windows single"):
+        layer_story(replace(sweep, windows="all"), frequency=found)
+    with pytest.raises(BadInput, match="give what frequency or attention measured"):
+        layer_story(sweep)
+    elsewhere = replace(found, provenance=replace(found.provenance, fingerprint="other"))
+    with pytest.raises(BadInput, match=r"the sweep is of .*, frequency of .*, with other weights or another stream"):
+        layer_story(sweep, frequency=elsewhere)
+    with pytest.raises(BadInput, match="swept in each of at least 4 layers; here are 6 layers and 0 dimensions"):
+        layer_story(replace(sweep, effects=sweep.effects[:1]), frequency=found)
+
+
+def test_only_named_dimensions_get_a_line_where_very_many_were_swept() -> None:
+    many = singles((*NAMED, 0))
+    others = list(itertools.combinations((0, 1, 3, 4, 6, 7), 3))
+    effects = [replace(one, dims=dims) for one in many.effects if one.dims == (0,) for dims in others]
+    named = [one for one in many.effects if one.dims != (0,)]
+    few = layer_story(replace(many, effects=tuple(named + effects[::4])), frequency=frequency(many), n_draws=20)
+    assert few.notes == ()
+    pairs = [replace(one, dims=one.dims[:2]) for one in effects]
+    story = layer_story(replace(many, effects=(*named, *effects, *pairs)), frequency=frequency(many), n_draws=20)
+    assert [line.dims for line in story.lines] == [(2,), (5,)]
+    assert story.notes == ("30 swept dimensions or sets that nothing names are left out",)
+
+
+def test_rows_files_picture_and_command(sweep: Sweep, tmp_path: Any, run: Any) -> None:
+    story = layer_story(sweep, frequency=frequency(sweep), attention=attention(sweep), n_draws=50)
+    assert to_json(from_json(to_json(story))) == to_json(story)
+    rows = list(story_rows(story))
+    assert len(rows) == 2 * LAYERS
+    assert rows[0]["frequency_raw"] == pytest.approx(R[1, 2])
+    assert [row["with"] for row in link_rows(story)] == ["frequency, raw", "frequency, log", "attention"] * 2
+    assert len(story.to_pandas()) == 2 * LAYERS
+    drawn = charts.layer_story(story)
+    assert len(drawn.spec["vconcat"]) == 4
+    assert "2 and frequency, raw: rank correlation over layers +1.00" in drawn.reading
+    json.dumps(drawn.spec, allow_nan=False)
+    save(sweep, tmp_path / "sweep.json")
+    save(frequency(sweep), tmp_path / "frequency.json")
+    code, out, _ = run(
+        "layer-story", str(tmp_path / "sweep.json"), "--frequency", str(tmp_path / "frequency.json"), "--chart",
+        str(tmp_path / "story.svg"),
+    )  # fmt: skip
+    assert code == 0
+    assert "2 and frequency, raw: rank correlation over 6 layers +1.00" in out
+    assert (tmp_path / "story.svg").read_text().startswith("<svg")
+    code, _, err = run("layer-story", str(tmp_path / "sweep.json"), "--attention", str(tmp_path / "frequency.json"))
+    assert code == 1
+    assert "holds Frequency, wanted is Attention" in err
