@@ -487,6 +487,6 @@ def test_frequent_tokens_of_minilm_are_told_from_rare_ones(sample: Any, evaluati
         banding=Banding(3, 60), read=ReadOptions(layers=(-1, 4)), off=False, n_random=3, n_bootstrap=30
     )
     found = frequency_geometry(loaded, texts, counts, options)
-    assert found.bands[-1].low > 1000 * max(found.bands[0].high, 1) / 1000 > 0
+    assert found.bands[-1].low > 10 * found.bands[0].high
     assert "the" in found.bands[-1].examples
     assert found.row("embeddings").norm_ratio.high < 1  # frequent tokens' embeddings are the shorter ones
