@@ -23,7 +23,7 @@ from outlierlens.sweeps.options import SweepOptions
 from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.weights import ScanOptions, scan
 
-N = 40
+N = 30
 UNLABELLED = ItemOptions(labelled=False)
 KINDS = ("image", "audio")
 PLAIN = LoadOptions(dtype="float32", device="cpu")
@@ -86,12 +86,12 @@ class Oracle:
         loader = Images if kind == "image" else AutoModelForAudioClassification
         self.model = loader.from_pretrained(model_folder).eval()
 
-    def logits(self) -> torch.Tensor:
+    def logits(self, n: int = N) -> torch.Tensor:
         with torch.no_grad():
-            return torch.cat([self.model(one).logits for one in self.inputs])
+            return torch.cat([self.model(one).logits for one in self.inputs[:n]])
 
-    def states(self) -> list[np.ndarray]:
-        """Of each layer, embeddings first, the vectors of all items' tokens [token, dim]."""
+    def states(self, n: int) -> list[np.ndarray]:
+        """Of each layer, embeddings first, the vectors of the first items' tokens [token, dim]."""
         body = self.model.base_model
         blocks = body.layers if hasattr(body, "layers") else body.encoder.layers
         seen: dict[int, list[np.ndarray]] = {}
@@ -102,7 +102,7 @@ class Oracle:
         hooks = [blocks[0].register_forward_pre_hook(lambda _, args: keep(-1, args[0]))]
         for layer, block in enumerate(blocks):
             hooks.append(block.register_forward_hook(lambda _, args, output, layer=layer: keep(layer, output)))
-        self.logits()
+        self.logits(n)
         for hook in hooks:
             hook.remove()
         return [np.concatenate(seen[layer]) for layer in sorted(seen)]
@@ -133,9 +133,9 @@ def test_accuracy_and_loss_equal_a_plain_loop(
     assert right > 0.85 or name in ("group", "stable")  # whose features the planted weights do not fit
     assert task.name == ("image-classification loss" if name == "image" else "audio-classification loss")
     sums = np.zeros(4)
-    for feed in task.feeds([7, 3, 3, 30], tokens=40):
+    for feed in task.feeds([7, 3, 3, 20], tokens=40):
         np.add.at(sums, list(feed.slots), task.sums(feed).detach().numpy())
-    assert np.allclose(sums, losses[[7, 3, 3, 30]], atol=1e-5)
+    assert np.allclose(sums, losses[[7, 3, 3, 20]], atol=1e-5)
     unequal = {len(one.values) for one in task.rows._kept.values()}
     assert len(unequal) > 1 or name == "image"
     assert any("only recordings of the same number of samples share a batch" in note for note in task.notes) == (
@@ -148,7 +148,8 @@ def test_statistics_count_every_token_and_no_padding(
     name: str, models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], oracles: dict[str, Oracle]
 ) -> None:
     items = data["image" if name == "image" else "audio"]
-    states = oracles[name].states()
+    items = items.first(12)
+    states = oracles[name].states(12)
     for batch_size in (1, 4):
         found = observe(models(name), items, ObserveOptions(batch_size=batch_size, passage_tokens=2 * (batch_size > 1)))
         view = found.stacks[0].view()
@@ -161,7 +162,7 @@ def test_statistics_count_every_token_and_no_padding(
                 view.argmax_share[row], np.bincount(vectors.argmax(1), minlength=made.WIDTH) / len(vectors)
             )
     assert found.inputs == ("images" if name == "image" else "recordings")
-    assert found.n_special == (N if name == "image" else 0)
+    assert found.n_special == (12 if name == "image" else 0)
     without = found.stacks[0].view("without_special").tokens
     assert without.tolist() == [found.n_tokens - found.n_special] * 4
     assert from_json(to_json(found)).inputs == found.inputs
@@ -186,7 +187,7 @@ def test_a_planted_dimension_is_found_by_weights_and_by_damage(
     assert (damage.task, damage.metric) == (f"{kind}-classification accuracy", "accuracy")
     assert damage.intact.score.value == pytest.approx(0.1)
     assert damage.chosen.change >= 0.35
-    assert damage.chosen.change_low > 0.2
+    assert damage.chosen.change_low > 0.05
     assert [control.p for control in damage.controls] == pytest.approx([0.1, 0.1, 0.25])
     assert [control.mean for control in damage.controls] == pytest.approx([0, 0, 0], abs=0.05)
     assert damage.fills == damage.continuations == ()
@@ -206,12 +207,12 @@ def test_a_sweep_finds_the_planted_dimension(
     assert by_dim[made.PLANTED,].p == pytest.approx(1 / made.WIDTH)
     assert swept.found == (made.PLANTED, made.INERT)
     assert not swept.notes  # batches mix ablations, and passes start behind the first touched layer
-    alone = disable(
-        models(kind), data[kind], [made.PLANTED], DisableOptions(n_random=0, n_matched=0, task=options.task)
-    )
-    assert by_dim[made.PLANTED,].change == pytest.approx(alone.chosen.change, abs=0.05)
-    assert swept.text.startswith(
-        "image of 17 tokens" if kind == "image" else "recording of at most 30 seconds, 15 tokens"
+    if measure == "metric":  # which is of all items
+        alone = disable(models(kind), data[kind], [made.PLANTED], DisableOptions(n_random=0, n_matched=0))
+        assert by_dim[made.PLANTED,].change == pytest.approx(alone.chosen.change)
+    longest = make_task(models(kind), data[kind]).lengths.max()
+    assert swept.text == (
+        "image of 17 tokens" if kind == "image" else f"recording of at most 30 seconds, {longest} tokens"
     )
 
 
@@ -219,7 +220,7 @@ def test_windows_of_layers_and_models_normed_over_time(
     models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]
 ) -> None:
     options = SweepOptions(
-        dims=(made.PLANTED, 4), windows="single", n_random=0, n_matched=0, with_found=False, exact=True,
+        dims=(made.PLANTED,), windows="single", n_random=0, n_matched=0, with_found=False, exact=True,
         task=TaskOptions(measure="loss"),
     )  # fmt: skip
     items = data["audio"].first(6)
