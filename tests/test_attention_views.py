@@ -11,7 +11,7 @@ import pytest
 
 import attention_results
 from outlierlens import charts
-from outlierlens.charts.attention_maps import attention_example, attention_heads
+from outlierlens.charts.attention_maps import attention_example, attention_heads, ticks
 from outlierlens.errors import BadInput
 
 
@@ -50,6 +50,13 @@ def test_sinks_show_intact_outliers_off_and_the_range_of_random_draws() -> None:
     assert len(without.spec["hconcat"]) == 3
 
 
+def test_an_axis_names_at_most_sixteen_layers() -> None:
+    found = attention_results.attention()
+    assert ticks(found) == ["0", "1"]
+    assert len(ticks(replace(found, layers=tuple(map(str, range(16)))))) == 16
+    assert ticks(replace(found, layers=tuple(map(str, range(30)))))[:3] == ["0", "2", "4"]
+
+
 def test_heads_and_maps() -> None:
     found = attention_results.attention()
     chart = attention_heads(found)
@@ -57,8 +64,12 @@ def test_heads_and_maps() -> None:
     cells = chart.spec["hconcat"][0]["data"]["values"]
     assert [cell["kind"] for cell in cells] == ["positive r", "positive r", "negative r", "positive r"]
     maps = attention_example(found)
-    assert len(maps.spec["concat"]) == 4
-    assert maps.spec["concat"][0]["data"]["values"][0] == {"query": "0 a", "key": ["0 a"], "weight": [1.0]}
+    assert [len(line["hconcat"]) for line in maps.spec["vconcat"]] == [2, 2]
+    assert maps.spec["vconcat"][0]["hconcat"][0]["data"]["values"][0] == {
+        "query": "0 a",
+        "key": ["0 a"],
+        "weight": [1.0],
+    }
     # Head 0 has the maps of head 1 with the outlier off: a quarter of one of two queries' attention.
     assert "Head 0 changes most: 12% of its attention moves elsewhere, 12% in the mean head." in maps.reading
     with pytest.raises(BadInput, match="name one with --example"):
@@ -67,7 +78,7 @@ def test_heads_and_maps() -> None:
         found.example, intact=np.tile(np.eye(2), (14, 1, 1)), off=np.stack([np.eye(2)[::-1]] * 3 + [np.eye(2)] * 11)
     )  # type: ignore[type-var]
     drawn = attention_example(replace(found, example=many))
-    assert len(drawn.spec["concat"]) == 24
+    assert [len(line["hconcat"]) for line in drawn.spec["vconcat"]] == [4] * 6
     assert "Drawn are the 12 of 14 heads that change most." in drawn.reading
 
 

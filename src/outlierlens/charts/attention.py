@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.attended import KEYS, METRICS, Attention, Keys
-from outlierlens.charts.attention_maps import attention_example, attention_heads
+from outlierlens.charts.attention_maps import attention_example, attention_heads, ticks
 from outlierlens.charts.base import (
     CONFIG,
     SCHEMA,
@@ -265,7 +265,7 @@ def _area(rows: list[Spec], x: Spec, y: Spec, low: str, high: str, opacity: floa
 def _layers(found: Attention) -> Spec:
     return {
         "field": "layer", "type": "ordinal", "title": "layer", "sort": list(found.layers),
-        "scale": {"type": "point", "padding": 0.4}, "axis": {"labelAngle": 0, "grid": False},
+        "scale": {"type": "point", "padding": 0.4}, "axis": {"labelAngle": 0, "grid": False, "values": ticks(found)},
     }  # fmt: skip
 
 

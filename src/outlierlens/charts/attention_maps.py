@@ -56,11 +56,13 @@ def attention_example(found: Attention, *, name: str = "attention-example") -> C
         raise BadInput("no example was kept; name one with --example")
     change = np.abs(np.asarray(example.off) - np.asarray(example.intact)).sum(axis=-1).mean(axis=-1) / 2  # [head]
     heads = sorted(np.argsort(-change, kind="stable")[:HEADS].tolist())
-    panels: list[Spec] = []
+    lines: list[Spec] = []
     for start in range(0, len(heads), COLUMNS):
         part = heads[start : start + COLUMNS]
-        panels += [_map_panel(example, head, off=False, left=head == part[0]) for head in part]
-        panels += [_map_panel(example, head, off=True, left=head == part[0]) for head in part]
+        lines += [
+            {"hconcat": [_map_panel(example, head, off=off, left=head == part[0]) for head in part], "spacing": 12}
+            for off in (False, True)
+        ]
     most = int(change.argmax())
     off = ", ".join(map(str, found.dims))
     reading = (
@@ -70,10 +72,15 @@ def attention_example(found: Attention, *, name: str = "attention-example") -> C
     )
     if len(heads) < len(change):
         reading += f" Drawn are the {len(heads)} of {len(change)} heads that change most."
-    spec = _spec(reading, {"concat": panels, "columns": min(COLUMNS, len(heads)), "spacing": 12})
+    spec = _spec(reading, {"vconcat": lines, "spacing": 12})
     rows = tuple((head, round_to(float(change[head]))) for head in range(len(change)))
     title = f"Attention maps of one text, layer {example.layer}"
     return Chart(name, title, reading, spec, ("head", "attention that moves elsewhere"), rows[:TABLE_ROWS], len(rows))
+
+
+def ticks(found: Attention) -> list[str]:
+    """Layers that an axis names: all, or of more than 16 every second, third, …"""
+    return list(found.layers[:: 1 + (len(found.layers) - 1) // 16])
 
 
 def _spec(reading: str, panels: Spec) -> Spec:
@@ -82,7 +89,8 @@ def _spec(reading: str, panels: Spec) -> Spec:
 
 
 def _head_panel(found: Attention, dim: int, cells: list[Spec], top: float) -> Spec:
-    x = field("layer", "layer", "ordinal", sort=list(found.layers), axis={"labelAngle": 0})
+    axis = {"labelAngle": 0, "values": ticks(found)}
+    x = field("layer", "layer", "ordinal", sort=list(found.layers), axis=axis)
     y = field("head", "head", "ordinal")
     colour = {
         "field": "kind",
