@@ -101,9 +101,10 @@ def cost_ways(loaded: Any, pairs: Any, fit_texts: Any, max_length: int) -> list[
     """The plain pass, ours, and what is timed beside: the fit, and the intervals."""
     from outlierlens.clipping import Clipping
     from outlierlens.similarity.choose import Names, choices, elsewhere
-    from outlierlens.similarity.fitting import fit_fixes, raw_first
+    from outlierlens.similarity.fitting import fit_fixes
     from outlierlens.similarity.pooling import Pooling, sentence_vectors
     from outlierlens.similarity.sts import FIXES, measure
+    from outlierlens.vectors.fixes import raw_first
     from outlierlens.vectors.read import ReadOptions
 
     sentences = tuple(dict.fromkeys(pairs.sentences))
