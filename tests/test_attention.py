@@ -287,13 +287,11 @@ def same(one: Attention, other: Attention) -> None:
             np.testing.assert_allclose(getattr(mine_, name), getattr(theirs_, name), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("bert", "masked"), ("xlnet", "masked"), ("gpt2", "causal"), ("t5", "masked")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("bert", "masked"), ("xlnet", "masked"), ("gpt2", "causal")])
 def test_padding_changes_nothing(words: Any, name: str, kind: str) -> None:
     loaded = from_objects(build(FAMILIES[name]), words(kind=kind))
     made = [
-        attention(loaded, TEXTS, AttentionOptions(dims=(3, 5), n_random=1, n_bootstrap=30, batch_size=size, example=-1))
+        attention(loaded, TEXTS, AttentionOptions(dims=(3, 5), n_random=1, n_bootstrap=20, batch_size=size, example=-1))
         for size in (1, 8)
     ]
     same(*made)

@@ -104,16 +104,17 @@ def test_benchmark(words: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "benchmark_attention", module)  # its dataclass looks itself up
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "MOST", 1e9)
+    monkeypatch.setattr(module, "MORE", 1e3)
     asked: list[int] = []
     monkeypatch.setattr(module, "peak", lambda _, n: asked.append(n) or 100.0 + n)
     call = [str(tmp_path), "--texts", "6", "--rounds", "2", "--max-length", "16", "--threads", "1"]
     assert module.main(call) == 0
     said = capsys.readouterr().out
-    assert asked == [6, 24]
+    assert asked == [128, 512]
     assert "6 texts, 96 tokens, cpu, 1 threads, float32" in said
     assert "eager over sdpa:" in said
     assert "ours over eager with weights:" in said
-    assert "largest memory: 106 MB with 6 texts, 124 MB with 24" in said
+    assert "largest memory: 228 MB with 128 texts, 612 MB with 512" in said
     monkeypatch.setattr(module, "MORE", 10.0)
     assert module.main(call) == 1
     capsys.readouterr()
