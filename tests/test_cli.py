@@ -74,7 +74,7 @@ def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run:
     assert document["chosen"]["by_layer"] == {"0": [3], "1": [3], "2": [3, 5]}
     code, stdout, err = run("disable", model, "--dims", "3", "--mode", "zero", "--save", str(tmp_path / "x"), *common)
     assert code == 1
-    assert "--save needs --mode weights or writes" in err
+    assert "--save needs --mode weights, norms or writes" in err
     code, stdout, err = run("disable", model, "--dims", "99", *common)
     assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 

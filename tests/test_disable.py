@@ -197,7 +197,7 @@ def test_saved_model_has_the_dimensions_off(words: Any, tmp_path: Path) -> None:
     assert loaded.model.get_parameter(loaded.stack().scale[1][0].name)[2] != 0
     with pytest.raises(BadInput, match="is not empty"):
         save_disabled(loaded, [2], folder, DisableOptions())
-    with pytest.raises(BadInput, match="needs --mode weights or writes"):
+    with pytest.raises(BadInput, match="needs --mode weights, norms or writes"):
         save_disabled(loaded, [2], tmp_path / "x", DisableOptions(mode="zero"))
 
 

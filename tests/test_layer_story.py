@@ -22,6 +22,7 @@ from outlierlens.layer_story import (
     link_rows,
     permutation_p,
     rank_correlation,
+    rank_correlations,
     story_rows,
 )
 from outlierlens.results import from_json, save, to_json
@@ -127,6 +128,11 @@ def test_rank_correlation_and_its_intervals_are_the_textbooks() -> None:
     one, other = np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])
     assert rank_correlation(one, other) == pytest.approx(0.8)
     assert math.isnan(rank_correlation(one, np.ones(5)))
+    drawn = np.random.default_rng(1).normal(size=(2, 20, 7)).round(1)  # with ties
+    np.testing.assert_allclose(
+        rank_correlations(*drawn), [stats.spearmanr(*pair).statistic for pair in zip(*drawn, strict=True)]
+    )
+    assert np.isnan(rank_correlations(np.ones((1, 5)), one[None])).all()
     low, high = bonett_wright(0.8, 28)
     reach = 1.959964 * math.sqrt(1.32 / 25)
     assert (low, high) == pytest.approx((math.tanh(math.atanh(0.8) - reach), math.tanh(math.atanh(0.8) + reach)))

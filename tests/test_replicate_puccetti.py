@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, words: Any) -> Path:
     random = np.random.default_rng(0)
     share = 1 / np.arange(1, tuned_models.WORDS + 1)
     said = [
-        " ".join(f"w{one}" for one in random.choice(tuned_models.WORDS, 6, p=share / share.sum())) for _ in range(120)
+        " ".join(f"w{one}" for one in random.choice(tuned_models.WORDS, 6, p=share / share.sum())) for _ in range(40)
     ]
     (folder / "texts.txt").write_text("\n".join(said) + "\n")
     return folder
@@ -51,7 +51,7 @@ def test_every_part_that_the_model_can_do_is_measured_and_kept(place: Path, whol
     assert None not in (found.frequency, found.attention, found.story, found.bands)
     assert found.predictions is None
     assert any("what the model says without them: left out, for" in note for note in found.notes)
-    assert any("token frequencies are those of the measured texts (720 tokens)" in note for note in found.notes)
+    assert any("token frequencies are those of the measured texts (240 tokens)" in note for note in found.notes)
     kept = {path.stem for path in (place / "whole/parts").glob("*.json")}
     assert kept == {"frequency", "attention", "layers", "bands"} == set(found.seconds)
     (swept,) = whole.sweeps
@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_and_other_settings_are_not_mixed_in(
     replicate_puccetti(job(place, "whole"), LOAD)
     assert measured == ["attention"]
     with pytest.raises(BadInput, match=r"frequency\.json was made with other settings, data or weights"):
-        replicate_puccetti(job(place, "whole", limit=100), LOAD)
+        replicate_puccetti(job(place, "whole", limit=30), LOAD)
 
 
 def test_where_the_weights_name_nothing_the_strongest_are_a_fallback_that_is_said(place: Path, words: Any) -> None:

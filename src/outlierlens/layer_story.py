@@ -224,12 +224,9 @@ def _line(
         else:
             value, r_low, r_high = np.abs(source.values[:, list(dims)]).mean(1), unknown, unknown
         rho = rank_correlation(damage, np.abs(value))
-        drawn = [
-            rank_correlation(one, np.abs(other))
-            for one, other in zip(
-                _draws(damage, low, high, random, n_draws), _draws(value, r_low, r_high, random, n_draws), strict=True
-            )
-        ]
+        drawn = rank_correlations(
+            _draws(damage, low, high, random, n_draws), np.abs(_draws(value, r_low, r_high, random, n_draws))
+        )
         noise = np.percentile(drawn, [2.5, 97.5]) if np.isfinite(drawn).all() else (math.nan, math.nan)
         links.append(
             Link(
@@ -253,6 +250,17 @@ def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
         return math.nan
     stats = need("scipy.stats", "models", "rank correlations")
     return float(stats.spearmanr(one, other).statistic)
+
+
+def rank_correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Spearman's rho of every row of `one` with that of `other`, [draw, layer] both; NaN as for `rank_correlation`."""
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return np.full(len(one), math.nan)
+    stats = need("scipy.stats", "models", "rank correlations")
+    x, y = (stats.rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (one, other))
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    return found
 
 
 def bonett_wright(rho: float, n: int) -> tuple[float, float]:
