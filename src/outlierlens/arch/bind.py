@@ -56,6 +56,8 @@ class BoundStack:
         final_norm: scale and bias of the norm that reads the stream after the last block, where there is one.
         norms: scale and bias, where there is one, of every norm of a block by its module, per layer: those that read,
             those after other writes, the last. Empty in a layer without it.
+        linears: weights and biases of the linears that write to the stream, by declared parameter name, per layer
+            [layer][expert]; empty in a layer without it.
     """
 
     stack: Stack
@@ -69,6 +71,7 @@ class BoundStack:
     embedding_norm: tuple[Param, ...]
     final_norm: tuple[Param, ...] = ()
     norms: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
+    linears: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -163,6 +166,7 @@ class _Binder:
             embedding_norm=self.outer_norm(stack.embedding_norm),
             final_norm=self.outer_norm(stack.final_norm),
             norms=self.block_norms(),
+            linears=self.block_linears(),
         )
 
     def writes(self) -> tuple[tuple[Param, ...], ...]:
@@ -178,6 +182,16 @@ class _Binder:
         usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
         names = [_parameter(module, leaf) for module in modules]
         return self.columns({name: Param("", self.stack.axes.get(name, usual)) for name in names}, everywhere=True)
+
+    def block_linears(self) -> dict[str, tuple[tuple[Param, ...], ...]]:
+        """Every parameter of the linears that write, in order of writing."""
+        found = {}
+        for module in dict.fromkeys((*self.stack.other_writes, *self.stack.last_linear)):
+            for leaf in ("weight", "bias"):
+                name = _parameter(module, leaf)
+                usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
+                found[name] = self.columns({name: Param("", self.stack.axes.get(name, usual))}, everywhere=False)
+        return {name: layers for name, layers in found.items() if any(layers)}
 
     def norms(self, modules: tuple[str, ...], leaf: str, *, everywhere: bool = True) -> tuple[tuple[Param, ...], ...]:
         like = {f"{module}.{leaf}": self.norm_param("", leaf) for module in modules if module}

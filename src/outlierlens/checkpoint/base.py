@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,6 +76,14 @@ class Checkpoint(ABC):
         for start in range(0, len(rows), n_rows):
             yield rows[start : start + n_rows]
 
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        """Some rows of one tensor [row, column], values as `read` gives them; all axes but the last are rows.
+
+        Sources that can, override this to read the bytes of these rows alone.
+        """
+        ((_, values),) = self.read([name])
+        return np.array(values.reshape(-1, values.shape[-1])[list(rows)])
+
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open, and need not say so
         """Release files and connections; reading afterwards is undefined."""
 
@@ -127,6 +135,15 @@ def row_spans(info: TensorInfo, n_rows: int) -> Iterator[tuple[int, int, tuple[i
     for start in range(0, total, n_rows):
         end = min(start + n_rows, total)
         yield start * row_bytes, end * row_bytes, (end - start, width)
+
+
+def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of each run of consecutive numbers in `rows`, in the order given."""
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end] != rows[end - 1] + 1:
+            yield rows[start], rows[end - 1] + 1
+            start = end
 
 
 def load_config(path: Path) -> dict[str, Any]:

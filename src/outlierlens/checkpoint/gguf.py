@@ -8,13 +8,13 @@ The header is walked in `gguf_header`, names are translated by the table in `ggu
 of quantized values go through the dequantizers of the `gguf` package, which is imported only for them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, row_spans, widen
+from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, row_spans, runs_of, widen
 from outlierlens.checkpoint.gguf_header import Header, read_header
 from outlierlens.checkpoint.gguf_names import Family, Translation, family_of
 from outlierlens.checkpoint.safetensors import Placed
@@ -91,6 +91,31 @@ class GGUFCheckpoint(Checkpoint):
                 info = TensorInfo(place.info.dtype, shape, end - start)
                 values = widen(raw, info.dtype, shape, where) if plain else _dequantize(raw, info, where)
                 yield values + np.float32(translation.shift) if translation.shift else values
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        place, translation = self._stored[name]
+        if translation.swap:  # its stored rows are columns
+            return super().take_rows(name, rows)
+        where = f"{self._path}: {name}"
+        width = place.info.shape[-1]
+        row_bytes = place.info.nbytes // max(place.info.size // max(width, 1), 1)  # blocks never cross rows
+        parts = [np.empty(0, np.uint8)]
+        with self._path.open("rb") as file:
+            for first, end in runs_of(rows):
+                file.seek(place.start + first * row_bytes)
+                parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
+        raw = np.concatenate(parts)
+        if len(raw) != len(rows) * row_bytes:
+            raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+        self.bytes_read += len(raw)
+        info = TensorInfo(place.info.dtype, (len(rows), width), len(raw))
+        if info.dtype in ITEM_BYTES:
+            values = widen(raw, info.dtype, info.shape, where)
+        else:
+            values = _dequantize(raw, info, where)
+            self._dequantized.add(info.dtype)
+            self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
+        return values + np.float32(translation.shift) if translation.shift else values
 
 
 def _translate(header: Header, family: Family | None, where: str) -> dict[str, tuple[Placed, Translation]]:

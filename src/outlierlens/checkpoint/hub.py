@@ -27,6 +27,7 @@ from outlierlens.checkpoint.base import (
     TensorInfo,
     parse_config,
     row_spans,
+    runs_of,
     widen,
 )
 from outlierlens.checkpoint.ranges import PARALLEL, LocalFile, RemoteFile, Run, merge
@@ -145,6 +146,22 @@ class HubCheckpoint(Checkpoint):
         for (_, _, shape), body in zip(spans, blocks, strict=True):
             self._tally()
             yield widen(np.frombuffer(body, np.uint8), info.dtype, shape, f"{shard.where}: {name}")
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        if self._local:
+            values = self._local.take_rows(name, rows)
+            self._tally()
+            return values
+        info = self.tensors[name]
+        shard = self._shards[self._file_of(name)]
+        if info.dtype not in ITEM_BYTES:
+            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
+        start, width = shard.placed[name].start, info.shape[-1]
+        row_bytes = width * ITEM_BYTES[info.dtype]
+        spans = [(start + first * row_bytes, start + end * row_bytes) for first, end in runs_of(rows)]
+        raw = b"".join(_in_parallel(lambda span: bytes(shard.file.read(*span)), spans))
+        self._tally()
+        return widen(np.frombuffer(raw, np.uint8), info.dtype, (len(rows), width), f"{shard.where}: {name}")
 
     def close(self) -> None:
         # The connections belong to the hub library's shared session, which lives as long as the process.

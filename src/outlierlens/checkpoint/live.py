@@ -1,6 +1,6 @@
 """A loaded model's parameters as a checkpoint, so that the rules run on live weights too."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,3 +39,9 @@ class LiveCheckpoint(Checkpoint):
         rows = values.reshape(-1, values.shape[-1])
         for start in range(0, len(rows), n_rows):
             yield rows[start : start + n_rows].float().cpu().numpy()
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        values = self._parameters[name].detach()
+        picked = values.reshape(-1, values.shape[-1])[list(rows)]
+        self.bytes_read += picked.nbytes
+        return np.array(picked.float().cpu().numpy())

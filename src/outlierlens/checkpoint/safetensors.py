@@ -6,7 +6,7 @@ length against the file, offsets against each other, shape against bytes.
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from outlierlens.checkpoint.base import (
     TensorInfo,
     parse_config,
     row_spans,
+    runs_of,
     widen,
 )
 from outlierlens.errors import BadFile
@@ -149,6 +150,21 @@ class SafetensorsCheckpoint(Checkpoint):
                     raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
                 self.bytes_read += end - start
                 yield widen(raw, place.info.dtype, shape, f"{path}: {name}")
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        path, place = self._where[name]
+        width = place.info.shape[-1]
+        row_bytes = place.info.nbytes // max(place.info.size // max(width, 1), 1)
+        parts = [np.empty(0, np.uint8)]
+        with path.open("rb") as file:
+            for first, end in runs_of(rows):
+                file.seek(place.start + first * row_bytes)
+                parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
+        raw = np.concatenate(parts)
+        if len(raw) != len(rows) * row_bytes:
+            raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
+        self.bytes_read += len(raw)
+        return widen(raw, place.info.dtype, (len(rows), width), f"{path}: {name}")
 
 
 def open_index(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:

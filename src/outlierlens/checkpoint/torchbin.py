@@ -12,7 +12,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,18 @@ class TorchCheckpoint(Checkpoint):
         rows = tensor.reshape(-1, tensor.shape[-1])
         for start in range(0, len(rows), n_rows):
             yield np.array(rows[start : start + n_rows].to(wide).contiguous().numpy())
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        import torch
+
+        path, tensor = self._tensors[name]
+        if tensor.is_complex():
+            raise BadFile(f"{path}: {name}: cannot read complex values")
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        picked = tensor.reshape(-1, tensor.shape[-1])[list(rows)]
+        if path not in self._whole:
+            self.bytes_read += picked.nbytes
+        return np.array(picked.to(wide).contiguous().numpy())
 
     def close(self) -> None:
         self._tensors.clear()
