@@ -25,9 +25,9 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, text_stack, token_batches, tokenise, wanted_layers
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
-TEXTS_AT_ONCE = 512  # that are tokenised together: what is held of the texts does not grow with their number
+TEXTS_AT_ONCE = 2048  # that are tokenised together: what is held of the texts does not grow with their number
 COMPAT_LENGTH, COMPAT_CHARACTERS, COMPAT_DIMS = 128, 70, 10  # of the released code of Puccetti et al. (2022)
 FEWEST_DRAWS, FEWEST = 50, 200  # draws, and sampled tokens and types, below which a result says too little
 
@@ -168,8 +168,7 @@ def frequency(
         )
     dims, source = options.dims, "--dims"
     if dims is None:
-        scanned = next((one for one in scan_live(loaded).stacks if one.stack == stack.name), None)
-        dims, source = (scanned.dims if scanned else ()), "the weights"
+        dims, source = scan_stream(loaded, stack.name).dims, "the weights"
     asked = Asked(
         Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
         chosen,
