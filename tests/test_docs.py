@@ -16,6 +16,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 COMMANDS = (
     "scan",
     "compare",
+    "fingerprint",
+    "verify",
     "observe",
     "disable",
     "sweep",

@@ -21,6 +21,8 @@ LAYERS = [
         "detect",
         "scanned",
         "comparison",
+        "fingerprinted",
+        "verified",
         "observation",
         "damage",
         "show",
@@ -76,6 +78,7 @@ LAYERS = [
     {
         "stats",
         "histogram",
+        "integrity",
         "weights",
         "tracking",
         "change_point",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance, result, table
 from outlierlens.scanned import Scan, StackScan, strongest
+from outlierlens.verified import Verification
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +36,7 @@ class Comparison:
 
     `moved` is true where outliers went and as many came: the basis differs, as in a retrained model.
     `jaccard` is |both| / |either| in [0, 1], by stack, or by "stack, site" where a view has several sites.
+    `values` holds the sensitive values of one against the other's, where that was asked for.
     """
 
     before: Provenance
@@ -42,6 +44,7 @@ class Comparison:
     changes: tuple[Change, ...]
     jaccard: dict[str, float]
     moved: dict[str, bool]
+    values: Verification | None = None
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per dimension found in either model."""

@@ -36,6 +36,8 @@ HOMES = {
     "Scan": "scanned",
     "Scans": "scanned",
     "Comparison": "comparison",
+    "Fingerprint": "fingerprinted",
+    "Verification": "verified",
     "Observation": "observation",
     "Damage": "damage",
     "Sweep": "swept",

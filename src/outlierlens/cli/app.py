@@ -15,6 +15,7 @@ from outlierlens.cli import (
     frequency_geometry,
     frozen,
     geometry,
+    integrity,
     layer_story,
     measure,
     origin,
@@ -71,6 +72,8 @@ def root(
 
 app.command("scan")(weights.scan)
 app.command("compare")(weights.compare)
+app.command("fingerprint")(integrity.fingerprint)
+app.command("verify")(integrity.verify)
 app.command("observe")(measure.observe)
 app.command("disable")(measure.disable)
 app.command("sweep")(sweep.sweep)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outlierlens.cli import common
+from outlierlens.cli import common, integrity
 from outlierlens.cli.common import Show, print_table, say
 from outlierlens.errors import BadInput
 
@@ -143,6 +143,11 @@ def compare(
     top_k: TopKOption = 6,
     relax_to: RelaxOption = None,
     view: ViewOption = "last",
+    values: Annotated[
+        bool, typer.Option("--values", help="Also hold sensitive values against each other; exit code 3 if any moved.")
+    ] = False,
+    dims: integrity.Dims = None,
+    deep: integrity.Deep = False,
     arch: common.Arch = None,
     max_read: MaxReadOption = "500MB",
     revision: common.Revision = None,
@@ -157,7 +162,10 @@ def compare(
     json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
-    """Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version."""
+    """Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.
+
+    With --values, also which sensitive values differ, as `verify` would.
+    """
     from dataclasses import replace
 
     from outlierlens.comparison import compare as compare_scans
@@ -169,7 +177,23 @@ def compare(
         notice=None if quiet else common.warn,
     )  # fmt: skip
     later = replace(options, revision=other_revision or revision)
-    show.result(compare_scans(_scan_or_load(base, options), _scan_or_load(other, later)), _print_comparison)
+    if not values:
+        if deep or dims:
+            raise BadInput("--deep and --dims are about sensitive values; add --values")
+        show.result(compare_scans(_scan_or_load(base, options), _scan_or_load(other, later)), _print_comparison)
+        return
+    with integrity.unusable_is_2():
+        from outlierlens.integrity.fingerprint import FingerprintOptions
+        from outlierlens.integrity.verify import compare_values
+
+        if scans := [name for name in (base, other) if _is_scan(name)]:
+            raise BadInput(f"{scans[0]} is a scan, which holds no values: --values needs the models themselves")
+        outliers = compare_scans(_scan_or_load(base, options), _scan_or_load(other, later))
+        asked = FingerprintOptions(options, common.plain_dims(dims) if dims else None, deep)
+        found = compare_values(base, other, asked, later, command=common.reproduce())
+        show.result(replace(outliers, values=found), _print_comparison)
+    if not found.matches:
+        raise typer.Exit(integrity.FAILED)
 
 
 def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
@@ -177,7 +201,7 @@ def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
     from outlierlens.scanned import Scan
     from outlierlens.weights import scan as scan_one
 
-    if not (name.endswith(".json") and Path(name).is_file()) or name.endswith(".index.json"):
+    if not _is_scan(name):
         return scan_one(name, options, command=common.reproduce())
     loaded = load(name)
     if not isinstance(loaded, Scan):
@@ -185,6 +209,10 @@ def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":
             f"{name} holds a {type(loaded).__name__}, not a Scan; make it with outlierlens scan MODEL -o {name}"
         )
     return loaded
+
+
+def _is_scan(name: str) -> bool:
+    return name.endswith(".json") and not name.endswith(".index.json") and Path(name).is_file()
 
 
 def _print_comparison(comparison: "Comparison") -> None:
@@ -198,3 +226,5 @@ def _print_comparison(comparison: "Comparison") -> None:
     if comparison.changes:
         heads = [column.replace("_", " ") for column in columns]
         print_table("", heads, ([getattr(change, c) for c in columns] for change in comparison.changes))
+    if comparison.values:
+        integrity.print_verification(comparison.values)

@@ -1,4 +1,4 @@
 """Whether a model's sensitive values are still those that were recorded: fingerprint, verify, compare.
 
-    listed = sensitive.list_sensitive(checkpoint, bound, dims)     # what matters most, and where it is stored
+listed = sensitive.list_sensitive(checkpoint, bound, dims)     # what matters most, and where it is stored
 """

@@ -18,10 +18,10 @@ tables, and of linears that are stored [in, out] (GPT-2), at the found dimension
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +30,9 @@ from outlierlens.arch import BoundStack, Param
 from outlierlens.arch.tables import first_row, kind_of
 from outlierlens.checkpoint import Checkpoint
 from outlierlens.errors import BadFile
+from outlierlens.fingerprinted import Role
 from outlierlens.scanned import Scan
 
-Role = Literal[
-    "norm scale", "norm bias", "write bias", "write row", "position row", "write column", "embedding column"
-]
 N_STRONGEST = 3  # dimensions taken per stream where the scan's rule finds none
 N_POSITIONS = 4  # the first token draws most attention (sinks), its neighbours some
 _NORM_LIKE = re.compile(r"norm|(^|[._])ln([._]|\d|$)", re.IGNORECASE)
@@ -210,9 +208,7 @@ class _Lister:
             part = f"{name}[{row}]" if len(self.checkpoint.tensors[param.name].shape) > 1 else name
             self.add(param, part, stack, layer, "write bias", dims=dims, rows=(row,))
 
-    def writes(
-        self, param: Param, name: str, stack: BoundStack, layer: int, dims: tuple[int, ...], deep: bool
-    ) -> None:
+    def writes(self, param: Param, name: str, stack: BoundStack, layer: int, dims: tuple[int, ...], deep: bool) -> None:
         """A linear's rows for `dims`; of stacked experts, each expert's an entry; columns where stored [in, out]."""
         shape = self.checkpoint.tensors[param.name].shape
         if len(shape) < 2:
@@ -291,9 +287,3 @@ def _home(stored: str, bound: Sequence[BoundStack]) -> tuple[BoundStack, int | N
             if stored.startswith(f"{stack.blocks[layer]}."):
                 return stack, layer
     return bound[0], None
-
-
-def each(checkpoint: Checkpoint, entries: Sequence[Sensitive]) -> Iterator[tuple[Sensitive, np.ndarray]]:
-    """(entry, its values [row, column]) of all entries, one at a time."""
-    for entry in entries:
-        yield entry, read_entry(checkpoint, entry)
