@@ -29,7 +29,7 @@ from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
-from outlierlens.weights import combine, per_dim, scan_live
+from outlierlens.weights import combine, per_dim, scan_stream
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
@@ -188,7 +188,7 @@ class _Bench:
             if self.options.avoid:
                 plan_dims(self.stack, self.width, self.options.avoid)
             return off | set(self.options.avoid)
-        return off | {dim for s in scan_live(self.loaded).stacks if s.stack == self.stack.name for dim in s.dims}
+        return off | {*scan_stream(self.loaded, self.stack.name).dims}
 
     def _per_text(self, plan: Plan) -> tuple[np.ndarray, dict[str, float], int]:
         """(value of every text, further numbers, values set) with `plan` off: from the rows, or measured now."""

@@ -23,18 +23,17 @@ from outlierlens.frequency_bands import BLOCKS, BY_BAND, OVERALL, FrequencyBands
 from outlierlens.geometry.resampling import estimate
 from outlierlens.hidden import EMBEDDINGS, layer_name
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import Ablation, Mode, check_mode, means_over
+from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
+from outlierlens.named import named_dims
 from outlierlens.results import Provenance
 from outlierlens.token_bands import Banding, BandMeasure, Drawn, draw
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.apart import once
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, tokenise
-from outlierlens.weights import scan_live
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
-N_STRONGEST = 2
 Replicates = dict[str, np.ndarray]  # of `BandMeasure.measure`
 
 
@@ -63,11 +62,7 @@ class FrequencyGeometryOptions:
 
     def __post_init__(self) -> None:
         check_mode(self.mode, self.factor, self.embeddings)
-        if self.mode == "resample":
-            raise BadInput(
-                "mode resample permutes values among the tokens of a batch, so vectors would depend on the batch size; use "
-                "weights, zero, mean, scale or writes"
-            )
+        check_no_resampling(self.mode, "vectors")
         for name, least in (("n_random", 0), ("n_bootstrap", 20)):
             if getattr(self, name) < least:
                 raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -91,7 +86,8 @@ def frequency_geometry(
     vocabulary = Vocabulary.of(loaded, counts, paper_compat=False)
     stack = text_stack(loaded, options.read.stack)
     width = stream_width(loaded.model, stack)
-    dims, source, notes = _named(loaded, stack, width, options.dims)
+    named = named_dims(loaded, stack, options.dims)
+    dims = tuple(sorted(named.dims))
     distinct = Texts(texts.source, tuple(once(texts.texts).values()), texts.column)
     tokens = tokenise(loaded, distinct, max_length=options.max_length)
     drawn = draw(tokens, counts, vocabulary, options.banding, options.seed)
@@ -140,7 +136,7 @@ def frequency_geometry(
         tokens_per_band=options.banding.tokens_per_band,
         n_bootstrap=options.n_bootstrap,
         dims=dims,
-        dims_source=source,
+        dims_source=named.by,
         mode=mode,
         n_values=n_values,
         random_sets=sets,
@@ -151,28 +147,8 @@ def frequency_geometry(
             for state, each in found.items()
         ),
         blocks=_blocks(blocks, found, randoms) if blocks else (),
-        notes=(*notes, *_notes(drawn, counts, options)),
+        notes=(*named.notes, *_notes(drawn, counts, options)),
     )
-
-
-def _named(
-    loaded: LoadedModel, stack: "BoundStack", width: int, dims: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-    """(dimensions, who names them, notes): those asked for, else what the scan finds, else the strongest."""
-    if dims:
-        bad = [dim for dim in dims if not 0 <= dim < width]
-        if bad:
-            raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
-        return tuple(sorted(set(dims))), "given", ()
-    if dims is not None:
-        raise BadInput("no dimension is named; give some, or None for those that the weights name")
-    scanned = next(one for one in scan_live(loaded).stacks if one.stack == stack.name)
-    if scanned.dims:
-        return scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", ()
-    strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
-    said = ", ".join(map(str, strongest))
-    note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
-    return strongest, "largest |z| in the weights, as the scan names none", (note,)
 
 
 def _gathered(

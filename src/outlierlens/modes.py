@@ -34,6 +34,15 @@ def check_mode(mode: str, factor: float, embeddings: bool) -> None:
         raise BadInput(f"embeddings belongs to mode writes, not to mode {mode!r}")
 
 
+def check_no_resampling(mode: Mode, what: str) -> None:
+    """Raise BadInput for the mode in which `what` of one text depends on the others of its batch."""
+    if mode == "resample":
+        raise BadInput(
+            f"mode resample permutes values among the tokens of a batch, so {what} would depend on the batch size; use "
+            f"{', '.join(other for other in MODES if other != 'resample')}"
+        )
+
+
 def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:
     """`options` for measuring with `mode`: resampling draws from the tokens of a batch, so all of them must be there."""
     return replace(options, every_token=True) if mode == "resample" else options

@@ -27,7 +27,7 @@ from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifte
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import interval
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,11 +99,10 @@ def one_dimension(
     said = scorers[1].outputs()
     by_class = task.metric != "accuracy" if options.by_class is None else options.by_class
     fit = _Fit(task, np.array(train.labels), np.array(dev.labels), by_class and not task.regression, options.seed)
-    scanned = next((one for one in scan_live(loaded).stacks if one.stack == stack.name), None)
+    scanned = scan_stream(loaded, stack.name)
     z = np.zeros(reader.width)
-    if scanned is not None:
-        z[list(scanned.map_dims)] = np.abs(scanned.z_scale).max(axis=0)
-    weights_name = scanned.dims if scanned is not None else ()
+    z[list(scanned.map_dims)] = np.abs(scanned.z_scale).max(axis=0)
+    weights_name = scanned.dims
     asked = _checked(options.dims, reader.width)
     layers = tuple(
         fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))

@@ -31,7 +31,7 @@ from outlierlens.results import Provenance, save
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
-from outlierlens.weights import measure, scan_live, sites_of
+from outlierlens.weights import measure, scan_stream, sites_of
 
 RESULT = "recovery.json"
 
@@ -183,8 +183,7 @@ class _Bench:
         self.width = stream_width(loaded.model, self.stack)
         self.scorer_options = TaskOptions(max_length=options.settings.max_length, measure="loss")
         self.fingerprint = fingerprint(loaded.model)
-        scans = [scan for scan in scan_live(loaded).stacks if scan.stack == self.stack.name]
-        self.found = scans[0].dims if scans else ()
+        self.found = scan_stream(loaded, self.stack.name).dims
         self.intact_outputs = LabelledScore(loaded, dev, self.scorer_options).outputs()
         self.intact_weights = _weights(loaded, self.stack)
 

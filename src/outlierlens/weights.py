@@ -74,6 +74,11 @@ def scan_live(loaded: "LoadedModel", options: ScanOptions | None = None, *, comm
     return _scan_bound(checkpoint, loaded.stacks, options, command)
 
 
+def scan_stream(loaded: "LoadedModel", stream: str, options: ScanOptions | None = None) -> StackScan:
+    """What `scan_live` finds in one stream of the model: in its blocks' last operation, which every stream has."""
+    return next(one for one in scan_live(loaded, options).stacks if one.stack == stream)
+
+
 def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: str = "") -> Scan:
     """`scan` on an open checkpoint."""
     stacks: tuple[Stack, ...]

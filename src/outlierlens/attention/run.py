@@ -25,12 +25,11 @@ from outlierlens.controls import Plan, random_sets
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import Ablation, Mode, check_mode, means_over
+from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
+from outlierlens.named import named_dims
 from outlierlens.results import Provenance
 from outlierlens.vectors.read import Tokens, text_stack, tokenise
-from outlierlens.weights import scan_live
 
-N_STRONGEST = 2
 N_CONTROL = 10  # random dimensions of the released code's control
 LEAST_OF_EXAMPLE = 3  # tokens
 NO_EXAMPLE = -1
@@ -72,11 +71,7 @@ class AttentionOptions:
 
     def __post_init__(self) -> None:
         check_mode(self.mode, self.factor, self.embeddings)
-        if self.mode == "resample":
-            raise BadInput(
-                "mode resample permutes values among the tokens of a batch, so attention would depend on the batch size; use "
-                "weights, zero, mean, scale or writes"
-            )
+        check_no_resampling(self.mode, "attention")
         for name, least in (
             ("n_random", 0),
             ("n_bootstrap", 20),
@@ -87,14 +82,6 @@ class AttentionOptions:
                 raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if not 0 < self.threshold < 1:
             raise BadInput(f"threshold is {self.threshold}; it must be between 0 and 1")
-
-
-@dataclass(frozen=True)
-class _Named:
-    dims: tuple[int, ...]
-    by: str
-    avoid: tuple[int, ...]
-    notes: tuple[str, ...] = ()
 
 
 def attention(
@@ -110,11 +97,12 @@ def attention(
     stack = text_stack(loaded, options.stack)
     check_eager(loaded, stack)
     width = stream_width(loaded.model, stack)
-    named = _named(loaded, stack, width, options.dims)
+    named = named_dims(loaded, stack, options.dims or None)
+    avoid = sorted({*named.dims, *named.found})
     example = _example_layer(stack, options, len(texts))
     tokens = tokenise(loaded, texts, max_length=options.max_length)
     reading = _reading(loaded, stack, texts, tokens, named.dims, options)
-    drawn = random_sets(width, len(named.dims), avoid=named.avoid, n=options.n_random, seed=options.seed).free
+    drawn = random_sets(width, len(named.dims), avoid=avoid, n=options.n_random, seed=options.seed).free
     intact = measure(_told(reading, options, "intact"), None)
     off = measure(_told(reading, options, "outliers off"), _everywhere(stack, named.dims))
     randoms = [
@@ -123,8 +111,8 @@ def attention(
     ]
     control: tuple[int, ...] = ()
     if options.paper_compat:
-        size = min(N_CONTROL, width - len(named.avoid))
-        (control,) = random_sets(width, size, avoid=named.avoid, n=1, seed=options.seed + 1).free
+        size = min(N_CONTROL, width - len(avoid))
+        (control,) = random_sets(width, size, avoid=avoid, n=1, seed=options.seed + 1).free
     before = _replicates(intact)
     conditions = [_condition("intact", (), intact, before), _condition("off", named.dims, off, before)]
     conditions += [_condition("random", dims, one, before) for dims, one in zip(drawn, randoms, strict=True)]
@@ -156,23 +144,6 @@ def attention(
         example=None if example is None else _example(reading, texts, named.dims, example, options),
         notes=(*named.notes, *_notes(loaded, stack, intact, conditions[0], options)),
     )
-
-
-def _named(loaded: LoadedModel, stack: BoundStack, width: int, dims: tuple[int, ...]) -> _Named:
-    """The dimensions asked for, else what the scan finds, else the strongest."""
-    scanned = next(one for one in scan_live(loaded).stacks if one.stack == stack.name)
-    bad = [dim for dim in dims if not 0 <= dim < width]
-    if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
-    if dims:
-        given = tuple(dict.fromkeys(dims))
-        return _Named(given, "given", tuple(sorted({*given, *scanned.dims})))
-    if scanned.dims:
-        return _Named(scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", scanned.dims)
-    strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
-    said = ", ".join(map(str, strongest))
-    note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
-    return _Named(strongest, "largest |z| in the weights, as the scan names none", strongest, (note,))
 
 
 def _reading(

@@ -33,7 +33,7 @@ def attention(
     ] = None,
     stack: StackOption = None,
     mode: Annotated[
-        str, typer.Option("--mode", help="How dimensions go off: weights, zero, mean, scale or writes.")
+        str, typer.Option("--mode", help="How dimensions go off: weights, norms, zero, mean, scale or writes.")
     ] = "weights",
     factor: FactorOption = 0.5,
     embeddings: EmbeddingsOption = False,

@@ -90,7 +90,7 @@ def frequency_geometry(
         ),
     ] = True,
     mode: Annotated[
-        str, typer.Option("--mode", help="How dimensions go off: weights, zero, mean, scale or writes.")
+        str, typer.Option("--mode", help="How dimensions go off: weights, norms, zero, mean, scale or writes.")
     ] = "weights",
     factor: FactorOption = 0.5,
     embeddings: EmbeddingsOption = False,

@@ -62,7 +62,7 @@ def predictions(
         typer.Option("--intervention", help="layers, last_hidden, logits, by commas. Default: all that differ."),
     ] = None,
     mode: Annotated[
-        str, typer.Option("--mode", help="Off in all layers: weights, zero, mean, resample (hidden states) or writes.")
+        str, typer.Option("--mode", help="Off in all layers: weights, norms, zero, mean, resample or writes.")
     ] = "weights",
     stack: StackOption = None,
     n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of as many dimensions.")] = 19,

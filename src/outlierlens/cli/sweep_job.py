@@ -31,7 +31,7 @@ from outlierlens.rows import alone_in
 from outlierlens.scanned import Scan
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
 if TYPE_CHECKING:
     from outlierlens.sweeps.engines import Engine
@@ -171,5 +171,4 @@ def _named(loaded: LoadedModel, job: SweepJob) -> tuple[int, ...]:
     """Dimensions that the weights as they were loaded name in the stream that is swept; none unless asked for."""
     if job.dims != "found":
         return ()
-    stream = loaded.stack(job.options.stack).name
-    return next((stack.dims for stack in scan_live(loaded).stacks if stack.stack == stream), ())
+    return scan_stream(loaded, loaded.stack(job.options.stack).name).dims

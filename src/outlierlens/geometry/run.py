@@ -35,7 +35,7 @@ from outlierlens.vectors.read import (
     wanted_layers,
 )
 from outlierlens.vectors.store import check_matrices
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
 FIXES = parse_fixes(USUAL)
 FIT_TOKENS = 2 * ENOUGH  # token vectors a dimension that fixes are fitted on: twice what whitening needs
@@ -113,8 +113,7 @@ def geometry(
     bad = [dim for dim in options.dims if not 0 <= dim < width]
     if bad:
         raise BadInput(f"dimension {bad[0]} does not exist; the vectors have dimensions 0 to {width - 1}")
-    scanned = next((one for one in scan_live(loaded).stacks if one.stack == vectors.stack), None)
-    named = dict.fromkeys((*options.dims, *(scanned.dims if scanned else ()), *fitted.clipping.every))
+    named = dict.fromkeys((*options.dims, *scan_stream(loaded, vectors.stack).dims, *fitted.clipping.every))
     measure = LayerMeasure(sample, named=tuple(named), n_bootstrap=options.n_bootstrap, seed=options.seed)
     rows: list[LayerGeometry] = []
     for place, layer in enumerate(vectors.layers):

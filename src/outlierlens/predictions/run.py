@@ -20,7 +20,7 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import Mode
+from outlierlens.modes import MODES, Mode
 from outlierlens.predicted import INPUTS, INTERVENTIONS, Change, Heard, PartsOfSpeech, Predictions, Shift, Spoken, Word
 from outlierlens.predictions.said import INPUT_TASKS, OF_HEAD, Said
 from outlierlens.predictions.speech import Predicted, Tagger, Tagging, parts_of_speech
@@ -31,7 +31,7 @@ from outlierlens.results import Provenance
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import text_stack
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
 TOP = 10  # predicted tokens named
 MUCH_ADDED = 0.05  # share of the corpus' distribution that smoothing may be before it is said
@@ -45,7 +45,7 @@ class PredictionOptions:
     Attributes:
         inputs: "masked", "unmasked", "next"; None is all that the model's head has.
         interventions: "layers", "last_hidden", "logits"; None is all that differ.
-        mode: how dimensions are off in all layers: "weights", "zero", "mean", "resample" or "writes" (see `modes`).
+        mode: how dimensions are off in all layers: any but "scale" (see `modes`).
         n_random: random sets of as many dimensions; 0 leaves them out.
         smoothing: occurrences added to every type of the corpus.
         task: how texts are read: `max_length`, `batch_size`, `mask_fraction`, `seed` (of masks, draws and intervals).
@@ -74,7 +74,7 @@ class PredictionOptions:
         if self.task.blocks:
             raise BadInput("blocks join texts, and predictions are told text by text; leave blocks out")
         if self.mode == "scale":
-            raise BadInput("mode scale switches nothing off; modes here are weights, zero, mean, resample and writes")
+            raise BadInput(f"mode scale switches nothing off; use {', '.join(one for one in MODES if one != 'scale')}")
         if not self.smoothing > 0 or not np.isfinite(self.smoothing):
             raise BadInput(f"smoothing is {self.smoothing}; it must be above 0, or rare tokens have no logarithm")
         if self.n_random < 0 or self.n_bootstrap < 20 or self.tagged < 1:
@@ -117,8 +117,7 @@ def predictions(
     options = options or PredictionOptions()
     inputs = _inputs(loaded, options)
     stack = text_stack(loaded, options.stack)
-    scanned = next((one for one in scan_live(loaded).stacks if one.stack == stack.name), None)
-    outliers = scanned.dims if scanned else ()
+    outliers = scan_stream(loaded, stack.name).dims
     if dims is None and not outliers:
         raise BadInput(f"the scan of {loaded.name} finds no outlier to switch off; name dimensions (--dims)")
     plan = plan_dims(stack, stream_width(loaded.model, stack), outliers if dims is None else dims)

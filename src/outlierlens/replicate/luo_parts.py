@@ -24,7 +24,7 @@ from outlierlens.similarity.table import DEV, TASKS, fit_text, found_in, has_spl
 from outlierlens.similarity.wic import WicOptions, read_wic, wic
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
 if TYPE_CHECKING:
     from outlierlens.replicate.luo import LuoJob
@@ -67,7 +67,7 @@ def _reading(at: Context, *, final_norm: bool = False) -> ReadOptions:
 
 def _origin(at: Context) -> Any:
     clipped = resolve_clipping(str(at.clip), at.loaded, stack=at.stack).every
-    scanned = next(one for one in scan_live(at.loaded).stacks if one.stack == at.stack)
+    scanned = scan_stream(at.loaded, at.stack)
     dims = tuple(dict.fromkeys((*clipped, *(one.dim for one in scanned.outliers))))[:MAX_NAMED]
     options = OriginOptions({at.stack: dims}, "those that are clipped, and those that the scan's rule finds")
     return origin_live(at.loaded, options, command=at.job.command)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from outlierlens.detect import Rule
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, LoadOptions
+from outlierlens.named import N_STRONGEST
 from outlierlens.scanned import StackScan
-from outlierlens.weights import ScanOptions, scan, scan_live
+from outlierlens.weights import ScanOptions, scan, scan_stream
 
 STRONGEST = "strongest"  # in place of dimensions: the two whose |z| is largest, whatever the rule says
-N_STRONGEST = 2
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Named:
 
 def scanned(loaded: LoadedModel, rule: Rule) -> StackScan:
     """What `rule` finds in the loaded weights of the model's stream; raises BadInput where it has several."""
-    stack = loaded.stack()
-    return next(one for one in scan_live(loaded, ScanOptions(rule=rule)).stacks if one.stack == stack.name)
+    return scan_stream(loaded, loaded.stack().name, ScanOptions(rule=rule))
 
 
 def scanned_base(base: str, rule: Rule, load: LoadOptions, like: StackScan) -> StackScan:
@@ -76,7 +75,7 @@ def name_outliers(mine: StackScan, rule: Rule, dims: tuple[int, ...] | str, *, w
         said += f" (relaxed from {rule.n_sigma:g} σ)"
     names = f"which names {_listed(by_rule)}" if by_rule else "which names none"
     if dims == STRONGEST:
-        chosen = strongest(mine, N_STRONGEST)
+        chosen = mine.strongest_dims(N_STRONGEST)
         return Named(
             chosen,
             f"fallback: the {N_STRONGEST} of largest |z|, not {said}, {names}",
@@ -97,11 +96,6 @@ def name_outliers(mine: StackScan, rule: Rule, dims: tuple[int, ...] | str, *, w
         f"and random sets only (--dims names dimensions, or takes the strongest)"
     )
     return Named((), f"none by {said}", False, (note,))
-
-
-def strongest(scan: StackScan, n: int) -> tuple[int, ...]:
-    """The `n` dimensions whose |z|, averaged over layers and over scale and bias, is largest, strongest first."""
-    return scan.strongest_dims(n)
 
 
 def _listed(dims: Sequence[int]) -> str:

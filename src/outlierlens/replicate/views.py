@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from outlierlens import charts
-from outlierlens.charts.export import PictureKind
+from outlierlens.charts.export import PictureKind, pictures
 from outlierlens.charts.tasks_random import short
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.replicate.run import RESULT, sweeps_of
@@ -32,8 +32,8 @@ def write_views(directory: Path, made: Replication, beside: Sequence[Replication
     kinds: tuple[PictureKind, ...] = ("vl.json", "svg", "png") if charts.can_export() else ("vl.json",)
     pages = []
     for chart in drawn:
-        for kind in kinds:
-            write_bytes(directory / "charts" / f"{chart.name}.{kind}", charts.picture(chart, kind))
+        for kind, content in pictures(chart, kinds).items():
+            write_bytes(directory / "charts" / f"{chart.name}.{kind}", content)
         pages.append(write_text(directory / f"{chart.name}.html", chart_page(chart)))
     return pages
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens._version import __version__
-from outlierlens.charts import can_export, picture
-from outlierlens.charts.export import PictureKind
+from outlierlens.charts import can_export
+from outlierlens.charts.export import PictureKind, pictures
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
@@ -83,7 +83,11 @@ def rerender(results: Path | str) -> str:
 
 def _pictures(data: ReportData) -> tuple[dict[str, bytes], tuple[str, ...]]:
     kinds: tuple[PictureKind, ...] = ("vl.json", "svg", "png") if can_export() else ("vl.json",)
-    drawn = {f"charts/{chart.name}.{kind}": picture(chart, kind) for chart in all_charts(data) for kind in kinds}
+    drawn = {
+        f"charts/{chart.name}.{kind}": content
+        for chart in all_charts(data)
+        for kind, content in pictures(chart, kinds).items()
+    }
     return drawn, () if can_export() else (NO_PICTURES,)
 
 

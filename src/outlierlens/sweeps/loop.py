@@ -35,7 +35,7 @@ from outlierlens.sweeps.screen import AUDITED, SAFETY, Screen, can_screen, evalu
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
 from outlierlens.sweeps.units import INTACT, Unit, Work, planned
 from outlierlens.swept import Precision, Sweep
-from outlierlens.weights import scan_live
+from outlierlens.weights import scan_stream
 
 REPORT_SECONDS = 0.25
 ROWS_VERSION = 1  # of what the keys and values of rows mean
@@ -83,7 +83,7 @@ def sweep(
     options = options or SweepOptions()
     with ExitStack() as held:
         runner = make_runner(loaded, texts, options)
-        found = next((s.dims for s in scan_live(loaded).stacks if s.stack == runner.stack.name), ())
+        found = scan_stream(loaded, runner.stack.name).dims
         units = planned(options, runner.stack.n_layers, runner.width, found)
         model = fingerprint(loaded.model)
         store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()

@@ -1,0 +1,56 @@
+"""The dimensions that a measure is about: those asked for, else those that the scan finds, else the strongest.
+
+named = named_dims(loaded, stack, (308, 381))      # or None: what the weights name
+named.dims, named.by, named.notes
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outlierlens.ablate import stream_width
+from outlierlens.arch import BoundStack
+from outlierlens.errors import BadInput
+from outlierlens.models import LoadedModel
+from outlierlens.weights import scan_stream
+
+N_STRONGEST = 2
+
+
+@dataclass(frozen=True)
+class Named:
+    """Dimensions of one stream, and who names them.
+
+    Attributes:
+        dims: as they were asked for, or as the scan lists them, or in order of number.
+        by: "given", "the scan of the weights, at 3 sigma", …
+        found: what the scan finds, whatever was asked for.
+        notes: remarks for the result.
+    """
+
+    dims: tuple[int, ...]
+    by: str
+    found: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | None = None) -> Named:
+    """The dimensions `asked` for, each once; for None, what the scan of the stream finds, else its strongest two.
+
+    Raises:
+        BadInput: a dimension that the stream does not have, or an empty list of them.
+    """
+    if asked is not None and not len(asked):
+        raise BadInput("no dimension is named; give some, or None for those that the weights name")
+    width = stream_width(loaded.model, stack)
+    bad = [dim for dim in asked or () if not 0 <= dim < width]
+    if bad:
+        raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
+    scanned = scan_stream(loaded, stack.name)
+    if asked is not None:
+        return Named(tuple(dict.fromkeys(asked)), "given", scanned.dims)
+    if scanned.dims:
+        return Named(scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", scanned.dims)
+    strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
+    said = ", ".join(map(str, strongest))
+    note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
+    return Named(strongest, "largest |z| in the weights, as the scan names none", (), (note,))
