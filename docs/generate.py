@@ -4,8 +4,9 @@ python docs/generate.py            # write
 python docs/generate.py --check    # exit 1 when something is stale
 """
 
+import contextlib
+import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def main() -> int:
 
 
 def cli() -> str:
-    """Every command's help, as printed."""
+    """Every command's help, as printed to a terminal of 100 columns."""
+    os.environ.update({"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
     import typer
 
     from outlierlens.cli.app import app
@@ -35,15 +37,11 @@ def cli() -> str:
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         commands += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
     parts = ["# Command line\n\nGenerated from `--help`; run `make docs` after a change.\n"]
-    environment = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
     for command in ("", *commands):
-        words = ["-m", "outlierlens", *command.split(), "--help"]
-        done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, check=True, env={**os.environ, **environment}
-        )
-        text = "\n".join(
-            line.rstrip() for line in done.stdout.replace("python -m outlierlens", "outlierlens").splitlines()
-        )
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            app([*command.split(), "--help"], prog_name="outlierlens", standalone_mode=False)
+        text = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
         parts.append(f"## outlierlens {command}".rstrip() + f"\n\n```text\n{text.strip()}\n```\n")
     return "\n".join(parts)
 

@@ -29,6 +29,12 @@ def closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
+@pytest.fixture
+def no_picture_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing every chart of a report as SVG and PNG takes a second, and is tested with the report."""
+    monkeypatch.setattr("outlierlens.report.files.can_export", lambda: False)
+
+
 @pytest.fixture(scope="module")
 def loaded(request: pytest.FixtureRequest) -> Any:
     """The packaged sample that the module of the test names NAME, in float32."""

@@ -1,10 +1,6 @@
 """`OutlierCallback` in a real Trainer: accumulation, reporters, resuming after a kill, several processes."""
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+import forked
 import watch_training
 from outlierlens import OutlierCallback, WatchOptions
 from outlierlens.errors import BadInput
@@ -212,34 +209,24 @@ def test_a_dimension_that_does_not_exist_stops_before_training(tmp_path: Path) -
 def test_two_processes_record_what_one_does_with_twice_the_accumulation(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = [sys.executable, watch_training.__file__]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        port = free.getsockname()[1]
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     started = [
-        subprocess.Popen(
-            [*script, tmp_path / "two", "1"],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        forked.context().Process(target=watch_training.train_as, args=(rank, 2, port, tmp_path / "two", 1))
         for rank in (0, 1)
     ]
     try:
         for process in started:
-            _, complaints = process.communicate(timeout=180)
-            assert process.returncode == 0, complaints[-3000:]
+            process.start()
+        for process in started:
+            process.join(180)
+            assert process.exitcode == 0
     finally:
         for process in started:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-    done = subprocess.run(
-        [*script, tmp_path / "one", "2"], env=common, check=False, capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+            process.kill()
+            process.join()
+    watch_training.train(tmp_path / "one", 2)
     one, two = (read_watch(tmp_path / name / "rows.jsonl") for name in ("one", "two"))
     assert one.steps.tolist() == two.steps.tolist() == [0, 2, 4]
     np.testing.assert_array_equal(one.scale[0], two.scale[0])

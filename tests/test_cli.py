@@ -79,7 +79,7 @@ def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run:
     assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 
 
-@pytest.mark.usefixtures("closed_network")
+@pytest.mark.usefixtures("closed_network", "no_picture_files")
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
 def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     model, out = folder(family, head, kind), tmp_path / "run"
@@ -100,6 +100,18 @@ def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: 
     code, stdout, err = run("report", str(out / "results.json"))
     assert code == 0, err
     assert (out / "report.html").read_text("utf-8") == before
+
+
+@pytest.mark.usefixtures("closed_network")
+def test_a_report_has_its_charts_as_pictures(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    few = ("--data", text, "--random", "4", "--matched", "2", "--no-progress", "--dims", "3,5")
+    code, _, err = run("report", folder("gpt2", "CausalLM", "causal"), "-o", str(tmp_path / "run"), *few)
+    assert code == 0, err
+    drawn = {path.name for path in (tmp_path / "run/charts").iterdir()}
+    names = {name.removesuffix(".vl.json") for name in drawn if name.endswith(".vl.json")}
+    assert len(names) >= 5
+    assert drawn == {f"{name}.{kind}" for name in names for kind in ("svg", "png", "vl.json")}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +172,7 @@ def test_what_cannot_be_written_is_said_before_any_work(folder: Any, text: str, 
     assert "names layers; write dimensions alone" in err
 
 
+@pytest.mark.usefixtures("no_picture_files")
 def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
     folder: Any, text: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

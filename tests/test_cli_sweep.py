@@ -29,6 +29,7 @@ from outlierlens.report import chart_page
 from outlierlens.results import load, save
 from outlierlens.swept import Precision, Sweep
 
+pytestmark = pytest.mark.usefixtures("no_picture_files")
 FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")
 
 
@@ -53,12 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return str(path)
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def no_picture_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing every chart of a report as SVG and PNG takes a second, and is tested with the report."""
-    monkeypatch.setattr("outlierlens.report.files.can_export", lambda: False)
 
 
 @pytest.fixture

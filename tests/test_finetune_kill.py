@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import forked
 from finetune_runs import tiny, train_alone, write_data
 from outlierlens.results import load
 
@@ -31,11 +31,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     root = tmp_path_factory.mktemp("killed")
     base = tiny(root / "model", hidden_dropout_prob=0.2)
     data = write_data(root / "data")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["outlierlens.finetune.loop", "finetune_runs"])
 
     def begin(folder: Path, crash: str = "") -> BaseProcess:
-        process = context.Process(target=train_alone, args=(base, data, folder, SETTINGS, crash))
+        process = forked.context().Process(target=train_alone, args=(base, data, folder, SETTINGS, crash))
         process.start()
         return process
 

@@ -1,7 +1,6 @@
 """A pre-training that is killed at any moment and started again is the one that was not: losses, rows and weights."""
 
 import json
-import multiprocessing
 import random
 import signal
 import time
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import forked
 from outlierlens.rows import read_rows
 from outlierlens.watch_rows import read_activity, read_watch
 from pretrain_runs import recipe_in, train_alone
@@ -40,11 +40,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], BaseProc
             "model.dropout=0.2",
         ]  # 960 rows are read of 360: the order of the third epoch counts
     )
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["outlierlens.pretrain.loop", "outlierlens.pretrain.build", "pretrain_runs"])
 
     def begin(folder: Path) -> BaseProcess:
-        process = context.Process(target=train_alone, args=(recipe, folder, root / "cache"))
+        process = forked.context().Process(target=train_alone, args=(recipe, folder, root / "cache"))
         process.start()
         return process
 

@@ -258,54 +258,60 @@ def test_broken_results_are_one_clear_line(text: str, message: str) -> None:
         from_json(text, "x.json")
 
 
-def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "outlierlens", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        **options,
-    )
+# Each command runs in a child of its own, which has NumPy alone.
+COMMAND = """
+import os, runpy, sys
+import numpy
+
+for line in sys.argv[1:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        sys.argv = ["outlierlens", *line.split("|")]
+        try:
+            runpy.run_module("outlierlens", run_name="__main__")
+        except SystemExit as stop:
+            heavy = "torch transformers scipy pandas altair onnx gguf datasets sklearn".split()
+            print([stop.code, *(name for name in heavy if name in sys.modules)], file=sys.stderr, flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
 def test_scan_and_help_import_no_heavy_library(saved: Any) -> None:
-    path = saved(dim=6)
-    heavy = ["torch", "transformers", "scipy", "pandas", "altair", "onnx", "gguf", "datasets", "sklearn"]
-    for arguments in (["scan", str(path)], ["--help"], ["scan", "--help"]):
-        code = (
-            "import sys, runpy; sys.argv = ['outlierlens', *sys.argv[1:]]\n"
-            "try: runpy.run_module('outlierlens', run_name='__main__')\n"
-            "except SystemExit as e: assert not e.code, e.code\n"
-            f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
-        )
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-        assert done.stderr.strip().splitlines()[-1] == "[]"
+    lines = [f"scan|{saved(dim=6)}", "--help", "scan|--help"]
+    done = subprocess.run([sys.executable, "-c", COMMAND, *lines], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["[0]"] * 3
 
 
-def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path) -> None:
-    path = saved(dim=6)
-    human = run("scan", str(path))
+def test_the_real_process_prints_a_table_and_returns_the_exit_code(saved: Any) -> None:
+    command = [sys.executable, "-m", "outlierlens", "scan"]
+    human = subprocess.run([*command, str(saved(dim=6))], capture_output=True, text=True, timeout=120, check=False)
     assert human.returncode == 0, human.stderr
     assert "output.LayerNorm (scale of the norm, 3 × 16): 6" in human.stdout
     assert "3/3" in human.stdout
-    document = json.loads(run("scan", str(path), "--json").stdout)
+    wrong = subprocess.run([*command, "/no/such/file"], capture_output=True, text=True, timeout=120, check=False)
+    assert (wrong.returncode, wrong.stdout, len(wrong.stderr.splitlines())) == (1, "", 1)
+    assert wrong.stderr.startswith("error: ")
+
+
+def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path, run: Any) -> None:
+    path = saved(dim=6)
+    document = json.loads(run("scan", str(path), "--json")[1])
     assert document["format_version"] == 1
     assert document["stacks"][0]["outliers"][0]["dim"] == 6
     assert document["provenance"]["command"].startswith("outlierlens scan ")
-    two = json.loads(run("scan", str(path), str(path), "--format", "json").stdout)
+    two = json.loads(run("scan", str(path), str(path), "--format", "json")[1])
     assert two["kind"] == "Scans"
     out = tmp_path / "x.json"
-    assert run("scan", str(path), "-q", "-o", str(out)).stdout == ""
+    assert run("scan", str(path), "-q", "-o", str(out))[:2] == (0, "")
     assert load(out).stacks[0].dims == (6,)
-    again = run("scan", str(path), "-o", str(out))
-    assert (again.returncode, again.stdout) == (1, "")
-    assert "exists; give another name or --overwrite" in again.stderr
-    assert run("scan", str(path), "-o", str(out), "--overwrite").returncode == 0
-    underscores = run("scan", str(path), "--n_sigma", "2.5", "--min_layer_fraction", "0.4")
-    assert underscores.returncode == 0, underscores.stderr
-    compared = run("compare", str(out), str(path))
-    assert "100% of the outliers in common" in compared.stdout
+    code, printed, err = run("scan", str(path), "-o", str(out))
+    assert (code, printed) == (1, "")
+    assert "exists; give another name or --overwrite" in err
+    assert run("scan", str(path), "-o", str(out), "--overwrite")[0] == 0
+    code, _, err = run("scan", str(path), "--n_sigma", "2.5", "--min_layer_fraction", "0.4")
+    assert code == 0, err
+    assert "100% of the outliers in common" in run("compare", str(out), str(path))[1]
 
 
 @pytest.mark.parametrize(
@@ -321,23 +327,24 @@ def test_command_line_prints_a_table_and_json(saved: Any, tmp_path: Path) -> Non
         (["scan", "no-such-model-here", "--offline"], 1, "offline"),
     ],
 )
-def test_errors_are_one_line_with_an_exit_code(arguments: list[str], code: int, message: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_errors_are_one_line_with_an_exit_code(arguments: list[str], code: int, message: str, run: Any) -> None:
+    status, _, err = run(*arguments)
+    assert status == code, err
+    assert message in err
+    assert "Traceback" not in err
     if code == 1:
-        assert len(done.stderr.strip().splitlines()) == 1
+        assert len(err.strip().splitlines()) == 1
 
 
-def test_control_characters_of_a_file_do_not_reach_the_terminal(saved: Any) -> None:
+def test_control_characters_of_a_file_do_not_reach_the_terminal(saved: Any, run: Any, capsys: Any) -> None:
     path = saved()
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"model_type": "a\u001b[31mb\r\nerror: fine"}))
-    done = run("scan", str(path))
-    assert done.returncode == 1
-    assert "\x1b" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    capsys.readouterr()  # the model's writing
+    code, _, err = run("scan", str(path))
+    assert code == 1
+    assert "\x1b" not in err
+    assert len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.real

@@ -418,11 +418,9 @@ def saved(made: Any, tmp_path: Path) -> tuple[Path, Path, Examples]:
     return tmp_path / "model", tmp_path / "rows.jsonl", examples
 
 
-def test_the_command_sweeps_your_own_rows(
-    saved: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_picture_files")
+def test_the_command_sweeps_your_own_rows(saved: Any, run: Any, tmp_path: Path) -> None:
     model, rows, _ = saved
-    monkeypatch.setattr("outlierlens.report.files.can_export", lambda: False)
     few = ("--random", "3", "--matched", "0", "--dims", f"1,{PLANTED}")
     code, out, err = run(
         "sweep",

@@ -1,9 +1,10 @@
 """A small Trainer run that is watched, for tests: in this process, or as one of several that train together.
 
-python tests/watch_training.py FOLDER ACCUMULATION       # RANK, WORLD_SIZE, … as torchrun sets them
+train(folder, accumulation=2)
+Process(target=train_as, args=(rank, 2, port, folder, 1))
 """
 
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,10 @@ def trainer_of(folder: Path, model: Any = None, **settings: Any) -> Any:
     return trainer
 
 
-def main() -> None:
-    """Train with the accumulation that the command line gives; the rows go to FOLDER/rows.jsonl."""
+def train(folder: Path, accumulation: int) -> None:
+    """Train without dropout and in order; the rows go to rows.jsonl in `folder`."""
     from outlierlens import OutlierCallback, WatchOptions
 
-    torch.set_num_threads(1)
-    folder, accumulation = Path(sys.argv[1]), int(sys.argv[2])
     model = model_of()
     model.config.use_cache = False
     for module in model.modules():
@@ -84,5 +83,10 @@ def main() -> None:
     trainer.train()
 
 
-if __name__ == "__main__":
-    main()
+def train_as(rank: int, n_processes: int, port: int, folder: Path, accumulation: int) -> None:
+    """`train` as one of `n_processes`, with the environment that torchrun gives each."""
+    torch.set_num_threads(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_processes, "LOCAL_WORLD_SIZE": n_processes}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    train(folder, accumulation)

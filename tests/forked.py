@@ -1,0 +1,24 @@
+"""Processes of their own that need not import what trains: all are forked from one server, which has done so.
+
+process = context().Process(target=train, args=(folder,))
+"""
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+# The server is one to a test process: whoever starts it first loads this for all who come later.
+PRELOADED = [
+    "outlierlens.finetune.loop",
+    "outlierlens.pretrain.loop",
+    "outlierlens.pretrain.build",
+    "outlierlens.callback",
+    "transformers.trainer",
+    "transformers.models.bert.modeling_bert",
+]
+
+
+def context() -> ForkServerContext:
+    """The context whose processes are forked from the server that has everything loaded."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(PRELOADED)
+    return made
