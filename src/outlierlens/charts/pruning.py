@@ -1,0 +1,211 @@
+"""What pruning took from each position, and what it costs to force a budget onto one.
+
+pruned_positions(check.stacks[0], check)     # layers in which each position is removed, and outliers among them
+prune_experiment(effect)                     # change of the loss: magnitude, outlier positions, controls
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from outlierlens.charts.base import (
+    Chart,
+    Spec,
+    chart,
+    dim_colour,
+    dim_shape,
+    field,
+    label,
+    looks,
+    number,
+    round_to,
+    symmetric,
+)
+from outlierlens.charts.palette import ALARM, INK, MUTED
+from outlierlens.damage import Condition
+from outlierlens.pruned import PruneCheck, PruneExperiment, StackCheck
+
+GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
+
+
+def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "pruned-positions") -> Chart:
+    """Layers in which each position is removed: a tick a position, outliers as shapes, the constraint as a line."""
+    counts = np.asarray(stack.layers_removed)
+    hits = {hit.dim: hit for hit in stack.outliers}
+    shown = looks(list(hits), list(hits))
+    points = [
+        {"dim": int(dim), "layers": int(counts[dim])} for dim in np.flatnonzero(counts) if int(dim) not in hits
+    ]  # fmt: skip
+    named = [
+        {"dim": dim, "layers": int(counts[dim]), "name": label(dim), "share": round_to(hits[dim].share)}
+        for dim in shown
+    ]
+    x = field("dim", "position of the stream", scale={"domain": [0, stack.hidden_size - 1], "nice": False})
+    top = stack.n_layers
+    y = field(
+        "layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False},
+        axis={"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)},
+    )  # fmt: skip
+    tooltip = [field("dim", "position"), field("layers", "layers")]
+    limit = [{"layers": stack.needed, "text": f"the constraint: fewer than {stack.needed} of {top} layers"}]
+    layers: list[Spec] = [
+        {
+            "data": {"values": limit},
+            "mark": {"type": "rule", "color": ALARM, "strokeDash": [5, 4], "strokeWidth": 1.5},
+            "encoding": {"y": y},
+        },
+        {
+            "data": {"values": limit},
+            "mark": {"type": "text", "align": "left", "x": 6, "dy": -8, "color": ALARM, "fontWeight": 600},
+            "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
+        },
+        {
+            "data": {"values": points},
+            "mark": {"type": "point", "shape": "circle", "filled": True, "size": 26, "color": MUTED, "opacity": 0.6},
+            "encoding": {"x": x, "y": y, "tooltip": tooltip},
+        },
+    ]
+    if named:
+        layers.append({
+            "data": {"values": named},
+            "mark": {"type": "point", "filled": True, "size": 150, "opacity": 1},
+            "encoding": {
+                "x": x, "y": y, "color": dim_colour(shown), "shape": dim_shape(shown),
+                "tooltip": [*tooltip, field("share", "share gone")],
+            },
+        })  # fmt: skip
+    order = np.lexsort((np.arange(len(counts)), -counts))
+    return chart(
+        name=name,
+        title=f"Positions that pruning removed, stream {stack.stack}",
+        reading=_positions_reading(stack, found),
+        layers=layers,
+        height=260,
+        columns=("position", "outlier", "layers removed", "of"),
+        rows=(
+            (int(dim), "yes" if int(dim) in hits else "no", int(counts[dim]), stack.n_layers)
+            for dim in dict.fromkeys((*hits, *order.tolist()))
+            if counts[dim] or int(dim) in hits
+        ),
+    )
+
+
+def _positions_reading(stack: StackCheck, found: PruneCheck) -> str:
+    touched = int(np.count_nonzero(stack.layers_removed))
+    said = (
+        f"{touched:,} of {stack.hidden_size:,} positions are removed in some layer, {len(stack.broken):,} in {stack.needed} of "
+        f"{stack.n_layers} layers or more. Removed means: {stack.definition}. "
+    )
+    for hit in stack.outliers[:6]:
+        said += f"Outlier {hit.dim} is removed in {len(hit.layers)} layers. "
+    return said + f"{found.verdict[:1].upper()}{found.verdict[1:]}."
+
+
+def prune_experiment(found: PruneExperiment, *, name: str = "prune-experiment") -> Chart:
+    """Change of the loss for one budget: by magnitude, forced onto the chosen positions, and onto controls."""
+    dims = ", ".join(map(str, found.dims[:4])) + (" …" if len(found.dims) > 4 else "")
+    families: list[tuple[str, tuple[Condition, ...]]] = [
+        ("smallest weights (magnitude)", (found.magnitude,)),
+        (f"onto {dims}, all layers", (found.chosen,)),
+    ]
+    words = {"random position": "onto a random position, all layers", "scattered": "random positions, other in each layer",
+             "matched": "as large, other in each layer"}  # fmt: skip
+    families += [
+        (f"{words.get(one.kind, one.kind)} (n = {len(one.conditions)})", one.conditions) for one in found.controls
+    ]
+    rows = [
+        _row(one, family, 0.5 if len(members) == 1 else (0.5 + i * GOLDEN) % 1, chosen=one is found.chosen)
+        for family, members in families
+        for i, one in enumerate(members)
+    ]
+    drawn = [row for row in rows if row["change"] is not None]
+    ends = [row[end] for row in drawn for end in ("low", "high") if row[end] is not None and row["single"]]
+    scale = symmetric(np.array([row["change"] for row in drawn] + ends + [0.0]), factor=30.0)
+    title = ["change of the " + found.task, found.unit + (" (symmetric log scale)" if scale.log else "")]
+    x = field("change", title, scale=scale.scale if scale.log else scale.scale | {"padding": 14}, axis=scale.axis)
+    y: dict[str, Any] = {
+        "field": "family", "type": "nominal", "title": None, "sort": [family for family, _ in families],
+        "axis": {"labelLimit": 260, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
+        "scale": {"paddingInner": 0.25, "paddingOuter": 0.2},
+    }  # fmt: skip
+    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
+    tooltip = [
+        field("label", "condition", "nominal"),
+        field("change", "change"),
+        field("low", "95 % from"),
+        field("high", "to"),
+    ]
+    single = [row for row in drawn if row["single"]]
+    # Numbers stand on the side where there is room.
+    middle = (min((r["change"] for r in drawn), default=0) + max((r["change"] for r in drawn), default=0)) / 2
+    layers: list[Spec] = [
+        {
+            "data": {"values": [{"change": 0}]},
+            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
+            "encoding": {"x": x},
+        },
+        {
+            "data": {"values": [row for row in drawn if not row["single"]]},
+            "mark": {"type": "point", "shape": "circle", "size": 60, "color": MUTED, "filled": True, "opacity": 0.7},
+            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
+        },
+    ]
+    for chosen, colour, shape in ((False, INK, "square"), (True, ALARM, "diamond")):
+        some = [row for row in single if row["chosen"] is chosen]
+        layers.append({
+            "data": {"values": [row for row in some if row["low"] is not None and row["high"] is not None]},
+            "mark": {"type": "rule", "color": colour, "strokeWidth": 2},
+            "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "yOffset": jitter, "tooltip": tooltip},
+        })  # fmt: skip
+        layers.append({
+            "data": {"values": some},
+            "mark": {"type": "point", "shape": shape, "size": 150, "color": colour, "filled": True, "opacity": 1},
+            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
+        })  # fmt: skip
+        for right in (False, True):
+            here = [row for row in some if (row["change"] > middle) is right]
+            layers.append({
+                "data": {"values": here},
+                "mark": {"type": "text", "dy": -15, "align": "right" if right else "left", "color": colour, "fontWeight": 700},
+                "encoding": {"x": x, "y": y, "yOffset": jitter, "text": {"field": "says", "type": "nominal"}},
+            })  # fmt: skip
+    return chart(
+        name=name,
+        title=f"{found.budget:,} weights of {found.site} pruned ({found.sparsity:.2%})",
+        reading=_experiment_reading(found),
+        layers=layers,
+        height=60 + 56 * len(families),
+        columns=("family", "condition", "change", "95 % from", "to", found.task),
+        rows=([r["family"], r["label"], r["change"], r["low"], r["high"], r["value"]] for r in rows),
+    )
+
+
+def _row(one: Condition, family: str, spread: float, *, chosen: bool) -> Spec:
+    return {
+        "family": family,
+        "label": one.label,
+        "change": round_to(one.change),
+        "low": round_to(one.change_low),
+        "high": round_to(one.change_high),
+        "value": round_to(one.score.value),
+        "says": ("+" if one.change > 0 else "") + number(one.change).replace("-", "−"),
+        "spread": round(spread, 3),
+        "single": one.label in ("magnitude", "chosen"),
+        "chosen": chosen,
+    }
+
+
+def _experiment_reading(found: PruneExperiment) -> str:
+    chosen, small = found.chosen, found.magnitude
+    said = (
+        f"Every condition prunes {found.budget:,} weights of {found.site}. "
+        f"By magnitude the {found.task} changes by {small.change:+.3g} "
+        f"{found.unit} ({small.change_low:+.3g} to {small.change_high:+.3g}); with {found.forced:,} of them forced onto "
+        f"{', '.join(map(str, found.dims))} in all layers by {chosen.change:+.3g} "
+        f"({chosen.change_low:+.3g} to {chosen.change_high:+.3g}). "
+    )
+    for one in found.controls:
+        if math.isfinite(one.median):
+            said += f"{one.kind.capitalize()}: median {one.median:+.3g}, largest {max(c.change for c in one.conditions):+.3g}. "
+    return said.strip()
