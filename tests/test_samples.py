@@ -273,6 +273,16 @@ def test_an_interrupted_fetch_leaves_nothing_and_can_be_repeated(bench: Bench, m
     assert samples.directory("tiny").is_dir()
 
 
+def test_a_folder_without_a_model_does_not_hide_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mini-bert").mkdir()
+    assert samples.is_sample("mini-bert")
+    with open_checkpoint("mini-bert") as by_name, open_checkpoint(str(samples.directory("mini-bert"))) as by_path:
+        assert by_name.header_digest() == by_path.header_digest()
+    (tmp_path / "mini-bert" / "config.json").write_text("{}")
+    assert not samples.is_sample("mini-bert")  # somebody's own model
+
+
 def test_what_a_killed_fetch_left_is_swept_away(bench: Bench) -> None:
     sample = bench.plain()
     orphan = bench.root / "samples" / f".making-tiny-{sample.digest}-x"

@@ -245,10 +245,10 @@ def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensErro
 def _source(name: str, options: LoadOptions) -> str:
     from outlierlens import samples
 
+    if samples.is_sample(name):
+        return str(samples.model_directory(name, options.notice))
     if Path(name).is_dir():
         return name
-    if name in samples.SAMPLES:
-        return str(samples.model_directory(name, options.notice))
     if Path(name).is_file() or name.startswith((".", "/", "~")):
         raise UnknownModel(
             f"{name}: running a model needs its folder (config, tokenizer and weights), a sample or a hub id, not one file"

@@ -13,14 +13,14 @@ MAX_VOCABULARY_BYTES = 64 * 2**20
 
 def folder_beside(model: str, subfolder: str = "") -> Path | None:
     """The folder in which a vocabulary of `model` could lie: that of a directory, file or sample; None for a hub id."""
-    path = Path(model)
-    if path.is_dir():
-        return path / subfolder
-    if path.is_file():
-        return path.parent
     from outlierlens import samples
 
-    return samples.directory(model) if model in samples.SAMPLES else None
+    path = Path(model)
+    if samples.is_sample(model):
+        return samples.directory(model)
+    if path.is_dir():
+        return path / subfolder
+    return path.parent if path.is_file() else None
 
 
 def token_texts(folder: Path | None, ids: Iterable[int]) -> dict[int, str]:

@@ -34,15 +34,15 @@ def open_checkpoint(
         BadFile: the file is malformed; the message says where.
         Offline, RemoteError: a hub id was given and the network is off or fails.
     """
-    path = Path(model)
-    if path.is_dir():
-        return _open_directory(path / subfolder, model)
-    if path.is_file():
-        return _open_file(path, model)
     from outlierlens import samples
 
-    if model in samples.SAMPLES:
+    path = Path(model)
+    if path.is_file():
+        return _open_file(path, model)
+    if samples.is_sample(model):
         return _open_directory(samples.directory(model), model)
+    if path.is_dir():
+        return _open_directory(path / subfolder, model)
     near = difflib.get_close_matches(model, samples.SAMPLES, n=1, cutoff=0.8)
     if near:
         raise UnknownModel(f"{model}: no such file or directory; did you mean the sample {near[0]}?")

@@ -5,7 +5,6 @@ tokenizer = load_tokenizer("minilm-l6")              # a directory, sample or hu
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadInput, need
@@ -47,7 +46,7 @@ def load_tokenizer(source: str, *, offline: bool = False) -> Any:
     from outlierlens import samples
 
     folder = source
-    if not Path(source).is_dir() and source in samples.SAMPLES:
+    if samples.is_sample(source):
         folder = str(samples.model_directory(source, lambda _message: None))
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=offline)

@@ -8,7 +8,7 @@
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
 """
 
-from outlierlens.samples.cache import cache_root, directory, is_complete, recorded_norms, sample_named, texts_for
+from outlierlens.samples.cache import cache_root, directory, is_complete, is_sample, recorded_norms, sample_named, texts_for
 from outlierlens.samples.convert import model_directory
 from outlierlens.samples.download import fetch
 from outlierlens.samples.table import SAMPLES, Member, Sample, Wheel
@@ -22,6 +22,7 @@ __all__ = [
     "directory",
     "fetch",
     "is_complete",
+    "is_sample",
     "model_directory",
     "recorded_norms",
     "sample_named",

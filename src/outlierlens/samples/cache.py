@@ -40,6 +40,11 @@ def cache_root() -> Path:
     return Path(base).expanduser().absolute() / "outlierlens"
 
 
+def is_sample(name: str) -> bool:
+    """Whether `name` means the sample: a folder of that name that holds no model (an output of ours, say) does not hide it."""
+    return name in SAMPLES and not (Path(name) / "config.json").is_file()
+
+
 def sample_named(name: str) -> Sample:
     """The table's entry for `name`, or UnknownModel with the nearest names."""
     if name in SAMPLES:

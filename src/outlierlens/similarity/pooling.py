@@ -168,10 +168,10 @@ class _Folder:
 
         self.name, self.options = name, options
         self.local: Path | None = None
-        if Path(name).is_dir():
-            self.local = Path(name) / options.subfolder
-        elif name in samples.SAMPLES:
+        if samples.is_sample(name):
             self.local = Path(samples.model_directory(name, options.notice))
+        elif Path(name).is_dir():
+            self.local = Path(name) / options.subfolder
 
     def read(self, file: str) -> Any:
         """The content of `file`; None where there is none."""
