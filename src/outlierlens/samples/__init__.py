@@ -8,7 +8,15 @@
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
 """
 
-from outlierlens.samples.cache import cache_root, directory, is_complete, is_sample, recorded_norms, sample_named, texts_for
+from outlierlens.samples.cache import (
+    cache_root,
+    directory,
+    is_complete,
+    is_sample,
+    recorded_norms,
+    sample_named,
+    texts_for,
+)
 from outlierlens.samples.convert import model_directory
 from outlierlens.samples.download import fetch
 from outlierlens.samples.table import SAMPLES, Member, Sample, Wheel
