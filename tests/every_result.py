@@ -5,6 +5,7 @@ from typing import Any
 
 import attention_results
 import downstream_results
+import explore_models
 import exported_results
 import finetune_runs
 import frequency_bands_results
@@ -44,6 +45,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
+    made["Explored"] = explore_models.explored()
     made["Geometry"] = geometry_results.geometry()
     made["Attention"] = attention_results.attention()
     made["Predictions"] = predicted_results.predictions()

@@ -47,6 +47,7 @@ COMMANDS = (
     "export-embedder",
     "layer-story",
     "report",
+    "explore",
     "samples",
     "fetch",
 )

@@ -45,6 +45,7 @@ LAYERS = [
         "predicted",
         "origins",
         "frozen_scores",
+        "explored",
         "replicated",
         "references",
         "luo_replicated",
@@ -133,7 +134,7 @@ LAYERS = [
         "pruning",
     },
     {"charts", "report"},
-    {"replicate"},
+    {"replicate", "explore"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

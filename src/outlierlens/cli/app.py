@@ -10,6 +10,7 @@ from outlierlens.cli import (
     count,
     downstream,
     embedder,
+    explore,
     finetune,
     frequency,
     frequency_geometry,
@@ -103,5 +104,6 @@ app.command("frozen")(frozen.frozen)
 app.command("export-embedder")(embedder.export_embedder)
 app.command("layer-story")(layer_story.layer_story)
 app.command("report")(measure.report)
+app.command("explore")(explore.explore)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

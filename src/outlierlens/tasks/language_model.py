@@ -212,6 +212,19 @@ class LanguageModelLoss(ABC):
             np.add.at(values, list(slots), sums.cpu().double().numpy())
         return values / self.weights, self.weights
 
+    def per_token(self) -> tuple[np.ndarray, np.ndarray]:
+        """(nats, number of the text) of every predicted token [prediction], of the model as it is now."""
+        import torch
+
+        self._kept = self._kept or list(self.feeds(range(self.n_texts)))
+        nats, texts = [], []
+        with torch.inference_mode():
+            for feed in self._kept:
+                losses = self._losses_by_parts(feed) if self._by_parts else self._losses(feed)
+                nats.append(losses.cpu().double().numpy())
+                texts.append(np.array(feed.slots)[feed.positions[0].cpu().numpy()])
+        return np.concatenate(nats), np.concatenate(texts)
+
     @property
     def _model_options(self) -> dict[str, Any]:
         return {"use_cache": False} if self.loaded.head == "causal" else {}

@@ -1,0 +1,305 @@
+"""Views as HTML, one function a view; text of models and people is escaped, and nothing is loaded from anywhere.
+
+drawn(explorer, found)["passage"]             # a piece of the page, with its Python and its command
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outlierlens.explore import drawing, snippets
+from outlierlens.explore.drawing import escaped
+from outlierlens.explored import (
+    VIEWS,
+    Anisotropy,
+    AttentionMaps,
+    Explored,
+    Guesses,
+    Listed,
+    Loss,
+    LossRow,
+    Off,
+    Passage,
+    Vectors,
+    spans,
+)
+
+if TYPE_CHECKING:
+    from outlierlens.damage import Filled
+    from outlierlens.explore.look import Explorer
+
+SIGNS = {"same": "=", "other": "≠", "nonsense": "✗"}
+MEANING = {"same": "as intact", "other": "another word", "nonsense": "nonsense"}
+TITLES = {
+    "passage": "What it says",
+    "loss": "Loss of this text",
+    "guesses": "Guesses for one blank",
+    "vectors": "Token vectors",
+    "attention": "Attention",
+    "anisotropy": "Anisotropy of this text's tokens",
+}
+_UNCERTAIN = "no interval"
+
+
+def drawn(explorer: "Explorer", found: Explored) -> dict[str, str]:
+    """{view: HTML} of every view that was measured."""
+    views = {view: getattr(found, view) for view in VIEWS if getattr(found, view) is not None}
+    bodies = {
+        "passage": lambda: passage(found.passage or Passage(), found.conditions),
+        "loss": lambda: loss(found.loss or Loss()),
+        "guesses": lambda: guesses(found.guesses or Guesses()),
+        "vectors": lambda: vectors(found.vectors or Vectors(), found),
+        "attention": lambda: attention(found.attention or AttentionMaps(), found),
+        "anisotropy": lambda: anisotropy(found.anisotropy or Anisotropy(), found),
+    }
+    return {view: _section(view, bodies[view](), copies(explorer, found, view)) for view in views}
+
+
+def _section(view: str, body: str, more: str) -> str:
+    return f'<section class="ol" data-view="{view}"><h2>{TITLES[view]}</h2>{body}{more}</section>'
+
+
+def copies(explorer: "Explorer", found: Explored, view: str) -> str:
+    """The Python and the command of a view, each with a button that copies it."""
+    one = snippets.command(explorer.loaded.name, explorer.options, found.state, (view,))
+    parts = {"Python": snippets.python(explorer, found, view), "command": one}
+    return "".join(
+        f'<details class="ol-copy"><summary>Copy as {name}</summary><button type="button" data-copy="{name}" '
+        f'aria-label="Copy {escaped(TITLES[view])} as {name}">Copy</button><pre tabindex="0">{escaped(text)}</pre></details>'
+        for name, text in parts.items()
+    )
+
+
+def head(explorer: "Explorer", stack: str) -> str:
+    """The title and what the weights show."""
+    return (
+        f'<div class="ol"><h1>{escaped(explorer.loaded.name)}</h1>'
+        f'<p id="ol-verdict">{escaped(explorer.verdict(stack))}</p></div>'
+    )
+
+
+def said(found: Explored) -> str:
+    """What is off, and notes; read out by screen readers when it changes."""
+    text = []
+    for one in found.conditions[1:]:
+        text.append(f"<b>{one.label}</b>: {escaped(', '.join(map(str, one.dims)))}")
+    if not text:
+        text.append("Nothing is off: choose a dimension to see the model without it")
+    else:
+        where = f"off in layers {spans(found.conditions[-1].layers)}, mode {found.state.mode}"
+        text.append(where + (f" × {found.state.factor:g}" if found.state.mode == "scale" else ""))
+    notes = "".join(f"<p>Note: {escaped(note)}.</p>" for note in found.notes)
+    return f'<div class="ol ol-said" role="status"><p>{" · ".join(text)}</p>{notes}</div>'
+
+
+def alert(message: str) -> str:
+    """An error as a sentence."""
+    return f'<div class="ol ol-alert" role="alert">{escaped(message[:1].upper() + message[1:])}.</div>'
+
+
+def listed_label(one: Listed) -> str:
+    """The text of a box to tick."""
+    return one.label
+
+
+def _missing(text: str) -> str:
+    return f'<p class="ol-missing">{escaped(text[:1].upper() + text[1:])}.</p>'
+
+
+def _named(label: str, conditions: tuple[Off, ...]) -> str:
+    dims = next((one.dims for one in conditions if one.label == label), ())
+    off = (
+        f"<small>{escaped(', '.join(map(str, dims[:8])) + (' …' if len(dims) > 8 else ''))} off</small>" if dims else ""
+    )
+    return f"<b>{label}</b>{off}"
+
+
+def passage(view: Passage, conditions: tuple[Off, ...]) -> str:
+    """The text under each condition, blanks coloured and signed by what became of them; blanks are buttons."""
+    rows = "".join(
+        f'<tr data-condition="{one.label}"><th scope="row">{_named(one.label, conditions)}</th><td>{_filled(one)}</td></tr>'
+        for one in view.fills
+    )
+    legend = " · ".join(f'<mark class="{kind}"><i>{SIGNS[kind]}</i> {MEANING[kind]}</mark>' for kind in SIGNS)
+    table = (
+        f'<table class="ol-fills">{rows}</table><p class="ol-small">{legend}. Press a blank for its guesses.</p>'
+        if rows
+        else ""
+    )
+    more = "".join(
+        f'<tr data-condition="{one.label}"><th scope="row">{_named(one.label, conditions)}</th>'
+        f'<td><span class="ol-muted">{escaped(one.prompt)}</span> {escaped(one.text)}</td></tr>'
+        for one in view.continuations
+    )
+    if more:
+        table += f'<h3>… and goes on to say</h3><table class="ol-fills ol-says">{more}</table>'
+    return (_missing(view.missing) if view.missing else "") + table
+
+
+def _filled(one: "Filled") -> str:
+    parts = [escaped(one.pieces[0])]
+    for number, (blank, piece) in enumerate(zip(one.blanks, one.pieces[1:], strict=True)):
+        about = f"blank {number + 1}: {blank.filled}, {MEANING[blank.kind]}; the text says {blank.original}"
+        # A decoder's words carry the space before them, which its filled words have lost.
+        gap = "" if parts[-1][-1:].isspace() or not parts[-1] else " "
+        parts.append(
+            f'{gap}<button type="button" class="{blank.kind}" data-blank="{number}" aria-label="{escaped(about)}">'
+            f"<i>{SIGNS[blank.kind]}</i>{escaped(blank.filled)}</button>"
+        )
+        parts.append(escaped(piece))
+    return "".join(parts)
+
+
+def _interval(low: float, high: float, sign: str = "") -> str:
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return _UNCERTAIN
+    return f"{low:{sign}.2f} to {high:{sign}.2f}"
+
+
+def loss(view: Loss) -> str:
+    """The loss under each condition with its interval, a bar for the eye."""
+    if view.missing:
+        return _missing(view.missing)
+    is_loss = view.unit == "nats per token"
+    finite = [row.value for row in view.rows if np.isfinite(row.value)]
+    most = max([*finite, 1e-9])
+    rows = "".join(_loss_row(row, most, is_loss=is_loss) for row in view.rows)
+    columns = [
+        "",
+        view.unit,
+        "95 % interval",
+        *(["perplexity"] if is_loss else []),
+        "change",
+        "95 % interval of the change",
+    ]
+    heads = "".join(f'<th scope="col">{escaped(name)}</th>' for name in columns)
+    over = (
+        f"{escaped(view.task)} over {view.n_tokens} predicted tokens; intervals are over them, as if each were independent: "
+        "they say nothing of other texts"
+        if is_loss
+        else "This model predicts no words of a text: shown is how far its outputs move from the intact model's. One text "
+        "has no interval"
+    )
+    table = f'<table class="ol-loss"><thead><tr>{heads}</tr></thead>{rows}</table>'
+    return f'<div class="ol-scroll" tabindex="0">{table}</div><p class="ol-small">{over}.</p>'
+
+
+def _loss_row(row: LossRow, most: float, *, is_loss: bool) -> str:
+    share = 100 * min(row.value / most, 1) if np.isfinite(row.value) else 100
+    intact = row.label == "intact"
+    cells = [f"{row.value:.3f}", _interval(row.low, row.high)]
+    if is_loss:
+        cells.append(f"{np.exp(min(row.value, 700)):,.4g}")
+    cells += ["", ""] if intact else [f"{row.change:+.3f}", _interval(row.change_low, row.change_high, "+")]
+    bar = f'<span class="ol-bar ol-{row.label}" style="width:{max(share, 0):.1f}%"></span>'
+    body = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr data-condition="{row.label}"><th scope="row">{row.label}{bar}</th>{body}</tr>'
+
+
+def guesses(view: Guesses) -> str:
+    """The likeliest words of a blank, a column a condition."""
+    if view.missing:
+        return _missing(view.missing)
+    columns = "".join(
+        f'<div data-condition="{one.label}"><h3>{one.label}</h3><ol>'
+        + "".join(
+            f'<li><span class="ol-bar ol-{one.label}" style="width:{100 * guess.probability:.1f}%"></span>'
+            f"<span>{escaped(guess.word)}</span> <small>{guess.probability:.1%}</small></li>"
+            for guess in one.guesses
+        )
+        + "</ol></div>"
+        for one in view.lists
+    )
+    return (
+        f'<p>Blank {view.number + 1}; the text says “<b id="ol-original">{escaped(view.original)}</b>”.</p>'
+        f'<div class="ol-columns ol-guesses">{columns}</div>'
+    )
+
+
+def vectors(view: Vectors, found: Explored) -> str:
+    """A vector under each condition on one scale, and the marked dimensions of every token."""
+    if view.missing:
+        return _missing(view.missing)
+    finite = view.values[np.isfinite(view.values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (-1.0, 1.0)
+    labels = [one.label for one in found.conditions]
+    pictures = "".join(
+        f'<figure data-condition="{label}"><figcaption>{_named(label, found.conditions)}</figcaption>'
+        + drawing.spikes(values, low, high, view.named, f"{label}: {len(values)} values, {low:.2f} to {high:.2f}")
+        + "</figure>"
+        for label, values in zip(labels, view.values, strict=True)
+    )
+    where = "the embeddings" if view.layer == "embeddings" else f"layer {view.layer}"
+    return (
+        f"<p>After {where}: {escaped(view.drawn)}, from {low:.2f} to {high:.2f} over all pictures. Marked are the chosen and "
+        f'the listed dimensions.</p><div class="ol-columns">{pictures}</div>{_token_table(view, labels)}'
+    )
+
+
+def _token_table(view: Vectors, labels: list[str]) -> str:
+    shown = view.named[:6]
+    heads = "".join(f'<th scope="col">{dim}<small>{label}</small></th>' for dim in shown for label in labels)
+    heads += "".join(f'<th scope="col">length<small>{label}</small></th>' for label in labels)
+    rows = []
+    for token, word in enumerate(view.tokens):
+        cells = [f"<td>{view.marked[i, token, k]:.2f}</td>" for k in range(len(shown)) for i in range(len(labels))]
+        cells += [f"<td>{view.lengths[i, token]:.2f}</td>" for i in range(len(labels))]
+        rows.append(f'<tr><th scope="row">{token} {escaped(word)}</th>{"".join(cells)}</tr>')
+    return (
+        '<details><summary>Every token’s values</summary><div class="ol-scroll" tabindex="0"><table><thead><tr>'
+        f'<th scope="col">token</th>{heads}</tr></thead>{"".join(rows)}</table></div></details>'
+    )
+
+
+def attention(view: AttentionMaps, found: Explored) -> str:
+    """One head's maps side by side, with where its attention goes in numbers."""
+    if view.missing:
+        return _missing(view.missing)
+    labels = [one.label for one in found.conditions]
+    special = np.array(view.special)
+    figures, rows = [], []
+    for label, weights in zip(labels, view.weights, strict=True):
+        first, onto = float(weights[:, 0].mean()), float(weights[:, special].sum(1).mean())
+        own = float(np.diagonal(weights).mean())
+        about = f"{label}: {first:.0%} of the attention goes to the first token, {onto:.0%} to special tokens"
+        picture = drawing.heat(weights, view.tokens, about)
+        figures.append(
+            f'<figure data-condition="{label}"><figcaption>{_named(label, found.conditions)}</figcaption>{picture}</figure>'
+        )
+        rows.append(f'<tr><th scope="row">{label}</th><td>{first:.1%}</td><td>{onto:.1%}</td><td>{own:.1%}</td></tr>')
+    heads = "".join(
+        f'<th scope="col">{name}</th>' for name in ("", "to the first token", "to special tokens", "to itself")
+    )
+    return (
+        f"<p>Layer {view.layer}, head {view.head} of 0–{view.n_heads - 1}. A row is a token that asks, a column one that is "
+        f'looked at; darker is more (square root).</p><div class="ol-columns">{"".join(figures)}</div>'
+        f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{"".join(rows)}</table></div>'
+    )
+
+
+def anisotropy(view: Anisotropy, found: Explored) -> str:
+    """The mean cosine by layer, and what the chosen dimensions add to it."""
+    if view.missing:
+        return _missing(view.missing)
+    labels = [one.label for one in found.conditions]
+    picture = drawing.lines(
+        view.layers,
+        dict(zip(labels, view.cosine, strict=True)),
+        "; ".join(
+            f"{label}: {values[-1]:.2f} after the last layer" for label, values in zip(labels, view.cosine, strict=True)
+        ),
+    )
+    legend = " · ".join(f'<span class="ol-key ol-{label}"></span>{label}' for label in labels)
+    heads = "".join(f'<th scope="col">{label}<small>mean cosine</small></th>' for label in labels)
+    heads += "".join(f'<th scope="col">{label}<small>of it, chosen</small></th>' for label in labels)
+    rows = "".join(
+        f'<tr><th scope="row">{layer}</th>'
+        + "".join(f"<td>{value:.3f}</td>" for value in (*view.cosine[:, place], *view.share[:, place]))
+        + "</tr>"
+        for place, layer in enumerate(view.layers)
+    )
+    return (
+        f"<p>Mean cosine of all pairs of {view.n_tokens} tokens without special ones: 0 means that they point everywhere, 1 "
+        f'all one way. {legend}</p>{picture}<details open><summary>Numbers</summary><div class="ol-scroll" tabindex="0">'
+        f'<table><thead><tr><th scope="col">layer</th>{heads}</tr></thead>{rows}</table></div></details>'
+    )

@@ -1,0 +1,194 @@
+"""The Python and the command that reproduce a view exactly, from the state that made it.
+
+    python(explorer, found, "loss")            # a script; its last line prints `result`
+    command("mini-planted", options, state, ("loss",))
+
+The Python uses the library's own pieces and not the page; tests run both and compare.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.explore.language import BEST, COPIES, LENGTH
+from outlierlens.explored import VIEWS, Explored, State
+from outlierlens.models import LoadOptions
+
+if TYPE_CHECKING:
+    from outlierlens.explore.look import Explorer
+
+MEAN_TEXTS = 16  # of the shipped excerpt, over which mode "mean" takes its means
+
+# What differs from view to view: imports, then what is done once, then what is done under each condition.
+_IMPORTS = {
+    "passage": "from outlierlens.fill import continuation, exercise, fill, filled",
+    "loss": "import numpy as np\n\nfrom outlierlens.tasks import TaskOptions, bootstrap, make_task",
+    "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.fill import exercise, fill",
+    "vectors": "from outlierlens.hidden import tapped\nfrom outlierlens.reading import TextReading",
+    "attention": "from outlierlens.attention_maps import tapped_attention\nfrom outlierlens.reading import TextReading",
+    "anisotropy": (
+        "from outlierlens.geometry.cosines import contributions, mean_cosine, unit\n"
+        "from outlierlens.hidden import layer_name, tapped\nfrom outlierlens.reading import TextReading"
+    ),
+}
+_READ = f"reading = TextReading(loaded, {LENGTH})\n(batch,) = reading.batches([text], batch_size=1)\n"
+_ONCE = {
+    "passage": "work = exercise(loaded, text)  # where the blanks are\nintact = fill(loaded, work) if work else None\n",
+    "loss": (
+        "task = make_task(loaded, [text] * {copies}, TaskOptions(max_length={length}, batch_size={batch}))\n"
+        "# nats of every predicted token; of a model without a head for words, the change of its outputs\n"
+        'measure = task.per_token if task.unit == "nats per token" else task.per_text\n'
+        "intact, _ = measure()\n"
+    ),
+    "guesses": "work = exercise(loaded, text)  # where the blanks are\n",
+    "vectors": _READ,
+    "attention": _READ,
+    "anisotropy": _READ + "special = reading.sides(batch)[stack.name][1][0].cpu().numpy()\n",
+}
+_UNDER = {
+    "passage": """\
+    with ablation.off(plan):
+        now = fill(loaded, work) if work else None
+        said = continuation(loaded, text)  # None for models that do not continue texts
+    dims = tuple(next(iter(plan.values()), ()))
+    result[label] = (filled(loaded, work, now, intact, label=label, dims=dims) if work else None, said)
+""",
+    "loss": """\
+    with ablation.off(plan):
+        values, _ = measure()
+    change, same = values - intact, np.ones(len(values))
+    result[label] = (values.mean(), bootstrap(values, same, seed=0), change.mean(), bootstrap(change, same, seed=0))
+""",
+    "guesses": """\
+    with ablation.off(plan):
+        now = fill(loaded, work)
+    result[label] = best(loaded, now, {blank}, {best})  # the likeliest words of one blank
+""",
+    "vectors": """\
+    states = {{}}
+
+    def look(_, layer, seen):
+        states[layer] = seen[0].float().cpu().numpy()  # [token, dim]
+
+    with ablation.off(plan), tapped(loaded.model, [stack], look):
+        reading(batch)
+    result[label] = states[{layer}]{which}  # [dim]; layer -1 is the embeddings
+""",
+    "attention": """\
+    maps = {{}}
+
+    def look(layer, weights, visible):
+        maps[layer] = weights[0].float().cpu().numpy()  # [head, query, key]
+
+    with ablation.off(plan), tapped_attention(loaded, stack, look):
+        reading(batch)
+    result[label] = maps[{attention_layer}][{head}]
+""",
+    "anisotropy": """\
+    by_layer = {{}}
+
+    def look(_, layer, seen):
+        units = unit(seen[0].float().cpu().numpy()[~special])
+        share = contributions(units)[{chosen}].sum()
+        by_layer[layer_name(layer)] = (mean_cosine(units)[0], share)
+
+    with ablation.off(plan), tapped(loaded.model, [stack], look):
+        reading(batch)
+    result[label] = by_layer  # mean cosine of all pairs of tokens, and what the chosen dimensions add to it
+""",
+}
+
+
+def python(explorer: "Explorer", found: Explored, view: str) -> str:
+    """A script that computes one view of `found` anew; it leaves {condition: numbers} in `result`."""
+    state = found.state
+    conditions = "".join(
+        f"    {one.label!r}: dict.fromkeys(range({state.first}, {(state.last or 0) + 1}), {one.dims!r}),\n"
+        if one.dims
+        else f"    {one.label!r}: {{}},\n"
+        for one in found.conditions
+    )
+    settings, imports = _settings(state)
+    layer = -1 if state.vector_layer == "embeddings" else int(state.vector_layer or 0)
+    values: dict[str, Any] = {
+        "copies": COPIES if explorer.loaded.head == "masked" else 1,
+        "length": LENGTH,
+        "batch": COPIES,
+        "blank": found.guesses.number if found.guesses else state.blank,
+        "best": BEST,
+        "layer": layer,
+        "which": ".mean(0)" if state.vector_token is None else f"[{state.vector_token}]",
+        "attention_layer": state.attention_layer,
+        "head": found.attention.head if found.attention else state.head,
+        "chosen": list(state.dims),
+    }
+    return (
+        f"{_IMPORTS[view]}\nfrom outlierlens.models import LoadOptions, load_model\n{imports}"
+        f"\ntext = {found.read!r}\nconditions = {{  # layer: dimensions that are off\n{conditions}}}\n"
+        f"loaded = load_model({explorer.loaded.name!r}, {_options(explorer.options)})\n"
+        f"stack = loaded.stack({state.stack!r})\n"
+        f"ablation = Ablation(loaded, stack, {state.mode!r}{settings})\n"
+        f"{_ONCE[view].format(**values)}"
+        f"result = {{}}\nfor label, plan in conditions.items():\n{_UNDER[view].format(**values)}"
+        "print(result)\n"
+    )
+
+
+def _settings(state: State) -> tuple[str, str]:
+    """(what the ablation is made with beside its mode, the imports that it needs)"""
+    modes = "from outlierlens.modes import Ablation\n"
+    edit = "from outlierlens.ablate import EditSettings\n"
+    if state.mode == "scale":
+        return f", settings=EditSettings(factor={state.factor!r})", edit + modes
+    if state.mode == "mean" and state.dims:
+        means = (
+            f', settings=EditSettings(means=means_over(loaded, stack, read_texts("excerpt", limit={MEAN_TEXTS}), '
+            f"length={LENGTH}, batch_size={MEAN_TEXTS}))"
+        )
+        return means, (
+            "from outlierlens.ablate import EditSettings\nfrom outlierlens.data import read_texts\n"
+            "from outlierlens.modes import Ablation, means_over\n"
+        )
+    return "", modes
+
+
+def _options(options: LoadOptions) -> str:
+    """`options` as they are written in Python, without the token: what is copied is made to be shared."""
+    plain = LoadOptions()
+    given = {
+        one.name: getattr(options, one.name)
+        for one in fields(options)
+        if one.name not in ("token", "notice", "attention") and getattr(options, one.name) != getattr(plain, one.name)
+    }
+    if "row" in given:
+        given["row"] = str(given["row"])
+    return (
+        "LoadOptions("
+        + ", ".join(f"{name}={value!r}" for name, value in given.items())
+        + (", " if given else "")
+        + 'attention="eager")'
+    )
+
+
+def command(model: str, options: LoadOptions, state: State, views: Sequence[str]) -> str:
+    """The command line that prints `views` of `state`, quoted for a shell, without the token."""
+    words = ["outlierlens", "explore", model, *_state_words(state)]
+    words += ["--show", "all" if tuple(views) == VIEWS else ",".join(views)]
+    for name, option in (("row", "--arch"), *((n, f"--{n}") for n in ("revision", "subfolder", "device", "dtype"))):
+        value = getattr(options, name)
+        if value != getattr(LoadOptions(), name):
+            words += [option, str(value)]
+    words += [f"--{name.replace('_', '-')}" for name in ("trust_remote_code", "offline") if getattr(options, name)]
+    return shlex.join([*words, "--json"])
+
+
+def _state_words(state: State) -> list[str]:
+    words = [f"--text={state.text}"]
+    if state.dims:
+        words += ["--dims", ",".join(map(str, state.dims)), "--layers", f"{state.first}-{state.last}"]
+    for name in ("mode", "factor", "stack", "seed", "blank", "vector_layer", "vector_token", "attention_layer", "head"):
+        value = getattr(state, name)
+        if value != getattr(State, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words

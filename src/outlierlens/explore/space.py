@@ -1,0 +1,129 @@
+"""Write a folder that, pushed to the Hugging Face hub as a Space, serves the page of a model there.
+
+written = write_space(Path("space"), "mini-planted", LoadOptions())
+# then: hf upload OWNER/NAME space --repo-type space
+
+The folder holds this package too, so the Space runs what wrote it. A Space is public: anyone can use the page.
+"""
+
+import json
+import re
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+from outlierlens import __version__
+from outlierlens.errors import BadInput
+from outlierlens.explore.page import gradio
+from outlierlens.models import LoadOptions
+from outlierlens.results import write_text
+from outlierlens.samples import SAMPLES
+
+PACKAGE = Path(__file__).parents[1]
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_APP = '''"""The live page of {model}, written by `outlierlens explore --space`."""
+
+{imports}from outlierlens.explore.look import open_explorer
+from outlierlens.explore.page import launch_options, page
+from outlierlens.models import LoadOptions
+
+{fetch}explorer = open_explorer({model!r}, {options})
+demo = page(explorer, explorer.start())
+
+if __name__ == "__main__":
+    demo.launch(**launch_options())  # a Space names the address and the port in the environment
+'''
+_README = """---
+title: {title}
+emoji: 🔎
+colorFrom: gray
+colorTo: blue
+sdk: gradio
+sdk_version: {gradio}
+python_version: "3.11"
+app_file: app.py
+pinned: false
+license: apache-2.0
+short_description: Switch dimensions off and watch what the model says
+{models}---
+
+# Outlier dimensions of {model}
+
+Type a sentence, switch the handful of dimensions off that stand out, and see the model with random ones off beside it.
+Written by outlierlens {version}, whose code is in `outlierlens/`; start it at home with `python app.py`.
+"""
+
+
+def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
+    """Write the Space's files for `model` (a sample or a hub id) to `folder`, which must be new or empty.
+
+    Raises:
+        BadInput: the folder holds something, or the model is a folder of this machine, which a Space cannot read.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is not empty; name a new folder")
+    if Path(model).exists() or not _HUB_ID.fullmatch(model) or model in (".", ".."):
+        raise BadInput(f"{model} is on this machine, where a Space cannot read it; push it to the hub and give its id")
+    if options.row:
+        raise BadInput("--arch names a file of this machine; a Space takes models of the architecture table")
+    sample = SAMPLES.get(model)
+    fetched = sample is not None and not sample.packaged
+    title = json.dumps(f"Outlier dimensions of {model}")
+    models = "" if sample else f"models:\n- {json.dumps(model)}\n"
+    texts = {
+        "README.md": _README.format(
+            title=title, gradio=gradio().__version__, models=models, model=model, version=__version__
+        ),
+        "app.py": _APP.format(
+            model=model,
+            options=_options(options),
+            imports="from outlierlens.samples import fetch\n" if fetched else "",
+            fetch=f"fetch({model!r})  # once: a Space that sleeps loses it\n" if fetched else "",
+        ),
+        "requirements.txt": "\n".join(requirements(("models", "samples") if fetched else ("models",))) + "\n",
+        ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _copy_package(folder / "outlierlens", model)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return folder
+
+
+def _options(options: LoadOptions) -> str:
+    given = {name: getattr(options, name) for name in ("revision", "subfolder", "dtype", "trust_remote_code")}
+    plain = LoadOptions()
+    changed = [f"{name}={value!r}" for name, value in given.items() if value != getattr(plain, name)]
+    return f"LoadOptions({', '.join(changed)})"
+
+
+def requirements(extras: tuple[str, ...]) -> list[str]:
+    """What the package and these extras of it need, as its own metadata says; gradio comes with the Space."""
+    from packaging.requirements import Requirement
+
+    needed: dict[str, str] = {}
+    wanted, done = ["", *extras], set()
+    while wanted:
+        extra = wanted.pop()
+        done.add(extra)
+        for line in metadata.requires("outlierlens") or ():
+            one = Requirement(line)
+            of_extra = "extra" in str(one.marker or "")
+            if of_extra != bool(extra) or (one.marker and not one.marker.evaluate({"extra": extra})):
+                continue
+            if one.name == "outlierlens":
+                wanted += [inner for inner in one.extras if inner not in done]
+            else:
+                needed[one.name] = f"{one.name}{one.specifier}"
+    return sorted(needed.values())
+
+
+def _copy_package(folder: Path, model: str) -> None:
+    """The package without caches, and without the packaged samples that the Space does not serve."""
+    others = {name for name, sample in SAMPLES.items() if sample.packaged and name != model}
+
+    def skipped(where: str, names: list[str]) -> set[str]:
+        inside = others if Path(where).name == "data_files" else set()
+        return {name for name in names if name == "__pycache__" or name in inside or name.endswith((".pyc", ".part"))}
+
+    shutil.copytree(PACKAGE, folder, ignore=skipped)
