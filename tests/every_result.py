@@ -20,6 +20,7 @@ import similar_results
 import synthetic_report
 import synthetic_tasks
 import test_layer_story
+import treated_results
 from outlierlens.comparison import compare
 from outlierlens.luo_replicated import LuoReplication
 from outlierlens.pretrained import Outcomes
@@ -55,6 +56,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= similar_results.made()
     made |= downstream_results.made() | probe_results.made()
     made["LayerStory"] = test_layer_story.story()
+    made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 
 

@@ -21,6 +21,7 @@ COMMANDS = (
     "observe",
     "disable",
     "sweep",
+    "beyond-zero",
     "track",
     "pretrain",
     "outcomes",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.activations import ObserveOptions, observe
     from outlierlens.bench import DisableOptions, disable
+    from outlierlens.beyond import beyond_zero
     from outlierlens.callback import OutlierCallback
     from outlierlens.comparison import compare
     from outlierlens.data import read_texts
@@ -51,6 +52,7 @@ _HOME = {
     "edited_hidden": "ablate",
     "removed_writes": "ablate",
     "clip": "ablate",
+    "beyond_zero": "beyond",
     "disable": "bench",
     "DisableOptions": "bench",
     "sweep": "sweeps.loop",
@@ -75,6 +77,7 @@ __all__ = [
     "TrackOptions",
     "WatchOptions",
     "__version__",
+    "beyond_zero",
     "clip",
     "compare",
     "disable",

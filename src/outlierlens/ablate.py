@@ -27,13 +27,16 @@ from outlierlens.arch import BoundStack, Param, live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, edited, valid_tokens
 from outlierlens.models import LoadedModel, config_dict
+from outlierlens.position_means import PositionMeans, first_tokens, positions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Dims = Sequence[int] | Mapping[int, Sequence[int]]
-EditMode = Literal["zero", "mean", "scale", "resample"]
-EDIT_MODES: tuple[EditMode, ...] = ("zero", "mean", "scale", "resample")
+EditMode = Literal["zero", "mean", "position mean", "scale", "resample"]
+EDIT_MODES: tuple[EditMode, ...] = ("zero", "mean", "position mean", "scale", "resample")
+EditTokens = Literal["all", "first", "rest"]
+EDIT_TOKENS: tuple[EditTokens, ...] = ("all", "first", "rest")
 
 
 @contextmanager
@@ -119,12 +122,16 @@ class EditSettings:
     Attributes:
         factor: "scale" multiplies by it.
         means: "mean" puts means[layer, dim] in place; see `mean_states`.
+        position_means: "position mean" puts these in place; see `position_means`.
         seed: "resample" permutes values among the batch's tokens with this seed.
+        tokens: which are edited: "all", the "first" token of each row that is no padding, or the "rest", all but that one.
     """
 
     factor: float = 0.5
     means: np.ndarray | None = None
+    position_means: PositionMeans | None = None
     seed: int = 0
+    tokens: EditTokens = "all"
 
 
 @contextmanager
@@ -139,48 +146,81 @@ def edited_hidden(
 ) -> Iterator[int]:
     """Edit the output of each block at `dims` in the running network; parameters stay as they are (yields 0).
 
-    "zero" sets to 0, "mean" to the dimension's mean in that layer, "scale" multiplies by a factor, "resample" permutes
-    the values among all valid tokens of the batch, which keeps the distribution and destroys the information.
+    "zero" sets to 0, "mean" to the dimension's mean in that layer, "position mean" to its mean there at the token's
+    position, "scale" multiplies by a factor, "resample" permutes the values among all edited tokens of the batch, which
+    keeps the distribution and destroys the information.
 
     Raises:
-        BadInput: unknown mode or dimension, no means for "mean", or a compiled model.
+        BadInput: unknown mode, tokens or dimension, no means for "mean" or "position mean", or a compiled model.
     """
     import torch
 
     settings = settings or EditSettings()
     if mode not in EDIT_MODES:
         raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(EDIT_MODES)}")
+    if settings.tokens not in EDIT_TOKENS:
+        raise BadInput(f"unknown tokens {settings.tokens!r}; they are {', '.join(EDIT_TOKENS)}")
     module, bound = _resolve(model, stack)
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
-    if mode == "mean" and settings.means is None:
-        raise BadInput('mode "mean" needs EditSettings(means=…): [layer, dim], from mean_states()')
-    if mode == "mean" and settings.means is not None and len(settings.means) != bound.n_layers:
-        raise BadInput(f"means has {len(settings.means)} layers; the stream has {bound.n_layers}")
-    generator = torch.Generator().manual_seed(settings.seed)
+    change = _Change(mode, settings, plan, bound)
     at = {layer: torch.tensor(off) for layer, off in plan.items()}
 
     with valid_tokens(module) as mask_of:
 
         def edit(layer: int, states: "Tensor") -> "Tensor":
             index = at[layer].to(states.device)
+            valid = mask_of(states)
+            first = first_tokens(valid)
+            here = {"all": valid, "first": first, "rest": valid & ~first}[settings.tokens]
+            old = states[..., index]  # [batch, token, dim that is off]
+            new = change(layer, old, valid, here)
             changed = states.clone()
-            if mode == "zero":
-                changed[..., index] = 0
-            elif mode == "scale":
-                changed[..., index] *= settings.factor
-            elif mode == "mean":
-                assert settings.means is not None
-                changed[..., index] = torch.tensor(settings.means[layer][at[layer].numpy()]).to(states)
-            else:
-                valid = mask_of(states)
-                shuffled = torch.randperm(int(valid.sum()), generator=generator).to(states.device)
-                rows = changed[valid]
-                rows[:, index] = rows[shuffled][:, index]
-                changed[valid] = rows
+            changed[..., index] = new if settings.tokens == "all" else torch.where(here[..., None], new, old)
             return changed
 
         with edited(module, bound, edit, sorted(plan)):
             yield 0
+
+
+class _Change:
+    """What `edited_hidden` puts in place of values, mode by mode."""
+
+    def __init__(self, mode: EditMode, settings: EditSettings, plan: dict[int, tuple[int, ...]], bound: BoundStack):
+        import torch
+
+        self.mode, self.settings = mode, settings
+        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._tables: dict[int, Tensor] = {}  # [position + 1, dim that is off]; of "mean" one row for all positions
+        if mode not in ("mean", "position mean"):
+            return
+        by_position = settings.position_means
+        if mode == "mean" and settings.means is None:
+            raise BadInput('mode "mean" needs EditSettings(means=…): [layer, dim], from mean_states()')
+        if mode == "position mean" and by_position is None:
+            raise BadInput('mode "position mean" needs EditSettings(position_means=…), from position_means.collected()')
+        given = settings.means if mode == "mean" else by_position.values if by_position else None
+        assert given is not None
+        if len(given) != bound.n_layers:
+            raise BadInput(f"means has {len(given)} layers; the stream has {bound.n_layers}")
+        for layer, off in plan.items():
+            columns = list(off) if mode == "mean" or by_position is None else by_position.columns(off)
+            self._tables[layer] = torch.tensor(np.atleast_2d(given[layer])[:, columns])
+
+    def __call__(self, layer: int, old: "Tensor", valid: "Tensor", here: "Tensor") -> "Tensor":
+        """The new values [batch, token, dim that is off] in place of `old`, of tokens `here`, bool [batch, token]."""
+        import torch
+
+        if self.mode == "zero":
+            return torch.zeros_like(old)
+        if self.mode == "scale":
+            return old * self.settings.factor
+        if self.mode == "resample":
+            shuffled = torch.randperm(int(here.sum()), generator=self._generator).to(old.device)
+            new = old.clone()
+            new[here] = old[here][shuffled]
+            return new
+        table = self._tables[layer].to(old)
+        return table[positions(valid).clamp_max(len(table) - 1)]
 
 
 def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) -> np.ndarray:

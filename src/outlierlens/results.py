@@ -63,6 +63,7 @@ HOMES = {
     "PuccettiReplication": "puccetti_replicated",
     "Frequency": "frequent",
     "LayerStory": "layer_story",
+    "BeyondZero": "treated",
     "Explored": "explored",
     "ReportData": "report.results",
 }

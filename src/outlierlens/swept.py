@@ -246,7 +246,7 @@ class Sweep:
     @property
     def has_intact(self) -> bool:
         """Whether the intact model has a value of its own, which a change of outputs has not."""
-        return self.task != "output change"
+        return self.task not in ("output change", "sentence change")
 
     @property
     def windows_swept(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ frequency_geometry   norms and cosines of frequent and rare tokens, raw, clipped
 attention        attention received and outliers: attention_correlation, attention_sinks, heads and an example's maps
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
+beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
@@ -35,6 +36,7 @@ emergence        outliers over training: its panels loss_panel, norm_panel, stat
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
 from outlierlens.charts.attention import attention, attention_correlation, attention_sinks
 from outlierlens.charts.base import Chart
+from outlierlens.charts.beyond_zero import beyond_zero
 from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
@@ -66,6 +68,7 @@ __all__ = [
     "attention_correlation",
     "attention_sinks",
     "average_vectors",
+    "beyond_zero",
     "can_export",
     "cosine_shares",
     "emergence",

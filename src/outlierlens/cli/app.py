@@ -7,6 +7,7 @@ import typer
 from outlierlens import __version__
 from outlierlens.cli import (
     attention,
+    beyond_zero,
     count,
     downstream,
     embedder,
@@ -78,6 +79,7 @@ app.command("verify")(integrity.verify)
 app.command("observe")(measure.observe)
 app.command("disable")(measure.disable)
 app.command("sweep")(sweep.sweep)
+app.command("beyond-zero")(beyond_zero.beyond_zero)
 app.command("track")(track.track)
 app.command("pretrain")(pretrain.pretrain)
 app.command("outcomes")(pretrain.outcomes)

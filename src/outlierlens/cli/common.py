@@ -140,7 +140,7 @@ def command(*words: str | Path) -> str:
 
 
 LEFT = (  # columns of words
-    *("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why"),
+    *("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why", "treatment"),
     *("fix", "layer chosen", "verdict", "says", "thresholds", "input", "measure", "real", "part"),
 )
 

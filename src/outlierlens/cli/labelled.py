@@ -21,11 +21,11 @@ TaskOption = Annotated[
     str,
     typer.Option(
         "--task",
-        help="auto, masked-loss, causal-loss, output-change; glue:rte, hans, …; classify, regress, tokens; "
+        help="auto, masked-loss, causal-loss, output-change, sentence-change; glue:rte, …; classify, regress, tokens; "
         "image-classification, audio-classification.",
     ),
 ]
-OF_TEXTS = ("auto", "masked-loss", "causal-loss", "output-change")
+OF_TEXTS = ("auto", "masked-loss", "causal-loss", "output-change", "sentence-change")
 PLAIN = ("classify", "regress", "tokens")
 OF_ITEMS = ("image-classification", "audio-classification")
 MEASURES = ("metric", "accuracy", "loss")

@@ -21,7 +21,7 @@ class ItemRows:
     """The items of a task.
 
     Attributes:
-        lengths: tokens of each, int [item]. labels: of `LabelledItems`, else ().
+        texts: numbers of the items, all of them. lengths: tokens of each, int [item]. labels: of `LabelledItems`, else ().
         longest: tokens of a row at most. tries_first: see `labelled.rows.TextRows`.
         what: one item in words. notes: about how they were read.
     """
@@ -40,7 +40,7 @@ class ItemRows:
             room -= one.values.nbytes
             if room >= 0:
                 self._kept[number] = one
-        self.lengths = np.array(lengths)
+        self.texts, self.lengths = tuple(range(len(items))), np.array(lengths)
         self.longest = int(self.lengths.max())
         self.what = self._what()
         self.notes = self._notes(n_cut)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outlierlens.tasks.metrics import Statistic
 
 DRAWN_AT_ONCE = 4_000_000  # indices of the bootstrap held in memory: 32 MB
-TaskName = Literal["auto", "masked loss", "causal loss", "output change", "labelled"]
+TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]
 Measure = Literal["metric", "accuracy", "loss"]
 
 

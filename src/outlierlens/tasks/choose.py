@@ -10,6 +10,7 @@ from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions
 
 FITTING = {"causal": "causal loss", "masked": "masked loss", "other": "output change", "none": "output change"}
+CHANGES = ("output change", "sentence change")  # of any model that reads text
 LABELLED = "labelled"
 
 
@@ -38,12 +39,13 @@ def make_task(loaded: LoadedModel, texts: Data | Sequence[str], options: TaskOpt
     plain: Sequence[str] = texts.texts if isinstance(texts, Texts) else texts  # type: ignore[assignment]
     if name == "auto":
         name = FITTING[loaded.head]  # type: ignore[assignment]
-    if name == "output change":
-        from outlierlens.tasks.output_change import OutputChange
+    if name in CHANGES:
+        from outlierlens.tasks.output_change import OutputChange, SentenceChange
 
-        return OutputChange(loaded, plain, options)
+        return (OutputChange if name == "output change" else SentenceChange)(loaded, plain, options)
     if name not in FITTING.values():
-        raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(dict.fromkeys(FITTING.values()))}")
+        known = dict.fromkeys((*FITTING.values(), *CHANGES))
+        raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(known)}")
     if name != FITTING[loaded.head]:
         fitting = FITTING[loaded.head]
         raise BadInput(f"{loaded.name} has no head for {name!r}; the task that fits it is {fitting!r}")

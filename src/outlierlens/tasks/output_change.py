@@ -2,6 +2,7 @@
 
     task = OutputChange(loaded, texts, TaskOptions())      # keeps the intact outputs at once
     values, weights = task.per_text()                      # 0 while the model is intact
+    task = SentenceChange(loaded, texts, TaskOptions())    # of the texts' own vectors instead of their tokens'
 
 `texts` may be pictures or recordings (`media.Items`).
 
@@ -69,8 +70,8 @@ class OutputChange:
         self._rows = texts.rows(loaded, 0) if isinstance(texts, Items) else _TextRows(loaded, texts, options.max_length)
         self.text, self.lengths = self._rows.what, self._rows.lengths
         self.notes = self._rows.notes
-        self.n_texts = len(self.lengths)
-        self.weights = self.lengths.astype(np.float64)
+        self.texts, self.n_texts = self._rows.texts, len(self.lengths)
+        self.weights = self._weights()
         self.n_tokens = int(self.lengths.sum())
         # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
         classes = _classes(loaded)
@@ -87,8 +88,15 @@ class OutputChange:
                 kept = logits[row, :length] if logits.ndim == 3 else logits[row] if len(logits) else logits
                 self._intact[slot] = (states[row, :length].clone(), kept.clone())
         self._has_logits = classes > 1 and all(logits.numel() for _, logits in self._intact)
-        self.unit = "KL divergence (nats)" if self._has_logits else "cosine distance"
+        self.unit = "KL divergence (nats)" if self._measure == "kl" else "cosine distance"
         self._also: dict[str, float] = {}
+
+    @property
+    def _measure(self) -> str:
+        return "kl" if self._has_logits else "cosine distance"
+
+    def _weights(self) -> np.ndarray:
+        return self.lengths.astype(np.float64)
 
     def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[_Rows]:
         """See `Task`."""
@@ -146,9 +154,11 @@ class OutputChange:
         return changes
 
     def sums(self, feed: _Rows) -> "Tensor":
-        """Change of each row's text × its tokens [row]; see `Task`."""
-        change = self._changes(feed)["kl" if self._has_logits else "cosine distance"]
-        return change.to(_wide(change)) * feed.batch.valid.sum(1)
+        """Change of each row's text × its weight [row]; see `Task`."""
+        import torch
+
+        change = self._changes(feed)[self._measure]
+        return change.to(_wide(change)) * torch.tensor(self.weights[list(feed.texts)]).to(change.device, _wide(change))
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:
         """(change [text], tokens [text]) of the model as it is now."""
@@ -158,15 +168,28 @@ class OutputChange:
                 values = named.setdefault(name, np.zeros(self.n_texts))
                 values[list(feed.slots)] = change.cpu().double().numpy()
         self._also = {name: weighted_mean(values, self.weights) for name, values in named.items()}
-        return named["kl" if self._has_logits else "cosine distance"], self.weights
+        return named[self._measure], self.weights
 
     def also(self) -> dict[str, float]:
         """All measures of the last call: cosine distance, relative change, pooled cosine distance, and KL if any."""
         return dict(self._also)
 
 
+class SentenceChange(OutputChange):
+    """Change of each text's own vector, the mean of its tokens' last states, special tokens counted; texts weigh alike."""
+
+    name = "sentence change"
+
+    @property
+    def _measure(self) -> str:
+        return "pooled cosine distance"
+
+    def _weights(self) -> np.ndarray:
+        return np.ones(self.n_texts)
+
+
 class _TextRows:
-    """Texts by their tokens: what `media.rows.ItemRows` is to pictures. Texts of no token are left out."""
+    """Texts by their tokens: what `media.rows.ItemRows` is to pictures. Texts of no token are left out: `texts` are kept."""
 
     notes: tuple[str, ...] = ()
 
@@ -178,6 +201,7 @@ class _TextRows:
         kept = [number for number, ids in enumerate(encoded["input_ids"]) if ids]
         if not kept:
             raise BadInput("no text has a token; give longer texts")
+        self.texts = tuple(kept)
         self._encoded = [{key: encoded[key][number] for key in encoded} for number in kept]
         self.lengths = np.array([len(one["input_ids"]) for one in self._encoded])
 
