@@ -96,7 +96,7 @@ def attention_correlation(
         },
         {
             "data": {"values": drawn},
-            "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.45},
+            "mark": {"type": "rule", "strokeWidth": 1.5},
             "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": dim_colour(shown)},
         },
         {

@@ -15,7 +15,7 @@ from outlierlens.charts.layer_story import layer_story
 from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.frequency_bands import FrequencyBands
 from outlierlens.layer_story import LayerStory, link_rows
-from outlierlens.predicted import Predictions
+from outlierlens.predicted import INTERVENTIONS, Predictions
 from outlierlens.puccetti_replicated import Link, PuccettiReplication
 from outlierlens.report.phrases import listed
 from outlierlens.report.sections import Rows, Section
@@ -24,6 +24,12 @@ SAYS = {
     "more": "follow token frequency more closely than other dimensions",
     "less": "follow token frequency less closely than other dimensions",
     "unclear": "follow token frequency no more clearly than other dimensions",
+}
+SHIFTED = {
+    "more frequent": "more frequent",
+    "rarer": "rarer",
+    "neither": "neither clearly more frequent nor rarer",
+    "unknown": "too few to say",
 }
 TOKENS = {"without_special": "without special tokens", "all": "special tokens counted"}
 
@@ -152,7 +158,7 @@ def _predictions_say(found: Predictions) -> tuple[str, ...]:
         change = one.changes["log_frequency"]
         p = "" if change.p is None else f", rank p {change.p:.3g}"
         said.append(
-            f"{one.input}, off in {one.intervention}: predicted tokens are {one.direction} "
+            f"{one.input}, {INTERVENTIONS[one.intervention]}: predicted tokens are {SHIFTED[one.direction]} "
             f"({change.change:+.2f} nats of log frequency, {change.low:+.2f} to {change.high:+.2f}{p})."
         )
     return tuple(said)
