@@ -83,7 +83,7 @@ def _panel(story: LayerStory, lines: list[Line], what: str | None, colour: Spec,
     layers: list[Spec] = [
         {"data": {"values": [{"value": 0}]}, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
          "encoding": {"y": y}},
-        {"data": {"values": known}, "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.55},
+        {"data": {"values": known}, "mark": {"type": "rule", "strokeWidth": 1.5},
          "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour}},
         {"data": {"values": rows}, "mark": {"type": "line", "strokeWidth": 2},
          "encoding": {"x": x, "y": y, "color": colour}},
