@@ -246,7 +246,7 @@ class _Check:
             if bad:
                 raise BadInput(f"dimension {bad[0]} does not exist; stream {bound.name!r} has 0 to {cells.width - 1}")
             return dims, "given", ()
-        if any(param.name not in self.model.tensors for layer in cells.params for param in layer):
+        if self.second is None and self.masks is not None and self.masks.holds == "masks":
             return (), "no one", ("masks alone do not say where outliers are: name the intact model first, or --dims",)
         options = ScanOptions(row=self.options.row, max_read=self.options.max_read)
         scan = scan_checkpoint(_with_config(self.model, self.config), options)
