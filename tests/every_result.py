@@ -15,6 +15,7 @@ import origin_models
 import predicted_results
 import pretrain_runs
 import probe_results
+import pruning_results
 import runs
 import similar_results
 import synthetic_report
@@ -55,6 +56,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Origin"] = origin_models.found(folder / "origin")
     made |= similar_results.made()
     made |= downstream_results.made() | probe_results.made()
+    made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
     made["LayerStory"] = test_layer_story.story()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from outlierlens.data import read_texts
     from outlierlens.detect import Rule
     from outlierlens.models import from_objects, load_model
+    from outlierlens.pruning.check import prune_check
+    from outlierlens.pruning.torch_guard import same_position_guard
     from outlierlens.results import load, save
     from outlierlens.samples import fetch
     from outlierlens.sweeps.loop import sweep
@@ -62,6 +64,8 @@ _HOME = {
     "OutlierCallback": "callback",
     "track": "tracking",
     "TrackOptions": "tracking",
+    "prune_check": "pruning.check",
+    "same_position_guard": "pruning.torch_guard",
     "load": "results",
     "save": "results",
 }
@@ -87,8 +91,10 @@ __all__ = [
     "load",
     "load_model",
     "observe",
+    "prune_check",
     "read_texts",
     "removed_writes",
+    "same_position_guard",
     "save",
     "scan",
     "sweep",

@@ -63,6 +63,8 @@ HOMES = {
     "PuccettiReplication": "puccetti_replicated",
     "Frequency": "frequent",
     "LayerStory": "layer_story",
+    "PruneCheck": "pruned",
+    "PruneExperiment": "pruned",
     "BeyondZero": "treated",
     "Explored": "explored",
     "ReportData": "report.results",

@@ -26,6 +26,7 @@ attention        attention received and outliers: attention_correlation, attenti
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
+pruned_positions layers in which pruning removed each position; prune_experiment what one position costs
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
@@ -50,6 +51,7 @@ from outlierlens.charts.origin import origin, origin_histograms, origin_ranks, o
 from outlierlens.charts.prediction_panels import parts_of_speech, prediction_curves
 from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
+from outlierlens.charts.pruning import prune_experiment, pruned_positions
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
@@ -100,6 +102,8 @@ __all__ = [
     "probe_accuracy",
     "probe_contributions",
     "probe_heat",
+    "prune_experiment",
+    "pruned_positions",
     "recovery",
     "self_similarity",
     "sigma_panel",

@@ -24,6 +24,7 @@ from outlierlens.cli import (
     predictions,
     pretrain,
     probe,
+    pruning,
     replicate,
     replicate_luo,
     replicate_puccetti,
@@ -80,6 +81,9 @@ app.command("observe")(measure.observe)
 app.command("disable")(measure.disable)
 app.command("sweep")(sweep.sweep)
 app.command("beyond-zero")(beyond_zero.beyond_zero)
+app.command("prune-check")(pruning.prune_check)
+app.command("protect")(pruning.protect)
+app.command("prune-experiment")(pruning.prune_experiment)
 app.command("track")(track.track)
 app.command("pretrain")(pretrain.pretrain)
 app.command("outcomes")(pretrain.outcomes)
