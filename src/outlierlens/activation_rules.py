@@ -15,6 +15,7 @@ from outlierlens.errors import BadInput
 from outlierlens.observation import ActivationOutlier
 
 EMBEDDINGS = "embeddings"
+SIZES = ("massive_size", "massive_ratio", "int8_size")  # the others are shares of layers or tokens
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,16 @@ class ActivationRules:
     luo_layer_fraction: float = 0.25
     massive_size: float = 100.0
     massive_ratio: float = 1000.0
+    int8_size: float = 6.0
     int8_position_share: float = 0.06
     int8_layer_fraction: float = 0.25
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if not value > 0 or (not f.name.startswith("massive") and value > 1):
-                top = "positive" if f.name.startswith("massive") else "in (0, 1]"
+            size = f.name in SIZES
+            if not value > 0 or (not size and value > 1):
+                top = "positive" if size else "in (0, 1]"
                 raise BadInput(f"{f.name} is {value}; it must be {top}")
 
 
@@ -49,7 +52,7 @@ class ActivationRules:
 class Measured:
     """What the rules rest on: `layers` names the rows, "embeddings" first; arrays [layer, dim], `median_abs` [layer].
 
-    `large_share` is the share of token vectors with |h| >= 6 in what the layer reads (pre-norm) or puts out.
+    `large_share` is the share of token vectors with |h| >= `int8_size` in what the layer reads (pre-norm) or puts out.
     """
 
     layers: tuple[str, ...]

@@ -120,7 +120,7 @@ class Observer:
         self.groups = 1
         # MPS has no float64.
         device = "cpu" if loaded.device.type == "mps" else loaded.device
-        self.streams = {stack.name: _Stream(stack, options, device) for stack in self.stacks}
+        self.streams = {stack.name: Stream(stack, options, device) for stack in self.stacks}
 
     def batches(self, texts: Data) -> Iterator[Batch]:
         """Batches of `texts`, window by window; progress is reported as they are asked for."""
@@ -142,7 +142,7 @@ class Observer:
         sides = self.reading.sides(batch)
         if any(bool(special.any()) for _, special in sides.values()):
             self.groups = 2
-        kept = self._columns_per_layer()
+        kept = self.columns_per_layer()
         rows = {}
         for name, (tokens, special) in sides.items():
             device = self.streams[name].device
@@ -205,7 +205,8 @@ class Observer:
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
         return tuple(found)
 
-    def _columns_per_layer(self) -> int:
+    def columns_per_layer(self) -> int:
+        """Dimensions of each layer whose histograms `histogram_bytes` has room for; raises BadInput for none."""
         rows = sum(stack.n_layers + 1 for stack in self.stacks)
         each = rows * self.groups * BINS * BIN_BYTES
         kept = self.options.histogram_bytes // each
@@ -216,8 +217,8 @@ class Observer:
         return kept
 
 
-class _Stream:
-    """The layers of one residual stream while they are counted."""
+class Stream:
+    """The layers of one residual stream while they are counted: `layers`, and `reads` of what attention and MLP read."""
 
     def __init__(self, stack: BoundStack, options: ObserveOptions, device: Any):
         self.stack, self.options, self.device = stack, options, device
@@ -225,6 +226,7 @@ class _Stream:
         self.reads: dict[tuple[int, int], LargeCounts] = {}  # (layer, part)
 
     def add(self, layer: int, states: "Tensor", ordinary: Rows, special: Rows, groups: int, kept: int) -> None:
+        """Count a batch's states [batch, token, dim]; `groups` and `kept` as for `LayerStats.keep_quantiles`."""
         dim = states.shape[-1]
         if layer not in self.layers:
             self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device)
@@ -239,15 +241,17 @@ class _Stream:
             self.add_read(layer, 0, states, (ordinary, special))
 
     def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
+        """Count what norm number `part` of a layer hands on, [batch * token, dim]."""
         flat = read.to(self.device).reshape(-1, read.shape[-1])
-        counts = self.reads.setdefault((layer, part), LargeCounts(flat.shape[1], self.device))
+        size = self.options.rules.int8_size
+        counts = self.reads.setdefault((layer, part), LargeCounts(flat.shape[1], self.device, size))
         step = chunk_rows(flat.shape[1], flat.device, len(flat))
         for chosen in rows:
             for start in range(0, len(chosen), step):
                 counts.add(flat.index_select(0, chosen.index[start : start + step]))
 
     def large_shares(self) -> dict[int, "Tensor"]:
-        """Share of token vectors with |h| >= 6 in what each layer reads [dim]: of several norms, the larger."""
+        """Share of token vectors with large |h| (6) in what each layer reads [dim]: of several norms, the larger."""
         import torch
 
         found: dict[int, Tensor] = {}

@@ -106,10 +106,26 @@ class LogHistogram:
 
     def median_magnitude(self) -> float:
         """Median of |h| over all values and dimensions; NaN without values."""
+        return self.magnitude_quantile(0.5)
+
+    def magnitude_quantile(self, share: float) -> float:
+        """|h| at rank ceil(share * n) over all values and dimensions; NaN without values."""
         running = self.all_magnitudes().cumsum(0).cpu().numpy()
         if not running[-1]:
             return math.nan
-        return float(bin_values()[HALF + int(np.searchsorted(running, (running[-1] + 1) // 2))])
+        rank = max(1, math.ceil(share * int(running[-1])))
+        return float(bin_values()[HALF + min(int(np.searchsorted(running, rank)), HALF - 1)])
+
+    def magnitude_quantiles(self, share: float) -> "Tensor":
+        """|h| at rank ceil(share * n) of each column, float64 [column]; NaN without values."""
+        import torch
+
+        by_bin = self.counts.view(-1, BINS)
+        running = (by_bin[:, HALF:] + by_bin[:, :HALF].flip(1)).cumsum(1)  # int64 [column, HALF]
+        total = running[:, -1:]
+        rank = (share * total.double()).ceil().long().clamp(min=1)
+        found = torch.searchsorted(running, rank).clamp(max=HALF - 1).squeeze(1)
+        return torch.where(total.squeeze(1) > 0, bin_values().to(running.device)[HALF + found], math.nan)
 
 
 def bin_values() -> "Tensor":

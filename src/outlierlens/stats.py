@@ -353,17 +353,17 @@ class LayerStats:
 
 
 class LargeCounts:
-    """Token vectors with |h_d| >= 6 (LLM.int8's magnitude), by dimension.
+    """Token vectors with |h_d| >= `size` (6, LLM.int8's magnitude, unless given), by dimension.
 
     Attributes:
         count: token vectors seen.
         large: int64 [dim].
     """
 
-    def __init__(self, dim: int, device: Any = "cpu"):
+    def __init__(self, dim: int, device: Any = "cpu", size: float = LARGE):
         import torch
 
-        self.count = 0
+        self.count, self.size = 0, size
         self.large = torch.zeros(dim, dtype=torch.int64, device=device)
 
     def add(self, values: "Tensor") -> None:
@@ -371,9 +371,9 @@ class LargeCounts:
         import torch
 
         # Only these dimensions have anything to count: a handful in most models.
-        columns = (torch.maximum(values.amax(0), -values.amin(0)) >= LARGE).nonzero().squeeze(1)
+        columns = (torch.maximum(values.amax(0), -values.amin(0)) >= self.size).nonzero().squeeze(1)
         if len(columns):
-            self.large[columns] += (values[:, columns].abs() >= LARGE).sum(0)
+            self.large[columns] += (values[:, columns].abs() >= self.size).sum(0)
         self.count += len(values)
 
     def share(self) -> "Tensor":

@@ -38,16 +38,9 @@ def summarise(
         raise BadInput(f"stream {stack.name}: only {len(layers)} of {stack.n_layers + 1} layers ran on these texts")
     numbers = sorted(layers)
     names = tuple(layer_name(layer) for layer in numbers)
-    columns = {view: _stacked([_layer(*layers[layer].view(view)) for layer in numbers]) for view in VIEWS}
+    columns = {view: every_statistic(layers, view) for view in VIEWS}
     every = columns["all"]
-    large = np.zeros_like(every["argmin_share"])
-    for row, layer in enumerate(numbers):
-        if layer in large_shares:
-            large[row] = large_shares[layer].cpu().numpy()
-    measured = Measured(
-        names, every["argmin_share"], every["argmax_share"], every["abs_max"], large, every["median_abs"]
-    )
-    outliers = activation_outliers(measured, options.rules)
+    outliers = activation_outliers(rule_inputs(layers, every, large_shares), options.rules)
     hidden_size = every["mean"].shape[1]
     dims = _dims(every, tuple(outlier.dim for outlier in outliers), options.table_cells // len(names))
     notes = list(stack.stack.notes)
@@ -71,6 +64,26 @@ def summarise(
         outliers=outliers,
         quantile_error=QUANTILE_ERROR,
         notes=tuple(notes),
+    )
+
+
+def every_statistic(layers: Mapping[int, LayerStats], view: str) -> dict[str, np.ndarray]:
+    """Every statistic of "all" or "without_special" tokens by name, [layer] or [layer, dim], layers ascending."""
+    return _stacked([_layer(*layers[layer].view(view)) for layer in sorted(layers)])
+
+
+def rule_inputs(
+    layers: Mapping[int, LayerStats], every: Mapping[str, np.ndarray], large_shares: "Mapping[int, Tensor]"
+) -> Measured:
+    """What `activation_rules` rest on, of the statistics `every` of `layers`; `large_shares` [dim] by layer."""
+    numbers = sorted(layers)
+    large = np.zeros_like(every["argmin_share"])
+    for row, layer in enumerate(numbers):
+        if layer in large_shares:
+            large[row] = large_shares[layer].cpu().numpy()
+    names = tuple(layer_name(layer) for layer in numbers)
+    return Measured(
+        names, *(every[name] for name in ("argmin_share", "argmax_share", "abs_max")), large, every["median_abs"]
     )
 
 

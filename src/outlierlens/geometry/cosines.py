@@ -49,10 +49,18 @@ def pair_cosines(units: np.ndarray) -> np.ndarray:
 
 def contributions(units: np.ndarray) -> np.ndarray:
     """Mean over pairs of different rows of u_d v_d [dim]; the sum is the mean cosine (Timkey and van Schijndel 2021)."""
-    n = len(units)
+    return contributions_of(units.sum(0), (units**2).sum(0), len(units))
+
+
+def contributions_of(total: np.ndarray, squares: np.ndarray, n: int) -> np.ndarray:
+    """`contributions` from sums over `n` unit vectors: of them, `total` [dim], and of their squares [dim].
+
+    Raises:
+        BadInput: fewer than two vectors.
+    """
     if n < 2:
         raise BadInput(f"contributions need at least 2 vectors, got {n}; give more text")
-    return (units.sum(0) ** 2 - (units**2).sum(0)) / (n * (n - 1))
+    return np.asarray((total**2 - squares) / (n * (n - 1)))
 
 
 def informativity(

@@ -1,0 +1,81 @@
+"""Single weights of the last linears: multiply some, draw others to compare with.
+
+with scaled(loaded, stack, [(2, 507, 1031)], 0.0): ...       # (layer, row, column), restored bit for bit
+random_places(loaded, stack, places, seed=0)                 # as many in the same layers, at random
+largest_places(loaded, stack, places)                        # as many in the same layers, the largest of the others
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outlierlens.arch import BoundStack
+from outlierlens.definitions.linears import entries
+from outlierlens.errors import BadInput
+from outlierlens.models import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Place = tuple[int, int, int]  # layer, row, column
+
+
+@contextmanager
+def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], factor: float) -> Iterator[None]:
+    """Multiply the weights at `places` by `factor`, and put the old values back bit for bit.
+
+    Raises:
+        BadInput: a place that does not exist.
+    """
+    import torch
+
+    with ExitStack() as restore, torch.no_grad():
+        for layer, row, column in places:
+            weight = entries(loaded, stack, layer)
+            if not (0 <= row < weight.shape[0] and 0 <= column < weight.shape[1]):
+                raise BadInput(
+                    f"layer {layer} has no weight [{row}, {column}]; its last linear is {list(weight.shape)}"
+                )
+            before = weight[row, column].clone()
+            restore.callback(_put, weight, row, column, before)
+            weight[row, column] = before * factor if factor else 0.0
+        yield
+
+
+def random_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], *, seed: int) -> list[Place]:
+    """As many weights as `places` in the same layers, drawn with `seed` from all others."""
+    random = np.random.default_rng([seed, 53])
+    found: list[Place] = []
+    for layer, _, _ in places:
+        rows, columns = entries(loaded, stack, layer).shape
+        while (one := (layer, int(random.integers(rows)), int(random.integers(columns)))) in (*places, *found):
+            if rows * columns <= len(places) + len(found):
+                raise BadInput(f"layer {layer} has only {rows * columns} weights: too few to draw others from")
+        found.append(one)
+    return found
+
+
+def largest_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place]) -> list[Place]:
+    """As many weights as `places` in the same layers: those of largest |weight| that are not among them."""
+    found: list[Place] = []
+    for layer in dict.fromkeys(place[0] for place in places):
+        mine = [place for place in places if place[0] == layer]
+        weight = entries(loaded, stack, layer)
+        top = weight.abs().float().reshape(-1).topk(min(2 * len(mine), weight.numel())).indices.tolist()
+        others = [(layer, index // weight.shape[1], index % weight.shape[1]) for index in top]
+        found += [place for place in others if place not in mine][: len(mine)]
+    return found
+
+
+def rank_of(weight: "Tensor", row: int, column: int) -> int:
+    """Rank of |weight[row, column]| in its matrix, 1 = largest; equal ones share it."""
+    return int((weight.abs() > weight[row, column].abs()).sum()) + 1
+
+
+def _put(weight: "Tensor", row: int, column: int, value: "Tensor") -> None:
+    import torch
+
+    with torch.no_grad():
+        weight[row, column] = value
