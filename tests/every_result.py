@@ -11,6 +11,7 @@ import finetune_runs
 import frequency_bands_results
 import frequency_results
 import geometry_results
+import integrity_results
 import origin_models
 import predicted_results
 import pretrain_runs
@@ -55,6 +56,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["FrequencyBands"] = frequency_bands_results.frequency_bands()
     made["Origin"] = origin_models.found(folder / "origin")
     made |= similar_results.made()
+    made |= integrity_results.made()
     made |= downstream_results.made() | probe_results.made()
     made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
     made["LayerStory"] = test_layer_story.story()

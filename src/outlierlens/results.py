@@ -7,6 +7,7 @@ A result carries where it came from (`Provenance`) and the settings of the rule 
 """
 
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -79,6 +80,9 @@ def result(cls: type[T]) -> type[T]:
     return cls
 
 
+_version = functools.cache(metadata.version)  # reading a package's metadata takes longer than many a measure
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where a result came from: enough to make it again.
@@ -99,7 +103,7 @@ class Provenance:
         """Provenance of a result made at this moment by this process; names the libraries that are loaded."""
         loaded = [name for name in ("numpy", "torch", "transformers", "gguf", "onnx") if name in sys.modules]
         libraries = {"python": ".".join(map(str, sys.version_info[:3]))}
-        libraries |= {name: metadata.version(name) for name in loaded}
+        libraries |= {name: _version(name) for name in loaded}
         return cls(
             model=model,
             fingerprint=fingerprint,

@@ -173,7 +173,7 @@ def _print_fingerprint(found: "Fingerprint", output: Path | None) -> None:
 
 
 def _types(before: str, after: str) -> str:
-    return before if before == after else f"{before or '–'} → {after or '–'}"
+    return before if before == after or not after else f"{before or '–'} → {after or '–'}"
 
 
 def _exact(value: float) -> str:

@@ -296,6 +296,12 @@ def _notes(
     if unreadable:
         kinds = ", ".join(sorted({checkpoint.tensors[entry.stored].dtype for entry in unreadable}))
         notes.append(f"{len(unreadable)} tensors of type {kinds} cannot be read and are not recorded")
-    if not deep and any(stack.stack.weight_is_in_by_out for stack in bound):
-        notes.append("its linears are stored [in, out]: what they write to a dimension is recorded with --deep only")
+    weights = (param for stack in bound for layers in stack.linears.values() for layer in layers for param in layer)
+    shapes = ((param.axis, checkpoint.tensors[param.name].shape) for param in weights if "bias" not in param.name)
+    spread = sum(len(shape) > 1 and axis % len(shape) == len(shape) - 1 for axis, shape in shapes)
+    if not deep and spread:
+        notes.append(
+            f"{spread} linears are stored [in, out], so what they write to a dimension is spread over the whole tensor: "
+            "it is recorded with --deep only"
+        )
     return notes

@@ -116,9 +116,9 @@ def differ(before: Side, after: Side) -> Difference:
 def _narrowed(before: Side, after: Side, plain: Difference) -> Difference:
     """`plain`, or what is left where `after` holds values of a narrower format in a wider one (rounded, stored wide)."""
     best = plain
-    old = WORDS[before.dtype]
+    old, new = WORDS[before.dtype], WORDS[after.dtype]
     for name in ("bfloat16", "float16"):
-        if best.moved.any() and name in _CONTAINS[old] and holds(after.values, name):
+        if best.moved.any() and name in _CONTAINS[old] and name in _CONTAINS[new] and holds(after.values, name):
             found = _compare(before, after, old, name)
             best = found if found.moved.sum() < best.moved.sum() else best
     return best
@@ -132,7 +132,8 @@ def _compare(before: Side, after: Side, old: str, new: str) -> Difference:
     meet = (low <= high2) & (low2 <= high)
     moved = ~(same | meet)
     # What is allowed seen from the value before: a change up or down by less than this still meets.
-    allowed = (high - low) / 2 + (high2 - low2) / 2
+    with np.errstate(invalid="ignore"):
+        allowed = (high - low) / 2 + (high2 - low2) / 2
     kind = "moved" if moved.any() else "same" if same.all() else "converted"
     return Difference(moved, np.where(np.isfinite(allowed), allowed, 0.0), kind)
 
@@ -142,7 +143,7 @@ def _reach(side: Side, name: str, *, exact: bool, offset: float) -> tuple[np.nda
     low, high = (values, values) if exact else interval(values, name)
     if side.offset != offset and side.offset:
         # The file rounded value + offset, and taking the offset off again rounded once more.
-        slack = half_step(values + side.offset, name) + half_step(values, "float32")
+        slack = half_step(values + side.offset, WORDS.get(side.dtype, "float32")) + half_step(values, "float32")
         low, high = low - slack, high + slack
     return low, high
 

@@ -17,6 +17,7 @@ tables, and of linears that are stored [in, out] (GPT-2), at the found dimension
 `LiveCheckpoint(model)` serves a model in memory: `entry.stored` is then the name of its parameter.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Sensitive:
         role: what it does there.
         layer: block that it belongs to, from 0; None outside the blocks.
         shape: of the stored tensor.
-        dims: found dimensions of the stream that are among these values; () where none is.
+        dims: found dimensions of the stream that are among these values; of "write row" one for each row.
         rows: rows of the view that are sensitive; None is all.
         columns: columns of the view that are; None is all.
         on_stream: whether the values act on the stream's dimensions; False for norms of heads, queries and keys.
@@ -78,7 +79,7 @@ class Sensitive:
     def size(self) -> tuple[int, int]:
         """Number of rows and columns of the values."""
         width = self.shape[-1]
-        stored_rows = int(np.prod(self.shape[:-1], dtype=np.int64))
+        stored_rows = math.prod(self.shape[:-1])
         n_rows = stored_rows if self.rows is None else len(self.rows)
         return n_rows, width if self.columns is None else len(self.columns)
 
@@ -217,15 +218,17 @@ class _Lister:
             if deep:
                 self.add(param, name, stack, layer, "write column", dims=dims, rows=None, columns=dims)
             return
-        if param.axis % len(shape) != len(shape) - 2:
-            return  # a convolution: its rows do not end in one axis
-        width = shape[-2]
-        for expert in range(int(np.prod(shape[:-2], dtype=np.int64))):
-            part = f"{name}[{expert}]" if len(shape) > 2 else name
-            if max(dims) >= width:
-                raise BadFile(f"{self.checkpoint.name}: {param.name} has {width} rows, found dimension {max(dims)}")
-            rows = tuple(expert * width + dim for dim in dims)
-            self.add(param, part, stack, layer, "write row", dims=dims, rows=rows)
+        axis = param.axis % len(shape)
+        if max(dims) >= shape[axis]:
+            raise BadFile(f"{self.checkpoint.name}: {param.name} has {shape[axis]} rows, found dimension {max(dims)}")
+        # Axes before the stream's are experts, each an entry; those between it and the last are heads: rows of one dim.
+        inner = math.prod(shape[axis + 1 : -1])
+        per_row = tuple(dim for dim in dims for _ in range(inner))
+        offsets = tuple(dim * inner + k for dim in dims for k in range(inner))
+        for expert in range(math.prod(shape[:axis])):
+            part = f"{name}[{expert}]" if axis else name
+            rows = tuple(expert * shape[axis] * inner + offset for offset in offsets)
+            self.add(param, part, stack, layer, "write row", dims=per_row, rows=rows)
 
     def other_norms(self, bound: Sequence[BoundStack]) -> None:
         """Vectors that are named like norms and that no row declares: norms of heads, of queries and keys.
@@ -243,7 +246,7 @@ class _Lister:
 
     def rows_of(self, stored: str) -> int:
         """Rows of the view of a tensor."""
-        return int(np.prod(self.checkpoint.tensors[stored].shape[:-1], dtype=np.int64))
+        return math.prod(self.checkpoint.tensors[stored].shape[:-1])
 
     def add(
         self,

@@ -94,7 +94,6 @@ class _Tally:
     n_moved: int = 0
     n_dangerous: int = 0
     n_not_compared: int = 0
-    converted: set[str] = field(default_factory=set)
 
     def add(self, fate: TensorFate) -> None:
         self.n_tensors += 1
@@ -219,7 +218,8 @@ class _Verifier:
         found = differ(Side(before, recorded.dtype, recorded.offset, whole), after)
         kind: Fate = found.kind  # type: ignore[assignment]
         dangerous = entry.dangerous() & found.moved
-        change = np.where(found.moved, np.abs(after.values - before), 0.0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = np.where(found.moved, np.abs(after.values - before), 0.0)
         note = f"values are quantized to {' and '.join(_coarse(words))}" if kind == "not comparable" else ""
         self.tally.add(
             TensorFate(
