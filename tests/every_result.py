@@ -16,6 +16,7 @@ import origin_models
 import predicted_results
 import pretrain_runs
 import probe_results
+import quantized_results
 import pruning_results
 import runs
 import similar_results
@@ -60,6 +61,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= downstream_results.made() | probe_results.made()
     made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
     made["LayerStory"] = test_layer_story.story()
+    made["Quantized"] = quantized_results.quantized()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 

@@ -46,6 +46,7 @@ COMMANDS = (
     "frequency-geometry",
     "attention",
     "probe",
+    "quant",
     "count",
     "frozen",
     "export-embedder",

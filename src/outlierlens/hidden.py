@@ -10,7 +10,7 @@
 The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -186,12 +186,31 @@ def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tens
 
 
 @contextmanager
-def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
-    """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
+def edited_calls(
+    model: "nn.Module",
+    before: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
+    after: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
+) -> Iterator[None]:
+    """Replace the first argument of each module of `before`, and the output of each of `after`, by what its function gives."""
+    refuse_compiled(model)
 
-    It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid. A
-    speech model's mask is of samples: the model itself says which of its tokens that leaves.
-    """
+    def enter(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (before[module](args[0]), *args[1:])
+
+    def leave(module: "nn.Module", _: tuple[Any, ...], output: "Tensor") -> "Tensor":
+        return after[module](output)
+
+    with ExitStack() as hooks:
+        for module in before:
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+        for module in after:
+            hooks.callback(module.register_forward_hook(leave).remove)
+        yield
+
+
+@contextmanager
+def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
+    """Yield a list that holds the attention masks [batch, token] that the running pass of `model` was given; [] for none."""
     import torch
 
     masks: list[Tensor] = []
@@ -200,20 +219,34 @@ def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]
         found = (kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask"))
         masks[:] = [mask for mask in found if isinstance(mask, torch.Tensor) and mask.ndim == 2]
 
-    def mask_of(states: "Tensor") -> "Tensor":
-        for mask in masks:
-            if mask.shape == states.shape[:2]:
-                return mask.bool()
-            of_samples: Any = getattr(model, "_get_feature_vector_attention_mask", None)
-            if of_samples is not None and len(mask) == len(states):
-                return of_samples(states.shape[1], mask, add_adapter=False).bool()
-        return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-
     hook = model.register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        yield mask_of
+        yield masks
     finally:
         hook.remove()
+
+
+@contextmanager
+def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
+    """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
+
+    It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid. A
+    speech model's mask is of samples: the model itself says which of its tokens that leaves.
+    """
+    import torch
+
+    with running_masks(model) as masks:
+
+        def mask_of(states: "Tensor") -> "Tensor":
+            for mask in masks:
+                if mask.shape == states.shape[:2]:
+                    return mask.bool()
+                of_samples: Any = getattr(model, "_get_feature_vector_attention_mask", None)
+                if of_samples is not None and len(mask) == len(states):
+                    return of_samples(states.shape[1], mask, add_adapter=False).bool()
+            return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+
+        yield mask_of
 
 
 @contextmanager

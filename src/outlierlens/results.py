@@ -64,6 +64,7 @@ HOMES = {
     "PuccettiReplication": "puccetti_replicated",
     "Frequency": "frequent",
     "LayerStory": "layer_story",
+    "Quantized": "quantized",
     "PruneCheck": "pruned",
     "PruneExperiment": "pruned",
     "BeyondZero": "treated",

@@ -27,6 +27,7 @@ probe            a token's position: its panels probe_accuracy, probe_contributi
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
 pruned_positions layers in which pruning removed each position; prune_experiment what one position costs
+quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
@@ -52,6 +53,7 @@ from outlierlens.charts.prediction_panels import parts_of_speech, prediction_cur
 from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
 from outlierlens.charts.pruning import prune_experiment, pruned_positions
+from outlierlens.charts.quantization import quantization, quantization_errors, quantization_losses
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
@@ -104,6 +106,9 @@ __all__ = [
     "probe_heat",
     "prune_experiment",
     "pruned_positions",
+    "quantization",
+    "quantization_errors",
+    "quantization_losses",
     "recovery",
     "self_similarity",
     "sigma_panel",

@@ -24,6 +24,7 @@ from outlierlens.cli import (
     predictions,
     pretrain,
     probe,
+    quant,
     pruning,
     replicate,
     replicate_luo,
@@ -105,6 +106,7 @@ app.command("frequency-geometry")(frequency_geometry.frequency_geometry)
 app.command("predictions")(predictions.predictions)
 app.command("attention")(attention.attention)
 app.command("probe")(probe.probe)
+app.command("quant")(quant.quant)
 app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)
 app.command("export-embedder")(embedder.export_embedder)

@@ -11,17 +11,19 @@ import numpy as np
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.bench import DisableOptions, disable
 from outlierlens.data import Texts
-from outlierlens.int8 import int8_change
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.modes import Mode
 from outlierlens.pretrain.loop import Run
 from outlierlens.pretrained import Change, Outcome
+from outlierlens.quantization.apply import loss_change
+from outlierlens.quantization.schemes import parse
 from outlierlens.results import Provenance
 from outlierlens.sweeps.loop import sweep
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 from outlierlens.weights import ScanOptions, scan_live
 
+INT8 = "int8-tensor/int8-tensor"  # the plainest scheme, and the one that a single large value harms most
 SHARE = 0.5  # of the layers, in which a dimension must be past 3 sigma to be named
 
 
@@ -60,7 +62,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     )
     changes = np.array([effect.change for effect in swept.singles()])
     worst = swept.top(1)[0]
-    change, low, high = int8_change(loaded, task, seed=options.seed)
+    change, low, high = loss_change(loaded, task, parse(INT8), seed=options.seed)
     return Outcome(
         provenance=Provenance.now(recipe.name, swept.provenance.fingerprint, command=command, seed=options.seed),
         recipe=recipe.name,

@@ -1,0 +1,382 @@
+"""Rounded models: linears by hand, what is kept, planted outliers, batches that do not matter, restoration bit for bit."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from architectures import FAMILIES, build
+from outlierlens.data import Texts
+from outlierlens.errors import BadInput
+from outlierlens.models import LoadedModel, from_objects
+from outlierlens.quantization.apply import Keeping, loss_change, rounded
+from outlierlens.quantization.calibration import calibrate, smooth_factors
+from outlierlens.quantization.local_error import weight_error
+from outlierlens.quantization.places import find_places, without_foreign_readers
+from outlierlens.quantization.rounding import fake_quantize, fake_quantize_inputs
+from outlierlens.quantization.run import QuantizeOptions, quantize
+from outlierlens.quantization.schemes import parse, parse_all
+from outlierlens.quantized import Difference, Quantized
+from outlierlens.tasks import TaskOptions, make_task
+
+TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * i)) for i in range(6)))
+PLAIN = parse("int8-tensor/int8-tensor")
+PLANTED = 5
+
+
+def load(name: str, words: Callable[..., Any], head: str | None = None, kind: str = "masked") -> LoadedModel:
+    model = build(FAMILIES[name], head) if head else build(FAMILIES[name])
+    return from_objects(model, words(kind=kind), name=name)
+
+
+@pytest.fixture(scope="module")
+def bert(words: Callable[..., Any]) -> LoadedModel:
+    return load("bert", words, "MaskedLM")
+
+
+@pytest.fixture(scope="module")
+def planted(words: Callable[..., Any]) -> LoadedModel:
+    """A bare BERT whose norms put about 300 into dimension 5 of every token that a block reads, and about 12 elsewhere."""
+    loaded = load("bert", words)
+    with torch.no_grad():
+        norms = [module for name, module in loaded.model.named_modules() if name.endswith("LayerNorm")]
+        for norm in norms:
+            norm.weight.fill_(12.0)
+            norm.bias.zero_()
+            norm.bias[PLANTED] = 300.0 if norm is not norms[-1] else 0.0
+        for name, weight in loaded.model.named_parameters():
+            if name.endswith("weight") and weight.ndim == 2 and "encoder" in name and weight.shape[1] == 16:
+                weight[:, PLANTED] = 0.002  # the outlier shifts what is computed, and does not drown it
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def found(planted: LoadedModel) -> Quantized:
+    recipes = parse_all("none/int8-tensor,int8-channel/int8-token,e4m3-tensor/e4m3-tensor,int8-channel/none")
+    options = QuantizeOptions(recipes, (PLANTED,), n_random=3, task=TaskOptions(max_length=16, batch_size=3))
+    return quantize(planted, TEXTS, options, calibration=TEXTS.first(3))
+
+
+def place(loaded: LoadedModel, part: str) -> Any:
+    return next(one for one in find_places(loaded, loaded.stacks[0].name) if one.part == part)
+
+
+def reads(width: int, n_texts: int = 1) -> torch.Tensor:
+    return torch.randn(n_texts, 4, width, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "kind"),
+    [
+        ("bert", "MaskedLM", "masked"),
+        ("llama", "CausalLM", "causal"),
+        ("gpt2", "CausalLM", "causal"),
+        ("xlnet", None, "masked"),
+    ],
+)
+def test_every_linear_of_the_blocks_is_rounded_and_comes_back(
+    name: str, head: str | None, kind: str, words: Callable[..., Any]
+) -> None:
+    loaded = load(name, words, head, kind)
+    before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    places = find_places(loaded)
+    task = make_task(loaded, TEXTS, TaskOptions(max_length=16))
+    intact, _ = task.per_text()
+    keeping = Keeping((2, 3), 1.0, {places[0].name: torch.full((places[0].weight().shape[1],), 2.0)})
+    with contextlib.suppress(RuntimeError), rounded(loaded, PLAIN, keeping) as tally:
+        assert tally.n_linears == len(places)
+        changed = {key for key, value in loaded.model.state_dict().items() if not torch.equal(value, before[key])}
+        assert {f"{one.name}.weight" for one in places} == changed
+        after, _ = task.per_text()
+        assert not np.array_equal(after, intact)
+        raise RuntimeError  # what is rounded comes back whatever happens inside
+    assert all(torch.equal(value, before[key]) for key, value in loaded.model.state_dict().items())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in loaded.model.modules())
+    assert np.array_equal(task.per_text()[0], intact)
+
+
+def test_a_linear_computes_with_rounded_weights_and_inputs(bert: LoadedModel) -> None:
+    one = place(bert, "intermediate.dense")
+    x, weight = reads(16), one.weight().clone()
+    assert PLAIN.weights is not None
+    assert PLAIN.inputs is not None
+    wanted = linear(fake_quantize_inputs(x, PLAIN.inputs), fake_quantize(weight, PLAIN.weights), one.bias())
+    with rounded(bert, PLAIN):
+        assert torch.equal(one.module(x), wanted)
+        head = bert.model.get_output_embeddings()
+        assert torch.equal(head.weight, bert.model.get_input_embeddings().weight)
+    assert torch.equal(one.module(x), linear(x, weight, one.bias()))
+
+
+def test_a_kept_dimension_is_a_column_where_it_is_read_and_a_row_where_it_is_written(bert: LoadedModel) -> None:
+    assert PLAIN.weights is not None
+    assert PLAIN.inputs is not None
+    read, write = place(bert, "intermediate.dense"), place(bert, "output.dense")
+    assert (read.reads, read.writes, write.reads, write.writes) == (True, False, False, True)
+    x, inner = reads(16), reads(24)
+    x[0, 1, 7] = 300.0
+    column, row = torch.arange(16) == 7, (torch.arange(16) == 7)[:, None]
+    weights = fake_quantize(read.weight(), PLAIN.weights, exempt=column)
+    wanted = linear(fake_quantize_inputs(x, PLAIN.inputs, exempt=column), weights, read.bias())
+    rounded_inner = fake_quantize_inputs(inner, PLAIN.inputs)
+    written = linear(rounded_inner, fake_quantize(write.weight(), PLAIN.weights, exempt=row), write.bias())
+    exact = linear(inner, write.weight(), write.bias())
+    with rounded(bert, PLAIN, Keeping(dims=(7,))) as tally:
+        assert torch.equal(read.weight()[:, 7], weights[:, 7])
+        assert torch.equal(read.module(x), wanted)
+        out = write.module(inner)
+    assert torch.allclose(out[..., 7], exact[..., 7], atol=1e-6)
+    others = torch.arange(16) != 7
+    assert torch.equal(out[..., others], written[..., others])
+    # Of each block: 3 × 16 columns of attention and 24 of the MLP, 16 weights of each row and 24.
+    assert tally.weights_kept == 3 * (3 * 16 + 24 + 16 + 24)
+    assert tally.kept == tally.weights_kept / (3 * (4 * 16 * 16 + 2 * 16 * 24))
+
+
+def test_large_inputs_are_multiplied_exactly_text_by_text(bert: LoadedModel) -> None:
+    recipe = parse("int8-channel/int8-token")
+    assert recipe.weights is not None
+    assert recipe.inputs is not None
+    one = place(bert, "intermediate.dense")
+    x = reads(16, n_texts=2)
+    x[0, 1, 7], x[1, 2, 3] = 6.0, -50.0
+    weight, lossy = one.weight().clone(), fake_quantize(one.weight(), recipe.weights)
+    wanted = []
+    for text, dim in ((x[0], 7), (x[1], 3)):
+        large = torch.arange(16) == dim
+        small = fake_quantize_inputs(text.masked_fill(large, 0.0)[None], recipe.inputs)[0]
+        wanted.append(linear(small, lossy, one.bias()) + linear(text * large, weight))
+    with rounded(bert, recipe, Keeping(threshold=6.0)) as tally:
+        assert torch.allclose(one.module(x), torch.stack(wanted), atol=1e-5)
+    assert tally.kept == 2 / 32
+
+
+def test_smoothing_divides_what_is_read_and_multiplies_the_weights(bert: LoadedModel) -> None:
+    places = find_places(bert)
+    seen = calibrate(bert, places, TEXTS, stack=None, max_length=16, batch_size=2)
+    query, key, value = (place(bert, f"attention.self.{name}") for name in ("query", "key", "value"))
+    assert (query.name, key.name, value.name) in seen.shared
+    factors = smooth_factors(places, seen, 0.25)
+    most = torch.stack([one.weight().abs().amax(0) for one in (query, key, value)]).amax(0)
+    assert torch.allclose(factors[key.name], seen.largest[query.name] ** 0.25 / most**0.75)
+    assert torch.equal(factors[key.name], factors[value.name])
+    assert place(bert, "output.dense").name not in factors
+    x, weight = reads(16), key.weight().clone()
+    assert PLAIN.weights is not None
+    assert PLAIN.inputs is not None
+    scale = factors[key.name]
+    wanted = linear(
+        fake_quantize_inputs(x / scale, PLAIN.inputs), fake_quantize(weight * scale, PLAIN.weights), key.bias()
+    )
+    with rounded(bert, PLAIN, Keeping(factors=factors)):
+        assert torch.equal(key.module(x), wanted)
+    # Nothing but rounding is different: in 8-bit floating point with tiny steps the function is the same.
+    assert torch.allclose(linear(x / scale, weight * scale), linear(x, weight), atol=1e-5)
+
+
+def test_the_largest_inputs_are_those_of_tokens_that_are_no_padding(bert: LoadedModel) -> None:
+    places = find_places(bert)
+    together, alone = (
+        calibrate(bert, places, TEXTS, stack=None, max_length=16, batch_size=size).largest for size in (6, 1)
+    )
+    assert all(torch.allclose(together[name], alone[name], atol=1e-5) for name in alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "kind"),
+    [
+        ("bert", "MaskedLM", "masked"),
+        ("llama", "CausalLM", "causal"),
+        ("opt-post-norm", "CausalLM", "causal"),
+        ("xlnet", None, "masked"),
+    ],
+)  # fmt: skip
+def test_no_number_depends_on_which_texts_share_a_batch(
+    name: str, head: str | None, kind: str, words: Callable[..., Any]
+) -> None:
+    loaded = load(name, words, head, kind)
+    values = []
+    for size in (1, 6):
+        task = make_task(loaded, TEXTS, TaskOptions(max_length=16, batch_size=size))
+        with rounded(loaded, PLAIN):
+            plain, _ = task.per_text()
+        with rounded(loaded, PLAIN, Keeping(threshold=1.5)):
+            mixed, _ = task.per_text()
+        values.append(np.stack([plain, mixed]))
+    assert np.allclose(values[0], values[1], atol=1e-5)
+    assert not np.allclose(values[0][0], values[0][1], atol=1e-5)
+
+
+def test_what_a_decoder_reads_of_the_encoder_is_not_its_stream(words: Callable[..., Any]) -> None:
+    loaded = load("bart", words)
+    places = find_places(loaded, "decoder")
+    seen = calibrate(loaded, places, TEXTS, stack="decoder", max_length=16, batch_size=6)
+    reading = {one.part for one in without_foreign_readers(places, seen.shared) if one.reads}
+    own = {f"self_attn.{name}_proj" for name in "qkv"}
+    assert reading == own | {"encoder_attn.q_proj", "fc1"}
+
+
+def test_an_error_that_one_column_makes_is_due_to_it(bert: LoadedModel) -> None:
+    one = place(bert, "intermediate.dense")
+    before = one.weight().clone()
+    schemes = [parse(f"{name}/none").weights for name in ("int8-tensor", "e4m3-tensor", "int8-tensor")]
+    try:
+        with torch.no_grad():
+            one.weight()[:, PLANTED] *= 100
+        integers, kept, there = weight_error(one, schemes[0], (PLANTED,))  # type: ignore[arg-type]
+        assert 1 - kept / integers * float(before.square().sum() / one.weight().square().sum()) > 0.99
+        assert there < 0.5  # integers have one step for all: most of the error lies elsewhere
+        assert weight_error(one, schemes[1], (PLANTED,))[2] > 0.99  # floating point's grows with the value
+    finally:
+        one.weight().copy_(before)
+    shares = [weight_error(one, schemes[2], (dim,))[2] for dim in range(16)]  # type: ignore[arg-type]
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_planted_outlier_is_what_costs_and_keeping_it_gives_that_back(found: Quantized) -> None:
+    one = found.rounding("none/int8-tensor")
+    assert one.rounded.change > 0
+    assert one.share_regained > 0.9
+    assert one.says == "keep"
+    assert one.p == 0.25  # before all of three draws
+    assert np.all(one.errors.due > 0.9)
+    read = [part for part in one.errors.linears if part.reads]
+    assert read
+    assert all(part.inputs_kept < 0.1 * part.inputs for part in read)
+    assert all(np.isnan(part.weight) for part in read)
+    assert found.verdict.startswith("keep dimension 5 in 16 bit: none/int8-tensor +")
+    assert one.mixed is not None
+    assert one.mixed.change < 0.1 * one.rounded.change
+    # SmoothQuant gives the outlier the largest scale of all, in every tensor that is read.
+    assert {scale.ranks for scale in found.smoothing} == {(1,)}
+    assert len(found.smoothing) == 6
+
+
+def test_shares_of_the_error_by_dimension_sum_to_the_whole(found: Quantized) -> None:
+    for one in found.roundings:
+        assert one.errors.by_dim.sum(1) == pytest.approx(one.errors.output)
+        assert one.errors.by_dim[:, PLANTED] / one.errors.output == pytest.approx(one.errors.share)
+        assert len(one.errors.linears) == one.n_linears == 18
+    weights_only = found.rounding("int8-channel/none")
+    assert weights_only.mixed is None
+    assert weights_only.smoothed is None
+    assert all(np.isnan(part.inputs) for part in weights_only.errors.linears)
+
+
+def test_block_errors_are_those_of_the_states(planted: LoadedModel, found: Quantized) -> None:
+    recipe = parse("int8-channel/int8-token")
+    power, error = np.zeros(3), np.zeros(3)
+    for text in TEXTS.texts:
+        ids = planted.tokenizer(text, truncation=True, max_length=16, return_tensors="pt")  # type: ignore[misc]
+        with torch.no_grad():
+            before = planted.model(**ids, output_hidden_states=True).hidden_states[1:]
+            with rounded(planted, recipe):
+                after = planted.model(**ids, output_hidden_states=True).hidden_states[1:]
+        power += [float(states.square().sum()) for states in before]
+        error += [float((states - other).square().sum()) for states, other in zip(after, before, strict=True)]
+    assert found.rounding(recipe.name).errors.output == pytest.approx(error / power, rel=1e-3)
+
+
+def test_the_change_is_paired_and_its_interval_holds_it(bert: LoadedModel) -> None:
+    task = make_task(bert, TEXTS, TaskOptions(mask_fraction=0.5))
+    before, weights = task.per_text()
+    change, low, high = loss_change(bert, task, PLAIN, seed=0)
+    with rounded(bert, PLAIN):
+        after, _ = task.per_text()
+    assert change == pytest.approx(float(((after - before) * weights).sum() / weights.sum()))
+    assert low <= change <= high
+    assert (low, high) == loss_change(bert, task, PLAIN, seed=0)[1:]
+
+
+def test_changes_and_differences_are_of_the_values_by_text(found: Quantized) -> None:
+    weights = np.ones(6)  # of sentence vectors texts weigh alike
+    assert found.task == "sentence change"
+    assert found.intact.value == pytest.approx(0, abs=1e-6)
+    for one in found.roundings:
+        plain, kept = (np.array(setting.per_text) for setting in (one.rounded, one.kept))
+        draws = np.array([setting.per_text for setting in one.random])
+        assert one.regained.value == pytest.approx(np.average(plain - kept, weights=weights))
+        assert one.beyond_random is not None
+        assert one.beyond_random.value == pytest.approx(np.average(draws.mean(0) - kept, weights=weights))
+        assert one.regained.low <= one.regained.value <= one.regained.high
+        assert all(len(setting.dims) == 1 and PLANTED not in setting.dims for setting in one.random)
+
+
+def test_activations_name_outliers_where_the_weights_name_none(planted: LoadedModel) -> None:
+    options = QuantizeOptions(
+        parse_all("none/int8-tensor"), n_random=0, threshold=None, alpha=None, task=TaskOptions(max_length=16)
+    )
+    with torch.no_grad():
+        biases = [module.bias for name, module in planted.model.named_modules() if name.endswith("LayerNorm")]
+        before = [bias.clone() for bias in biases]
+        for bias in biases:
+            bias[PLANTED] = 20_000.0
+        result = quantize(planted, TEXTS, options)
+        for bias, old in zip(biases, before, strict=True):
+            bias.copy_(old)
+    assert result.dims_source == "the activations, rule massive"
+    one = result.roundings[0]
+    assert (result.dims, one.beyond_random, one.p, one.mixed, one.smoothed) == ((PLANTED,), None, None, None, None)
+    assert one.errors.output_random.size == 0
+
+
+def test_what_is_said_follows_from_the_intervals(found: Quantized) -> None:
+    one = found.rounding("none/int8-tensor")
+    cost, nothing = one.rounded, replace(one.rounded, change_low=-0.1)
+    assert replace(one, rounded=nothing).says == "free"
+    assert replace(one, beyond_random=None).says == "not tried"
+    assert replace(one, beyond_random=Difference(0.1, -0.1, 0.2)).says == "no use"
+    assert replace(one, regained=Difference(0.1, 0.0, 0.2)).says == "no use"
+    assert replace(one, rounded=replace(cost, change=math.inf, change_low=math.nan)).says == "unclear"
+    says = [replace(one, scheme="a"), replace(one, scheme="b", rounded=nothing)]
+    says += [replace(one, scheme="c", beyond_random=None), replace(one, scheme="d", regained=Difference(0.1, 0.0, 0.2))]
+    change = f"{cost.change:+.3g}"
+    assert replace(found, roundings=tuple(says)).verdict == (
+        f"keep dimension 5 in 16 bit: a {change} → {one.kept.change:+.3g} (random {one.random_change:+.3g}); keeping "
+        f"dimension 5 does not make up for d {change}; b: no cost that can be told, nothing to keep; no verdict on c {change} "
+        f"(cosine distance)"
+    )
+
+
+def test_what_cannot_be_is_refused(bert: LoadedModel) -> None:
+    with (
+        pytest.raises(BadInput, match=r"int8-tensor/none rounds no inputs.*threshold"),
+        rounded(bert, parse("int8-tensor/none"), Keeping(threshold=6.0)),
+    ):
+        pass
+    with pytest.raises(BadInput, match=r"dimension 16 does not exist"), rounded(bert, PLAIN, Keeping(dims=(16,))):
+        pass
+    with pytest.raises(BadInput, match=r"groups of 5 do not divide"), rounded(bert, parse("int4-group5/none")):
+        pass
+    weight = place(bert, "intermediate.dense").weight()
+    spoilt = float(weight[0, 0])
+    weight[0, 0] = float("inf")
+    before = {key: value.clone() for key, value in bert.model.state_dict().items()}
+    with pytest.raises(BadInput, match=r"infinite or not a number"), rounded(bert, PLAIN):
+        pass
+    assert all(torch.equal(value, before[key]) for key, value in bert.model.state_dict().items())
+    weight[0, 0] = spoilt
+    for wrong, says in (
+        ({"recipes": ()}, "no scheme"),
+        ({"n_random": -1}, "n_random is -1"),
+        ({"threshold": 0.0}, "threshold is 0.0"),
+        ({"alpha": 1.5}, "alpha is 1.5; it must be between 0 and 1"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            QuantizeOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_half_precision_model_is_told_about(words: Callable[..., Any]) -> None:
+    loaded = load("bert", words)
+    loaded.model.to(torch.bfloat16)
+    options = QuantizeOptions(parse_all("int8-channel/int8-token"), (1,), n_random=1, task=TaskOptions(max_length=8))
+    result = quantize(loaded, TEXTS.first(1), options)
+    assert any("bfloat16" in note and "--dtype float32" in note for note in result.notes)
+    assert any("no interval" in note for note in result.notes)
+    assert result.roundings[0].says == "unclear"

@@ -1,0 +1,239 @@
+"""Fake quantization to the last bit: numbers by hand, torch's functions, torchao's, and all codes of FP8 by brute force."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from outlierlens.errors import BadInput
+from outlierlens.quantization.rounding import SMALLEST, fake_quantize, fake_quantize_inputs, steps
+from outlierlens.quantization.schemes import DEFAULTS, LARGEST, Recipe, Scheme, parse, parse_all
+
+INTEGERS = ("int8-{}", "int4-{}", "int8-{}-asym", "int4-{}-asym")
+FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+VALUES = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1e-30, -1e-38, 1.5, 2.5, 127.0])
+MATRICES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=9), elements=VALUES)
+
+
+def scheme(text: str) -> Scheme:
+    found = parse(f"{text}/none").weights
+    assert found is not None
+    return found
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def test_levels_are_those_worked_out_by_hand() -> None:
+    values = torch.tensor([[-127.0, 0.0, 0.4, 0.6, 63.4, 127.0]])  # the step is 1
+    assert fake_quantize(values, scheme("int8-tensor")).tolist() == [[-127.0, 0.0, 0.0, 1.0, 63.0, 127.0]]
+    halves = torch.tensor([[7.0, 0.5, 1.5, 2.5, -0.5, -7.0]])  # halves go to the even neighbour
+    assert fake_quantize(halves, scheme("int4-channel")).tolist() == [[7.0, 0.0, 2.0, 2.0, 0.0, -7.0]]
+    # From −5 to 250 in 255 steps of 1; the zero point is −128 + 5.
+    shifted = torch.tensor([[-5.0, 0.2, 100.7, 250.0]])
+    assert fake_quantize(shifted, scheme("int8-tensor-asym")).tolist() == [[-5.0, 0.0, 101.0, 250.0]]
+    assert [one.item() for one in steps(shifted, scheme("int8-tensor-asym"))] == [1.0, -123.0]
+    # A range holds 0 even where no value is near it.
+    assert fake_quantize(torch.tensor([[15.0, 30.0]]), scheme("int4-tensor-asym")).tolist() == [[16.0, 30.0]]
+    # e4m3 has 8 values from 256 to 448 in steps of 32, and from 16 to 32 in steps of 2.
+    assert fake_quantize(torch.tensor([[448.0, 300.0, 17.5, -19.0]]), scheme("e4m3-tensor")).tolist() == [
+        [448.0, 288.0, 18.0, -20.0]
+    ]
+
+
+def test_grains_share_steps_where_they_say() -> None:
+    values = torch.tensor([[127.0, 0.6, 12.7, 0.06], [1.27, 0.006, 0.0, 0.0]])
+    assert fake_quantize(values, scheme("int8-tensor")).tolist()[1] == [1.0, 0.0, 0.0, 0.0]
+    channel = fake_quantize(values, scheme("int8-channel"))
+    assert channel[0].tolist() == [127.0, 1.0, 13.0, 0.0]
+    assert channel[1].tolist() == pytest.approx([1.27, 0.01, 0.0, 0.0])
+    group = fake_quantize(values, scheme("int8-group2"))
+    assert group[0].tolist() == pytest.approx([127.0, 1.0, 12.7, 0.1])
+
+
+def test_inputs_have_a_step_a_token_or_a_text_and_padding_has_no_part() -> None:
+    token = parse("none/int8-token").inputs
+    text = parse("none/int8-tensor").inputs
+    assert token is not None
+    assert text is not None
+    reads = torch.tensor([[[1.27, 0.3], [127.0, 0.6]], [[2.54, 0.3], [9999.0, 9999.0]]])
+    valid = torch.tensor([[True, True], [True, False]])
+    by_token = fake_quantize_inputs(reads, token, valid)
+    assert by_token[0].tolist() == [pytest.approx([1.27, 0.3]), pytest.approx([127.0, 1.0])]
+    by_text = fake_quantize_inputs(reads, text, valid)
+    assert by_text[0].tolist() == [[1.0, 0.0], [127.0, 1.0]]
+    assert by_text[1, 0].tolist() == pytest.approx(
+        [2.54, 0.3], abs=0.011
+    )  # the second text has a step of its own: 0.02
+    assert torch.equal(fake_quantize_inputs(reads[1:, :1], text)[0, 0], by_text[1, 0])
+
+
+def test_what_is_exempt_stays_and_widens_no_range() -> None:
+    values = torch.tensor([[1000.3, 1.27, 0.014], [0.1, 0.2, 0.3]])
+    exempt = torch.tensor([True, False, False])
+    kept = fake_quantize(values, scheme("int8-tensor"), exempt=exempt)
+    assert kept[:, 0].tolist() == values[:, 0].tolist()
+    assert torch.equal(kept[:, 1:], fake_quantize(values[:, 1:], scheme("int8-tensor")))
+
+
+@settings(deadline=None, max_examples=150)
+@given(values=MATRICES, name=st.sampled_from(INTEGERS))
+def test_per_tensor_equals_torch_to_the_last_bit(values: np.ndarray, name: str) -> None:
+    tensor, chosen = torch.from_numpy(values), scheme(name.format("tensor"))
+    step, zero = (one.flatten() for one in steps(tensor.reshape(1, -1), chosen))
+    wanted = torch.fake_quantize_per_tensor_affine(tensor, step, zero.int(), *chosen.ends)
+    assert same_bits(fake_quantize(tensor, chosen), wanted)
+
+
+@settings(deadline=None, max_examples=150)
+@given(values=MATRICES, name=st.sampled_from(INTEGERS))
+def test_per_channel_and_per_token_equal_torch_to_the_last_bit(values: np.ndarray, name: str) -> None:
+    tensor, chosen = torch.from_numpy(values), scheme(name.format("channel"))
+    step, zero = (one.flatten() for one in steps(tensor, chosen))
+    wanted = torch.fake_quantize_per_channel_affine(tensor, step, zero.int(), 0, *chosen.ends)
+    assert same_bits(fake_quantize(tensor, chosen), wanted)
+    token = Recipe(None, Scheme(chosen.number, "token", None, chosen.symmetric)).inputs
+    assert token is not None
+    assert same_bits(fake_quantize_inputs(tensor[None], token)[0], wanted)
+
+
+@settings(deadline=None, max_examples=150)
+@given(values=MATRICES, number=st.sampled_from(sorted(FP8)), power=st.integers(-20, 4))
+def test_fp8_equals_torch_s_cast_to_the_last_bit(values: np.ndarray, number: str, power: int) -> None:
+    # With the format's largest value · 2^k among them the step is 2^k, and scaling is exact.
+    scale = 2.0**power
+    clipped = torch.from_numpy(values).clamp(-LARGEST[number], LARGEST[number])
+    tensor = torch.cat([clipped.flatten(), torch.tensor([LARGEST[number]])])[None] * scale
+    wanted = (tensor / scale).to(FP8[number]).float() * scale
+    assert same_bits(fake_quantize(tensor, scheme(f"{number}-tensor")), wanted)
+
+
+@pytest.mark.parametrize("number", sorted(FP8))
+def test_fp8_is_the_nearest_of_all_its_codes(number: str) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8[number]).float()
+    codes = torch.sort(codes[codes.isfinite()]).values.double()
+    random = torch.Generator().manual_seed(0)
+    values = torch.cat([torch.randn(4000, generator=random) * 10.0**power for power in (-6, -3, 0, 2, 4)])
+    values = torch.cat([values.clamp(-LARGEST[number], LARGEST[number]), torch.tensor([LARGEST[number]])])
+    found = fake_quantize(values[None], scheme(f"{number}-tensor"))[0].double()
+    distance = (values.double()[:, None] - codes).abs()
+    assert torch.equal((found - values.double()).abs(), distance.amin(1))
+    assert torch.isin(found, codes).all()
+
+
+@settings(deadline=None, max_examples=80)
+@given(values=MATRICES, name=st.sampled_from(("int8-{}", "int4-{}-asym", "e4m3-{}", "e5m2-{}")))
+def test_a_group_as_long_as_the_row_is_the_channel(values: np.ndarray, name: str) -> None:
+    tensor = torch.from_numpy(values)
+    group = fake_quantize(tensor, scheme(name.format(f"group{tensor.shape[1]}")))
+    assert same_bits(group, fake_quantize(tensor, scheme(name.format("channel"))))
+
+
+@settings(deadline=None, max_examples=80)
+@given(values=MATRICES, name=st.sampled_from(INTEGERS))
+def test_rounded_values_stay_within_half_a_step_and_zeros_stay(values: np.ndarray, name: str) -> None:
+    tensor, chosen = torch.from_numpy(values), scheme(name.format("channel"))
+    step, _ = steps(tensor, chosen)
+    found = fake_quantize(tensor, chosen)
+    # A zero point is itself rounded: at the ends of an asymmetric range up to half a step more is lost.
+    reach = (0.5 if chosen.symmetric else 1.0) * step
+    assert bool(((found - tensor).abs() <= reach * (1 + 1e-5) + 1e-5 * tensor.abs()).all())
+    assert bool((found[tensor == 0] == 0).all())
+
+
+def test_tiny_and_empty_ranges() -> None:
+    for text in ("int8-channel", "int4-tensor-asym", "e4m3-channel", "e5m2-tensor"):
+        assert fake_quantize(torch.zeros(2, 3), scheme(text)).tolist() == [[0.0] * 3] * 2
+        tiny = fake_quantize(torch.full((1, 2), 1e-40), scheme(text))  # below the smallest step: 0 or as it was
+        assert bool(tiny.isfinite().all())
+        assert bool((tiny.abs() <= SMALLEST).all())
+    small = torch.tensor([[1.27e-30, 0.3e-30]])
+    assert fake_quantize(small, scheme("int8-channel"))[0].tolist() == pytest.approx([1.27e-30, 0.3e-30])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("text", ["int8-tensor", "int4-channel-asym", "e4m3-group2"])
+def test_what_is_not_finite_is_refused(value: float, text: str) -> None:
+    with pytest.raises(BadInput, match=r"infinite or not a number.*--dtype float32"):
+        fake_quantize(torch.tensor([[1.0, value]]), scheme(text))
+
+
+def test_half_precision_is_rounded_in_float32() -> None:
+    values = torch.randn(4, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for text in ("int8-tensor", "int4-group8-asym", "e4m3-channel"):
+        found = fake_quantize(values, scheme(text))
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, fake_quantize(values.float(), scheme(text)).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("text", ["int8-tensor", "int8-channel-asym", "int4-group4", "int4-group8-asym", "int8-token"])
+def test_integers_equal_torchao_s_to_the_last_bit(text: str) -> None:
+    primitives: Any = pytest.importorskip("torchao.quantization.quant_primitives")
+    random = torch.Generator().manual_seed(1)
+    for size in (1e-3, 1.0, 300.0):
+        values = torch.randn(6, 16, generator=random) * size
+        values[0, 3] *= 50
+        token = text.endswith("token")
+        chosen = parse(f"none/{text}").inputs if token else scheme(text)
+        assert chosen is not None
+        block = {"tensor": (6, 16), "channel": (1, 16), "token": (1, 16)}.get(chosen.grain, (1, chosen.group or 0))
+        kind = primitives.MappingType.SYMMETRIC if chosen.symmetric else primitives.MappingType.ASYMMETRIC
+        first, last = chosen.ends
+        step, zero = primitives.choose_qparams_affine(values, kind, block, torch.int8, first, last, eps=SMALLEST)
+        wanted = primitives._fake_quantize_affine(values, block, step, zero, torch.int8, first, last)
+        found = fake_quantize_inputs(values[None], chosen)[0] if token else fake_quantize(values, chosen)
+        assert same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("number", sorted(FP8))
+@pytest.mark.parametrize("grain", ["tensor", "channel"])
+def test_fp8_equals_torchao_s_to_the_last_bit(number: str, grain: str) -> None:
+    primitives: Any = pytest.importorskip("torchao.quantization.quant_primitives")
+    values = torch.randn(6, 16, generator=torch.Generator().manual_seed(2)) * 3
+    values[2, 5] = 400.0
+    block = (6, 16) if grain == "tensor" else (1, 16)
+    step = primitives._choose_scale_float8(values, block, FP8[number])
+    codes = primitives._quantize_affine_float8(values, step, FP8[number])
+    wanted = primitives._dequantize_affine_float8(codes, step, torch.float32)
+    assert same_bits(fake_quantize(values, scheme(f"{number}-{grain}")), wanted)
+
+
+def test_names_are_read_back() -> None:
+    for recipe in (*DEFAULTS, parse("int4-group64-asym/int8-token-asym"), parse("none/e5m2-token")):
+        assert parse(recipe.name) == recipe
+    assert [one.name for one in parse_all("int8-tensor/none,int8-tensor/none, none/int8-token")] == [
+        "int8-tensor/none",
+        "none/int8-token",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("int8-tensor", r"WEIGHTS/INPUTS"),
+        ("int8/none", r"cannot read 'int8' in scheme 'int8/none'; write NUMBER-GRAIN"),
+        ("int3-tensor/none", r"unknown number 'int3'; numbers are int8, int4, e4m3, e5m2"),
+        ("int8-row/none", r"unknown grain 'row'"),
+        ("int8-group/none", r"a group, and nothing else, has a size"),
+        ("int8-tensor32/none", r"a group, and nothing else, has a size"),
+        ("int4-group0/none", r"a group, and nothing else, has a size"),
+        ("e4m3-tensor-asym/none", r"e4m3 has no zero point"),
+        ("none/none", r"none/none rounds nothing"),
+        ("int8-token/none", r"weights have no tokens"),
+        ("none/int8-channel", r"inputs are rounded per tensor or per token"),
+    ],
+)
+def test_schemes_that_cannot_be_are_refused(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        parse(text)
+
+
+def test_groups_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"groups of 32 do not divide a row of 48 weights; use group24"):
+        fake_quantize(torch.zeros(2, 48), scheme("int4-group32"))

@@ -1,0 +1,111 @@
+"""What `quant` shows: the command on a shipped model, its text, charts that compile, the report's section."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quantized_results
+from outlierlens import charts
+from outlierlens.errors import BadInput
+from outlierlens.quantized import Quantized, named
+from outlierlens.results import from_json, to_json
+
+
+def made() -> Quantized:
+    return quantized_results.quantized()
+
+
+def test_the_command_measures_draws_and_writes(tmp_path: Path, run: Any) -> None:
+    out, picture = tmp_path / "q.json", tmp_path / "q.json.svg"
+    options = (
+        "--data",
+        "reviews",
+        "--limit",
+        "3",
+        "--calibrate",
+        "2",
+        "--random",
+        "1",
+        "--max-length",
+        "16",
+        "--verbose",
+    )
+    schemes = ("--schemes", "int8-tensor/int8-tensor,int4-group32/none", "--dims", "7,3", "--chart", str(picture))
+    code, text, error = run("quant", "mini-planted", *options, *schemes, "-o", str(out), "--no-progress")
+    assert (code, error) == (0, "")
+    found = from_json(out.read_text())
+    assert isinstance(found, Quantized)
+    assert (found.n_texts, found.n_calibration, found.dims, found.dims_source) == (3, 2, (3, 7), "given")
+    assert [one.scheme for one in found.roundings] == ["int8-tensor/int8-tensor", "int4-group32/none"]
+    assert text.splitlines()[0] == found.verdict
+    assert "SmoothQuant scales (alpha 0.5)" in text
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--schemes", "int8"), "cannot read scheme 'int8'"),
+        (("--threshold", "six"), "--threshold is 'six'; write a number, or none"),
+        (("--smooth", "2"), "alpha is 2.0; it must be between 0 and 1"),
+        (("--dims", "3:4"), "names layers"),
+        (("--dims", "999"), "dimension 999 does not exist"),
+        (("--schemes", "int4-group100/none"), "groups of 100 do not divide"),
+    ],
+)
+def test_the_command_refuses_in_one_line(given: tuple[str, ...], says: str, run: Any) -> None:
+    code, text, error = run("quant", "mini-planted", "--limit", "2", "--max-length", "8", "--no-progress", *given)
+    assert (code, text) == (1, "")
+    assert says in error
+
+
+def test_what_is_printed_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    from outlierlens.cli.quant import print_quantized
+
+    print_quantized(made(), verbose=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "keep dimension 5 in 16 bit: int8-tensor/int8-tensor +2 → +0.1 (random +2); keeping dimension 5 does not make up for "
+        "int4-channel/none +1; int8-channel/int8-token: no cost that can be told, nothing to keep (nats per token)"
+    )
+    (row,) = [line.split() for line in lines if "int8-tensor/int8-tensor" in line and "+1.9 to +2.1" in line]
+    assert row[0] == "int8-tensor/int8-tensor"
+    assert row[-1] == "keep"
+    assert "(12.5%)" in row
+    assert any("5: 40 in layer 0 (up), rank 1 of 8, median 2" in line for line in lines)
+    assert lines[-1] == "note: a note"
+
+
+def test_charts_compile_and_say_what_they_show() -> None:
+    pytest.importorskip("vl_convert")
+    for drawn in (charts.quantization(made()), charts.quantization_losses(made()), charts.quantization_errors(made())):
+        assert charts.picture(drawn, "svg").startswith(b"<svg")
+        json.dumps(drawn.spec, allow_nan=False)
+    losses = charts.quantization_losses(made())
+    assert "int8-tensor/int8-tensor: 2.00 all rounded, 0.10 with outliers kept, 2.00 with random ones" in losses.reading
+    assert len(losses.rows) == 6 + 6 + 4
+    errors = charts.quantization_errors(made())
+    assert errors.title == "Error of every block's output, int8-tensor/int8-tensor"
+    assert ("all dimensions", "1", "outliers kept", pytest.approx(0.2001)) in errors.rows
+    assert "in layer 1, 0.20 there with dimension 5 kept; 30% of it lies in them" in errors.reading
+    with pytest.raises(BadInput, match=r"no scheme 'x' in this result; there are int8-tensor/int8-tensor, "):
+        charts.quantization_errors(made(), "x")
+
+
+def test_results_are_read_back_and_tabled() -> None:
+    text = to_json(made())
+    assert to_json(from_json(text)) == text
+    rows = made().rows()
+    assert [row["what"] for row in rows[:4]] == ["intact", "rounded", "kept", "random"]
+    assert rows[2]["change"] == pytest.approx(0.1)
+    assert len(made().to_pandas()) == len(rows) == 17
+    assert "keep dimension 5" in made()._repr_html_()
+    assert made().worst.scheme == "int8-tensor/int8-tensor"
+
+
+def test_dimensions_are_named_as_in_a_sentence() -> None:
+    assert named((507,)) == "dimension 507"
+    assert named((1, 2, 3)) == "dimensions 1, 2 and 3"
+    assert named(tuple(range(11))) == "dimensions 0, 1, 2, 3, 4, 5, 6, 7 and 3 more"
