@@ -7,6 +7,7 @@ sweep from 0 (zero) over 1 (nothing done) to the largest factor, random dimensio
 import math
 
 from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, round_to
+from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
 from outlierlens.treated import BeyondZero, Treated, Treatment, treatment_rows
 
@@ -97,7 +98,8 @@ def _treatments(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, sha
                 "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
             }
         )
-    title = {"text": "Treatments, and how much of zero's damage they do not do", "color": INK, "anchor": "start"}
+    what = "how much of zero's damage they do not do"
+    title = {"text": f"Treatments of {few(drawn[0].dims)}, and {what}", "color": INK, "anchor": "start"}
     height = 40 + max(ROW, 20 * len(drawn)) * len(order)
     return {"width": WIDTH, "height": height, "title": title, "layer": layers}
 

@@ -16,6 +16,7 @@ from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.observation import Observation
 from outlierlens.report import ReportData, write
+from outlierlens.report.joined import Joined, with_result
 from outlierlens.results import Provenance, load
 from outlierlens.samples import recorded_norms
 from outlierlens.scanned import Scan
@@ -33,7 +34,7 @@ class Job:
 
     `dims` overrides what the scan finds; where the scan finds nothing, the strongest dimensions by activations are
     switched off, or else those that stand out in scale alone or in bias alone, and the report says so. `sweeps` are
-    result files of `sweep`, shown in the same report.
+    result files of `sweep` and `results` of other commands, shown in the same report.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Job:
     overwrite: bool = False
     command: str = ""
     sweeps: tuple[Path, ...] = ()
+    results: tuple[Path, ...] = ()
 
 
 def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) -> Path:
@@ -61,6 +63,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     if (job.directory / "report.html").exists() and not job.overwrite:
         raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
     sweeps = read_sweeps(job.sweeps)
+    joined = with_results(Joined(), job.results)
     texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
     progress("loading the model", 0, 1)
     loaded = load_model(job.model, load)
@@ -80,6 +83,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
         damages=damages,
         tracks=tracks,
         notes=notes,
+        joined=joined,
     )
     data = with_sweeps(data, sweeps)
     return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
@@ -151,18 +155,26 @@ def _disable(
     return tuple(damages), tuple(notes)
 
 
-def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = ()) -> Path:
+def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (), more: tuple[Path, ...] = ()) -> Path:
     """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch.
 
-    `sweeps` are result files of `sweep` that join it.
+    `sweeps` are result files of `sweep` that join it, `more` those of other commands.
     """
     data = load(results)
     if not isinstance(data, ReportData):
         raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
     data = with_sweeps(data, read_sweeps(sweeps))
+    data = replace(data, joined=with_results(data.joined, more))
     folder = directory or results.parent
     kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
     return write(data, folder, overwrite=True, also=kept).page
+
+
+def with_results(joined: Joined, paths: Sequence[Path]) -> Joined:
+    """`joined` and the results in these files; raises BadInput for a file whose result has no section in a report."""
+    for path in paths:
+        joined = with_result(joined, load(path), str(path))
+    return joined
 
 
 def read_sweeps(paths: Sequence[Path]) -> tuple[Sweep, ...]:

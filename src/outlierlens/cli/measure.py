@@ -324,6 +324,10 @@ def report(
     sweeps: Annotated[
         list[Path] | None, typer.Option("--sweep", help="Show this sweep.json as well; give it once a sweep.")
     ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--result", help="Show this result too (beyond-zero, prune-check, … -o FILE); once a result."),
+    ] = None,
     overwrite: common.Overwrite = False,
     no_progress: common.NoProgress = False,
     quiet: common.Quiet = False,
@@ -339,7 +343,7 @@ def report(
 
         if dims is not None or data is not None:
             raise BadInput(f"{model} holds measured results: --dims and --data need the model itself")
-        page = redraw(Path(model), output, tuple(sweeps or ()))
+        page = redraw(Path(model), output, tuple(sweeps or ()), tuple(results or ()))
         if not quiet:
             say(f"report: {page}")
         return
@@ -350,7 +354,7 @@ def report(
         model=model, data=data or texts_for(model), text_column=text_column, limit=limit, dims=dims, n_random=n_random,
         n_matched=n_matched, max_length=max_length, batch_size=batch_size, seed=seed,
         directory=output or Path("runs") / Path(model).name, overwrite=overwrite, command=common.reproduce(),
-        sweeps=tuple(sweeps or ()),
+        sweeps=tuple(sweeps or ()), results=tuple(results or ()),
     )  # fmt: skip
     with resumable(job.directory / "rows.jsonl"), Progress(not no_progress and not quiet) as progress:
         page = run(job, load, progress)

@@ -23,7 +23,8 @@ def _section(found: BeyondZero, number: int) -> Section:
         tuple(None if isinstance(row[key], float) and math.isnan(row[key]) else row[key] for key in KEYS)
         for row in rows
     )
-    note = f"{RULE} The task is the {found.task} ({found.unit}) on {len(found.texts)} {found.inputs} of {found.data}."
+    where = f"{found.provenance.model} on {len(found.texts)} {found.inputs} of {found.data}"
+    note = f"{RULE} The task is the {found.task} ({found.unit}) of {where}."
     title = f"Beyond zero: {listed(found.treated[0].dims)}"
     sentences = tuple(found.says(treated) for treated in found.treated)
     return Section(name, title, sentences, (beyond_zero(found, name=name),), (Rows("Treatments", HEADS, cells, note),))

@@ -10,6 +10,7 @@ from outlierlens.charts import Chart
 from outlierlens.detect import Rule
 from outlierlens.observation import StackObservation
 from outlierlens.report.emergence import track_views
+from outlierlens.report.joined import joined_sections
 from outlierlens.report.luo import luo_sections
 from outlierlens.report.puccetti import puccetti_sections
 from outlierlens.report.results import ReportData
@@ -103,8 +104,8 @@ def all_charts(data: ReportData) -> tuple[Chart, ...]:
     drawn = tuple(chart for stream in streams(data) for chart in stream.charts) + damage_charts(data)
     drawn += tuple(chart for view in views(data) for chart in view.charts)
     drawn += tuple(chart for run in track_views(data) for chart in run.charts)
-    papers = luo_sections(data.luo) + puccetti_sections(data.puccetti)
-    return drawn + tuple(chart for section in papers for chart in section.charts)
+    sections = luo_sections(data.luo) + puccetti_sections(data.puccetti) + joined_sections(data.joined)
+    return drawn + tuple(chart for section in sections for chart in section.charts)
 
 
 def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None) -> Found:

@@ -24,6 +24,7 @@ from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.damage import Continuation, Damage, Filled
 from outlierlens.report.emergence import track_views
 from outlierlens.report.figures import Stream, damage_charts, streams
+from outlierlens.report.joined import joined_notes, joined_sections
 from outlierlens.report.luo import luo_notes, luo_sections
 from outlierlens.report.phrases import TASKS, factor
 from outlierlens.report.puccetti import puccetti_notes, puccetti_sections
@@ -44,8 +45,8 @@ def render(data: ReportData) -> str:
     swept, tracked = views(data), track_views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
     charts += [chart for view in swept for chart in view.charts] + [chart for run in tracked for chart in run.charts]
-    papers = luo_sections(data.luo) + puccetti_sections(data.puccetti)
-    charts += [chart for section in papers for chart in section.charts]
+    sections = luo_sections(data.luo) + puccetti_sections(data.puccetti) + joined_sections(data.joined)
+    charts += [chart for section in sections for chart in section.charts]
     template = _environment().get_template("template.html.jinja")
     sentences = finding(data)
     page = template.render(
@@ -63,7 +64,7 @@ def render(data: ReportData) -> str:
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
         sweeps=swept,
         tracks=tracked,
-        sections=papers,
+        sections=sections,
         colour=_colours(found),
         format_version=FORMAT_VERSION,
         notes=_notes(data),
@@ -199,7 +200,7 @@ def _notes(data: ReportData) -> list[str]:
     parts += [damage.notes for damage in data.damages]
     parts += [sweep.notes for sweep in data.sweeps]
     parts += [track.notes for track in data.tracks]
-    parts += [luo_notes(data.luo), puccetti_notes(data.puccetti)]
+    parts += [luo_notes(data.luo), puccetti_notes(data.puccetti), joined_notes(data.joined)]
     return list(dict.fromkeys(note for part in parts for note in part))
 
 

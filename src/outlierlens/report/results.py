@@ -1,13 +1,14 @@
 """What a report is made of, which is also what `results.json` holds: `ReportData`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outlierlens.charts.sweep_marks import names
 from outlierlens.damage import Damage
 from outlierlens.luo_replicated import LuoReplication
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.puccetti_replicated import PuccettiReplication
+from outlierlens.report.joined import Joined
 from outlierlens.results import Provenance, result
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.swept import Sweep
@@ -28,6 +29,7 @@ class ReportData:
         tracks: outliers over training steps.
         notes: remarks that belong beside the results.
         luo: Luo et al. 2021 for this model. puccetti: Puccetti et al. 2022.
+        joined: results of other commands.
     """
 
     provenance: Provenance
@@ -39,6 +41,7 @@ class ReportData:
     notes: tuple[str, ...] = ()
     luo: LuoReplication | None = None
     puccetti: PuccettiReplication | None = None
+    joined: Joined = field(default_factory=Joined)
 
     @property
     def model(self) -> str:
