@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from outlierlens.comparison import compare
     from outlierlens.data import read_texts
     from outlierlens.detect import Rule
+    from outlierlens.integrity.fingerprint import fingerprint
+    from outlierlens.integrity.verify import verify
     from outlierlens.models import from_objects, load_model
     from outlierlens.pruning.check import prune_check
     from outlierlens.pruning.torch_guard import same_position_guard
@@ -44,6 +46,8 @@ _HOME = {
     "scan": "weights",
     "ScanOptions": "weights",
     "compare": "comparison",
+    "fingerprint": "integrity.fingerprint",
+    "verify": "integrity.verify",
     "fetch": "samples",
     "load_model": "models",
     "from_objects": "models",
@@ -87,6 +91,7 @@ __all__ = [
     "disable",
     "edited_hidden",
     "fetch",
+    "fingerprint",
     "from_objects",
     "load",
     "load_model",
@@ -99,6 +104,7 @@ __all__ = [
     "scan",
     "sweep",
     "track",
+    "verify",
     "watch",
     "zeroed_weights",
 ]
