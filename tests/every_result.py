@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_results
+import detector_results
 import downstream_results
 import explore_models
 import exported_results
@@ -51,6 +52,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Exported"] = exported_results.exported()
     made["Explored"] = explore_models.explored()
     made["Geometry"] = geometry_results.geometry()
+    made["Detectors"] = detector_results.detectors()
     made["Attention"] = attention_results.attention()
     made["Predictions"] = predicted_results.predictions()
     made["Frequency"] = frequency_results.frequency()

@@ -40,6 +40,7 @@ COMMANDS = (
     "sts",
     "wic",
     "origin",
+    "detectors",
     "geometry",
     "predictions",
     "frequency",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from outlierlens.callback import OutlierCallback
     from outlierlens.comparison import compare
     from outlierlens.data import read_texts
+    from outlierlens.definitions.run import detectors
     from outlierlens.detect import Rule
     from outlierlens.integrity.fingerprint import fingerprint
     from outlierlens.integrity.verify import verify
@@ -59,6 +60,7 @@ _HOME = {
     "removed_writes": "ablate",
     "clip": "ablate",
     "beyond_zero": "beyond",
+    "detectors": "definitions.run",
     "disable": "bench",
     "DisableOptions": "bench",
     "sweep": "sweeps.loop",
@@ -88,6 +90,7 @@ __all__ = [
     "beyond_zero",
     "clip",
     "compare",
+    "detectors",
     "disable",
     "edited_hidden",
     "fetch",

@@ -41,6 +41,7 @@ HOMES = {
     "Verification": "verified",
     "Observation": "observation",
     "Damage": "damage",
+    "Detectors": "defined",
     "Sweep": "swept",
     "Track": "tracked",
     "Outcome": "pretrained",

@@ -13,11 +13,12 @@ import numpy as np
 
 from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, round_to
 from outlierlens.charts.palette import DIM_COLOURS, INK, MUTED, SURFACE
-from outlierlens.defined import MODEL, Detectors, Found
+from outlierlens.defined import Detectors, Found
 
 WIDTH = 700
 CELL = 26  # pixels
 DIMS = 24  # dimensions that get a row
+DARK = 0.6  # part of the strongest colour from which text on it is light
 NO_ANGLE = {"labelAngle": 0, "grid": False, "ticks": False, "domain": False, "labelOverlap": False}
 ACROSS = NO_ANGLE | {"labelAngle": -40, "labelLimit": 140}
 DOWN = NO_ANGLE | {"labelLimit": 160}
@@ -73,18 +74,26 @@ def reading(found: Detectors) -> str:
 
 def _agreement(found: Detectors) -> Spec:
     values = found.agreement()
-    names = list(found.names)
-    cells = [
-        {"one": a, "other": b, "jaccard": round_to(float(values[i, j]), 3), "said": f"{values[i, j]:.2f}",
-         "p": round_to(found.shared_by_chance(a, b), 2), "dark": bool(values[i, j] > 0.55)}
-        for i, a in enumerate(names) for j, b in enumerate(names) if not math.isnan(values[i, j])
-    ]  # fmt: skip
+    names = [name for name in found.names if found.of(name).dims]
+    at = {name: i for i, name in enumerate(found.names)}
+    cells = []
+    for a in names:
+        for b in names:
+            jaccard = float(values[at[a], at[b]])
+            cell = {
+                "one": a,
+                "other": b,
+                "jaccard": round_to(jaccard, 3),
+                "said": f"{jaccard:.2f}",
+                "dark": jaccard > DARK,
+            }
+            cells.append(cell | {"p": round_to(found.shared_by_chance(a, b), 2)})
     tooltip = [field("one", "definition", "nominal"), field("other", "and", "nominal"), field("jaccard", "Jaccard"),
                field("p", "chance of as many in common")]  # fmt: skip
     x, y = _names("other", names, ACROSS | {"orient": "top"}), _names("one", names, DOWN)
     return _panel(
-        "Agreement (Jaccard index of the dimensions found, pooled over layers)",
-        len(names) * CELL,
+        "Agreement of definitions that find any (Jaccard index of their dimensions, pooled over layers)",
+        max(1, len(names)) * CELL,
         cells,
         {"x": x, "y": y, "opacity": _strength("jaccard", 1.0), "tooltip": tooltip},
         {"x": x, "y": y, "text": field("said", "", "nominal"), "color": _on_dark()},
@@ -103,7 +112,7 @@ def _dimensions(found: Detectors) -> Spec:
                 "rule": name,
                 "layers": count[dim],
                 "said": str(count[dim]),
-                "dark": count[dim] > 0.55 * len(found.layers),
+                "dark": count[dim] > DARK * len(found.layers),
             }
             for dim in one.dims
             if str(dim) in dims
@@ -127,7 +136,7 @@ def _layers(found: Detectors) -> Spec:
         for name in found.names
         for layer, dims in (found.of(name).layers or {}).items()
     ]
-    top = max((cell["size"] for cell in cells), default=1.0)
+    top = _shaded(cells)
     short = "datum.value == 'embeddings' ? 'emb.' : datum.value == 'final norm' ? 'norm' : datum.value"
     x = _names(
         "layer", list(found.layers), NO_ANGLE | {"labelExpr": short, "labelOverlap": True}, "layer (blocks from 0)"
@@ -135,8 +144,8 @@ def _layers(found: Detectors) -> Spec:
     y = _names("rule", list(found.names), DOWN)
     tooltip = [field("rule", "definition", "nominal"), field("layer", "layer", "nominal"), field("n", "dimensions"),
                field("which", "which", "nominal")]  # fmt: skip
-    encoding = {"x": x, "y": y, "opacity": _strength("size", float(top)), "tooltip": tooltip}
-    text = {"x": x, "y": y, "text": field("n", "", "nominal"), "color": {"value": INK}}
+    encoding = {"x": x, "y": y, "opacity": _strength("size", top), "tooltip": tooltip}
+    text = {"x": x, "y": y, "text": field("n", "", "nominal"), "color": _on_dark()}
     return _panel("How many, layer by layer", len(found.names) * CELL, cells, encoding, text, DIM_COLOURS[2])
 
 
@@ -148,18 +157,16 @@ def _nulls(found: Detectors) -> Spec:
         cells.append(
             {"rule": one.definition, "condition": one.condition, "size": size, "said": said, "which": _which(one)}
         )
-    top = max((cell["size"] for cell in cells), default=1.0) or 1.0
+    top = _shaded(cells)
     x = _names("condition", list(found.conditions), NO_ANGLE)
     y = _names("rule", list(found.names), DOWN)
     tooltip = [field("rule", "definition", "nominal"), field("condition", "in", "nominal"),
                field("said", "dimensions", "nominal"),
                field("which", "which", "nominal")]  # fmt: skip
-    encoding = {"x": x, "y": y, "opacity": _strength("size", float(top)), "tooltip": tooltip}
-    text = {"x": x, "y": y, "text": field("said", "", "nominal"), "color": {"value": INK}}
-    return _panel(
-        f"How many in {MODEL} and nulls (–: does not apply)".replace(MODEL, "the model", 1),
-        len(found.names) * CELL, cells, encoding, text, MUTED,
-    )  # fmt: skip
+    encoding = {"x": x, "y": y, "opacity": _strength("size", top), "tooltip": tooltip}
+    text = {"x": x, "y": y, "text": field("said", "", "nominal"), "color": _on_dark()}
+    title = "How many in the model and in nulls (–: does not apply)"
+    return _panel(title, len(found.names) * CELL, cells, encoding, text, MUTED)
 
 
 def _panel(
@@ -183,6 +190,14 @@ def _names(key: str, names: list[str], axis: Spec, title: str | None = None) -> 
 
 def _strength(key: str, top: float) -> Spec:
     return {"field": key, "type": "quantitative", "scale": {"domain": [0, top], "range": [0.06, 0.95]}, "legend": None}
+
+
+def _shaded(cells: list[dict[str, Any]]) -> float:
+    """The largest "size"; cells near it are marked, for their text to be light."""
+    top = max((float(cell["size"]) for cell in cells), default=0.0) or 1.0
+    for cell in cells:
+        cell["dark"] = cell["size"] > DARK * top
+    return top
 
 
 def _on_dark() -> Spec:

@@ -9,6 +9,7 @@ from outlierlens.cli import (
     attention,
     beyond_zero,
     count,
+    detectors,
     downstream,
     embedder,
     explore,
@@ -100,6 +101,7 @@ app.command("one-dimension")(downstream.one_dimension)
 app.command("sts")(similarity.sts)
 app.command("wic")(similarity.wic)
 app.command("origin")(origin.origin)
+app.command("detectors")(detectors.detectors)
 app.command("geometry")(geometry.geometry)
 app.command("frequency")(frequency.frequency)
 app.command("frequency-geometry")(frequency_geometry.frequency_geometry)

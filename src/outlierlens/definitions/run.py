@@ -25,7 +25,7 @@ from outlierlens.definitions.linears import NO_LINEAR, linear_paths
 from outlierlens.definitions.nulls import randomly_initialised, rotation, shuffled
 from outlierlens.definitions.spikes import super_weights
 from outlierlens.definitions.table import NAMES, ON_WEIGHTS, definitions
-from outlierlens.definitions.trials import TrialOptions, tested_on
+from outlierlens.definitions.trials import TrialOptions, with_trials
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.results import Provenance
@@ -109,7 +109,7 @@ def detectors(
     if isinstance(searched, SuperWeights) and options.trial_texts and isinstance(texts, Texts):
         task = make_task(loaded, texts.first(options.trial_texts), TaskOptions(max_length=options.reading.max_length))
         trials = replace(options.trials, seed=options.seed, progress=options.reading.progress)
-        searched = tested_on(loaded, stack, searched, task, trials)
+        searched = with_trials(loaded, stack, searched, task, trials)
     return Detectors(
         provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
         data=texts.source,

@@ -20,6 +20,7 @@ from outlierlens.data import Batch
 from outlierlens.definitions.entries import rank_of, scaled
 from outlierlens.definitions.linears import entries, last_linears
 from outlierlens.definitions.settings import Settings
+from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.reading import TextReading
 from outlierlens.super_weights import Spikes, SuperWeight, SuperWeights
@@ -45,7 +46,9 @@ def super_weights(
         BadInput: the prompt has no token, or the model reads no text.
     """
     reading = TextReading(loaded, max_length)
-    (batch,) = reading.batches((prompt,), batch_size=1)
+    batch = next(reading.batches((prompt,), batch_size=1), None)
+    if batch is None:
+        raise BadInput(f"the tokenizer makes no token of the prompt {prompt!r}; give another")
     tokens = reading.words(reading.sides(batch)[stack.name][0][0].tolist())
     found: list[SuperWeight] = []
     refused: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """What a model loses without its super weights: zero, restore, scale, beside other weights (Yu et al. 2024, Table 1).
 
-tested = tested_on(loaded, stack, found, task, TrialOptions())
+tested = with_trials(loaded, stack, found, task, TrialOptions())
 
 zeroed     the weights are 0; of several, also the first few each alone
 restored   they are 0, but what they had written, their super activation, is put back at the tokens where it spiked
@@ -46,7 +46,7 @@ class TrialOptions:
             )
 
 
-def tested_on(
+def with_trials(
     loaded: LoadedModel, stack: BoundStack, found: SuperWeights, task: Task, options: TrialOptions
 ) -> SuperWeights:
     """`found` with its trials on `task`; as it is where no weight was found."""

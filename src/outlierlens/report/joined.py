@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
+from outlierlens.defined import Detectors
 from outlierlens.errors import BadInput
 from outlierlens.pruned import PruneCheck, PruneExperiment
 from outlierlens.report.beyond_zero import beyond_zero_sections
+from outlierlens.report.detectors import detectors_sections
 from outlierlens.report.integrity import integrity_notes, integrity_sections
 from outlierlens.report.pruning import pruning_notes, pruning_sections
 from outlierlens.report.sections import Section
@@ -26,6 +28,7 @@ class Joined:
     """Results of other commands, by kind, in the order in which they were given."""
 
     beyond_zero: tuple[BeyondZero, ...] = ()
+    detectors: tuple[Detectors, ...] = ()
     prune_checks: tuple[PruneCheck, ...] = ()
     prune_experiments: tuple[PruneExperiment, ...] = ()
     verifications: tuple[Verification, ...] = ()
@@ -61,10 +64,12 @@ def joined_notes(joined: Joined) -> tuple[str, ...]:
     notes = [note for found in joined.beyond_zero for note in found.notes]
     notes += pruning_notes(joined.prune_checks, joined.prune_experiments)
     notes += integrity_notes(joined.verifications)
+    notes += [note for found in joined.detectors for note in found.notes]
     return tuple(dict.fromkeys(notes))
 
 
 def _sections(joined: Joined) -> Iterator[Section]:
     yield from beyond_zero_sections(joined.beyond_zero)
+    yield from detectors_sections(joined.detectors)
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
     yield from integrity_sections(joined.verifications)
