@@ -580,3 +580,19 @@ def test_results_survive_json(made: Any) -> None:
     assert again.verdict == made.verdict
     assert again.rows() == made.rows()
     assert to_json(again) == to_json(made)
+
+
+def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    import re
+
+    page = (Path(__file__).parent.parent / "docs" / "pruning.md").read_text("utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    code = code.replace("amount=100", "amount=10").replace(
+        "0.7", "0.6"
+    )  # of 3 layers, position for position one may go
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {"model": build(FAMILIES["llama"]), "outliers": (3,), "name": folder("bert")}
+    exec(compile(code, "pruning.md", "exec"), known)
+    assert known["guard"].broken() == {"model": ()}
+    assert known["found"].budget == round(0.6 * 96)
+    assert prune_check(folder("bert"), "masks.npz", OUTLIERS).holds

@@ -201,7 +201,8 @@ def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
     breaking = stack.breaks(rule.scope)
     if breaking:
         known = {hit.dim for hit in stack.outliers}
-        named = [f"{dim} (outlier)" if dim in known else str(dim) for dim in breaking[:LISTED]]
+        first = sorted(breaking, key=lambda dim: dim not in known)  # outliers before others, else as they are
+        named = [f"{dim} (outlier)" if dim in known else str(dim) for dim in first[:LISTED]]
         more = f" and {len(breaking) - LISTED} more" if len(breaking) > LISTED else ""
         worst = int(max(stack.layers_removed[list(breaking)]))
         spread = f"up to {worst}" if len(breaking) > 1 else str(worst)

@@ -22,7 +22,7 @@ from outlierlens.charts.base import (
     round_to,
     symmetric,
 )
-from outlierlens.charts.palette import ALARM, INK, MUTED
+from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
 from outlierlens.damage import Condition
 from outlierlens.pruned import PruneCheck, PruneExperiment, StackCheck
 
@@ -57,15 +57,21 @@ def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "prune
         },
         {
             "data": {"values": limit},
-            "mark": {"type": "text", "align": "left", "x": 6, "dy": -8, "color": ALARM, "fontWeight": 600},
+            "mark": {"type": "text", "align": "left", "x": 6, "dy": -8, "stroke": SURFACE, "strokeWidth": 5},
             "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
         },
         {
-            "data": {"values": points},
-            "mark": {"type": "point", "shape": "circle", "filled": True, "size": 26, "color": MUTED, "opacity": 0.6},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
+            "data": {"values": limit},
+            "mark": {"type": "text", "align": "left", "x": 6, "dy": -8, "color": ALARM, "fontWeight": 600},
+            "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
         },
     ]
+    # The dots lie below the line and its words.
+    layers.insert(0, {
+        "data": {"values": points},
+        "mark": {"type": "point", "shape": "circle", "filled": True, "size": 26, "color": MUTED, "opacity": 0.6},
+        "encoding": {"x": x, "y": y, "tooltip": tooltip},
+    })  # fmt: skip
     if named:
         layers.append({
             "data": {"values": named},

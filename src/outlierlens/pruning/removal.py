@@ -1,6 +1,6 @@
 """The one definition of a removed position, in numbers: which parameters make it, and how many values must be zero.
 
-cells = Cells.of(bound, shapes, rule)
+cells = Cells.of(bound, shapes, rule)          # of one stream; cells_of(checkpoint) of all streams of a file
 cells.removed(off)                 # bool [layer, dim] of off [layer, dim], how many of its values are zero
 per_dim_off(values == param.off, param)
 
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens import arch
 from outlierlens.arch import BoundStack, Param
+from outlierlens.checkpoint import Checkpoint
 from outlierlens.errors import BadFile
 from outlierlens.pruned import Removal
 
@@ -83,6 +85,13 @@ class Cells:
     def broken(self, removed: np.ndarray) -> np.ndarray:
         """Positions removed in too many layers, of removed [layer, dim], ascending."""
         return np.flatnonzero(removed.sum(axis=0) >= self.limit)
+
+
+def cells_of(checkpoint: Checkpoint, rule: Removal | None = None) -> list[Cells]:
+    """The cells of every stream of a model's file; raises UnknownArchitecture where no row describes it."""
+    bound = arch.bind(arch.stacks_of(checkpoint.config, checkpoint.name), checkpoint.tensors, checkpoint.config)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    return [Cells.of(one, shapes, rule or Removal()) for one in bound]
 
 
 def per_dim_off(off: np.ndarray, param: Param) -> np.ndarray:
