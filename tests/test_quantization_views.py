@@ -1,6 +1,7 @@
 """What `quant` shows: the command on a shipped model, its text, charts that compile, the report's section."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import quantized_results
 from outlierlens import charts
 from outlierlens.errors import BadInput
 from outlierlens.quantized import Quantized, named
+from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
 from outlierlens.results import from_json, to_json
 
 
@@ -37,7 +39,7 @@ def test_the_command_measures_draws_and_writes(tmp_path: Path, run: Any) -> None
     assert (code, error) == (0, "")
     found = from_json(out.read_text())
     assert isinstance(found, Quantized)
-    assert (found.n_texts, found.n_calibration, found.dims, found.dims_source) == (3, 2, (3, 7), "given")
+    assert (found.n_texts, found.n_calibration, found.dims, found.dims_source) == (2, 2, (3, 7), "given")
     assert [one.scheme for one in found.roundings] == ["int8-tensor/int8-tensor", "int4-group32/none"]
     assert text.splitlines()[0] == found.verdict
     assert "SmoothQuant scales (alpha 0.5)" in text
@@ -92,6 +94,32 @@ def test_charts_compile_and_say_what_they_show() -> None:
     assert "in layer 1, 0.20 there with dimension 5 kept; 30% of it lies in them" in errors.reading
     with pytest.raises(BadInput, match=r"no scheme 'x' in this result; there are int8-tensor/int8-tensor, "):
         charts.quantization_errors(made(), "x")
+
+
+def test_the_report_has_a_section() -> None:
+    joined = with_result(Joined(), made())
+    (section,) = joined_sections(joined)
+    assert joined_notes(joined) == ("a note",)
+    assert [chart.name for chart in section.charts] == ["quantization-losses", "quantization-errors"]
+    assert section.sentences[0].startswith("Keep dimension 5 in 16 bit: int8-tensor/int8-tensor +2 → +0.1")
+    assert section.sentences[1:] == (
+        "int8-tensor/int8-tensor: keeping dimension 5 (20 % of the weights) gives back 95 % of the cost (+1.9, 95 % interval "
+        "+1.85 to +1.95).",
+    )
+    losses, errors = section.tables
+    assert losses.rows[0][:2] == ("int8-tensor/int8-tensor", 2.0)
+    assert [row[-1] for row in losses.rows] == [
+        "keep the outliers",
+        "no cost that can be told",
+        "outliers are not what costs",
+    ]
+    assert losses.rows[2][-3:-1] == (None, None)
+    assert "Mixed: inputs with |x| of at least 6 kept. Smoothed: SmoothQuant, alpha 0.5." in losses.note
+    assert errors.rows[2][3:5] == (None, None)
+    assert errors.rows[0][-1] == "30 %"
+    again = with_result(joined, replace(made(), threshold=None, alpha=None))
+    assert [one.name for one in joined_sections(again)] == ["quantization", "quantization-2"]
+    assert "Mixed" not in joined_sections(again)[1].tables[0].note
 
 
 def test_results_are_read_back_and_tabled() -> None:

@@ -13,10 +13,12 @@ from typing import Any, get_args, get_type_hints
 from outlierlens.defined import Detectors
 from outlierlens.errors import BadInput
 from outlierlens.pruned import PruneCheck, PruneExperiment
+from outlierlens.quantized import Quantized
 from outlierlens.report.beyond_zero import beyond_zero_sections
 from outlierlens.report.detectors import detectors_sections
 from outlierlens.report.integrity import integrity_notes, integrity_sections
 from outlierlens.report.pruning import pruning_notes, pruning_sections
+from outlierlens.report.quantization import quantization_notes, quantization_sections
 from outlierlens.report.sections import Section
 from outlierlens.results import to_json
 from outlierlens.treated import BeyondZero
@@ -31,6 +33,7 @@ class Joined:
     detectors: tuple[Detectors, ...] = ()
     prune_checks: tuple[PruneCheck, ...] = ()
     prune_experiments: tuple[PruneExperiment, ...] = ()
+    quantized: tuple[Quantized, ...] = ()
     verifications: tuple[Verification, ...] = ()
 
 
@@ -63,6 +66,7 @@ def joined_notes(joined: Joined) -> tuple[str, ...]:
     """Remarks of all of them, each once."""
     notes = [note for found in joined.beyond_zero for note in found.notes]
     notes += pruning_notes(joined.prune_checks, joined.prune_experiments)
+    notes += quantization_notes(joined.quantized)
     notes += integrity_notes(joined.verifications)
     notes += [note for found in joined.detectors for note in found.notes]
     return tuple(dict.fromkeys(notes))
@@ -72,4 +76,5 @@ def _sections(joined: Joined) -> Iterator[Section]:
     yield from beyond_zero_sections(joined.beyond_zero)
     yield from detectors_sections(joined.detectors)
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
+    yield from quantization_sections(joined.quantized)
     yield from integrity_sections(joined.verifications)
