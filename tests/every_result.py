@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import attack_results
 import attention_results
 import detector_results
 import downstream_results
@@ -59,6 +60,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["FrequencyBands"] = frequency_bands_results.frequency_bands()
     made["Origin"] = origin_models.found(folder / "origin")
     made |= similar_results.made()
+    made |= attack_results.made()
     made |= integrity_results.made()
     made |= downstream_results.made() | probe_results.made()
     made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}

@@ -52,6 +52,8 @@ COMMANDS = (
     "frozen",
     "export-embedder",
     "layer-story",
+    "attack",
+    "update-check",
     "report",
     "explore",
     "samples",

@@ -70,6 +70,8 @@ HOMES = {
     "PruneExperiment": "pruned",
     "BeyondZero": "treated",
     "Explored": "explored",
+    "Attack": "attacked",
+    "UpdateCheck": "updated",
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}

@@ -10,6 +10,7 @@ average_vectors  mean of each layer
 largest_values   largest |h| by layer, with its token
 extreme_shares   share of tokens whose smallest / largest entry a dimension is
 losses           what switching off does, beside controls
+attack           damage against the number of edited values, by kind of edit, beside random ones
 sweep_effects    every dimension switched off in turn: change by dimension, with intervals
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
 sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
@@ -36,6 +37,7 @@ emergence        outliers over training: its panels loss_panel, norm_panel, stat
 """
 
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
+from outlierlens.charts.attack import attack
 from outlierlens.charts.attention import attention, attention_correlation, attention_sinks
 from outlierlens.charts.base import Chart
 from outlierlens.charts.beyond_zero import beyond_zero
@@ -68,6 +70,7 @@ from outlierlens.charts.weights import weight_maps
 __all__ = [
     "Chart",
     "anisotropy",
+    "attack",
     "attention",
     "attention_correlation",
     "attention_sinks",

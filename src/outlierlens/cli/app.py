@@ -6,6 +6,7 @@ import typer
 
 from outlierlens import __version__
 from outlierlens.cli import (
+    attack,
     attention,
     beyond_zero,
     count,
@@ -113,6 +114,8 @@ app.command("count")(count.count)
 app.command("frozen")(frozen.frozen)
 app.command("export-embedder")(embedder.export_embedder)
 app.command("layer-story")(layer_story.layer_story)
+app.command("attack")(attack.attack)
+app.command("update-check")(attack.update_check)
 app.command("report")(measure.report)
 app.command("explore")(explore.explore)
 app.command("samples")(samples.samples)

@@ -1,0 +1,338 @@
+"""Federated learning: does a client's update fall on outlier entries beyond their share of the parameters?
+
+    found = update_check("before/", ["client-1/", "client-2/"], UpdateOptions())      # no torch, no model in memory
+    found.flagged
+
+Outlier entries are those on the outlier dimensions of the model before. Without `deep` only vectors on the residual stream are
+read: norms, and biases of the linears that write to it; with it every tensor, block by block.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from outlierlens.arch import BoundStack
+from outlierlens.checkpoint import Checkpoint, open_checkpoint
+from outlierlens.errors import BadInput
+from outlierlens.integrity.fingerprint import width_of
+from outlierlens.integrity.sensitive import Found, bound_stacks, canonical, dims_of
+from outlierlens.results import Provenance
+from outlierlens.updated import ClientUpdate, UpdateCheck
+from outlierlens.weights import ScanOptions, scan_checkpoint
+
+BLOCK = 2**22  # values of a tensor that are held at once
+FEW = 3  # clients from which on they are held against each other
+LEAST_SPREAD = 0.1  # of log ratios: clients that agree to the last digit would flag the first that does not
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """What counts as an outlier entry, and what as too much.
+
+    Attributes:
+        scan: the rule that finds outlier dimensions in the model before, and how models are opened.
+        dims: these dimensions instead.
+        deep: read every tensor.
+        n_top: largest entries of each update that are looked at.
+        alpha: p-value at most, and least_ratio: times the share of parameters at least, that flag a client alone.
+        least_z: robust standard deviations above the median that flag a client among three or more.
+        n_draws: random sets of dimensions. seed: of them.
+    """
+
+    scan: ScanOptions = field(default_factory=ScanOptions)
+    dims: tuple[int, ...] | None = None
+    deep: bool = False
+    n_top: int = 48
+    alpha: float = 0.01
+    least_ratio: float = 3.0
+    least_z: float = 3.5
+    n_draws: int = 1999
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_top < 1 or self.n_draws < 1:
+            raise BadInput(f"n_top is {self.n_top} and n_draws {self.n_draws}; need at least 1 of each")
+        if not (0 < self.alpha < 1 and self.least_ratio >= 1 and self.least_z > 0):
+            raise BadInput(
+                f"alpha is {self.alpha}, least_ratio {self.least_ratio} and least_z {self.least_z}; need between 0 and 1, "
+                "at least 1, and more than 0"
+            )
+
+
+def update_check(
+    before: str, after: Sequence[str], options: UpdateOptions | None = None, *, command: str = ""
+) -> UpdateCheck:
+    """Hold the updates `after` − `before` of one or more clients against the share of outlier entries.
+
+    Raises:
+        BadInput: no client, another model (tensors that are missing or of another shape), or no outlier dimension.
+        UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError, TooMuchToRead: see those.
+    """
+    options = options or UpdateOptions()
+    if not after:
+        raise BadInput("no update is named; give at least one model after training")
+    with _opened(before, options) as base:
+        bound = bound_stacks(base, options.scan.row)
+        dims = _dims(base, bound, options)
+        plan = _plan(base, bound, deep=options.deep)
+        clients, total, read = [], base.total_bytes, 0
+        notes: list[str] = []
+        for name in after:
+            with _opened(name, options) as client:
+                sums = _Sums(plan, {stack.name: width_of(base, stack) for stack in bound}, dims, options.n_top)
+                digest = hashlib.sha256(client.header_digest().encode())
+                for place, start, old, new in _pairs(base, client, plan, _prefixes(client, options)):
+                    digest.update(np.ascontiguousarray(new).tobytes())
+                    with np.errstate(invalid="ignore", over="ignore"):
+                        sums.add(place, start, new.astype(np.float64) - old)
+                clients.append(_client(name, digest.hexdigest(), sums, options))
+                notes += _format_notes(base, client, plan)
+                total += client.total_bytes
+                read += client.bytes_read
+        judged = _judged(clients, options)
+        return UpdateCheck(
+            provenance=Provenance.now(base.name, base.header_digest(), command=command, seed=options.seed),
+            deep=options.deep,
+            dims={name: found.dims for name, found in dims.items()},
+            how="; ".join(f"{name}: {found.how}" for name, found in dims.items()),
+            n_entries=sums.n_entries,
+            n_outlier_entries=sums.n_outlier,
+            clients=tuple(sorted(judged, key=lambda one: (not one.flagged, -one.ratio, one.model))),
+            alpha=options.alpha,
+            least_ratio=options.least_ratio,
+            least_z=options.least_z,
+            n_draws=options.n_draws,
+            bytes_read=base.bytes_read + read,
+            total_bytes=total,
+            notes=tuple(dict.fromkeys((*base.notes, *notes))),
+        )
+
+
+def _opened(model: str, options: UpdateOptions) -> Checkpoint:
+    scan = options.scan
+    return open_checkpoint(
+        model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
+    )
+
+
+def _dims(base: Checkpoint, bound: Sequence[BoundStack], options: UpdateOptions) -> dict[str, Found]:
+    """{stream: outlier dimensions}: given, or what the scan finds, or its strongest."""
+    if options.dims is None:
+        return dims_of(scan_checkpoint(base, options.scan))
+    dims = tuple(sorted(set(options.dims)))
+    for stack in bound:
+        width = width_of(base, stack)
+        if not dims or dims[0] < 0 or dims[-1] >= width:
+            raise BadInput(
+                f"dimension {dims[-1] if dims else 'none'} is not among the {width:,} of stream {stack.name!r}; "
+                "they count from 0"
+            )
+    return {stack.name: Found(dims, "as given") for stack in bound}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor that is compared: the stream's dimensions run over its last axis ("columns"), its rows, or not at all."""
+
+    stored: str
+    name: str
+    stack: str
+    runs: str
+    shape: tuple[int, ...]
+
+
+def _plan(base: Checkpoint, bound: Sequence[BoundStack], *, deep: bool) -> list[_Place]:
+    prefixes = [stack.prefix for stack in bound]
+    axes: dict[str, tuple[str, int]] = {}
+    for stack in bound:
+        layers = (*stack.norms.values(), *stack.linears.values())
+        params = [param for family in layers for layer in family for param in layer]
+        for param in (*params, *stack.embedding_norm, *stack.final_norm, *stack.embeddings):
+            axes.setdefault(param.name, (stack.name, param.axis))
+    found = []
+    for stored, info in base.tensors.items():
+        stack_name, axis = axes.get(stored, ("", 0))
+        rank = len(info.shape)
+        if not deep and not (stack_name and rank == 1):
+            continue
+        last = bool(stack_name) and axis % max(rank, 1) == rank - 1
+        row = bool(stack_name) and rank > 1 and axis % rank == rank - 2
+        runs = "columns" if last else "rows" if row else ""
+        found.append(_Place(stored, canonical(stored, prefixes), stack_name if runs else "", runs, info.shape))
+    if not any(place.runs for place in found):
+        raise BadInput(f"{base.name}: no norm or bias lies on the residual stream; use --deep")
+    return found
+
+
+def _prefixes(client: Checkpoint, options: UpdateOptions) -> list[str]:
+    return [stack.prefix for stack in bound_stacks(client, options.scan.row)]
+
+
+def _pairs(
+    base: Checkpoint, client: Checkpoint, plan: Sequence[_Place], prefixes: Sequence[str]
+) -> Iterator[tuple[_Place, int, np.ndarray, np.ndarray]]:
+    """(place, number of the first row, before, after) of every tensor, a block of rows [row, column] at a time."""
+    names = {canonical(stored, prefixes): stored for stored in client.tensors}
+    for place in plan:
+        stored = names.get(place.name)
+        if stored is None or client.tensors[stored].shape != place.shape:
+            what = (
+                "is missing" if stored is None else f"is {list(client.tensors[stored].shape)}, not {list(place.shape)}"
+            )
+            raise BadInput(f"{client.name}: {place.name} {what}; give a model trained from {base.name}")
+        if len(place.shape) < 2:
+            (_, old), (_, new) = next(iter(base.read([place.stored]))), next(iter(client.read([stored])))
+            yield place, 0, old.reshape(1, -1), new.reshape(1, -1)
+            continue
+        step = max(1, BLOCK // place.shape[-1])
+        blocks = zip(base.read_rows(place.stored, step), client.read_rows(stored, step), strict=True)
+        start = 0
+        for old, new in blocks:
+            yield place, start, old, new
+            start += len(old)
+
+
+class _Sums:
+    """What is kept of an update: squares by dimension, and the largest entries."""
+
+    def __init__(self, plan: Sequence[_Place], widths: dict[str, int], dims: dict[str, Found], n_top: int):
+        self.widths, self.dims, self.n_top = widths, {name: found.dims for name, found in dims.items()}, n_top
+        self.squares = {name: np.zeros(width) for name, width in widths.items()}
+        self.total = 0.0
+        self.n_changed = 0
+        self.finite = True
+        self.n_entries = sum(math.prod(place.shape) for place in plan)
+        on_stream = [place for place in plan if place.runs]
+        self.n_outlier = sum(
+            math.prod(place.shape) // widths[place.stack] * len(self.dims.get(place.stack, ())) for place in on_stream
+        )
+        self.top = np.empty(0)
+        self.top_outlier = np.empty(0, dtype=bool)
+
+    def add(self, place: _Place, start: int, delta: np.ndarray) -> None:
+        """Take in a block of differences [row, column], whose first row is row `start` of the tensor."""
+        if not np.isfinite(delta).all():
+            self.finite = False
+            delta = np.nan_to_num(delta, nan=0.0, posinf=0.0, neginf=0.0)
+        squares = delta**2
+        self.total += float(squares.sum())
+        self.n_changed += int(np.count_nonzero(delta))
+        flags = np.zeros(delta.shape, dtype=bool)
+        if place.runs == "columns":
+            self.squares[place.stack] += squares.sum(axis=0)
+            flags[:, list(self.dims.get(place.stack, ()))] = True
+        elif place.runs == "rows":
+            width = self.widths[place.stack]
+            of = (start + np.arange(len(delta))) % width  # experts lie one after the other
+            np.add.at(self.squares[place.stack], of, squares.sum(axis=1))
+            flags[np.isin(of, self.dims.get(place.stack, ()))] = True
+        size = np.abs(delta).ravel()
+        many = min(self.n_top, len(size))
+        best = np.argpartition(-size, many - 1)[:many]
+        size, flag = np.concatenate([self.top, size[best]]), np.concatenate([self.top_outlier, flags.ravel()[best]])
+        order = np.argsort(-size, kind="stable")[: self.n_top]
+        self.top, self.top_outlier = size[order], flag[order]
+
+    def share(self, chosen: dict[str, Sequence[int]]) -> float:
+        """Share of the squared norm on the entries of some dimensions, in [0, 1]."""
+        on = sum(float(self.squares[name][list(dims)].sum()) for name, dims in chosen.items())
+        return on / self.total if self.total else 0.0
+
+
+def _client(name: str, digest: str, sums: _Sums, options: UpdateOptions) -> ClientUpdate:
+    """One client by itself."""
+    share = sums.share(dict(sums.dims))
+    expected = sums.n_outlier / sums.n_entries
+    moved = sums.top > 0
+    n_top, on_top = int(moved.sum()), int(sums.top_outlier[moved].sum())
+    return ClientUpdate(
+        model=name,
+        fingerprint=digest,
+        norm=math.sqrt(sums.total),
+        n_changed=sums.n_changed,
+        share=share,
+        ratio=share / expected,
+        p=_rank(sums, share, options),
+        n_top=n_top,
+        n_top_outlier=on_top,
+        expected_top=n_top * expected,
+        top_p=tail(sums.n_entries, sums.n_outlier, n_top, on_top),
+        why=() if sums.finite else ("has values that are no finite numbers",),
+    )
+
+
+def _rank(sums: _Sums, share: float, options: UpdateOptions) -> float:
+    """(1 + #{random set >= outliers}) / (1 + n): sets of as many other dimensions in the same tensors."""
+    random = np.random.default_rng(options.seed)
+    others = {name: np.setdiff1d(np.arange(width), sums.dims.get(name, ())) for name, width in sums.widths.items()}
+    sizes = {name: min(len(sums.dims.get(name, ())), len(others[name])) for name in others}
+    as_large = 0
+    for _ in range(options.n_draws):
+        drawn = {name: random.choice(others[name], size=sizes[name], replace=False).tolist() for name in others}
+        as_large += sums.share(drawn) >= share
+    return (1 + as_large) / (1 + options.n_draws)
+
+
+def tail(population: int, marked: int, drawn: int, found: int) -> float:
+    """Probability that of `drawn` out of `population`, `marked` of which are marked, `found` or more are marked."""
+    if found <= 0:
+        return 1.0
+
+    def log_choose(n: int, k: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    first = max(found, drawn - (population - marked))
+    logs = [
+        log_choose(marked, k) + log_choose(population - marked, drawn - k) - log_choose(population, drawn)
+        for k in range(first, min(drawn, marked) + 1)
+    ]
+    return min(1.0, math.fsum(math.exp(one) for one in logs))
+
+
+def _judged(clients: Sequence[ClientUpdate], options: UpdateOptions) -> list[ClientUpdate]:
+    """Each client with its place among the others, and what is wrong with it."""
+    several = len(clients) >= FEW
+    ratios = robust_z(np.log([max(client.ratio, 1e-6) for client in clients])) if several else None
+    tops = robust_z(np.log1p([client.n_top_outlier for client in clients])) if several else None
+    judged = []
+    for number, client in enumerate(clients):
+        z, top_z = (None if all_z is None else float(all_z[number]) for all_z in (ratios, tops))
+        why = list(client.why)
+        top_ratio = client.n_top_outlier / client.expected_top if client.expected_top else 0.0
+        beyond = client.ratio >= options.least_ratio and client.p <= options.alpha
+        top_beyond = top_ratio >= options.least_ratio and client.top_p <= options.alpha
+        among = "" if z is None else f", {z:.1f} robust standard deviations above the clients' median"
+        # Honest training may move outlier entries more than others: then it does so at every client.
+        if beyond and (z is None or z >= options.least_z):
+            why.append(
+                f"{client.ratio:.3g} times its share of squared norm on outlier entries (p {client.p:.2g}){among}"
+            )
+        if top_beyond and (top_z is None or top_z >= options.least_z):
+            why.append(
+                f"{client.n_top_outlier} of its {client.n_top} largest entries are outlier entries, "
+                f"{client.expected_top:.2g} expected (p {client.top_p:.2g})"
+            )
+        judged.append(replace(client, z=z, top_z=top_z, why=tuple(why)))
+    return judged
+
+
+def robust_z(values: np.ndarray) -> np.ndarray:
+    """(value − median) / (1.4826 · median absolute deviation), the deviation at least `LEAST_SPREAD`."""
+    values = np.asarray(values, dtype=np.float64)
+    away = values - np.median(values)
+    spread: np.ndarray = away / max(1.4826 * float(np.median(np.abs(away))), LEAST_SPREAD)
+    return spread
+
+
+def _format_notes(base: Checkpoint, client: Checkpoint, plan: Sequence[_Place]) -> list[str]:
+    """A remark where rounding to another number format passes for an update."""
+    old = {base.tensors[place.stored].dtype for place in plan}
+    new = {info.dtype for info in client.tensors.values()}
+    if base.kind == client.kind and not old <= new:
+        return [
+            f"{client.name} is stored as {', '.join(sorted(new))}, not {', '.join(sorted(old))}: rounding counts as update"
+        ]
+    return []
