@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hub_models import MODEL, one_file
+from hub_server import FakeHub
 from memory_checkpoint import Memory, of_model
 from outlierlens.checkpoint import open_checkpoint
 from outlierlens.fingerprinted import Fingerprint
 from outlierlens.integrity.fingerprint import FingerprintOptions, fingerprint_checkpoint
 from outlierlens.integrity.verify import verify_checkpoint
 from outlierlens.verified import Verification
+
+pytest_plugins = ["hub_fixtures"]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +122,17 @@ def test_only_the_recorded_rows_are_read(bert: Memory, baseline: Fingerprint, tm
         header = checkpoint.bytes_read
         found = verify_checkpoint(checkpoint, baseline)
         assert found.bytes_read - header == 4 * found.n_values
+
+
+def test_on_a_hub_the_same_bytes_are_fetched_in_few_requests(hub: FakeHub, bert: Memory, baseline: Fingerprint) -> None:
+    hub.add(MODEL, one_file(bert.arrays))
+    with open_checkpoint(MODEL) as checkpoint:
+        before = checkpoint.requests
+        found = verify_checkpoint(checkpoint, baseline)
+        vectors = [entry for entry in baseline.entries if len(entry.shape) == 1]
+        assert found.matches
+        assert found.n_values == sum(np.prod(size) for size in _sizes(baseline))
+        assert checkpoint.requests - before < len(vectors)  # vectors together, rows tensor by tensor
 
 
 # --- GGUF --------------------------------------------------------------------------------------------------------

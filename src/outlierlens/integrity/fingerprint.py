@@ -33,7 +33,7 @@ from outlierlens.integrity.sensitive import (
     canonical,
     dims_of,
     list_sensitive,
-    read_entry,
+    read_entries,
 )
 from outlierlens.results import Provenance, load
 from outlierlens.weights import ScanOptions, scan_checkpoint
@@ -93,10 +93,8 @@ def fingerprint_checkpoint(checkpoint: Checkpoint, options: FingerprintOptions, 
     unreadable = [entry for entry in listed if not readable(checkpoint, entry)]
     notes = list(_notes(checkpoint, bound, unreadable, options.deep))
     entries, n_dangerous = [], 0
-    for entry in listed:
-        if entry in unreadable:
-            continue
-        entries.append(record(entry, read_entry(checkpoint, entry), checkpoint, bound))
+    for entry, values in read_entries(checkpoint, [entry for entry in listed if entry not in unreadable]):
+        entries.append(record(entry, values, checkpoint, bound))
         n_dangerous += int(entry.dangerous().sum())
     hashes = hash_all(checkpoint, bound) if options.deep else ()
     streams = tuple(

@@ -19,7 +19,7 @@ tables, and of linears that are stored [in, out] (GPT-2), at the found dimension
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,15 @@ def read_entry(checkpoint: Checkpoint, entry: Sensitive) -> np.ndarray:
     step = max(1, 2**22 // max(entry.shape[-1], 1))
     columns = slice(None) if entry.columns is None else list(entry.columns)
     return np.concatenate([np.array(block[:, columns]) for block in checkpoint.read_rows(entry.stored, step)])
+
+
+def read_entries(checkpoint: Checkpoint, entries: Sequence[Sensitive]) -> Iterator[tuple[Sensitive, np.ndarray]]:
+    """(entry, its values) of all entries in order; vectors of a hub's model are fetched together, in few requests."""
+    whole = {entry.stored for entry in entries if len(entry.shape) == 1} if checkpoint.kind == "hub" else set()
+    fetched = dict(checkpoint.read(whole)) if whole else {}
+    for entry in entries:
+        vector = fetched.get(entry.stored)
+        yield entry, read_entry(checkpoint, entry) if vector is None else vector.reshape(1, -1)
 
 
 def canonical(stored: str, prefixes: Sequence[str]) -> str:

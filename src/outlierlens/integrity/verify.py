@@ -7,6 +7,7 @@ Only the recorded values are read. What the copies' number formats explain is "c
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from outlierlens.errors import BadInput
 from outlierlens.fingerprinted import DEEP_ROLES, Fingerprint, Recorded, TensorHash
 from outlierlens.integrity.fingerprint import (
     FingerprintOptions,
+    entry_of,
     fingerprint,
     hash_all,
     offset_of,
@@ -28,7 +30,7 @@ from outlierlens.integrity.fingerprint import (
 )
 from outlierlens.integrity.hashes import relation
 from outlierlens.integrity.rounding import WORDS, Side, differ
-from outlierlens.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entry
+from outlierlens.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entries
 from outlierlens.results import Provenance
 from outlierlens.verified import FAILS, MAX_LISTED, Fate, MovedValue, TensorFate, Verification
 from outlierlens.weights import ScanOptions
@@ -182,11 +184,16 @@ class _Verifier:
         bound = [stack for stack in self.bound if stack.name in fit]
         listed = list_sensitive(self.checkpoint, bound, dims, deep=self.deep) if bound else []
         here = {(entry.name, entry.role): entry for entry in listed}
+        pairs: list[tuple[Recorded, Sensitive]] = []
         for recorded in self.baseline.entries:
             if recorded.stack not in fit or (recorded.role in DEEP_ROLES and not self.deep):
                 continue
             entry = here.pop((recorded.name, recorded.role), None)
-            self.entry(recorded, entry)
+            if self.comparable(recorded, entry) and entry is not None:
+                pairs.append((recorded, entry))
+        values = read_entries(self.checkpoint, [entry for _, entry in pairs])
+        for (recorded, _), (entry, found) in zip(pairs, values, strict=True):
+            self.entry(recorded, entry, found)
         for entry in here.values():
             if readable(self.checkpoint, entry):
                 # A norm of a head that was not recorded changes nothing of what was.
@@ -195,23 +202,31 @@ class _Verifier:
                 where = (entry.name, entry.role, entry.stack, entry.layer)
                 self.tally.add(TensorFate(*where, "extra", fails, note=note))
 
-    def entry(self, recorded: Recorded, entry: Sensitive | None) -> None:
+    def comparable(self, recorded: Recorded, entry: Sensitive | None) -> bool:
+        """Whether an entry is there, of the recorded size and readable; says so where it is not."""
         where = (recorded.name, recorded.role, recorded.stack, recorded.layer)
         if entry is None:
             self.tally.add(TensorFate(*where, "missing", True, note="the model has no such tensor"))
-            return
+            return False
+        info = self.checkpoint.tensors[entry.stored]
+        words: dict[str, Any] = {"dtype_before": recorded.dtype, "dtype_after": info.dtype}
+        size = entry_of(recorded).size
+        if entry.size != size:
+            note = f"recorded from {list(recorded.shape)}, here {list(entry.shape)}"
+            self.tally.add(TensorFate(*where, "other shape", True, note=note, **words))
+        elif not readable(self.checkpoint, entry):
+            note = f"values of type {info.dtype} cannot be read"
+            self.tally.add(TensorFate(*where, "not comparable", False, math.prod(size), note=note, **words))
+        else:
+            return True
+        return False
+
+    def entry(self, recorded: Recorded, entry: Sensitive, values: np.ndarray) -> None:
+        """One entry's values against the recorded ones."""
+        where = (recorded.name, recorded.role, recorded.stack, recorded.layer)
         before = values_of(recorded)
         info = self.checkpoint.tensors[entry.stored]
         words: dict[str, Any] = {"dtype_before": recorded.dtype, "dtype_after": info.dtype}
-        if entry.size != before.shape:
-            note = f"recorded from {list(recorded.shape)}, here {list(entry.shape)}"
-            self.tally.add(TensorFate(*where, "other shape", True, note=note, **words))
-            return
-        if not readable(self.checkpoint, entry):
-            note = f"values of type {info.dtype} cannot be read"
-            self.tally.add(TensorFate(*where, "not comparable", False, before.size, note=note, **words))
-            return
-        values = read_entry(self.checkpoint, entry)
         self.digest.update(entry.name.encode() + np.ascontiguousarray(values).tobytes())
         whole = entry.columns is None
         after = Side(values.astype(np.float64), info.dtype, offset_of(entry, self.checkpoint, self.bound), whole)

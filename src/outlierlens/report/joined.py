@@ -33,6 +33,7 @@ class Joined:
     detectors: tuple[Detectors, ...] = ()
     prune_checks: tuple[PruneCheck, ...] = ()
     prune_experiments: tuple[PruneExperiment, ...] = ()
+    verifications: tuple[Verification, ...] = ()
     quantized: tuple[Quantized, ...] = ()
     verifications: tuple[Verification, ...] = ()
 
@@ -69,6 +70,7 @@ def joined_notes(joined: Joined) -> tuple[str, ...]:
     notes += quantization_notes(joined.quantized)
     notes += integrity_notes(joined.verifications)
     notes += [note for found in joined.detectors for note in found.notes]
+    notes += integrity_notes(joined.verifications)
     return tuple(dict.fromkeys(notes))
 
 
@@ -76,5 +78,6 @@ def _sections(joined: Joined) -> Iterator[Section]:
     yield from beyond_zero_sections(joined.beyond_zero)
     yield from detectors_sections(joined.detectors)
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
+    yield from integrity_sections(joined.verifications)
     yield from quantization_sections(joined.quantized)
     yield from integrity_sections(joined.verifications)
