@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,9 +67,9 @@ def test_a_dimension_smaller_than_the_mean_never_carries_he_s_kurtosis() -> None
     assert rules.he(energy, 1.0, 1.0).holds.tolist() == [[True, True, True, True, False]]
 
 
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=12), st.floats(0.01, 1))
-def test_carriers_are_the_fewest_that_reach_the_share(parts: list[float], share: float) -> None:
-    values = np.array([parts])
+@given(st.integers(0, 10_000), st.integers(1, 12), st.floats(0.01, 1))
+def test_carriers_are_the_fewest_that_reach_the_share(seed: int, width: int, share: float) -> None:
+    values = np.random.default_rng(seed).integers(0, 5, size=(1, width)).astype(float)  # with ties and zeros
     chosen = rules.carriers(values, share, values.sum(1))[0]
     wanted, kept = share * values.sum(), values[0][chosen]
     if not values.sum() > 0:
@@ -254,3 +255,21 @@ def test_pictures_say_what_they_show() -> None:
         "from 3.00 to 6.00 nats per token (+2.500 to +3.400), with the activation put back to 4.50" in weights.reading
     )
     assert len(weights.spec["vconcat"]) == 2
+
+
+def test_a_section_of_the_report_begins_with_the_verdict() -> None:
+    from outlierlens.report.detectors import detectors_sections, verdict
+
+    found = detector_results.detectors()
+    first, second = detectors_sections((found, found))
+    assert (first.name, second.name) == ("detectors", "detectors-2")
+    assert first.sentences[0].startswith("Dimension 2: outlier by at least half of the 3 definitions")
+    assert [chart.name for chart in second.charts] == ["detectors-2", "super-weights-2"]
+    assert first.tables[0].rows[0][:4] == ("kovaleva", "2", 0, None)
+    assert first.tables[1].rows[1][:3] == ("zeroed", 6.0, 3.0)
+    apart = replace(
+        found, found=tuple(replace(one, dims=()) if one.definition != "timkey" else one for one in found.found)
+    )
+    assert verdict(apart).startswith("The definitions do not agree on any dimension: 1 of 3 find some")
+    nothing = replace(found, found=tuple(replace(one, dims=()) for one in found.found))
+    assert verdict(nothing) == "No published definition finds an outlier dimension."

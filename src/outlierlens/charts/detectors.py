@@ -63,9 +63,9 @@ def reading(found: Detectors) -> str:
         first, by = next(iter(votes.items()))
         said.append(f"Dimension {first} is found by {len(by)}.")
     values = found.agreement()
-    pairs = [values[i, j] for i in range(len(values)) for j in range(i) if not math.isnan(values[i, j])]
-    if pairs:
-        said.append(f"The median Jaccard index of two definitions is {np.median(pairs):.2f}.")
+    places = [i for i, name in enumerate(found.names) if name in finding]
+    if pairs := [values[i, j] for i in places for j in places if j < i]:
+        said.append(f"The median Jaccard index of two of those definitions is {np.median(pairs):.2f}.")
     for condition in found.conditions[1:]:
         still = [name for name in found.names if found.of(name, condition).dims]
         said.append(f"Under {condition}, {', '.join(still) or 'none'} still find{'s' if len(still) < 2 else ''} any.")
