@@ -33,7 +33,6 @@ class Joined:
     detectors: tuple[Detectors, ...] = ()
     prune_checks: tuple[PruneCheck, ...] = ()
     prune_experiments: tuple[PruneExperiment, ...] = ()
-    verifications: tuple[Verification, ...] = ()
     quantized: tuple[Quantized, ...] = ()
     verifications: tuple[Verification, ...] = ()
 
@@ -66,10 +65,9 @@ def joined_sections(joined: Joined) -> tuple[Section, ...]:
 def joined_notes(joined: Joined) -> tuple[str, ...]:
     """Remarks of all of them, each once."""
     notes = [note for found in joined.beyond_zero for note in found.notes]
+    notes += [note for found in joined.detectors for note in found.notes]
     notes += pruning_notes(joined.prune_checks, joined.prune_experiments)
     notes += quantization_notes(joined.quantized)
-    notes += integrity_notes(joined.verifications)
-    notes += [note for found in joined.detectors for note in found.notes]
     notes += integrity_notes(joined.verifications)
     return tuple(dict.fromkeys(notes))
 
@@ -78,6 +76,5 @@ def _sections(joined: Joined) -> Iterator[Section]:
     yield from beyond_zero_sections(joined.beyond_zero)
     yield from detectors_sections(joined.detectors)
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
-    yield from integrity_sections(joined.verifications)
     yield from quantization_sections(joined.quantized)
     yield from integrity_sections(joined.verifications)
