@@ -116,10 +116,14 @@ def whole(command: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
     torch.set_num_threads(1)  # threads do not survive a fork
-    importlib.import_module("outlierlens.cli.sweep_job")  # what every child needs, once
-
     directory = tmp_path_factory.mktemp("whole")
-    assert finish(start(command(directory))) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        # In this process: what it imports, no child imports again.
+        patch.setattr("outlierlens.report.files.can_export", lambda: False)
+        patch.setattr(sys, "argv", ["outlierlens", *command(directory)])
+        with pytest.raises(SystemExit) as stop:
+            importlib.import_module("outlierlens.cli").main()
+    assert not stop.value.code
     return directory
 
 
