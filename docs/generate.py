@@ -33,14 +33,15 @@ def cli() -> str:
 
     from outlierlens.cli.app import app
 
+    root = typer.main.get_command(app)
     commands: list[str] = []
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
         commands += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
     parts = ["# Command line\n\nGenerated from `--help`; run `make docs` after a change.\n"]
     for command in ("", *commands):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            app([*command.split(), "--help"], prog_name="outlierlens", standalone_mode=False)
+            root.main([*command.split(), "--help"], prog_name="outlierlens", standalone_mode=False)
         text = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
         parts.append(f"## outlierlens {command}".rstrip() + f"\n\n```text\n{text.strip()}\n```\n")
     return "\n".join(parts)
