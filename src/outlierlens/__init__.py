@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outlierlens.models import from_objects, load_model
     from outlierlens.pruning.check import prune_check
     from outlierlens.pruning.torch_guard import same_position_guard
+    from outlierlens.quantization.run import QuantizeOptions, quantize
     from outlierlens.results import load, save
     from outlierlens.samples import fetch
     from outlierlens.sweeps.loop import sweep
@@ -70,6 +71,8 @@ _HOME = {
     "OutlierCallback": "callback",
     "track": "tracking",
     "TrackOptions": "tracking",
+    "quantize": "quantization.run",
+    "QuantizeOptions": "quantization.run",
     "prune_check": "pruning.check",
     "same_position_guard": "pruning.torch_guard",
     "load": "results",
@@ -81,6 +84,7 @@ __all__ = [
     "ObserveOptions",
     "OutlierCallback",
     "OutlierlensError",
+    "QuantizeOptions",
     "Rule",
     "ScanOptions",
     "SweepOptions",
@@ -100,6 +104,7 @@ __all__ = [
     "load_model",
     "observe",
     "prune_check",
+    "quantize",
     "read_texts",
     "removed_writes",
     "same_position_guard",

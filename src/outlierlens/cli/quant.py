@@ -40,7 +40,7 @@ def quant(
     model: common.Model,
     data: common.Data = "excerpt",
     text_column: common.TextColumn = None,
-    limit: common.Limit = 32,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first N texts.")] = 32,
     schemes: Annotated[str | None, typer.Option("--schemes", help=SCHEMES)] = None,
     dims: Annotated[
         str | None, typer.Option("--dims", help="308,381: keep these; else what weights or activations name.")
@@ -115,16 +115,13 @@ def _number(text: str, option: str) -> float | None:
         raise BadInput(f"{option} is {text!r}; write a number, or none") from None
 
 
-def _texts(
-    data: str, column: str | None, limit: int | None, calibrate: int, offline: bool
-) -> "tuple[Texts, Texts | None]":
-    """(texts to measure, those that follow them, or None where there are no others)."""
+def _texts(data: str, column: str | None, limit: int, calibrate: int, offline: bool) -> "tuple[Texts, Texts | None]":
+    """(the first `limit` texts, the `calibrate` that follow them, or None where there are no others)."""
     from outlierlens.data import read_texts
 
-    read = read_texts(data, column=column, limit=None if limit is None else limit + calibrate, offline=offline)
-    measured = read if limit is None else read.first(limit)
-    rest = range(len(measured), min(len(read), len(measured) + calibrate))
-    return measured, read.some(rest) if rest else None
+    read = read_texts(data, column=column, limit=limit + calibrate, offline=offline)
+    rest = range(limit, len(read))
+    return read.first(limit), read.some(rest) if rest else None
 
 
 def print_quantized(found: "Quantized", verbose: bool = False) -> None:
