@@ -81,9 +81,13 @@ def rule_inputs(
     for row, layer in enumerate(numbers):
         if layer in large_shares:
             large[row] = large_shares[layer].cpu().numpy()
-    names = tuple(layer_name(layer) for layer in numbers)
     return Measured(
-        names, *(every[name] for name in ("argmin_share", "argmax_share", "abs_max")), large, every["median_abs"]
+        layers=tuple(layer_name(layer) for layer in numbers),
+        argmin_share=every["argmin_share"],
+        argmax_share=every["argmax_share"],
+        abs_max=every["abs_max"],
+        large_share=large,
+        median_abs=every["median_abs"],
     )
 
 

@@ -64,7 +64,7 @@ def _past(outliers: Iterable[Outlier], layers: tuple[str, ...]) -> Layers:
 def _luo_rank(checkpoint: LiveCheckpoint, stack: BoundStack, settings: Settings, condition: str) -> Found:
     """Dimensions whose rank in a norm's scale or bias is among the first in more layers than chance allows."""
     rule = Rule("luo", top_k=settings.luo_rank)
-    sites = [site for module, norms in stack.norms.items() if (site := _norm_site(stack, module, norms))]
+    sites = [one for module, norms in stack.norms.items() if (one := _norm_site(stack, module, norms))]
     if not sites:
         return Found("luo-rank", condition, why_not="the blocks declare no norm")
     best: dict[str, dict[int, float]] = {}
