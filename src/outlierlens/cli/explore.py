@@ -1,5 +1,6 @@
 """`explore`: the live page of a model, its views on the terminal, or a hub Space of it."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -115,9 +116,15 @@ def explore(
 
     explorer.settled(state)  # a wrong option is said here, not in the browser
     try:
-        serve(explorer, state, Place(port, share, browser), (lambda _: None) if quiet else say)
+        serve(explorer, state, Place(port, share, browser), (lambda _: None) if quiet else _say_at_once)
     except KeyboardInterrupt:
         warn("the page is closed")
+
+
+def _say_at_once(text: str) -> None:
+    """One line on stdout, seen by whoever waits for it behind a pipe too."""
+    say(text)
+    sys.stdout.flush()
 
 
 def _range(layers: str | None) -> tuple[int, int | None]:

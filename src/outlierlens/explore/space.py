@@ -13,14 +13,13 @@ from importlib import metadata
 from pathlib import Path
 
 from outlierlens import __version__
-from outlierlens.errors import BadInput
-from outlierlens.explore.page import gradio
+from outlierlens.errors import BadInput, need
 from outlierlens.models import LoadOptions
 from outlierlens.results import write_text
 from outlierlens.samples import SAMPLES
 
 PACKAGE = Path(__file__).parents[1]
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _APP = '''"""The live page of {model}, written by `outlierlens explore --space`."""
 
 {imports}from outlierlens.explore.look import open_explorer
@@ -62,7 +61,7 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; name a new folder")
-    if Path(model).exists() or not _HUB_ID.fullmatch(model) or model in (".", ".."):
+    if Path(model).exists() or not _HUB_ID.fullmatch(model):
         raise BadInput(f"{model} is on this machine, where a Space cannot read it; push it to the hub and give its id")
     if options.row:
         raise BadInput("--arch names a file of this machine; a Space takes models of the architecture table")
@@ -72,7 +71,7 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
     models = "" if sample else f"models:\n- {json.dumps(model)}\n"
     texts = {
         "README.md": _README.format(
-            title=title, gradio=gradio().__version__, models=models, model=model, version=__version__
+            title=title, gradio=_gradio_version(), models=models, model=model, version=__version__
         ),
         "app.py": _APP.format(
             model=model,
@@ -88,6 +87,13 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
     for name, text in texts.items():
         write_text(folder / name, text)
     return folder
+
+
+def _gradio_version() -> str:
+    try:
+        return metadata.version("gradio")
+    except metadata.PackageNotFoundError:
+        return str(need("gradio", "explore", "a Space").__version__)
 
 
 def _options(options: LoadOptions) -> str:
