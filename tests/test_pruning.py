@@ -19,7 +19,7 @@ import pruning_results
 from architectures import FAMILIES, build
 from outlierlens.ablate import zero_weights_
 from outlierlens.charts.pruning import prune_experiment, pruned_positions
-from outlierlens.errors import BadFile, BadInput, UnknownModel
+from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
 from outlierlens.pruned import Removal
 from outlierlens.pruning.check import CheckOptions, prune_check
 from outlierlens.pruning.protect import TOOLS, ProtectOptions, protect
@@ -323,6 +323,8 @@ def test_masks_that_do_not_fit(folder: Any, tmp_path: Path) -> None:
         prune_check(model, str(path), CheckOptions(stack="decoder"))
     with pytest.raises(BadInput, match="--positions belongs to a pruned model"):
         prune_check(model, str(path), CheckOptions(positions=path))
+    with pytest.raises(Offline):
+        prune_check(model, "someone/pruned", CheckOptions(source={"offline": True}))
     with pytest.raises(UnknownModel):
         prune_check(model, str(tmp_path / "nothing.npz"))
 

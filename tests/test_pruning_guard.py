@@ -63,7 +63,7 @@ def draw_scores(cells: Cells, seed: int, few: bool) -> dict[str, np.ndarray]:
     return {n: random.integers(0, 3, s).astype(float) if few else random.random(s) for n, s in shapes.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
     norm = data.draw(st.booleans())

@@ -43,7 +43,7 @@ class CheckOptions:
         reading: whether the pruned file holds "masks" or "weights"; "auto" says it by names and types.
         positions: of a narrower stream, a JSON list of the old position of each new one.
         row: a TOML file that declares the architecture. max_read: bytes above which reading is refused.
-        source: revision, subfolder, token and offline, as `open_checkpoint` takes them; they are of the first name.
+        source: revision, subfolder, token and offline, as `open_checkpoint` takes them; the first two are of the first name.
     """
 
     rule: Removal = field(default_factory=Removal)
@@ -71,7 +71,8 @@ def prune_check(
     options = options or CheckOptions()
     with ExitStack() as files:
         first = files.enter_context(open_source(before, **options.source))
-        second = files.enter_context(open_source(after)) if after is not None else None
+        rest = {key: value for key, value in options.source.items() if key in ("token", "offline")}
+        second = files.enter_context(open_source(after, **rest)) if after is not None else None
         return _Check(first, second, options).run(command)
 
 
