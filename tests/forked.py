@@ -14,6 +14,7 @@ PRELOADED = [
     "outlierlens.callback",
     "transformers.trainer",
     "transformers.models.bert.modeling_bert",
+    "torch._dynamo",  # which the first step of an optimizer imports
 ]
 
 

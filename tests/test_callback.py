@@ -83,8 +83,15 @@ def test_rows_gradients_and_curves_of_a_run_with_accumulation(tmp_path: Path) ->
     np.testing.assert_allclose(seen.learning_rate[1:], [0.01 * (1 - step / 12) for step in range(1, 12, 2)])
 
 
-def test_a_watched_trainer_is_the_same_trainer(tmp_path: Path) -> None:
-    plain, watched = (run(tmp_path / name, watched=name == "b") for name in "ab")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder and the trainer of a run without a stop."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder)
+
+
+def test_a_watched_trainer_is_the_same_trainer(tmp_path: Path, whole: tuple[Path, Any]) -> None:
+    plain, watched = run(tmp_path, watched=False), whole[1]
     pairs = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     losses = [[log["loss"] for log in t.state.log_history if "loss" in log] for t in (plain, watched)]
@@ -138,9 +145,9 @@ def test_an_evaluation_is_a_curve_and_takes_no_numbers_away(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("killed_at", [5, 7, 10])
 def test_resumed_from_a_checkpoint_rows_and_losses_are_those_of_a_run_without_a_stop(
-    tmp_path: Path, killed_at: int
+    tmp_path: Path, whole: tuple[Path, Any], killed_at: int
 ) -> None:
-    whole = run(tmp_path / "whole")
+    folders = (whole[0], tmp_path / "stopped")
     trainer = trainer_of(tmp_path / "stopped" / "out")
     first = OutlierCallback(tmp_path / "stopped" / "rows.jsonl", quiet()).attach(trainer)
     trainer.add_callback(Kill(killed_at))
@@ -151,7 +158,7 @@ def test_resumed_from_a_checkpoint_rows_and_losses_are_those_of_a_run_without_a_
     again = trainer_of(tmp_path / "stopped" / "out")
     OutlierCallback(tmp_path / "stopped" / "rows.jsonl", quiet()).attach(again)
     again.train(resume_from_checkpoint=True)
-    rows = [read_rows(tmp_path / name / "rows.jsonl")[1] for name in ("whole", "stopped")]
+    rows = [read_rows(folder / "rows.jsonl")[1] for folder in folders]
     assert [key for key in rows[0] if key.startswith("step")] == [f"step {step}" for step in range(0, 13, 2)]
     steps = [{key: value for key, value in done.items() if key.startswith("step ")} for done in rows]
     assert steps[0] == steps[1]  # every bit of every vector
@@ -159,14 +166,14 @@ def test_resumed_from_a_checkpoint_rows_and_losses_are_those_of_a_run_without_a_
     assert len(set(keys)) == len(keys)
     assert set(rows[0]) == set(rows[1])
     # The Trainer averages a loss since the last log or, resumed, since the checkpoint: the first one differs.
-    curves = [read_watch(tmp_path / name / "rows.jsonl").curves["loss"] for name in ("whole", "stopped")]
+    curves = [read_watch(folder / "rows.jsonl").curves["loss"] for folder in folders]
     checkpoint = killed_at // 4 * 4
     same = [step for step in (3, 6, 9, 12) if step <= checkpoint or step - 3 >= checkpoint]
     assert len(same) >= 3
     for step in same:
         values = [float(curve.values[list(curve.steps).index(step)]) for curve in curves]
         assert values[0] == values[1], step
-    pairs = zip(whole.model.parameters(), again.model.parameters(), strict=True)
+    pairs = zip(whole[1].model.parameters(), again.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 

@@ -141,6 +141,7 @@ def test_layers_and_bytes() -> None:
             parse_bytes(bad)
 
 
+@pytest.mark.usefixtures("no_picture_files")
 def test_a_token_never_enters_a_result(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
     model = folder("bert", "MaskedLM", "masked")

@@ -253,6 +253,7 @@ def test_a_sweep_ranks_its_dimensions(loaded: LoadedModel, reviews: Texts) -> No
     assert np.abs(changes).max() < 3  # no single one of them carries the model
 
 
+@pytest.mark.usefixtures("no_picture_files")
 def test_the_report_is_made_offline_on_reviews(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     """Reviews are filled in, intact and with dimensions off, and the page shows how the norms came to be."""
     few = ("--limit", "4", "--random", "3", "--matched", "0", "--no-progress", "--dtype", "float32", "--offline")

@@ -214,6 +214,7 @@ def test_neither_nothing_to_clip_nor_more_than_can_be_followed_stops_a_run(
     assert made.luo.origin.stacks[0].dims == (3, 5)
 
 
+@pytest.mark.usefixtures("no_picture_files")
 def test_the_page_and_the_command_say_what_was_found(place: Path, whole: Any, run: Any) -> None:
     code, out, err = run(
         "replicate", "luo", str(place / "tiny"), "--data", str(place / "data"), "-o", str(place / "whole"), "--dtype",

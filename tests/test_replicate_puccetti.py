@@ -112,6 +112,7 @@ def test_where_the_weights_name_nothing_the_strongest_are_a_fallback_that_is_sai
     assert found.story is None
 
 
+@pytest.mark.usefixtures("no_picture_files")
 def test_the_command_writes_a_report_with_what_was_found(place: Path, whole: Any, run: Any) -> None:
     code, out, err = run(
         "replicate", "puccetti", str(place / "tiny"), "--data", str(place / "texts.txt"), "-o", str(place / "whole")

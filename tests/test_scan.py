@@ -258,10 +258,9 @@ def test_broken_results_are_one_clear_line(text: str, message: str) -> None:
         from_json(text, "x.json")
 
 
-# Each command runs in a child of its own, which has NumPy alone.
+# Each command runs in a child of its own.
 COMMAND = """
 import os, runpy, sys
-import numpy
 
 for line in sys.argv[1:]:
     sys.stdout.flush()
@@ -270,7 +269,7 @@ for line in sys.argv[1:]:
         try:
             runpy.run_module("outlierlens", run_name="__main__")
         except SystemExit as stop:
-            heavy = "torch transformers scipy pandas altair onnx gguf datasets sklearn".split()
+            heavy = "numpy torch transformers scipy pandas altair onnx gguf datasets sklearn".split()
             print([stop.code, *(name for name in heavy if name in sys.modules)], file=sys.stderr, flush=True)
         os._exit(0)
     os.wait()
@@ -280,7 +279,7 @@ for line in sys.argv[1:]:
 def test_scan_and_help_import_no_heavy_library(saved: Any) -> None:
     lines = [f"scan|{saved(dim=6)}", "--help", "scan|--help"]
     done = subprocess.run([sys.executable, "-c", COMMAND, *lines], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == ["[0]"] * 3
+    assert done.stderr.splitlines() == ["[0, 'numpy']", "[0]", "[0]"]
 
 
 def test_the_real_process_prints_a_table_and_returns_the_exit_code(saved: Any) -> None:

@@ -41,10 +41,7 @@ def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | No
     """
     if asked is not None and not len(asked):
         raise BadInput("no dimension is named; give some, or None for those that the weights name")
-    width = stream_width(loaded.model, stack)
-    bad = [dim for dim in asked or () if not 0 <= dim < width]
-    if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
+    check_dims(asked or (), stack, stream_width(loaded.model, stack))
     scanned = scan_stream(loaded, stack.name)
     if asked is not None:
         return Named(tuple(dict.fromkeys(asked)), "given", scanned.dims)
@@ -54,3 +51,10 @@ def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | No
     said = ", ".join(map(str, strongest))
     note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
     return Named(strongest, "largest |z| in the weights, as the scan names none", (), (note,))
+
+
+def check_dims(dims: Sequence[int], stack: BoundStack, width: int) -> None:
+    """Raise BadInput for a dimension that the stream, `width` wide, does not have."""
+    bad = [dim for dim in dims if not 0 <= dim < width]
+    if bad:
+        raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")

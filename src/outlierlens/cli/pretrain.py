@@ -8,7 +8,6 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, print_table, resumable, say, warn
 from outlierlens.errors import BadInput
-from outlierlens.pretrained import OUTCOME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +110,7 @@ def outcomes(
     quiet: common.Quiet = False,
 ) -> None:
     """Pre-training runs side by side, seeds of one recipe together: loss, outlier dimensions, damage, INT8."""
-    from outlierlens.pretrained import Outcome, Outcomes
+    from outlierlens.pretrained import OUTCOME, Outcome, Outcomes
     from outlierlens.results import load
 
     if not runs:
@@ -139,6 +138,7 @@ def _changes(
 def _measured(run: "Run", progress: "Callable[[str], None]") -> "Outcome":
     """The outcome in the run folder, measured if it is not there."""
     from outlierlens.pretrain.outcome import OutcomeOptions, measure
+    from outlierlens.pretrained import OUTCOME
     from outlierlens.results import load, save
 
     path = run.folder / OUTCOME

@@ -22,6 +22,7 @@ from outlierlens.frequency.type_table import TypeTable
 from outlierlens.frequent import Frequency
 from outlierlens.hidden import layer_name
 from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.named import check_dims
 from outlierlens.results import Provenance
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, text_stack, token_batches, tokenise, wanted_layers
@@ -138,9 +139,7 @@ def frequency(
     stack = text_stack(loaded, options.read.stack)
     layers = tuple(layer_name(layer) for layer in wanted_layers(stack, options.read.layers))
     width = stream_width(loaded.model, stack)
-    bad = [dim for dim in options.dims or () if not 0 <= dim < width]
-    if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
+    check_dims(options.dims or (), stack, width)
     chosen = texts
     if options.paper_compat:
         chosen = Texts(texts.source, tuple(t for t in texts.texts if len(t) > COMPAT_CHARACTERS), texts.column)

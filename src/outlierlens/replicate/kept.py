@@ -11,7 +11,7 @@ parts/NAME.key      a hash of all that its numbers depend on, and the seconds th
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,13 @@ from outlierlens.results import load, save, write_text
 def key_of(*settings: object) -> str:
     """SHA-256 over what a part's numbers depend on."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+
+def check_parts(parts: Sequence[str], known: Collection[str]) -> None:
+    """Raise BadInput where no part is asked for, or one that is not `known`."""
+    unknown = [name for name in parts if name not in known]
+    if unknown or not parts:
+        raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(known)}")
 
 
 class KeptParts:

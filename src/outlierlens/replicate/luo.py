@@ -24,13 +24,12 @@ import numpy as np
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
-from outlierlens.errors import BadInput
 from outlierlens.luo_references import published_for, shares_for
 from outlierlens.luo_replicated import LuoReplication, extremes
 from outlierlens.models import LoadOptions, fingerprint, load_model
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.references import checkpoint_of
-from outlierlens.replicate.kept import KeptParts, key_of
+from outlierlens.replicate.kept import KeptParts, check_parts, key_of
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS, Context, Part
 from outlierlens.report.results import ReportData
@@ -72,9 +71,7 @@ class LuoJob:
     progress: Progress | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.parts if name not in PARTS]
-        if unknown or not self.parts:
-            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(PARTS)}")
+        check_parts(self.parts, PARTS)
 
 
 def replicate_luo(job: LuoJob, load_options: LoadOptions | None = None) -> ReportData:

@@ -21,12 +21,11 @@ from typing import Any
 from outlierlens.counting import count_texts
 from outlierlens.data import Texts, read_texts
 from outlierlens.detect import Rule
-from outlierlens.errors import BadInput
 from outlierlens.layer_story import FEWEST, layer_story
 from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.puccetti_replicated import PUBLISHED, PuccettiReplication
 from outlierlens.references import checkpoint_of
-from outlierlens.replicate.kept import KeptParts, key_of
+from outlierlens.replicate.kept import KeptParts, check_parts, key_of
 from outlierlens.replicate.outliers import STRONGEST, name_outliers
 from outlierlens.replicate.puccetti_parts import PARTS, Context
 from outlierlens.report.results import ReportData
@@ -72,9 +71,7 @@ class PuccettiJob:
     progress: Progress | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.parts if name not in PARTS]
-        if unknown or not self.parts:
-            raise BadInput(f"unknown part {unknown[0] if unknown else ''!r}; parts are {', '.join(PARTS)}")
+        check_parts(self.parts, PARTS)
 
 
 def replicate_puccetti(job: PuccettiJob, load_options: LoadOptions | None = None) -> ReportData:

@@ -8,6 +8,9 @@
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from outlierlens.samples.cache import (
     cache_root,
     directory,
@@ -17,9 +20,11 @@ from outlierlens.samples.cache import (
     sample_named,
     texts_for,
 )
-from outlierlens.samples.convert import model_directory
-from outlierlens.samples.download import fetch
 from outlierlens.samples.table import SAMPLES, Member, Sample, Wheel
+
+if TYPE_CHECKING:
+    from outlierlens.samples.convert import model_directory
+    from outlierlens.samples.download import fetch
 
 __all__ = [
     "SAMPLES",
@@ -36,3 +41,12 @@ __all__ = [
     "sample_named",
     "texts_for",
 ]
+
+# They bring what speaks to servers and reads archives; who scans a file needs neither.
+_HOME = {"fetch": "download", "model_directory": "convert"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
