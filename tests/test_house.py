@@ -219,6 +219,9 @@ LIGHT = sorted(
         "replicated",
         "references",
         "checkpoint",
+        "fingerprinted",
+        "verified",
+        "integrity.verify",
     }
 )
 

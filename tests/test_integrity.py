@@ -461,3 +461,23 @@ def test_a_verification_survives_its_file(tmp_path: Path) -> None:
     assert again == found
     assert "embeddings.LayerNorm.bias" in again._repr_html_()
     assert again.to_pandas()["dangerous"].tolist() == ["yes"]
+
+
+def test_a_report_takes_a_verification() -> None:
+    from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
+
+    good = verify_checkpoint(Memory(bert(), {}), taken(memory()))
+    bad = verify_checkpoint(memory().edited("bert.embeddings.LayerNorm.bias", (1,), 5.0), taken(memory()))
+    joined = with_result(with_result(with_result(Joined(), good), bad), bad)
+    first, second = joined_sections(joined)
+    assert first.sentences[0] == f"memory {good.verdict}."
+    assert not first.tables
+    assert joined_notes(joined) == good.notes
+    assert second.sentences[0] == f"memory {bad.verdict}."
+    assert "entries of 1, 3 (as given)" in second.sentences[1]
+    tensors, values = second.tables
+    assert tensors.rows[0][:5] == ("embeddings.LayerNorm.bias", "norm bias", "moved", 1, 1)
+    before = float(bert()["bert.embeddings.LayerNorm.bias"][1])
+    assert values.rows == (
+        ("embeddings.LayerNorm.bias", "norm bias", "1", 1, before, 5.0, 5.0 - before, 0.0, "yes"),
+    )  # fmt: skip
