@@ -25,7 +25,7 @@ def test_the_command_measures_draws_and_writes(tmp_path: Path, run: Any) -> None
         "--data",
         "reviews",
         "--limit",
-        "3",
+        "2",
         "--calibrate",
         "2",
         "--random",
