@@ -232,7 +232,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "timkey 2 1, 2 0–1 1 0" in lines
     assert "timkey 0.50 0.33 1.00" in lines
     assert "dimension 2: found by 3 of 3 definitions (kovaleva, massive, timkey)" in lines
-    assert "zeroed 6.0000 +3.0000 +2.5000 to +3.4000" in lines
+    assert "zeroed 6 +3 +2.5 to +3.4" in lines
     assert "putting back 16 super activations undoes 50% of the damage" in lines
     assert any(line.startswith("1 2 7 9.500 1 90.0 800.0 'the' 1 98% 4.0") for line in lines)
     assert any("timkey_share=0.05. paper. Ours: the share." in line for line in lines)

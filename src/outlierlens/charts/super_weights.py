@@ -32,7 +32,7 @@ def super_weights(found: Detectors, *, name: str = "super-weights") -> Chart:
         panels.append(_trials(searched))
     spec: Spec = {
         "$schema": SCHEMA, "description": reading(searched), "background": SURFACE, "config": CONFIG, "vconcat": panels,
-        "spacing": 24, "resolve": {"scale": {"x": "independent", "y": "independent", "color": "independent"}},
+        "spacing": 24, "resolve": {"scale": {"x": "independent", "y": "independent"}},
     }  # fmt: skip
     rows = tuple(
         (one.name, round_to(one.value), round_to(one.change), round_to(one.low), round_to(one.high))
@@ -123,8 +123,8 @@ def _trials(found: SuperWeights) -> Spec:
     ends = [value for one in shown for value in (one.change, one.low, one.high) if math.isfinite(value)]
     if scale.log:
         scale.scale["domain"] = [min(0.0, round_to(min(ends)) or 0.0), round_to(1.3 * max(ends))]
-    unit = f"change of the {found.task}, {found.unit}"
-    x = field("change", begun(unit), scale=scale.scale | {"zero": True}, axis=scale.axis)
+    unit = f"{found.task if 'change' in found.task else f'change of the {found.task}'}, {found.unit}"
+    x = field("change", begun(unit), scale=scale.scale | {"zero": True}, axis={"tickCount": 7} | scale.axis)
     y = field(
         "name",
         "",

@@ -177,9 +177,9 @@ def print_super_weights(found: "SuperWeights") -> None:
         rows = [
             [
                 one.name,
-                f"{one.value:.4f}",
-                f"{one.change:+.4f}",
-                f"{one.low:+.4f} to {one.high:+.4f}" if one.kind != "intact" else None,
+                f"{one.value:.4g}",
+                f"{one.change:+.3g}",
+                f"{one.low:+.3g} to {one.high:+.3g}" if one.kind != "intact" else None,
             ]
             for one in found.trials
         ]
