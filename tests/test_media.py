@@ -387,3 +387,19 @@ def test_items_find_their_place_among_more_classes(folder: Path) -> None:
     assert [wider.task.labels[label].lower() for label in wider.labels] == named(items)
     for names in (("red", "blue"), ("LABEL_0", "LABEL_1", "LABEL_2"), ("green", "red", "pink")):
         assert items.among(names) is items
+
+
+def test_what_is_no_data_is_named_by_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"empty: holds no recordings; files end in \.wav"):
+        read_items("audio", tmp_path / "empty")
+    with pytest.raises(BadInput, match=r"empty: a folder, and rows are read from one file .* and must hold some"):
+        open_table(tmp_path / "empty")
+    with pytest.raises(
+        BadInput, match=r"nowhere: no such folder or file, .*; images are read from a folder with one sub-folder"
+    ):
+        read_items("image", "nowhere")
+    with pytest.raises(BadFile, match=r"a\.wav: an empty file; leave it out"):
+        recording(b"", "a.wav", max_seconds=1)
+    with pytest.raises(BadFile, match=r"a\.wav: cannot be read as \.wav \(it ends early\); save it again"):
+        recording(made.write_wav(tmp_path / "a.wav", np.zeros(9)).read_bytes()[:20], "a.wav", max_seconds=1)

@@ -12,6 +12,7 @@ import media_models as made
 from outlierlens.ablate import edited_hidden, zeroed_norms
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.bench import DisableOptions, disable, save_disabled
+from outlierlens.detect import Rule
 from outlierlens.errors import BadFile, BadInput, MissingExtra
 from outlierlens.media import LabelledItems, read_items
 from outlierlens.media.prepare import Prepare
@@ -413,9 +414,26 @@ def test_a_model_with_dimensions_off_is_saved_with_its_processor(
     assert 1 - again.also()["accuracy"] == pytest.approx(damage.chosen.score.value)
 
 
-def test_reading_norms_of_vit_are_a_view_of_the_scan(folder: Path) -> None:
-    found = scan(str(folder / "image"), ScanOptions(view="reading"))
-    assert [stack.site for stack in found.stacks] == ["layernorm_before", "layernorm_after"]
+def test_puccetti_s_rule_finds_what_stands_out_in_the_norms_that_vit_reads_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    monkeypatch.setattr(made, "LAYERS", 5)  # the rule wants more than three
+    made.save_vit(tmp_path / "vit", planted=False)
+    file = tmp_path / "vit" / "model.safetensors"
+    tensors = load_file(file)
+    random = np.random.default_rng(0)
+    for name in (name for name in tensors if ".layernorm_after." in name):
+        tensors[name] = random.normal(1.0 if name.endswith("weight") else 0.0, 0.05, made.WIDTH).astype(np.float32)
+        tensors[name][7] += 2.0
+    save_file(tensors, file, {"format": "pt"})
+    options = ScanOptions(rule=Rule("puccetti"), view="reading")
+    before, after = scan(str(tmp_path / "vit"), options).stacks
+    assert (before.site, after.site) == ("layernorm_before", "layernorm_after")
+    assert (before.dims, after.dims) == ((), (7,))
+    (outlier,) = after.outliers
+    assert outlier.layers_scale == outlier.layers_bias == tuple(range(made.LAYERS))
 
 
 @pytest.mark.parametrize("kind", KINDS)

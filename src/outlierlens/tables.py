@@ -55,6 +55,11 @@ def open_table(source: str | Path, *, offline: bool = False, split: str = "test"
     path = Path(source)
     if path.is_file():
         return _from_file(path)
+    if path.is_dir():
+        raise BadInput(
+            f"{source}: a folder, and rows are read from one file (.txt, {', '.join(ENDINGS)}); a folder of images or "
+            f"recordings is for observe, disable, sweep and beyond-zero with a model that reads those, and must hold some"
+        )
     if path.suffix.lower() in ENDINGS or str(source).startswith((".", "/", "~")):
         raise BadInput(f"{source}: no such data file")
     return _from_hub(str(source), split, offline)

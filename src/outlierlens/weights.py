@@ -131,8 +131,14 @@ def sites_of(stack: BoundStack, view: View) -> list[Site]:
         present = tuple(
             tuple(param for param in stack.reading[layer] if f".{module}." in param.name) for layer in layers
         )
-        if all(present):
-            sites.append(Site(stack, module, present, ((),) * len(layers), True))
+        if not all(present):
+            continue
+        whole = stack.norms.get(module, ())  # scale and bias [layer]
+        bias = tuple(
+            tuple(param for param in whole[layer] if param not in scale) if whole else ()
+            for layer, scale in zip(layers, present, strict=True)
+        )
+        sites.append(Site(stack, module, present, bias, True))
     return sites
 
 

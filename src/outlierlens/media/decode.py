@@ -74,11 +74,13 @@ def recording(content: bytes, name: str, *, max_seconds: float) -> Sound:
         BadFile: damaged, empty, or a header that promises more than the file holds.
         MissingExtra: a format that needs soundfile.
     """
+    if not content:
+        raise BadFile(f"{name}: an empty file; leave it out")
     if content[:4] == b"RIFF":
         try:
             return _wav(content, name, max_seconds)
         except (EOFError, struct.error) as error:
-            raise BadFile(f"{name}: cannot be read as .wav ({error or 'it ends early'}); save it again") from None
+            raise BadFile(f"{name}: cannot be read as .wav ({str(error) or 'it ends early'}); save it again") from None
         except wave.Error as error:
             if "unknown format" not in str(error):
                 raise BadFile(f"{name}: cannot be read as .wav ({error}); save it again") from None

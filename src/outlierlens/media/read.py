@@ -96,6 +96,11 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
             f"{path}: unknown ending {path.suffix!r}; give a folder, {', '.join((*PACKED, *ENDINGS))} or one of "
             f"{', '.join(FILES[kind])}"
         )
+    elif not path.exists() and "/" not in str(data) and ":" not in str(data):
+        raise BadInput(
+            f"{data}: no such folder or file, and no hub id (owner/name:config:split); {PLURAL[kind]} are read from a folder "
+            f"with one sub-folder a class, {', '.join((*PACKED, *ENDINGS))} or one of {', '.join(FILES[kind])}"
+        )
     else:
         found = _from_table(kind, open_table(data, offline=offline, split=options.split), path, options)
     n = options.limit or len(found.parts)
