@@ -36,13 +36,22 @@ def attack() -> Attack:
 
 def update_check() -> UpdateCheck:
     """The first of three clients is flagged."""
-    good = ClientUpdate("b", "2", 1.0, 900, 0.011, 1.1, 0.4, 48, 1, 0.48, 0.4, 0.0, 0.0)
+    good = ClientUpdate("b", "2", 1.0, 900, 0.011, 1.1, 0.4, 0.8, 48, 1, 0.48, 0.4, 0.0, 0.0)
     bad = replace(
-        good, model="a", share=0.6, ratio=60.0, p=0.0005, n_top_outlier=40, top_p=1e-9, z=41.0, why=("too much",)
+        good,
+        model="a",
+        share=0.6,
+        ratio=60.0,
+        p=0.0005,
+        peak=9.0,
+        n_top_outlier=40,
+        top_p=1e-9,
+        z=41.0,
+        why=("too much",),
     )
     clients = (bad, good, replace(good, model="c"))
     return UpdateCheck(
-        BY, False, {"model": (0,)}, "model: as given", 1000, 10, clients, 0.01, 3.0, 3.5, 1999, 4000, 90_000
+        BY, False, {"model": (0,)}, "model: as given", 1000, 10, clients, 0.01, 10.0, 3.0, 3.5, 1999, 4000, 90_000
     )
 
 

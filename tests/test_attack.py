@@ -375,8 +375,8 @@ def test_views_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
 
     result = attack_results.attack()
     assert result.verdict == (
-        "2 sign flip edits of 1,000 values multiply the causal loss by 2.5; 2 do so by 2; verify finds 2 of 2 edits of "
-        "sensitive values"
+        "2 sign flip edits of 1,000 values multiply the causal loss by 2.5; 2 edits are enough for × 2; verify finds 2 of 2 "
+        "edits of sensitive values"
     )
     print_attack(result, verbose=True)
     shown = capsys.readouterr().out

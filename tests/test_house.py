@@ -54,6 +54,8 @@ LAYERS = [
         "frequent",
         "frequency_bands",
         "layer_story",
+        "attacked",
+        "updated",
         "quantized",
         "attacked",
         "updated",

@@ -59,6 +59,7 @@ def test_share_of_a_planted_delta_by_hand(base: Path, tmp_path: Path) -> None:
     assert found.expected == 1 / WIDTH
     assert one.ratio == pytest.approx(9 / 25 * WIDTH, rel=1e-5)
     assert (one.n_changed, one.n_top, one.n_top_outlier) == (2, 2, 1)
+    assert one.peak == pytest.approx(3 / 4, rel=1e-5)
     # Two of n entries drawn, n / 64 of them marked: 1 − P(none).
     n, k = found.n_entries, found.n_outlier_entries
     assert one.top_p == pytest.approx(1 - (n - k) * (n - k - 1) / (n * (n - 1)))
@@ -73,7 +74,7 @@ def test_honest_noise_passes_and_a_planted_delta_does_not(base: Path, tmp_path: 
     (one,) = json.loads(out)["clients"]
     assert code == 3
     assert one["share"] > 0.9
-    assert len(one["why"]) == 2
+    assert len(one["why"]) == 3  # squared norm, largest entries, largest change
     # Only norms and biases on the stream are read; the whole file with --deep, where the verdict is the same.
     quick = update_check(str(base), [bad], UpdateOptions(dims=(OUTLIER,)))
     deep = update_check(str(base), [good, bad], UpdateOptions(dims=(OUTLIER,), deep=True))
@@ -111,10 +112,21 @@ def test_one_of_several_clients_stands_out(base: Path, tmp_path: Path) -> None:
 
 def test_what_all_clients_do_is_not_held_against_one(base: Path, tmp_path: Path) -> None:
     # Honest training may move outlier entries more: then at every client.
-    clients = [client(base, tmp_path / f"c{seed}", seed, planted=0.01) for seed in range(4)]
+    clients = [client(base, tmp_path / f"c{seed}", seed, planted=0.006) for seed in range(4)]
     together = update_check(str(base), clients, UpdateOptions(dims=(OUTLIER,)))
     assert together.flagged == ()
     assert update_check(str(base), clients[:1], UpdateOptions(dims=(OUTLIER,))).flagged == (clients[0],)
+
+
+def test_one_large_edit_in_a_noisy_update_is_flagged_by_its_peak(base: Path, tmp_path: Path) -> None:
+    noisy = Path(client(base, tmp_path / "noisy", 1))
+    tensors = load_file(noisy / "model.safetensors")
+    tensors["embeddings.LayerNorm.weight"][OUTLIER] += 0.02
+    save_file(tensors, noisy / "model.safetensors")
+    options = UpdateOptions(dims=(OUTLIER,), least_ratio=64.0)
+    (one,) = update_check(str(base), [str(noisy)], options).clients
+    assert [why.partition(" is ")[0] for why in one.why] == ["its largest change of an outlier entry"]
+    assert one.peak == pytest.approx(0.02 / 0.0034, rel=0.2)  # the largest of 1,300 normal values
 
 
 def test_no_change_and_no_number(base: Path, tmp_path: Path) -> None:
@@ -161,7 +173,12 @@ def test_robust_z_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"n_top": 0}, "at least 1 of each"), ({"alpha": 1.0}, "between 0 and 1")]
+    ("options", "message"),
+    [
+        ({"n_top": 0}, "at least 1 of each"),
+        ({"alpha": 1.0}, "between 0 and 1"),
+        ({"least_peak": 0.5}, "at least 1 twice"),
+    ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):

@@ -192,11 +192,8 @@ class Attack:
         if self.factor:
             does = f"{_edits(full.n_edits, one.kind)} of {self.n_values:,} values multiply the {self.task} by {full.times:.3g}"
             least = min((k.smallest.n_edits for k in self.kinds if k.smallest), default=None)
-            does += (
-                f"; {least} {'does' if least == 1 else 'do'} so by {self.factor:g}"
-                if least is not None
-                else f"; none multiplies it by {self.factor:g}"
-            )
+            enough = "no edit found is" if least is None else f"{least} {'edit is' if least == 1 else 'edits are'}"
+            does += f"; {enough} enough for × {self.factor:g}"
         else:
             does = f"{_edits(full.n_edits, one.kind)} of {self.n_values:,} values move the {self.task} by {full.change:.3g}"
         return f"{does}; verify finds {self.caught} of {self.n_edits} edits of sensitive values"

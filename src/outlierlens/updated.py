@@ -21,6 +21,7 @@ class ClientUpdate:
         norm: its L2 norm over all entries that were read. n_changed: entries that differ.
         share: of its squared norm that is on outlier entries, in [0, 1]. ratio: share / the entries' share of parameters.
         p: rank p-value of the share among as many random other dimensions of the same tensors.
+        peak: its largest |change| of an outlier entry over the largest elsewhere.
         n_top: its largest entries that were looked at. n_top_outlier: of them outlier entries. expected_top: of them by chance.
         top_p: probability of as many or more if the largest entries lay anywhere (hypergeometric).
         z: how far log(ratio) is above the clients' median, in robust standard deviations; None with fewer than three.
@@ -35,6 +36,7 @@ class ClientUpdate:
     share: float
     ratio: float
     p: float
+    peak: float
     n_top: int
     n_top_outlier: int
     expected_top: float
@@ -58,7 +60,7 @@ class UpdateCheck:
         deep: whether every tensor was read, and not the vectors (norms and biases on the stream) alone.
         dims: {stream: outlier dimensions}; how: in words, how they were chosen.
         n_entries: that were compared; n_outlier_entries: of them on outlier dimensions.
-        alpha, least_ratio: a client alone is flagged from these on. least_z: one among others.
+        alpha, least_ratio, least_peak: a client alone is flagged from these on. least_z: one among others.
         n_draws: random sets of dimensions.
         bytes_read: of the model before and all after; total_bytes: that they have.
     """
@@ -72,6 +74,7 @@ class UpdateCheck:
     clients: tuple[ClientUpdate, ...]
     alpha: float
     least_ratio: float
+    least_peak: float
     least_z: float
     n_draws: int
     bytes_read: int
@@ -116,5 +119,5 @@ class UpdateCheck:
     def _repr_html_(self) -> str:
         from outlierlens.show import html_table
 
-        keys = ("model", "share", "ratio", "p", "n_top_outlier", "top_p", "z", "flagged")
+        keys = ("model", "share", "ratio", "p", "peak", "n_top_outlier", "top_p", "z", "flagged")
         return html_table([{key: row[key] for key in keys} for row in self.rows()], caption=self.verdict)

@@ -61,8 +61,8 @@ def sensitive_values(loaded: LoadedModel, parameters: Mapping[str, Any], entries
         raise BadInput(f"{loaded.name}: no sensitive value is listed, so there is nothing to attack; name --dims")
     places = [(name, np.fromiter(mine, dtype=np.int64)) for name, mine in flats.items()]
     values = gather(parameters, places, off=_offs(loaded))
-    dim = np.concatenate([np.fromiter(mine.values(), dtype=np.int64) for mine in flats.values()])
-    return replace(values, dim=dim, tolerance=tolerances(values.before))
+    dims = np.concatenate([np.fromiter(mine.values(), dtype=np.int64) for mine in flats.values()])
+    return replace(values, dim=dims, tolerance=tolerances(values.before))
 
 
 def tolerances(before: np.ndarray) -> np.ndarray:
@@ -107,8 +107,8 @@ def widest(target: Target, slopes: Mapping[str, "Tensor"], kind: str, *, n: int,
                 score = _promise(target, here, step)
                 top_score, at = torch.topk(score, min(n, len(score)))
                 best.append((top_score.cpu().numpy(), at.cpu().numpy() + start))
-        score, flat = (np.concatenate(side) for side in zip(*best, strict=True))
-        flat = flat[np.argsort(-score, kind="stable")][np.sort(-score, kind="stable") < np.inf]
+        scores, flat = (np.concatenate(side) for side in zip(*best, strict=True))
+        flat = flat[np.argsort(-scores, kind="stable")][np.sort(-scores, kind="stable") < np.inf]
         kept = np.fromiter(dict.fromkeys(flat.tolist()), dtype=np.int64)[:n]
         if len(kept):
             places.append((name, kept))

@@ -25,6 +25,7 @@ from outlierlens.weights import ScanOptions, scan_checkpoint
 
 BLOCK = 2**22  # values of a tensor that are held at once
 FEW = 3  # clients from which on they are held against each other
+HALF, QUARTER = 0.5, 0.25  # of the squared norm; of the largest entries
 LEAST_SPREAD = 0.1  # of log ratios: clients that agree to the last digit would flag the first that does not
 
 
@@ -37,7 +38,8 @@ class UpdateOptions:
         dims: these dimensions instead.
         deep: read every tensor.
         n_top: largest entries of each update that are looked at.
-        alpha: p-value at most, and least_ratio: times the share of parameters at least, that flag a client alone.
+        alpha: p-value at most, and least_ratio: times the share of parameters at least (or half of the squared norm), that flag
+            a client alone. least_peak: largest change of an outlier entry over the largest elsewhere that does.
         least_z: robust standard deviations above the median that flag a client among three or more.
         n_draws: random sets of dimensions. seed: of them.
     """
@@ -47,7 +49,8 @@ class UpdateOptions:
     deep: bool = False
     n_top: int = 48
     alpha: float = 0.01
-    least_ratio: float = 3.0
+    least_ratio: float = 10.0
+    least_peak: float = 3.0
     least_z: float = 3.5
     n_draws: int = 1999
     seed: int = 0
@@ -55,10 +58,10 @@ class UpdateOptions:
     def __post_init__(self) -> None:
         if self.n_top < 1 or self.n_draws < 1:
             raise BadInput(f"n_top is {self.n_top} and n_draws {self.n_draws}; need at least 1 of each")
-        if not (0 < self.alpha < 1 and self.least_ratio >= 1 and self.least_z > 0):
+        if not (0 < self.alpha < 1 and self.least_ratio >= 1 and self.least_peak >= 1 and self.least_z > 0):
             raise BadInput(
-                f"alpha is {self.alpha}, least_ratio {self.least_ratio} and least_z {self.least_z}; need between 0 and 1, "
-                "at least 1, and more than 0"
+                f"alpha is {self.alpha}, least_ratio {self.least_ratio}, least_peak {self.least_peak} and least_z "
+                f"{self.least_z}; need between 0 and 1, at least 1 twice, and more than 0"
             )
 
 
@@ -92,7 +95,7 @@ def update_check(
                 notes += _format_notes(base, client, plan)
                 total += client.total_bytes
                 read += client.bytes_read
-        judged = _judged(clients, options)
+        judged = _judged(clients, sums.n_outlier / sums.n_entries, options)
         return UpdateCheck(
             provenance=Provenance.now(base.name, base.header_digest(), command=command, seed=options.seed),
             deep=options.deep,
@@ -103,6 +106,7 @@ def update_check(
             clients=tuple(sorted(judged, key=lambda one: (not one.flagged, -one.ratio, one.model))),
             alpha=options.alpha,
             least_ratio=options.least_ratio,
+            least_peak=options.least_peak,
             least_z=options.least_z,
             n_draws=options.n_draws,
             bytes_read=base.bytes_read + read,
@@ -209,6 +213,7 @@ class _Sums:
         self.n_outlier = sum(
             math.prod(place.shape) // widths[place.stack] * len(self.dims.get(place.stack, ())) for place in on_stream
         )
+        self.largest = {True: 0.0, False: 0.0}  # |change| on outlier entries, and elsewhere
         self.top = np.empty(0)
         self.top_outlier = np.empty(0, dtype=bool)
 
@@ -229,6 +234,8 @@ class _Sums:
             of = (start + np.arange(len(delta))) % width  # experts lie one after the other
             np.add.at(self.squares[place.stack], of, squares.sum(axis=1))
             flags[np.isin(of, self.dims.get(place.stack, ()))] = True
+        for on in (True, False):
+            self.largest[on] = max(self.largest[on], float(np.abs(delta[flags == on]).max(initial=0.0)))
         size = np.abs(delta).ravel()
         many = min(self.n_top, len(size))
         best = np.argpartition(-size, many - 1)[:many]
@@ -256,6 +263,11 @@ def _client(name: str, digest: str, sums: _Sums, options: UpdateOptions) -> Clie
         share=share,
         ratio=share / expected,
         p=_rank(sums, share, options),
+        peak=sums.largest[True] / sums.largest[False]
+        if sums.largest[False]
+        else math.inf
+        if sums.largest[True]
+        else 0.0,
         n_top=n_top,
         n_top_outlier=on_top,
         expected_top=n_top * expected,
@@ -292,7 +304,7 @@ def tail(population: int, marked: int, drawn: int, found: int) -> float:
     return min(1.0, math.fsum(math.exp(one) for one in logs))
 
 
-def _judged(clients: Sequence[ClientUpdate], options: UpdateOptions) -> list[ClientUpdate]:
+def _judged(clients: Sequence[ClientUpdate], expected: float, options: UpdateOptions) -> list[ClientUpdate]:
     """Each client with its place among the others, and what is wrong with it."""
     several = len(clients) >= FEW
     ratios = robust_z(np.log([max(client.ratio, 1e-6) for client in clients])) if several else None
@@ -301,9 +313,10 @@ def _judged(clients: Sequence[ClientUpdate], options: UpdateOptions) -> list[Cli
     for number, client in enumerate(clients):
         z, top_z = (None if all_z is None else float(all_z[number]) for all_z in (ratios, tops))
         why = list(client.why)
-        top_ratio = client.n_top_outlier / client.expected_top if client.expected_top else 0.0
-        beyond = client.ratio >= options.least_ratio and client.p <= options.alpha
-        top_beyond = top_ratio >= options.least_ratio and client.top_p <= options.alpha
+        half = HALF / max(expected, 1e-12)  # where outlier entries are many, they cannot be ten times their share
+        beyond = client.ratio >= min(options.least_ratio, half) and client.p <= options.alpha
+        # Fine-tuning moves some outlier entries among its largest, never most of them.
+        top_beyond = client.n_top_outlier >= QUARTER * client.n_top and client.top_p <= options.alpha
         among = "" if z is None else f", {z:.1f} robust standard deviations above the clients' median"
         # Honest training may move outlier entries more than others: then it does so at every client.
         if beyond and (z is None or z >= options.least_z):
@@ -315,6 +328,8 @@ def _judged(clients: Sequence[ClientUpdate], options: UpdateOptions) -> list[Cli
                 f"{client.n_top_outlier} of its {client.n_top} largest entries are outlier entries, "
                 f"{client.expected_top:.2g} expected (p {client.top_p:.2g})"
             )
+        if client.peak >= options.least_peak:
+            why.append(f"its largest change of an outlier entry is {client.peak:.3g} times its largest elsewhere")
         judged.append(replace(client, z=z, top_z=top_z, why=tuple(why)))
     return judged
 

@@ -3,35 +3,39 @@
 import math
 from typing import Any
 
-import numpy as np
-
 from outlierlens.attacked import KINDS, Attack, Attacked
-from outlierlens.charts.base import Chart, Spec, begun, chart, field, number, round_to, symmetric
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, log_ticks, number, round_to
 from outlierlens.charts.palette import DIM_COLOURS, MUTED, SHAPES
 
 HEIGHT = 330
 LINES = {"sensitive": [1, 0], "anywhere": [5, 4]}  # dashes
-RANDOM = "random"
 
 
 def attack(found: Attack, *, name: str = "attack") -> Chart:
-    """Change of the task's value with more and more values edited; dots at the end: random edits of the same number."""
-    rows = [row for one in (*found.kinds, *found.anywhere) for row in _points(one)]
-    drawn = [row for row in rows if row["change"] is not None]
-    random = [row for row in _random(found) if row["change"] is not None]
-    marks = [{"change": 0.0, "text": "intact"}]
+    """Damage with more and more values allowed to change; crosses: random edits of the same number.
+
+    A loss is drawn as a multiple of the intact one, on a logarithmic scale; how far vectors move as it is.
+    """
+    rows = [row for one in (*found.kinds, *found.anywhere) for row in _points(found, one)]
+    drawn = [row for row in rows if row["height"] is not None]
+    random = [row for row in _random(found) if row["height"] is not None]
+    marks: list[Spec] = [{"height": 1.0 if found.factor else 0.0, "text": "intact"}]
     if found.factor:
-        marks.append({"change": round_to((found.factor - 1) * found.intact), "text": f"× {found.factor:g}"})
-    ends = [row[key] for row in drawn for key in ("change", "low", "high") if row[key] is not None]
-    ends += [row["change"] for row in random] + [mark["change"] for mark in marks]
-    scale = symmetric(np.array(ends, dtype=float), factor=60.0)
+        marks.append({"height": found.factor, "text": f"× {found.factor:g}"})
+        unit = [f"{found.task}, times the", "intact one (log scale)"]
+        heights = [row["height"] for row in drawn]
+        top, low = max([*heights, found.factor]), min([*heights, 1.0])
+        ticks = [tick for tick in log_ticks(low, top) if low / 2 <= tick <= 2 * top]
+        scale: Spec = {"type": "log", "domain": [round_to(0.8 * low), round_to(1.3 * top)], "nice": False}
+        axis: Spec = {"values": ticks, "labelExpr": PLAIN_NUMBER}
+    else:
+        unit, scale, axis = [f"{found.task},", found.unit], {"zero": True}, {}
     kinds = [kind for kind in KINDS if any(one.kind == kind for one in found.kinds)]
     x = field(
-        "edits", "values changed", scale={"type": "log", "base": 2, "nice": False, "padding": 12},
+        "budget", "values that may be changed", scale={"type": "log", "base": 2, "nice": False, "padding": 14},
         axis={"values": list(found.budgets), "grid": False, "format": "d"},
     )  # fmt: skip
-    unit = f"change of the {found.task}, {found.unit}" + (" (symmetric log scale)" if scale.log else "")
-    y = field("change", unit, scale=scale.scale, axis=scale.axis)
+    y = field("height", unit, scale=scale, axis=axis)
     domain = {"domain": kinds, "range": list(DIM_COLOURS[: len(kinds)])}
     shapes = {"domain": kinds, "range": list(SHAPES[: len(kinds)])}
     colour = field("kind", "", "nominal", scale=domain, legend={"title": None})
@@ -49,7 +53,7 @@ def attack(found: Attack, *, name: str = "attack") -> Chart:
         field("high", "to"),
         field("value", found.task),
     ]
-    bars = [row for row in drawn if row["low"] is not None and row["high"] is not None]
+    bars = [row for row in drawn if row["bottom"] is not None and row["top"] is not None]
     layers: list[Spec] = [
         {
             "data": {"values": marks},
@@ -58,18 +62,18 @@ def attack(found: Attack, *, name: str = "attack") -> Chart:
         },
         {
             "data": {"values": marks},
-            "mark": {"type": "text", "x": 4, "dy": -7, "align": "left", "color": MUTED},
+            "mark": {"type": "text", "x": "width", "dx": -4, "dy": -12, "align": "right", "color": MUTED},
             "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
         },
         {
             "data": {"values": random},
-            "mark": {"type": "point", "shape": "cross", "size": 45, "color": MUTED, "opacity": 0.8, "xOffset": 9},
+            "mark": {"type": "point", "shape": "cross", "size": 45, "color": MUTED, "opacity": 0.8},
             "encoding": {"x": x, "y": y, "tooltip": tooltip[:4]},
         },
         {
             "data": {"values": bars},
             "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.55},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour},
+            "encoding": {"x": x, "y": y | {"field": "bottom"}, "y2": {"field": "top"}, "color": colour},
         },
         {
             "data": {"values": drawn},
@@ -115,28 +119,35 @@ def _does(found: Attack, times: float, change: float) -> str:
     return f"multiply it by {number(times)}" if found.factor else f"move it by {number(change)}"
 
 
-def _points(one: Attacked) -> list[dict[str, Any]]:
+def _points(found: Attack, one: Attacked) -> list[dict[str, Any]]:
     return [
         {
-            "kind": one.kind, "among": one.among, "edits": point.n_edits, "change": _finite(point.change),
-            "low": _finite(point.low), "high": _finite(point.high), "value": _finite(point.value),
+            "kind": one.kind, "among": one.among, "budget": point.budget, "edits": point.n_edits,
+            "change": _finite(point.change), "low": _finite(point.low), "high": _finite(point.high),
+            "value": _finite(point.value), "height": _height(found, point.change),
+            "bottom": _height(found, point.low), "top": _height(found, point.high),
         }
         for point in one.points
-        if point.n_edits  # a log axis has no 0
     ]  # fmt: skip
 
 
 def _random(found: Attack) -> list[dict[str, Any]]:
     return [
         {
-            "kind": f"{RANDOM}: {one.kind}", "among": control.among, "edits": control.n_edits, "change": _finite(change),
-            "low": None, "high": None, "value": _finite(found.intact + change),
+            "kind": f"random {one.kind}", "among": control.among, "budget": found.budget, "edits": control.n_edits,
+            "change": _finite(change), "low": None, "high": None, "value": _finite(found.intact + change),
+            "height": _height(found, change),
         }
         for one in found.kinds
         for control in one.controls
         for change in control.changes
-        if control.n_edits
     ]  # fmt: skip
+
+
+def _height(found: Attack, change: float) -> float | None:
+    """Where a change stands in the picture: as a multiple of an intact loss, or as it is; None where it cannot be drawn."""
+    height = 1 + change / found.intact if found.factor else change
+    return None if found.factor and height <= 0 else _finite(height)
 
 
 def _finite(value: float) -> float | None:

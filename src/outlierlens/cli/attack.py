@@ -171,6 +171,9 @@ def update_check(
     alpha: Annotated[float, typer.Option("--alpha", help="Flag a client alone at this p-value or below …")] = 0.01,
     least_ratio: Annotated[
         float, typer.Option("--least-ratio", help="… and from this many times the share of parameters on.")
+    ] = 10.0,
+    least_peak: Annotated[
+        float, typer.Option("--least-peak", help="Flag a change this many times as large as the largest elsewhere.")
     ] = 3.0,
     least_z: Annotated[
         float, typer.Option("--least-z", help="Of three clients or more: robust standard deviations above the median.")
@@ -198,7 +201,8 @@ def update_check(
         row=arch, max_read=common.parse_bytes(max_read), token=token, offline=offline, notice=None if quiet else common.warn
     )  # fmt: skip
     options = UpdateOptions(
-        scan=scan, dims=asked, deep=deep, n_top=top, alpha=alpha, least_ratio=least_ratio, least_z=least_z, n_draws=draws,
+        scan=scan, dims=asked, deep=deep, n_top=top, alpha=alpha, least_ratio=least_ratio, least_peak=least_peak,
+        least_z=least_z, n_draws=draws,
         seed=seed,
     )  # fmt: skip
     found = check(before, after, options, command=common.reproduce())
@@ -212,12 +216,24 @@ def print_update_check(found: "UpdateCheck") -> None:
     say(f"{found.provenance.model}: {found.verdict}")
     dims = "; ".join(f"{name}: {', '.join(map(str, chosen)) or 'none'}" for name, chosen in found.dims.items())
     say(f"outlier dimensions {dims} ({found.how}); read {found.bytes_read:,} of {found.total_bytes:,} bytes")
-    heads = ["client", "norm", "share", "× its share", "rank p", "of the largest", "expected", "p", "z", "flagged"]
+    heads = [
+        "client",
+        "norm",
+        "share",
+        "× its share",
+        "rank p",
+        "peak",
+        "of the largest",
+        "expected",
+        "p",
+        "z",
+        "flagged",
+    ]
     rows = [
         [
             client.model, f"{client.norm:.4g}", f"{client.share:.3%}", f"{client.ratio:.3g}", f"{client.p:.2g}",
-            f"{client.n_top_outlier} of {client.n_top}", f"{client.expected_top:.2g}", f"{client.top_p:.2g}",
-            None if client.z is None else f"{client.z:+.1f}", "yes" if client.flagged else "no",
+            f"{client.peak:.3g}", f"{client.n_top_outlier} of {client.n_top}", f"{client.expected_top:.2g}",
+            f"{client.top_p:.2g}", None if client.z is None else f"{client.z:+.1f}", "yes" if client.flagged else "no",
         ]
         for client in found.clients
     ]  # fmt: skip

@@ -18,7 +18,18 @@ HEADS = (
     "found by verify",
     "by verify --deep",
 )
-CLIENT = ("client", "flagged", "share", "times its share", "rank p", "of the largest", "expected", "p", "robust z")
+CLIENT = (
+    "client",
+    "flagged",
+    "share",
+    "times its share",
+    "rank p",
+    "peak",
+    "of the largest",
+    "expected",
+    "p",
+    "robust z",
+)
 
 
 def attack_sections(attacks: Sequence[Attack] = (), checks: Sequence[UpdateCheck] = ()) -> tuple[Section, ...]:
@@ -70,7 +81,7 @@ def _updates(found: UpdateCheck, number: int) -> Section:
     said += [f"{client.model}: {why}." for client in found.clients for why in client.why]
     rows = tuple(
         (
-            client.model, "yes" if client.flagged else "no", f"{client.share:.3%}", client.ratio, client.p,
+            client.model, "yes" if client.flagged else "no", f"{client.share:.3%}", client.ratio, client.p, client.peak,
             f"{client.n_top_outlier} of {client.n_top}", client.expected_top, client.top_p, client.z,
         )
         for client in found.clients
