@@ -115,7 +115,7 @@ def prune_experiment(found: PruneExperiment, *, name: str = "prune-experiment") 
         ("smallest weights (magnitude)", (found.magnitude,)),
         (f"onto {dims}, all layers", (found.chosen,)),
     ]
-    words = {"random position": "onto a random position, all layers", "scattered": "random positions, other in each layer",
+    words = {"random position": "random positions, same in all layers", "scattered": "random positions, other in each layer",
              "matched": "as large, other in each layer"}  # fmt: skip
     families += [
         (f"{words.get(one.kind, one.kind)} (n = {len(one.conditions)})", one.conditions) for one in found.controls
