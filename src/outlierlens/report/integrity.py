@@ -38,10 +38,10 @@ def _section(found: Verification, number: int) -> Section:
         tables.append(Rows("Tensors that are not the same", heads, rows, _left(len(found.tensors) - len(rows))))
     if found.moved:
         listed = moved_rows(found)[:SHOWN]
-        heads = tuple(listed[0])[1:]
-        cells = tuple((*(row[key] for key in heads), row["dangerous"]) for row in listed)
+        keys = tuple(listed[0])[1:]
+        cells = tuple((*(row[key] for key in keys), row["dangerous"]) for row in listed)
         note = "Allowed is the change that the two number formats explain. " + _left(found.n_moved - len(listed))
-        tables.append(Rows("Moved values", (*heads, "dangerous"), cells, note.strip()))
+        tables.append(Rows("Moved values", (*keys, "dangerous"), cells, note.strip()))
     return Section(f"integrity-{number}", "Sensitive values", tuple(said), (), tuple(tables))
 
 
