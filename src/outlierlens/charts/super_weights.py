@@ -82,9 +82,12 @@ def _spikes(found: SuperWeights) -> Spec:
         for line, values in lines.items()
         for layer, value in enumerate(values)
     ]
+    places: dict[int, list[str]] = {}
+    for one in found.weights:
+        places.setdefault(one.layer, []).append(f"[{one.row}, {one.column}]")
     marks = [
-        {"layer": one.layer, "value": round_to(abs(one.written)), "said": f"[{one.row}, {one.column}]"}
-        for one in found.weights
+        {"layer": layer, "value": round_to(float(found.before.written[layer])), "said": " ".join(said)}
+        for layer, said in places.items()
     ]
     scale = symmetric(np.concatenate([*lines.values(), [found.spike]]))
     x = field("layer", "layer (blocks from 0)", "ordinal", axis={"labelAngle": 0, "grid": False})
