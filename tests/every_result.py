@@ -18,8 +18,8 @@ import origin_models
 import predicted_results
 import pretrain_runs
 import probe_results
-import quantized_results
 import pruning_results
+import quantized_results
 import runs
 import similar_results
 import synthetic_report

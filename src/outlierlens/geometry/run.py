@@ -113,7 +113,8 @@ def geometry(
     bad = [dim for dim in options.dims if not 0 <= dim < width]
     if bad:
         raise BadInput(f"dimension {bad[0]} does not exist; the vectors have dimensions 0 to {width - 1}")
-    named = dict.fromkeys((*options.dims, *scan_stream(loaded, vectors.stack).dims, *fitted.clipping.every))
+    scanned = scan_stream(loaded, vectors.stack)
+    named = dict.fromkeys((*options.dims, *scanned.dims, *fitted.clipping.every))
     measure = LayerMeasure(sample, named=tuple(named), n_bootstrap=options.n_bootstrap, seed=options.seed)
     rows: list[LayerGeometry] = []
     for place, layer in enumerate(vectors.layers):
@@ -148,7 +149,7 @@ def geometry(
         clipping=fitted.clipping.name,
         clipping_source=fitted.clipping.source,
         clipped=fitted.clipping.dims,
-        weights_name=scanned.dims if scanned else (),
+        weights_name=scanned.dims,
         rows=tuple(rows),
         notes=_notes(sample, fitted, options, width),
     )
