@@ -27,7 +27,8 @@ RULE = (
     "Zero does damage where the 95 % interval of its change is above 0 and the change above that of every random set. What a "
     "treatment recovers is the share of that damage which it does not do. Fixed: the whole 95 % interval of the mean's share "
     "is above one half. By position: not fixed, and that of the mean at each position is. Information: both intervals are "
-    "below one half. Otherwise unclear. Place: the same of keeping the first token alone; both: its interval holds one half."
+    "below one half. Otherwise unclear. Place: the first token, where keeping it alone recovers more than half; the "
+    "other tokens, where zeroing the first alone leaves more than half; both, where neither does; else unclear."
 )
 SAYS: dict[Verdict, str] = {
     "no damage": "zero does no more damage than to random dimensions, so there is nothing to tell apart",
@@ -135,10 +136,12 @@ class Treated:
         """By `RULE`: at which tokens the dimensions must not be zero; "" where zero does no damage."""
         if not self.does_damage:
             return ""
-        kept = self.of(BUT_FIRST)
-        if not math.isfinite(kept.recovered_low):
-            return "unclear"
-        return {1: "first token", -1: "other tokens", 0: "both"}[kept.side]  # type: ignore[return-value]
+        kept, only = self.of(BUT_FIRST).side, self.of(ONLY_FIRST).side
+        if kept > 0:
+            return "first token"
+        if only > 0:
+            return "other tokens"
+        return "both" if kept < 0 and only < 0 else "unclear"
 
 
 @result
@@ -200,6 +203,7 @@ class BeyondZero:
         where = {
             "first token": "the first token is where it matters",
             "other tokens": "the other tokens are where it matters",
+            "both": "the first token and the others both matter",
         }
         said += f", keeping the first token alone {share(kept)}"
         return said + (f": {where[treated.place]}." if treated.place in where else ".")
@@ -218,9 +222,9 @@ def share(one: Treatment) -> str:
     """What a treatment recovers, for reading: "97 % (91 to 99 %)"."""
     if not math.isfinite(one.recovered):
         return "an unknown share"
-    said = f"{100 * one.recovered:.0f} %"
+    said = f"{round(100 * one.recovered)} %"
     if math.isfinite(one.recovered_low):
-        said += f" ({100 * one.recovered_low:.0f} to {100 * one.recovered_high:.0f} %)"
+        said += f" ({round(100 * one.recovered_low)} to {round(100 * one.recovered_high)} %)"
     return said
 
 

@@ -142,7 +142,7 @@ def _ends(one: Treatment) -> dict[str, float | None]:
 def _says(one: Treatment) -> str:
     if one.name == "zero" or not math.isfinite(one.recovered):
         return ""
-    return f"recovers {100 * one.recovered:.0f} %"
+    return f"recovers {round(100 * one.recovered)} %"
 
 
 def _reading(found: BeyondZero) -> str:
