@@ -54,8 +54,6 @@ LAYERS = [
         "frequent",
         "frequency_bands",
         "layer_story",
-        "attacked",
-        "updated",
         "quantized",
         "attacked",
         "updated",
