@@ -1,8 +1,8 @@
 """Small pictures as SVG: a vector with marked dimensions, an attention map, lines over layers. No torch, nothing loaded.
 
-spikes(values, scale, marked)          # one vector, dimension by dimension
-heat(weights, tokens, scale, label)    # one attention map
-lines(layers, {"intact": values, ...}) # a value by layer
+spikes(values, low, high, marked, about)       # one vector, dimension by dimension
+heat(weights, tokens, about)                   # one attention map
+lines(layers, {"intact": values, ...}, about)  # a value by layer
 
 Text goes through `escaped`, which also keeps what the page's templates would read as code.
 """

@@ -160,11 +160,15 @@ class _Page:
 
         everything = [*(self.pieces[name] for name in ("head", "said", *VIEWS)), self.query]
 
-        def pressed(event: gr.EventData, *values: Any) -> list[Any]:
+        def pressed(event: Any, *values: Any) -> list[Any]:
+            given = dict(zip(names, values, strict=True))
             # The number comes from a browser: whatever it is, `_state` holds it against what a blank can be.
-            values = (*values[:-1], (event._data or {}).get("blank"))
-            return [values[-1], *self._shown(lambda: state_of(values), ["guesses"])]
+            pressed_blank = (event._data or {}).get("blank")
+            given["blank"] = given["blank"] if pressed_blank is None else pressed_blank
+            return [given["blank"], *self._shown(lambda: _state(self.explorer, given), ["guesses"])]
 
+        # gradio hands over what a function's annotations name; only here does it have names.
+        pressed.__annotations__["event"] = gr.EventData
         guesses = [self.pieces[name] for name in ("head", "said", "guesses")]
         press = self.pieces["passage"].click(pressed, every, [put["blank"], *guesses, self.query], **_QUIETLY)
         self._then(press)
@@ -200,7 +204,12 @@ class _Page:
 
         self._then(put["stack"].input(streamed, every, [*every, *everything], **_QUIETLY))
 
-        def opened(request: gr.Request) -> list[Any]:
+        self._open(blocks, [*every, *everything])
+
+    def _open(self, blocks: Any, outputs: list[Any]) -> None:
+        """What somebody sees who opens the page: the state of their link, or the first one."""
+
+        def opened(request: Any) -> list[Any]:
             given = dict(request.query_params) if request else {}
             wanted = [name for name in given if name in State.__dataclass_fields__]
             try:
@@ -210,7 +219,8 @@ class _Page:
                 return [*self._set(self.first), *self._failed(error, VIEWS)]
             return [*controls, *self._shown(lambda: state, VIEWS)]
 
-        self._then(blocks.load(opened, None, [*every, *everything], **_QUIETLY))
+        opened.__annotations__["request"] = self.gr.Request
+        self._then(blocks.load(opened, None, outputs, **_QUIETLY))
 
     def _then(self, done: Any) -> None:
         done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
@@ -283,5 +293,5 @@ def _state(explorer: Explorer, given: dict[str, Any]) -> State:
         stack=explorer.stack(str(given["stack"] or "")).name,
         seed=int(given["seed"]),
         vector_layer=str(given["vector_layer"] or ""),
-        **{**numbers, "last": last},  # type: ignore[arg-type]
+        **{**numbers, "last": last},
     )
