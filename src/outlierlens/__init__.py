@@ -21,6 +21,8 @@ from outlierlens.errors import OutlierlensError
 if TYPE_CHECKING:
     from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
     from outlierlens.activations import ObserveOptions, observe
+    from outlierlens.attacks.run import attack
+    from outlierlens.attacks.updates import update_check
     from outlierlens.bench import DisableOptions, disable
     from outlierlens.beyond import beyond_zero
     from outlierlens.callback import OutlierCallback
@@ -50,6 +52,8 @@ _HOME = {
     "compare": "comparison",
     "fingerprint": "integrity.fingerprint",
     "verify": "integrity.verify",
+    "attack": "attacks.run",
+    "update_check": "attacks.updates",
     "fetch": "samples",
     "load_model": "models",
     "from_objects": "models",
@@ -91,6 +95,7 @@ __all__ = [
     "TrackOptions",
     "WatchOptions",
     "__version__",
+    "attack",
     "beyond_zero",
     "clip",
     "compare",
@@ -112,6 +117,7 @@ __all__ = [
     "scan",
     "sweep",
     "track",
+    "update_check",
     "verify",
     "watch",
     "zeroed_weights",

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
+from outlierlens.attacked import Attack
 from outlierlens.defined import Detectors
 from outlierlens.errors import BadInput
 from outlierlens.pruned import PruneCheck, PruneExperiment
 from outlierlens.quantized import Quantized
+from outlierlens.report.attack import attack_sections
 from outlierlens.report.beyond_zero import beyond_zero_sections
 from outlierlens.report.detectors import detectors_sections
 from outlierlens.report.integrity import integrity_notes, integrity_sections
@@ -22,6 +24,7 @@ from outlierlens.report.quantization import quantization_notes, quantization_sec
 from outlierlens.report.sections import Section
 from outlierlens.results import to_json
 from outlierlens.treated import BeyondZero
+from outlierlens.updated import UpdateCheck
 from outlierlens.verified import Verification
 
 
@@ -35,6 +38,8 @@ class Joined:
     prune_experiments: tuple[PruneExperiment, ...] = ()
     quantized: tuple[Quantized, ...] = ()
     verifications: tuple[Verification, ...] = ()
+    attacks: tuple[Attack, ...] = ()
+    update_checks: tuple[UpdateCheck, ...] = ()
 
 
 def kinds() -> dict[type, str]:
@@ -69,6 +74,7 @@ def joined_notes(joined: Joined) -> tuple[str, ...]:
     notes += pruning_notes(joined.prune_checks, joined.prune_experiments)
     notes += quantization_notes(joined.quantized)
     notes += integrity_notes(joined.verifications)
+    notes += [note for found in (*joined.attacks, *joined.update_checks) for note in found.notes]
     return tuple(dict.fromkeys(notes))
 
 
@@ -78,3 +84,4 @@ def _sections(joined: Joined) -> Iterator[Section]:
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
     yield from quantization_sections(joined.quantized)
     yield from integrity_sections(joined.verifications)
+    yield from attack_sections(joined.attacks, joined.update_checks)
