@@ -56,6 +56,7 @@ COMMANDS = (
     "update-check",
     "report",
     "explore",
+    "doctor",
     "samples",
     "fetch",
 )

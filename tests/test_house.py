@@ -70,6 +70,7 @@ LAYERS = [
         "models",
         "heads",
         "devices",
+        "doctor",
         "tables",
         "vocabulary",
         "token_texts",

@@ -24,7 +24,7 @@ import numpy as np
 
 from outlierlens import arch
 from outlierlens.arch import BoundStack, Param, live_parameters
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 from outlierlens.hidden import EMBEDDINGS, edited, valid_tokens
 from outlierlens.models import LoadedModel, config_dict
 from outlierlens.position_means import PositionMeans, first_tokens, positions
@@ -157,7 +157,7 @@ def edited_hidden(
 
     settings = settings or EditSettings()
     if mode not in EDIT_MODES:
-        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(EDIT_MODES)}")
+        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(EDIT_MODES)}{near(mode, EDIT_MODES)}")
     if settings.tokens not in EDIT_TOKENS:
         raise BadInput(f"unknown tokens {settings.tokens!r}; they are {', '.join(EDIT_TOKENS)}")
     module, bound = _resolve(model, stack)

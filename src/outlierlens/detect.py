@@ -13,13 +13,14 @@ dimension is flagged with probability k_l / d, and the number of its layers is P
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, near
 
 RuleName = Literal["kovaleva", "puccetti", "luo"]
+RULES: tuple[RuleName, ...] = get_args(RuleName)
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Rule:
     relax_to: float | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in ("kovaleva", "puccetti", "luo"):
-            raise BadInput(f"unknown rule {self.name!r}; rules are kovaleva, puccetti, luo")
+        if self.name not in RULES:
+            raise BadInput(f"unknown rule {self.name!r}; rules are {', '.join(RULES)}{near(self.name, RULES)}")
         if not 0 < self.n_sigma < math.inf:
             raise BadInput(f"n_sigma is {self.n_sigma}; it must be a positive number of standard deviations")
         if not 0 < self.min_layer_fraction <= 1:

@@ -12,6 +12,7 @@ OutlierlensError
 """
 
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -49,6 +50,14 @@ class Offline(OutlierlensError):
 
 class RemoteError(OutlierlensError):
     """A server could not be reached or answered with an error."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown `name`: "; near: 'scan'", or "" where no known name resembles it."""
+    import difflib  # not on the way to --help
+
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; near: {found[0]!r}" if found else ""
 
 
 def need(library: str, extra: str, purpose: str) -> ModuleType:

@@ -6,6 +6,7 @@ loaded.stacks                                        # residual streams, bound t
 """
 
 import contextlib
+import difflib
 import hashlib
 import pickle
 import sys
@@ -253,6 +254,9 @@ def _source(name: str, options: LoadOptions) -> str:
         raise UnknownModel(
             f"{name}: running a model needs its folder (config, tokenizer and weights), a sample or a hub id, not one file"
         )
+    meant = difflib.get_close_matches(name, samples.SAMPLES, n=1, cutoff=0.8)
+    if meant:  # as `scan` says; the hub would be asked for minutes otherwise
+        raise UnknownModel(f"{name}: no such file or directory; did you mean the sample {meant[0]}?")
     return name
 
 

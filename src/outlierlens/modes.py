@@ -13,7 +13,7 @@ import numpy as np
 from outlierlens.ablate import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_norms, zeroed_weights
 from outlierlens.controls import Plan
 from outlierlens.data import NO_LIMIT, Data
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions
 
@@ -27,7 +27,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 def check_mode(mode: str, factor: float, embeddings: bool) -> None:
     """Raise BadInput for a mode that does not exist, or settings that do not belong to it."""
     if mode not in MODES:
-        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(MODES)}")
+        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(MODES)}{near(mode, MODES)}")
     if not np.isfinite(factor):
         raise BadInput(f"factor is {factor}; it must be a number")
     if embeddings and mode != "writes":

@@ -11,6 +11,7 @@ from outlierlens.cli import (
     beyond_zero,
     count,
     detectors,
+    doctor,
     downstream,
     embedder,
     explore,
@@ -39,12 +40,12 @@ from outlierlens.cli import (
 )
 
 
-def _group(name: str, about: str) -> typer.Typer:
+def _group(name: str, about: str, *, completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name=name,
         help=about,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={
@@ -57,6 +58,7 @@ def _group(name: str, about: str) -> typer.Typer:
 app = _group(
     "outlierlens",
     "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks.",
+    completion=True,
 )
 papers = _group("replicate", "A paper's experiments for any model.")
 
@@ -118,5 +120,6 @@ app.command("attack")(attack.attack)
 app.command("update-check")(attack.update_check)
 app.command("report")(measure.report)
 app.command("explore")(explore.explore)
+app.command("doctor")(doctor.doctor)
 app.command("samples")(samples.samples)
 app.command("fetch")(samples.fetch)

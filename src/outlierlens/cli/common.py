@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 
 Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
 Data = Annotated[
@@ -41,6 +41,8 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but er
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More columns, notes and provenance.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress on stderr.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+
+FORMATS = ("auto", "human", "json", "quiet")
 
 # How a model is loaded, wherever it is run: parameter, type, default. `loads_a_model` puts them into a command.
 LOADING: tuple[tuple[str, Any, Any], ...] = (
@@ -102,8 +104,8 @@ class Show:
     @classmethod
     def choose(cls, format: str, json: bool, quiet: bool, output: Path | None, overwrite: bool = False) -> "Show":
         """Resolve `--format auto`: a table. A written file must not exist yet, unless `--overwrite` is given."""
-        if format not in ("auto", "human", "json", "quiet"):
-            raise BadInput(f"--format is {format!r}; use auto, human, json or quiet")
+        if format not in FORMATS:
+            raise BadInput(f"--format is {format!r}; use auto, human, json or quiet{near(format, FORMATS)}")
         if output and output.exists() and not overwrite:
             raise BadInput(f"{output} exists; give another name or --overwrite")
         folder = next((p for p in output.absolute().parents if p.exists()), None) if output else None
@@ -141,7 +143,7 @@ def command(*words: str | Path) -> str:
 
 LEFT = (  # columns of words
     *("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why", "treatment"),
-    *("fix", "layer chosen", "verdict", "says", "thresholds", "input", "measure", "real", "part"),
+    *("fix", "layer chosen", "verdict", "says", "thresholds", "input", "measure", "real", "part", "library"),
 )
 
 

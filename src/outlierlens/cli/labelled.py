@@ -9,7 +9,7 @@ import typer
 
 from outlierlens.cli import common
 from outlierlens.data import EXCERPT
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 
 if TYPE_CHECKING:
     from outlierlens.data import Data
@@ -124,7 +124,7 @@ class Reading:
             try:
                 found = find_task(self.task)
             except BadInput as error:
-                raise BadInput(f"{error}; of texts: {', '.join(OF_TEXTS)}") from None
+                raise BadInput(f"{error}; of texts: {', '.join(OF_TEXTS)}{near(self.task, OF_TEXTS)}") from None
             return with_metric(found, self.labelling.metric)
         words, label = self.labelling, self.labelling.label_column
         text = self.text_column or ("tokens" if self.task == "tokens" else "text")

@@ -328,6 +328,9 @@ def report(
         list[Path] | None,
         typer.Option("--result", help="Show this result too (beyond-zero, prune-check, … -o FILE); once a result."),
     ] = None,
+    card: Annotated[
+        Path | None, typer.Option("--card", help="Also write a section for the model's card (Markdown) to this file.")
+    ] = None,
     overwrite: common.Overwrite = False,
     no_progress: common.NoProgress = False,
     quiet: common.Quiet = False,
@@ -338,14 +341,14 @@ def report(
 
     MODEL may also be the results.json of an earlier report: the page is then made again, without torch.
     """
+    Show.choose("auto", False, quiet, card, overwrite)  # before the work, not after it
     if model.endswith(".json") and Path(model).is_file():
         from outlierlens.cli.job import redraw
 
         if dims is not None or data is not None:
             raise BadInput(f"{model} holds measured results: --dims and --data need the model itself")
         page = redraw(Path(model), output, tuple(sweeps or ()), tuple(results or ()))
-        if not quiet:
-            say(f"report: {page}")
+        _say_written(page, card, quiet)
         return
     from outlierlens.cli.job import Job, run
     from outlierlens.samples import texts_for
@@ -358,5 +361,17 @@ def report(
     )  # fmt: skip
     with resumable(job.directory / "rows.jsonl"), Progress(not no_progress and not quiet) as progress:
         page = run(job, load, progress)
+    _say_written(page, card, quiet)
+
+
+def _say_written(page: Path, card: Path | None, quiet: bool) -> None:
+    """Write the card from the results beside the page, where one is wanted, and say what there is."""
+    if card:
+        from outlierlens.report.card import card as section
+        from outlierlens.results import load, write_text
+
+        write_text(card, section(load(page.with_name("results.json"))))
     if not quiet:
         say(f"report: {page}")
+        if card:
+            say(f"card: {card}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 
 Level = Literal["text", "token"]
 METRICS = ("accuracy", "f1", "macro f1", "mcc", "pearson", "spearman", "token accuracy", "token f1")
@@ -147,7 +147,7 @@ def find_task(name: str) -> LabelledTask:
     if found is None:
         raise BadInput(
             f"unknown task {name!r}; tasks are {', '.join(TASKS)}, and for your own data `classify`, `regress` or `tokens` "
-            f"with --text-column and --label-column"
+            f"with --text-column and --label-column{near(name, (*TASKS, 'classify', 'regress', 'tokens'))}"
         )
     return found
 

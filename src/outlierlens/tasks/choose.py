@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from outlierlens.data import Data, Texts
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, near
 from outlierlens.labelled import Examples
 from outlierlens.media import Items, LabelledItems
 from outlierlens.models import LoadedModel
@@ -45,7 +45,7 @@ def make_task(loaded: LoadedModel, texts: Data | Sequence[str], options: TaskOpt
         return (OutputChange if name == "output change" else SentenceChange)(loaded, plain, options)
     if name not in FITTING.values():
         known = dict.fromkeys((*FITTING.values(), *CHANGES))
-        raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(known)}")
+        raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(known)}{near(name, known)}")
     if name != FITTING[loaded.head]:
         fitting = FITTING[loaded.head]
         raise BadInput(f"{loaded.name} has no head for {name!r}; the task that fits it is {fitting!r}")

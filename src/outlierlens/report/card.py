@@ -1,0 +1,139 @@
+"""The section on outlier dimensions of a model card: `card(data)`, Markdown that needs nothing beside it.
+
+    text = card(load("runs/mini-bert/results.json"))
+
+It says what the report says, by the same rules: verdicts, numbers with their intervals, advice, and where all came
+from. Text of models and files is escaped, so that a name can neither break a table nor bring a link.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from outlierlens.charts.base import number
+from outlierlens.damage import Condition, Damage
+from outlierlens.report.joined import Joined, joined_sections
+from outlierlens.report.phrases import listed
+from outlierlens.report.results import ReportData
+from outlierlens.report.words import advice, counted, finding, random_control, verdict
+
+_SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
+_SHOWN = 12
+
+
+def card(data: ReportData) -> str:
+    """The section "Outlier dimensions" of a model card, as Markdown that ends in a newline."""
+    return "\n".join(_lines(data)).rstrip() + "\n"
+
+
+def _lines(data: ReportData) -> Iterator[str]:
+    first, *others = finding(data)
+    yield from ("## Outlier dimensions", "", f"**{_plain(first)}**", "")
+    yield from (f"- {_plain(sentence)}" for sentence in others)
+    yield from ("", "### What to do", "")
+    yield from (f"- {_plain(step.text)} *({_plain(step.because)})*" for step in advice(data))
+    yield from ("", *_found(data))
+    for damage in data.damages:
+        yield from ("", *_damage(damage))
+    yield from _joined(data.joined)
+    yield from ("", "### Provenance", "", *_provenance(data))
+
+
+def _found(data: ReportData) -> Iterator[str]:
+    rule = data.scan.rule
+    yield from (f"### In the weights: rule {rule.name}, {rule.n_sigma:g} standard deviations", "")
+    rows = [
+        (stack.stack, f"{stack.site} ({stack.measure})", stack.n_layers, f"{stack.hidden_size:,}", dims or "none")
+        for stack in data.scan.stacks
+        for dims in [", ".join(str(one.dim) for one in counted(stack, rule.name)[:_SHOWN])]
+    ]
+    yield from _table(("stream", "measured at", "layers", "dimensions", "outliers, strongest first"), rows)
+    detail = [
+        (
+            stack.stack,
+            one.dim,
+            len(one.layers_scale),
+            len(one.layers_bias) if one.z_bias else "no bias",
+            f"{one.p_holm:.2g}",
+        )
+        for stack in data.scan.stacks
+        for one in counted(stack, rule.name)[:_SHOWN]
+    ]
+    if detail:
+        yield ""
+        heads = ("stream", "dimension", "layers past, scale", "layers past, bias", "p, corrected for all dimensions")
+        yield from _table(heads, detail)
+
+
+def _damage(damage: Damage) -> Iterator[str]:
+    dims = listed(sorted(damage.chosen.dims))
+    yield from (f"### Switched off: {dims} ({verdict(damage)})", "")
+    yield f"{_plain(damage.task)}, {damage.of_change}, on {damage.n_texts:,} {damage.inputs}; mode {damage.mode}."
+    yield ""
+    rows = [("intact", *_value(damage.intact), "")]
+    rows += [(f"off: {dims}", *_value(damage.chosen), _change(damage.chosen))]
+    yield from _table(("condition", "value", "perplexity", "change, 95 % interval"), rows)
+    if damage.controls:
+        yield ""
+        heads = ("control", "sets", "median change", "95th percentile", "rank p of the chosen set")
+        controls = [
+            (one.kind, len(one.conditions), f"{one.median:+.4f}", f"{one.percentile_95:+.4f}", f"{one.p:.3g}")
+            for one in damage.controls
+        ]
+        yield from _table(heads, controls)
+    judged = random_control(damage)
+    if judged is not None:
+        yield from ("", f"The verdict is against the control “{judged.kind}”.")
+
+
+def _value(condition: Condition) -> tuple[str, str]:
+    perplexity = condition.score.perplexity
+    return f"{condition.score.value:.4f}", "" if perplexity is None else number(perplexity)
+
+
+def _change(condition: Condition) -> str:
+    if not math.isfinite(condition.change_low) or not math.isfinite(condition.change_high):
+        return f"{condition.change:+.4f}"
+    return f"{condition.change:+.4f} ({condition.change_low:+.4f} to {condition.change_high:+.4f})"
+
+
+def _joined(joined: Joined) -> Iterator[str]:
+    for section in joined_sections(joined):
+        yield from ("", f"### {_plain(section.title)}", "")
+        yield from (f"- {_plain(sentence)}" for sentence in section.sentences)
+
+
+def _provenance(data: ReportData) -> Iterator[str]:
+    made = data.provenance
+    libraries = ", ".join(f"{name} {version}" for name, version in made.libraries.items())
+    rows: list[tuple[str, str]] = [("made by", f"outlierlens {made.version}"), ("model", made.model)]
+    rows += [("seed", str(made.seed))] if made.seed is not None else []
+    rows += [("libraries", libraries)] if libraries else []
+    rows += [("date", made.created)] if made.created else []
+    if data.observation is not None:
+        seen = data.observation
+        rows.append(("data", f"{seen.data}: {seen.n_texts:,} {seen.inputs}, {seen.n_tokens:,} tokens"))
+        rows.append((f"SHA-256 of the {seen.inputs}", seen.data_digest))
+    rows.append(("SHA-256 of names, shapes and values read", made.fingerprint))
+    yield from _table(("", ""), rows)
+    if made.command:
+        yield from ("", f"    {_one_line(made.command)}")  # indented: no backquote in it can end the block
+    notes = dict.fromkeys((*data.notes, *data.scan.notes, *(n for s in data.scan.stacks for n in s.notes)))
+    if notes:
+        yield ""
+        yield from (f"- Note: {_plain(note)}" for note in notes)
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
+    yield "| " + " | ".join(heads) + " |"
+    yield "|" + "---|" * len(heads)
+    for row in rows:
+        yield "| " + " | ".join(_plain(str(cell)) for cell in row) + " |"
+
+
+def _plain(text: str) -> str:
+    """`text` on one line with what Markdown or HTML would read escaped."""
+    return _one_line(text).translate(_SPECIAL)
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,0 +1,84 @@
+"""The model card's section: the report's sentences and numbers, provenance, and names that cannot break it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import synthetic_report
+from outlierlens.report.card import card
+from outlierlens.report.words import advice, finding, verdict
+from outlierlens.results import save
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return synthetic_report.report_data()
+
+
+def plain(text: str) -> str:
+    return text.replace("\\", "")
+
+
+def test_it_says_what_the_report_says(data: Any) -> None:
+    text = plain(card(data))
+    assert text.startswith("## Outlier dimensions\n\n**smollm2-135m has 3 outlier dimensions: 100, 247 and 507.**\n")
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    for sentence in finding(data):
+        assert plain(sentence) in text
+    for step in advice(data):
+        assert f"- {plain(step.text)} *({plain(step.because)})*" in text
+
+
+def test_numbers_verdicts_and_provenance(data: Any) -> None:
+    text, (damage, *_) = plain(card(data)), data.damages
+    chosen = damage.chosen
+    assert f"({verdict(damage)})" in text
+    assert f"| {damage.intact.score.value:.4f} |" in text
+    assert f"{chosen.change:+.4f} ({chosen.change_low:+.4f} to {chosen.change_high:+.4f})" in text
+    for control in damage.controls:
+        assert f"| {control.kind} | {len(control.conditions)} | {control.median:+.4f} |" in text
+    assert f"| {data.provenance.fingerprint} |" in text
+    assert "| numpy 2.4.6" not in text  # one row for all libraries
+    assert "python 3.11.9, numpy 2.4.6" in text
+    assert "\n    outlierlens report smollm2-135m -o runs/smollm2\n" in text
+    for outlier in data.scan.stacks[0].outliers:
+        assert f"| model | {outlier.dim} | {len(outlier.layers_scale)} | no bias | {outlier.p_holm:.2g} |" in text
+
+
+def test_every_row_of_a_table_has_its_cells(data: Any) -> None:
+    hostile = "a|b <script>x</script> [l](http://e) `c`\n# head ```"
+    made = replace(data.provenance, model=hostile, command=f"outlierlens report '{hostile}'")
+    text = card(replace(data, provenance=made, notes=(hostile,)))
+    assert "<script>" not in text.replace(r"\<script", "").split("\n    outlierlens")[0]
+    assert "\n# head" not in text
+    assert r"a\|b \<script\>x\</script\> \[l\](http://e) \`c\` \# head" in text
+    widths = {}
+    for block in text.split("\n\n"):
+        rows = [line.replace(r"\|", "") for line in block.splitlines() if line.startswith("|")]
+        widths[block] = {row.count("|") for row in rows}
+    assert all(len(width) <= 1 for width in widths.values())
+    assert any(widths.values())
+
+
+def test_nothing_measured_is_said(data: Any) -> None:
+    text = plain(card(replace(data, observation=None, damages=(), sweeps=(), tracks=())))
+    assert "What switching them off does was not measured." in text
+    assert "Switched off:" not in text
+    assert "Run observe and disable before relying on this" in text
+
+
+@pytest.mark.usefixtures("closed_network", "no_picture_files")
+def test_report_writes_it_from_results(data: Any, run: Any, tmp_path: Path) -> None:
+    results, out = save(data, tmp_path / "results.json"), tmp_path / "card.md"
+    code, said, err = run("report", str(results), "--card", str(out))
+    assert code == 0, err
+    assert f"card: {out}" in said
+    assert out.read_text("utf-8") == card(data)
+    code, _, err = run("report", str(results), "--card", str(out))
+    assert code == 1
+    assert f"{out} exists; give another name or --overwrite" in err
+    code, said, _ = run("report", str(results), "--card", str(out), "--overwrite", "-q")
+    assert (code, said) == (0, "")

@@ -1,0 +1,162 @@
+"""`doctor`: versions and bounds, what is missing for which command, broken installations, caches."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlierlens import doctor
+from outlierlens.samples import SAMPLES
+from outlierlens.samples.cache import folder_of
+
+WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'gguf>=0.10; extra == "gguf"', 'pytest>=8; extra == "dev"')
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
+    """Have the metadata say that exactly these packages are installed."""
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: [*WHOLE, 'outlierlens[gguf]; extra == "all"'])
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    monkeypatch.setattr(doctor, "_modules", lambda _: [])
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("2.13.0+cpu", ">=2.4", True),
+        ("2.3.1", ">=2.4", False),
+        ("7.0", ">=6.31,<7", False),
+        ("6.31.0", "<7,>=6.31", True),
+        ("5", ">=5.0", True),
+        ("1.9.0.post1", ">=1.9", True),
+        ("0.1", "", True),
+    ],
+)
+def test_bounds(version: str, wanted: str, fits: bool) -> None:
+    assert doctor.satisfies(version, wanted) is fits
+
+
+def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"filelock": "3.20"})
+    found = doctor.examine(commands=("scan", "observe", "verify"))
+    assert [(one.name, one.extra, one.wanted) for one in found.libraries] == [
+        ("filelock", "", ">=3.12"),
+        ("gguf", "gguf", ">=0.10"),
+        ("torch", "models", ">=2.4"),
+    ]  # neither what developers need nor ourselves
+    assert found.missing == ("gguf", "torch")
+    models, gguf = found.lacking
+    assert (models.extra, models.libraries, models.needed_by) == ("models", ("torch",), ("observe",))
+    assert models.remedy == "pip install 'outlierlens[models]'"
+    assert "smollm2-135m" in gguf.needed_by[0]
+    assert not [text for text in found.broken if "torch" in text or "gguf" in text]  # missing is not broken
+
+
+def test_an_old_library_and_a_lost_one_are_broken(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    pretend(monkeypatch, {"torch": "2.3.9", "gguf": "1.0"})
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "broken: torch 2.3.9: >=2.4 is needed; run: pip install --upgrade 'outlierlens[models]'" in out
+    assert "broken: filelock: it is needed by everything" in out
+
+
+def test_every_library_that_errors_name_belongs_to_a_known_extra() -> None:
+    known = {one.extra for one in doctor.examine().libraries}
+    assert known <= {"", *doctor.FOR_USERS}
+    assert set(doctor.USES) == {*doctor.FOR_USERS} - {"models"}
+
+
+def test_commands_that_do_without_models_exist() -> None:
+    import typer
+
+    from outlierlens.cli.app import app
+
+    assert set(doctor.MODEL_FREE) <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("closed_network")
+def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Any) -> None:
+    for name in doctor.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "on")
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    blobs = tmp_path / "hf" / "hub" / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "x").write_bytes(b"0" * 700)
+    half = folder_of(SAMPLES["mpnet-base"])
+    half.mkdir(parents=True)
+    (half / "config.json").write_bytes(b"{}")
+    code, out, _ = run("doctor", "--json")
+    found = json.loads(out)
+    assert "hf_very_secret" not in out
+    assert found["variables"]["HF_TOKEN"] == "set"
+    assert (found["format_version"], found["offline"]) == (1, True)
+    assert (found["hub_models"], found["hub_bytes"]) == (1, 700)
+    states = {one["name"]: one["state"] for one in found["samples"]}
+    assert states["mini-bert"] == "packaged"
+    assert (states["mpnet-base"], states["minilm-l6"]) == ("incomplete", "not fetched")
+    assert code == 1
+    assert any("outlierlens fetch mpnet-base" in text for text in found["broken"])
+
+
+def test_a_torch_that_will_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_name: str) -> None:
+        raise OSError("libcudart.so: not found")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", fail)
+    devices, wrong = doctor._devices()
+    assert devices == ()
+    assert wrong.startswith("torch is installed and cannot be used: OSError: libcudart.so: not found")
+
+
+def test_devices_are_listed_on_request() -> None:
+    assert doctor.examine().devices is None
+    assert doctor.examine(devices=True).devices[0] == "cpu"  # type: ignore[index]
+
+
+SCRIPT = """
+import sys
+from outlierlens.cli import main
+sys.argv = ["outlierlens", "doctor", "--json"]
+try:
+    main()
+except SystemExit as stop:
+    heavy = [name for name in ("torch", "transformers", "scipy", "pandas", "gradio") if name in sys.modules]
+    print(heavy, file=sys.stderr)
+"""
+
+
+def test_doctor_imports_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_commands(tmp_path: Path) -> None:
+    program = tmp_path / "outlierlens"
+    program.write_text(f"#!{sys.executable}\nfrom outlierlens.cli import main\nmain()\n")
+    program.chmod(0o755)
+    script = """
+    eval "$(outlierlens --show-completion bash)"
+    COMP_WORDS=(outlierlens fin) COMP_CWORD=1
+    _outlierlens_completion outlierlens
+    echo "${COMPREPLY[@]}"
+    """
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["fingerprint", "finetune"], done.stderr

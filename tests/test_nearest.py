@@ -1,0 +1,40 @@
+"""Mistyped commands, options, samples, tasks, modes and rules: the message names what was meant, at once and offline."""
+
+from typing import Any
+
+import pytest
+
+from outlierlens.errors import near
+
+# (arguments, exit code, what the message says)
+MISTYPED = [
+    (("scna", "mini-bert"), 2, "Did you mean 'scan'?"),
+    (("replicate", "lou", "mini-bert"), 2, "Did you mean 'luo'?"),
+    (("scan", "mini-bert", "--rlue", "luo"), 2, "--rule"),
+    (("scan", "mini-bret"), 1, "did you mean the sample mini-bert?"),
+    (("observe", "mini-bret"), 1, "did you mean the sample mini-bert?"),
+    (("report", "smollm2-135", "-o", "nowhere"), 1, "did you mean the sample smollm2-135m?"),
+    (("fetch", "smolm2"), 1, "near: smollm2-135m"),
+    (("scan", "mini-bert", "--rule", "lou"), 1, "rules are kovaleva, puccetti, luo; near: 'luo'"),
+    (("scan", "mini-bert", "--format", "jsn"), 1, "near: 'json'"),
+    (("disable", "mini-bert", "--dims", "3", "--mode", "zeor"), 1, "near: 'zero'"),
+    (("disable", "mini-bert", "--dims", "3", "--task", "glue:cloa"), 1, "near: 'glue:cola'"),
+    (("disable", "mini-bert", "--dims", "3", "--task", "cusal-loss"), 1, "near: 'causal-loss'"),
+    (("disable", "mini-bert", "--dims", "128"), 1, "dimension 128 does not exist; stream 'model': dimensions 0 to 127"),
+    (("disable", "mini-bert", "--dims", "3", "--layers", "4"), 1, "stream 'model' has layers 0 to 3"),
+]
+
+
+@pytest.mark.usefixtures("closed_network")
+@pytest.mark.parametrize(("arguments", "code", "says"), MISTYPED, ids=lambda value: str(value)[:40])
+def test_what_was_meant_is_named(arguments: tuple[str, ...], code: int, says: str, run: Any) -> None:
+    stopped, out, err = run(*arguments)
+    assert stopped == code, err
+    assert says in err
+    assert out == ""
+
+
+def test_near_is_silent_where_nothing_resembles_the_word() -> None:
+    assert near("zeor", ("weights", "zero")) == "; near: 'zero'"
+    assert near("xyzzy", ("weights", "zero")) == ""
+    assert near("zero", ()) == ""
