@@ -93,6 +93,7 @@ CONFIG: Spec = {
         "labelOverlap": True,
     },
     "legend": {
+        "symbolOpacity": 1,  # else a legend is as faint as the first layer drawn, which may be a band
         "labelColor": INK,
         "titleColor": MUTED,
         "labelFontSize": 12.5,
