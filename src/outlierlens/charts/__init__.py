@@ -19,6 +19,7 @@ figure2          tasks with one dimension off at a time, a panel a task
 outliers_against_random   several models and tasks, their outliers off, beside random sets
 survival         z before against z after fine-tuning
 one_dimension    a task's metric from each dimension alone
+detectors        every published definition side by side; super_weights where single weights spike, and what they are for
 frozen           a task's metric from linear classifiers on frozen vectors, by layer, raw and repaired
 geometry         anisotropy, self-similarity and what carries the cosine; each alone: anisotropy, self_similarity, cosine_shares
 frequency        how closely dimensions follow token frequency; each alone: frequency_layers, frequency_types
@@ -27,6 +28,7 @@ attention        attention received and outliers: attention_correlation, attenti
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
+quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 pruned_positions layers in which pruning removed each position; prune_experiment what one position costs
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 recovery         a model with dimensions off, and fine-tuned again
@@ -41,6 +43,7 @@ from outlierlens.charts.attack import attack
 from outlierlens.charts.attention import attention, attention_correlation, attention_sinks
 from outlierlens.charts.base import Chart
 from outlierlens.charts.beyond_zero import beyond_zero
+from outlierlens.charts.detectors import detectors
 from outlierlens.charts.downstream import one_dimension, survival
 from outlierlens.charts.emergence import emergence, loss_panel, norm_panel, sigma_panel, state_panel
 from outlierlens.charts.export import can_export, picture
@@ -58,6 +61,7 @@ from outlierlens.charts.pruning import prune_experiment, pruned_positions
 from outlierlens.charts.quantization import quantization, quantization_errors, quantization_losses
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.similarity import sts_layers, wic_layers
+from outlierlens.charts.super_weights import super_weights
 from outlierlens.charts.sweep import sweep_effects, sweep_first_order, sweep_ranked
 from outlierlens.charts.sweep_nulls import sweep_nulls
 from outlierlens.charts.sweep_windows import sweep_map, sweep_windows
@@ -78,6 +82,7 @@ __all__ = [
     "beyond_zero",
     "can_export",
     "cosine_shares",
+    "detectors",
     "emergence",
     "extreme_shares",
     "figure2",
@@ -117,6 +122,7 @@ __all__ = [
     "sigma_panel",
     "state_panel",
     "sts_layers",
+    "super_weights",
     "survival",
     "sweep_effects",
     "sweep_first_order",
