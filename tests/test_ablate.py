@@ -213,7 +213,7 @@ def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_bad_modes() -> None:
-    message = "unknown mode 'clip'; modes are zero, mean, scale, resample"
+    message = "unknown mode 'clip'; modes are zero, mean, position mean, scale, resample"
     with pytest.raises(BadInput, match=message), edited_hidden(loaded("bert"), [1], "clip"):  # type: ignore[arg-type]
         pass
     with pytest.raises(BadInput, match='mode "mean" needs'), edited_hidden(loaded("bert"), [1], "mean"):
