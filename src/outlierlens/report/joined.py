@@ -74,7 +74,8 @@ def joined_notes(joined: Joined) -> tuple[str, ...]:
     notes += pruning_notes(joined.prune_checks, joined.prune_experiments)
     notes += quantization_notes(joined.quantized)
     notes += integrity_notes(joined.verifications)
-    notes += [note for found in (*joined.attacks, *joined.update_checks) for note in found.notes]
+    notes += [note for found in joined.attacks for note in found.notes]
+    notes += [note for found in joined.update_checks for note in found.notes]
     return tuple(dict.fromkeys(notes))
 
 
