@@ -362,7 +362,11 @@ def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
     monkeypatch.setattr(SweepView, "__call__", watched)
     out = tmp_path / "run"
     arguments = ("sweep", folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
-    ended, stdout, err = run(*arguments)
+    asked = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born ignoring Ctrl-C
+    try:
+        ended, stdout, err = run(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, asked)
     assert (ended, stdout) == (code, "")
     assert f"{word}; {out / 'rows.jsonl'} keeps what was measured; go on with: outlierlens sweep" in err
     assert "--overwrite" not in err
