@@ -107,7 +107,7 @@ def test_any_shards_and_workers_count_as_a_plain_loop(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "SHARD_CHARACTERS", characters)
         patch.setattr(sources, "SHARD_TEXTS", together)
-        numbered = [(Position(0, n, n), text) for n, text in enumerate(texts, 1)]
+        numbered = [((0, n, n), text) for n, text in enumerate(texts, 1)]
         one, many = list(here(tally, cut(numbered))), list(workers.counted(cut(numbered)))
     clean = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
     for found in (one, many):
@@ -198,7 +198,7 @@ def test_a_process_that_dies_is_told(tally: Tally) -> None:
     with Workers(tally, 1) as running:
         running._processes[0].kill()
         with pytest.raises(OutlierlensError, match=r"a counting process ended .exit code.*--workers 1 takes the least"):
-            list(running.counted(cut([(Position(0, 1, 1), "the")])))
+            list(running.counted(cut([((0, 1, 1), "the")])))
 
 
 @given(st.lists(st.text(max_size=5).filter(lambda text: text.isprintable())))

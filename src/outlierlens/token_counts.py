@@ -150,13 +150,21 @@ def write_counts(counts: TokenCounts, path: str | Path) -> Path:
         "notes": list(counts.notes),
         "ambiguous": list(counts.ambiguous),
     }
+    tokens = [token.encode() for token in counts.tokens]
+    ends = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+
+    def column(kind: Any, *buffers: Any) -> Any:
+        # arrow.array() would import pandas, which takes longer than counting some ten million characters.
+        return arrow.Array.from_buffers(kind, len(tokens), [None, *map(arrow.py_buffer, buffers)])
+
     columns = {
-        "id": arrow.array(np.arange(len(counts.tokens), dtype=np.int64)),
-        "token": arrow.array(list(counts.tokens), arrow.string()),
-        "count": arrow.array(counts.counts),
-        "special": arrow.array(counts.special),
+        "id": column(arrow.int64(), np.arange(len(tokens), dtype=np.int64)),
+        "token": column(arrow.string(), ends, b"".join(tokens)),
+        "count": column(arrow.int64(), np.ascontiguousarray(counts.counts, dtype=np.int64)),
+        "special": column(arrow.int64(), np.ascontiguousarray(counts.special, dtype=np.int64)),
     }
-    table = arrow.table(columns).replace_schema_metadata({METADATA: json.dumps(about).encode()})
+    table = arrow.Table.from_arrays(list(columns.values()), names=list(columns))
+    table = table.replace_schema_metadata({METADATA: json.dumps(about).encode()})
     buffer = BytesIO()
     parquet.write_table(table, buffer, compression="zstd")
     return write_bytes(Path(path), buffer.getvalue())

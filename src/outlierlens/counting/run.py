@@ -124,7 +124,7 @@ def count_texts(
 ) -> TokenCounts:
     """How often every id of `tokenizer` occurs in `texts`, which may be endless but for the options' limit."""
     options = options or CountOptions()
-    read = cut((Position(0, n, n), text) for n, text in enumerate(itertools.islice(texts, options.limit), 1))
+    read = cut(((0, n, n), text) for n, text in enumerate(itertools.islice(texts, options.limit), 1))
     tally, watch = Tally.of(tokenizer, options.max_length), _Watch((source,), options.progress)
     sums = _add_up(_nothing(tokenizer), tally, read, options, watch)
     return _finished(tokenizer, sums, source, options)
