@@ -1,48 +1,116 @@
-"""The commands, in the order of `--help`; each is one thin function in a file of its own kind."""
+"""The commands, in the order of `--help`; each is one thin function in a file of its own kind.
 
-from typing import Annotated
+Only the file of the command that is called is imported: a check that runs before every deployment (`verify`) should not pay
+for the options of forty others. `--help` and a misspelt command look at all of them.
+"""
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from outlierlens import __version__
-from outlierlens.cli import (
-    attack,
-    attention,
-    beyond_zero,
-    count,
-    detectors,
-    doctor,
-    downstream,
-    embedder,
-    explore,
-    finetune,
-    frequency,
-    frequency_geometry,
-    frozen,
-    geometry,
-    integrity,
-    layer_story,
-    measure,
-    origin,
-    predictions,
-    pretrain,
-    probe,
-    pruning,
-    quant,
-    replicate,
-    replicate_luo,
-    replicate_puccetti,
-    samples,
-    similarity,
-    sweep,
-    track,
-    weights,
-)
+
+# command: file below cli, and its function there
+COMMANDS = {
+    "scan": ("weights", "scan"),
+    "compare": ("weights", "compare"),
+    "fingerprint": ("integrity", "fingerprint"),
+    "verify": ("integrity", "verify"),
+    "observe": ("measure", "observe"),
+    "disable": ("measure", "disable"),
+    "sweep": ("sweep", "sweep"),
+    "beyond-zero": ("beyond_zero", "beyond_zero"),
+    "prune-check": ("pruning", "prune_check"),
+    "protect": ("pruning", "protect"),
+    "prune-experiment": ("pruning", "prune_experiment"),
+    "track": ("track", "track"),
+    "pretrain": ("pretrain", "pretrain"),
+    "outcomes": ("pretrain", "outcomes"),
+    "finetune": ("finetune", "finetune"),
+    "replicate": ("app", "papers"),
+    "survival": ("downstream", "survival"),
+    "recover": ("downstream", "recover"),
+    "one-dimension": ("downstream", "one_dimension"),
+    "sts": ("similarity", "sts"),
+    "wic": ("similarity", "wic"),
+    "origin": ("origin", "origin"),
+    "detectors": ("detectors", "detectors"),
+    "geometry": ("geometry", "geometry"),
+    "frequency": ("frequency", "frequency"),
+    "frequency-geometry": ("frequency_geometry", "frequency_geometry"),
+    "predictions": ("predictions", "predictions"),
+    "attention": ("attention", "attention"),
+    "probe": ("probe", "probe"),
+    "quant": ("quant", "quant"),
+    "count": ("count", "count"),
+    "frozen": ("frozen", "frozen"),
+    "export-embedder": ("embedder", "export_embedder"),
+    "layer-story": ("layer_story", "layer_story"),
+    "attack": ("attack", "attack"),
+    "update-check": ("attack", "update_check"),
+    "report": ("measure", "report"),
+    "explore": ("explore", "explore"),
+    "doctor": ("doctor", "doctor"),
+    "samples": ("samples", "samples"),
+    "fetch": ("samples", "fetch"),
+}
+PAPERS = {
+    "kovaleva-glue": ("replicate", "kovaleva_glue"),
+    "puccetti-glue": ("replicate", "puccetti_glue"),
+    "luo": ("replicate_luo", "luo"),
+    "puccetti": ("replicate_puccetti", "puccetti"),
+}
 
 
-def _group(name: str, about: str, *, completion: bool = False) -> typer.Typer:
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name, each made when somebody asks for it."""
+
+    def __init__(self, places: dict[str, tuple[str, str]]) -> None:
+        self._places, self._made = places, dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            file, attribute = self._places[name]
+            found = getattr(import_module(f"outlierlens.cli.{file}"), attribute)
+            self._made[name] = typer.main.get_command(found if isinstance(found, typer.Typer) else _alone(name, found))
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._made.pop(name, None)
+        del self._places[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places or name in self._made  # without importing it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places | self._made)
+
+    def __len__(self) -> int:
+        return len(self._places | self._made)
+
+
+def _alone(name: str, function: Any) -> typer.Typer:
+    """An app of one command, which typer turns into just that."""
+    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    one.command(name)(function)
+    return one
+
+
+def _group(name: str, about: str, places: dict[str, tuple[str, str]], *, completion: bool = False) -> typer.Typer:
+    class Group(TyperGroup):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            self.commands = _Commands(dict(places))
+
     return typer.Typer(
         name=name,
+        cls=Group,
         help=about,
         no_args_is_help=True,
         add_completion=completion,
@@ -58,9 +126,10 @@ def _group(name: str, about: str, *, completion: bool = False) -> typer.Typer:
 app = _group(
     "outlierlens",
     "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks.",
+    COMMANDS,
     completion=True,
 )
-papers = _group("replicate", "A paper's experiments for any model.")
+papers = _group("replicate", "A paper's experiments for any model.", PAPERS)
 
 
 def _version(wanted: bool) -> None:
@@ -78,48 +147,6 @@ def root(
     """Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."""
 
 
-app.command("scan")(weights.scan)
-app.command("compare")(weights.compare)
-app.command("fingerprint")(integrity.fingerprint)
-app.command("verify")(integrity.verify)
-app.command("observe")(measure.observe)
-app.command("disable")(measure.disable)
-app.command("sweep")(sweep.sweep)
-app.command("beyond-zero")(beyond_zero.beyond_zero)
-app.command("prune-check")(pruning.prune_check)
-app.command("protect")(pruning.protect)
-app.command("prune-experiment")(pruning.prune_experiment)
-app.command("track")(track.track)
-app.command("pretrain")(pretrain.pretrain)
-app.command("outcomes")(pretrain.outcomes)
-app.command("finetune")(finetune.finetune)
-for paper in ("kovaleva-glue", "puccetti-glue"):
-    papers.command(paper)(replicate.tables_of(paper))
-papers.command("luo")(replicate_luo.luo)
-papers.command("puccetti")(replicate_puccetti.puccetti)
-app.add_typer(papers)
-app.command("survival")(downstream.survival)
-app.command("recover")(downstream.recover)
-app.command("one-dimension")(downstream.one_dimension)
-app.command("sts")(similarity.sts)
-app.command("wic")(similarity.wic)
-app.command("origin")(origin.origin)
-app.command("detectors")(detectors.detectors)
-app.command("geometry")(geometry.geometry)
-app.command("frequency")(frequency.frequency)
-app.command("frequency-geometry")(frequency_geometry.frequency_geometry)
-app.command("predictions")(predictions.predictions)
-app.command("attention")(attention.attention)
-app.command("probe")(probe.probe)
-app.command("quant")(quant.quant)
-app.command("count")(count.count)
-app.command("frozen")(frozen.frozen)
-app.command("export-embedder")(embedder.export_embedder)
-app.command("layer-story")(layer_story.layer_story)
-app.command("attack")(attack.attack)
-app.command("update-check")(attack.update_check)
-app.command("report")(measure.report)
-app.command("explore")(explore.explore)
-app.command("doctor")(doctor.doctor)
-app.command("samples")(samples.samples)
-app.command("fetch")(samples.fetch)
+@papers.callback()
+def paper() -> None:
+    """A paper's experiments for any model."""

@@ -151,6 +151,9 @@ def tables_of(paper: str) -> Callable[..., None]:
     return command
 
 
+kovaleva_glue, puccetti_glue = tables_of("kovaleva-glue"), tables_of("puccetti-glue")
+
+
 @contextmanager
 def _view(loud: bool) -> "Iterator[SweepView]":
     from outlierlens.cli.sweep_progress import SweepView
