@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import synthetic_report
+from outlierlens.report.advice import advice
 from outlierlens.report.card import card
-from outlierlens.report.words import advice, finding, verdict
+from outlierlens.report.words import finding, verdict
 from outlierlens.results import save
 
 

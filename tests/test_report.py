@@ -5,6 +5,7 @@ import hashlib
 import html
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -21,7 +22,8 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import advice, bundle, files, finding, render, rerender, write
 from outlierlens.report.figures import streams
 from outlierlens.report.page import escaped_json
-from outlierlens.report.words import factor, listed, percent, verdict
+from outlierlens.report.phrases import factor, listed, percent
+from outlierlens.report.words import verdict
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -84,10 +86,36 @@ def test_found_and_damaging(data):
     )
     assert verdict(data.damages[0]) == "damaging"
     steps = {step.topic: step for step in advice(data)}
-    assert list(steps) == ["prune", "quantize", "compare"]
+    assert {topic: step.commands for topic, step in steps.items()} == {
+        "prune": ("outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507",),
+        "quantize": ("outlierlens quant smollm2-135m --dims 507",),
+        "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
+    }
     assert "leave dimensions 100, 247 and 507 alone, in mlp.down_proj of every layer" in steps["prune"].text
     assert steps["quantize"].because == "one step of an 8-bit scale over layer 6 is 177, the median |h| there 0.98"
     assert "dimension 507 alone holds over 99 %" in steps["compare"].because
+
+
+def test_every_command_of_an_advice_can_be_run():
+    import typer
+
+    from outlierlens.cli.app import app
+
+    commands = typer.main.get_command(app).commands
+    bare = synthetic.scan(synthetic.stack_scan(needles=()))
+    cases = [synthetic.report_data(), synthetic.report_data(observed=False, damages=())]
+    cases += [synthetic.report_data(sweeps=(synthetic.sweep(),), damages=()), synthetic.report_data(scan_result=bare)]
+    cases += [synthetic.report_data(scan_result=bare, observed=False, damages=())]
+    encoder, decoder = (replace(synthetic.stack_scan(), stack=name) for name in ("encoder", "decoder"))
+    cases += [synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), damages=())]
+    said = {command for data in cases for step in advice(data) for command in step.commands}
+    assert {command.split()[1] for command in said} == {
+        "protect", "quant", "export-embedder", "detectors", "report",
+    }  # fmt: skip
+    assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
+    for command in said:
+        _, name, *words = shlex.split(command)
+        commands[name].make_context(name, words)  # raises for an option or a value that is not there
 
 
 def test_nothing_found_and_nothing_else_measured():
@@ -242,7 +270,7 @@ def test_words_for_numbers():
 def test_the_page_keeps_its_order(page):
     heads = re.findall(r"<h[123][^>]*>(.*?)</h[123]>", page.split("<script")[0])
     wanted = [
-        "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.", "What to do", "In the weights",
+        "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.", "What to do", "What else was found", "In the weights",
         "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
         "Token vectors of one input after layer 14", "Average vector, layer by layer",
         "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer", "What breaks",
@@ -293,6 +321,20 @@ def test_every_picture_has_words_and_numbers(page):
         assert picture["aria-label"]
         assert picture["aria-describedby"] in identifiers
     assert len(identifiers) == len([a for _, a in parsed.elements if "id" in a])  # no id twice
+
+
+def test_contents_and_headings_link_to_their_sections(page):
+    parsed = Page(page)
+    identifiers = {a["id"] for _, a in parsed.elements if "id" in a}
+    links = [a["href"].removeprefix("#") for a in parsed.all("a") if a["href"].startswith("#")]
+    assert set(links) <= identifiers
+    contents = page.split("</nav>")[0].split('<nav class="contents"')[1]
+    assert re.findall(r'href="#([^"]+)"', contents) == [
+        "finding", "weights-1", "states-1", "damage-1", "dimensions", "how", "again",
+    ]  # fmt: skip
+    own = [a["href"].removeprefix("#") for a in parsed.all("a") if a.get("class") == "anchor"]
+    charts = [a["data-chart"] for a in parsed.all("div") if "data-chart" in a]
+    assert sorted(own) == sorted([*re.findall(r'href="#([^"]+)"', contents), *charts])
 
 
 def test_blanks_are_marked_by_sign_and_word_not_by_colour_alone(page):

@@ -10,9 +10,10 @@ render(data)     the page as one string
 chart_page(chart)    one chart as a page of its own
 """
 
+from outlierlens.report.advice import Advice, advice
 from outlierlens.report.files import Written, rerender, write
 from outlierlens.report.page import chart_page, render
 from outlierlens.report.results import ReportData
-from outlierlens.report.words import Advice, advice, finding
+from outlierlens.report.words import finding
 
 __all__ = ["Advice", "ReportData", "Written", "advice", "chart_page", "finding", "render", "rerender", "write"]

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 
 from outlierlens.charts.base import number
 from outlierlens.damage import Condition, Damage
+from outlierlens.report.advice import advice
 from outlierlens.report.joined import Joined, joined_sections
 from outlierlens.report.phrases import listed
 from outlierlens.report.results import ReportData
-from outlierlens.report.words import advice, counted, finding, random_control, verdict
+from outlierlens.report.words import counted, finding, random_control, verdict
 
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 _SHOWN = 12

@@ -12,10 +12,11 @@ from outlierlens._version import __version__
 from outlierlens.charts import can_export
 from outlierlens.charts.export import PictureKind, pictures
 from outlierlens.errors import BadFile, BadInput
+from outlierlens.report.advice import advice
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
 from outlierlens.report.results import ReportData
-from outlierlens.report.words import advice, finding
+from outlierlens.report.words import finding
 from outlierlens.results import FORMAT_VERSION, from_json, load, to_json, write_bytes
 
 NO_PICTURES = (

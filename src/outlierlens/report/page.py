@@ -9,7 +9,9 @@ import functools
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
@@ -18,10 +20,11 @@ import numpy as np
 from markupsafe import Markup
 
 from outlierlens.charts import Chart
-from outlierlens.charts.base import number, visible
+from outlierlens.charts.base import CONFIG, Spec, number, visible
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.damage import Continuation, Damage, Filled
+from outlierlens.report.advice import advice
 from outlierlens.report.emergence import track_views
 from outlierlens.report.figures import Stream, damage_charts, streams
 from outlierlens.report.joined import joined_notes, joined_sections
@@ -30,32 +33,30 @@ from outlierlens.report.phrases import TASKS, factor
 from outlierlens.report.puccetti import puccetti_notes, puccetti_sections
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
-from outlierlens.report.words import SIGNIFICANT, advice, finding, random_control, sets_of, verdict
+from outlierlens.report.words import SIGNIFICANT, finding, random_control, sets_of, verdict
 from outlierlens.results import FORMAT_VERSION
 from outlierlens.swept import Sweep
 
 KINDS = {"same": "=", "other": "≠", "nonsense": "✗"}
+AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
+LINE = 18  # of a legend or a title
 GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `palette.SHAPES`
 
 
 def render(data: ReportData) -> str:
     """The report as one self-contained HTML document."""
-    runtime, script = _file("vega.js"), _file("script.js")
     found, drawn = streams(data), damage_charts(data)
     swept, tracked = views(data), track_views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
     charts += [chart for view in swept for chart in view.charts] + [chart for run in tracked for chart in run.charts]
     sections = luo_sections(data.luo) + puccetti_sections(data.puccetti) + joined_sections(data.joined)
     charts += [chart for section in sections for chart in section.charts]
-    template = _environment().get_template("template.html.jinja")
     sentences = finding(data)
-    page = template.render(
+    return document(
+        "report.html.jinja",
+        charts,
         data=data,
-        policy=policy(runtime, script),
-        style=Markup(_style()),
-        runtime=Markup(runtime),
-        script=Markup(script),
-        specs=Markup(escaped_json({chart.name: chart.spec for chart in charts})),
+        version=data.provenance.version,
         headline=sentences[0],
         sentences=sentences[1:],
         tiles=tiles(data),
@@ -69,22 +70,29 @@ def render(data: ReportData) -> str:
         format_version=FORMAT_VERSION,
         notes=_notes(data),
     )
-    # A lone surrogate, which a JSON file can hold, is no character and cannot be written as UTF-8.
-    return page.encode("utf-8", "replace").decode("utf-8")
 
 
 def chart_page(chart: Chart) -> str:
     """One chart as a self-contained HTML document, under the same policy as a report."""
+    return document("chart.html.jinja", [chart], chart=chart)
+
+
+def document(template: str, charts: Sequence[Chart], **values: Any) -> str:
+    """A self-contained page: what the template makes of `values`, and all that draws `charts` in it."""
     runtime, script = _file("vega.js"), _file("script.js")
-    template = _environment().get_template("chart.html.jinja")
-    page = template.render(
-        chart=chart,
-        policy=policy(runtime, script),
-        style=Markup(_style()),
-        runtime=Markup(runtime),
-        script=Markup(script),
-        specs=Markup(escaped_json({chart.name: chart.spec})),
+    page = (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=policy(runtime, script),
+            style=Markup(_style()),
+            runtime=Markup(runtime),
+            script=Markup(script),
+            specs=Markup(escaped_json({chart.name: chart.spec for chart in charts})),
+            **values,
+        )
     )
+    # A lone surrogate, which a JSON file can hold, is no character and cannot be written as UTF-8.
     return page.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -128,8 +136,9 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
         chosen = show(damage.chosen.change)
         made.append(Tile(chosen, f"{unit} with {few(damage.chosen.dims)} off", verdict(damage) == "damaging"))
         if control is not None:
-            made.append(Tile(show(control.median), f"{len(control.conditions)} random {sets_of(size)}, median"))
-            made.append(Tile(f"{control.p:.2g}", "rank p of the chosen set"))
+            n = len(control.conditions)
+            beside = f"with as many at random off: {n} {sets_of(size)}, median (rank p of the chosen {control.p:.2g})"
+            made.append(Tile(show(control.median), beside))
     elif data.sweeps:
         made += _sweep_tiles(data.sweeps[0])
     return tuple(made)
@@ -225,9 +234,59 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "factor": factor, "visible": visible, "cell": _cell, "few": few}
+    environment.filters |= {
+        "number": number,
+        "factor": factor,
+        "visible": visible,
+        "cell": _cell,
+        "few": few,
+        "moment": _moment,
+        "room": room,
+    }
     environment.globals |= {"KINDS": KINDS, "SIGNIFICANT": SIGNIFICANT}
     return environment
+
+
+def room(chart: Chart) -> int:
+    """About the height of a chart on the page in pixels, kept free until it is drawn, so that nothing moves."""
+    return _height(chart.spec)
+
+
+def _height(spec: Spec) -> int:
+    parts: list[Spec] = next((spec[key] for key in ("vconcat", "hconcat", "concat") if key in spec), [])
+    if parts:
+        heights = [_height(part) for part in parts]
+        return sum(heights) if "vconcat" in spec else max(heights)
+    inner = spec.get("spec", spec)
+    height = inner.get("height", 300)
+    layers = [inner, *inner.get("layer", [])]
+    lines = max(map(_legend_lines, layers))
+    titles = [layer.get("encoding", {}).get("x", {}).get("title") for layer in layers]
+    lines += max(len(title) - 1 if isinstance(title, list) else 0 for title in titles)
+    marks = [layer["mark"] for layer in layers if isinstance(layer.get("mark"), dict)]
+    above = max(
+        (-mark["y"] for mark in marks if isinstance(mark.get("y"), int | float)), default=0
+    )  # names over columns
+    return round((height if isinstance(height, int | float) else 300) + AXIS + LINE * lines + max(0, above - 9))
+
+
+def _legend_lines(spec: Spec) -> int:
+    """Lines of the longest legend of a layer."""
+    lines = [0]
+    for channel in spec.get("encoding", {}).values():
+        if isinstance(channel, dict) and channel.get("legend"):
+            names = channel.get("scale", {}).get("domain", [])
+            columns = channel["legend"].get("columns", CONFIG["legend"]["columns"])
+            lines.append(math.ceil(len(names) / columns) if isinstance(names, list) and columns else 1)
+    return max(lines)
+
+
+def _moment(created: str) -> str:
+    """A time stamp for reading: "2026-11-22 06:40 UTC"; as it is where it is none."""
+    try:
+        return datetime.fromisoformat(created).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError):
+        return visible(created)
 
 
 def _cell(value: Any) -> str:

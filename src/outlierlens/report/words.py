@@ -1,4 +1,4 @@
-"""What a report says, by rule from its numbers: `finding(data)` in sentences, `advice(data)` in steps.
+"""What a report says, by rule from its numbers: `finding(data)`, in sentences.
 
 The rules are plain: nothing found is said first and plainly; a set that does no more than random sets is called
 harmless; an interval that holds zero is no damage; a p-value that random sets cannot reach is not claimed.
@@ -13,11 +13,11 @@ import numpy as np
 from outlierlens.charts.base import number, place
 from outlierlens.damage import Control, Damage
 from outlierlens.detect import Outlier, layers_needed
-from outlierlens.observation import ActivationOutlier, StackObservation
+from outlierlens.observation import StackObservation
 from outlierlens.report.emergence import track_sentences
-from outlierlens.report.phrases import TASKS, factor, listed, percent
+from outlierlens.report.phrases import TASKS, factor, listed, these
 from outlierlens.report.results import ReportData
-from outlierlens.report.sweep import heavy, sentences
+from outlierlens.report.sweep import sentences
 from outlierlens.scanned import StackScan
 
 SIGNIFICANT = 0.05
@@ -132,7 +132,7 @@ def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
     control, found = random_control(damage), verdict(damage)
     dims = sorted(damage.chosen.dims)
     all_found = sorted(dim for stack, dim in significant_dims(data) if stack == damage.stack)
-    them, values = _these(dims), f"the hidden values of {_these(dims)}"
+    them, values = these(dims), f"the hidden values of {these(dims)}"
     if dims == all_found:
         them, values = ("it", "its hidden values") if len(dims) == 1 else ("them", "their hidden values")
     mode = damage.mode.partition(" × ")[0]  # a scale's factor stands behind its name
@@ -147,10 +147,6 @@ def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
         n = len(control.conditions) if control else 0
         yield f"With {n} random sets this cannot be told from chance at p ≤ {SIGNIFICANT:g}."
     yield from _matched(damage, found)
-
-
-def _these(dims: Sequence[int]) -> str:
-    return f"dimension{'s' if len(dims) > 1 else ''} {listed(dims)}"
 
 
 def _verb(damage: Damage) -> str:
@@ -262,110 +258,3 @@ def largest(stack: StackObservation) -> Peak | None:
         token=statistics.abs_max_token[row][column],
         position=int(statistics.abs_max_position[row, column]),
     )
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One thing to do: for whom ("prune", "quantize", "compare", "trust"), what, and the number it rests on."""
-
-    topic: str
-    text: str
-    because: str
-
-
-def advice(data: ReportData) -> tuple[Advice, ...]:
-    """What to do about it, by rule; never empty."""
-    steps = [*_prune(data), *_quantize(data), *_compare(data)]
-    if not steps:
-        why = "none stands out" if not significant_dims(data) else "no damage beyond chance was shown"
-        steps = [Advice("nothing", "No dimension needs special care by these measurements.", why)]
-    off = data.damages or data.sweeps
-    if data.observation is None or not off:
-        missing = [name for name, there in (("observe", data.observation), ("disable", off)) if not there]
-        text = f"Run {' and '.join(missing)} before relying on this: the weights alone do not show what breaks."
-        steps.append(Advice("trust", text, f"not measured here: {' and '.join(missing)}"))
-    return tuple(steps)
-
-
-def _prune(data: ReportData) -> Iterator[Advice]:
-    swept = {(sweep.stack, dim) for sweep in data.sweeps for effect in sweep.effects for dim in effect.dims}
-    found_dims = sorted(significant_dims(data) - swept)
-    if not data.damages and found_dims:
-        streams = {stream for stream, _ in found_dims}
-        named = [(_these([d for s, d in found_dims if s == stream]), stream) for stream in sorted(streams)]
-        which = " and ".join(dims if len(streams) == 1 else f"{dims} of the {stream}" for dims, stream in named)
-        yield Advice(
-            "prune",
-            f"Until it is measured what they do, leave {which} alone when you prune or edit.",
-            "they stand out in the same place in many layers",
-        )
-    for damage in data.damages:
-        found, dims = verdict(damage), sorted(damage.chosen.dims)
-        if found == "damaging" and damage.chosen.change >= SMALL:
-            sites = sorted({s.site for s in data.scan.stacks if s.stack == damage.stack})
-            yield Advice(
-                "prune",
-                f"When you prune or edit, leave {_these(dims)} alone, in {' and '.join(sites)} of every layer: "
-                f"{damage.chosen.n_parameters:,} values carry this damage.",
-                f"{damage.mode}: {damage.chosen.change:+.3g} {damage.of_change}",
-            )
-            return
-    for sweep in data.sweeps:
-        costly = heavy(sweep)
-        if costly:
-            yield Advice(
-                "prune",
-                f"When you prune or edit, leave {_these(sorted(e.dims[0] for e in costly))} alone: the model pays for "
-                "each of them by itself.",
-                f"{costly[0].label} off: {costly[0].change:+.3g} {sweep.of_change}; "
-                f"the least of these, {costly[-1].label}: {costly[-1].change:+.3g}",
-            )
-            return
-    if data.damages and significant_dims(data) and all(verdict(d) == "harmless" for d in data.damages):
-        change = max(d.chosen.change for d in data.damages)
-        yield Advice(
-            "prune",
-            "The dimensions found need no protection on this task: they stand out, but the model does without them.",
-            f"{change:+.3g} {data.damages[0].of_change}, no more than random sets",
-        )
-
-
-def _quantize(data: ReportData) -> Iterator[Advice]:
-    for stack in data.observation.stacks if data.observation else ():
-        outliers: tuple[ActivationOutlier, ...] = stack.outliers
-        dims = sorted({o.dim for o in outliers if o.rule in ("massive", "llm.int8")})
-        peak = largest(stack)
-        if dims and peak is not None:
-            step, median = peak.value / 127, peak.value / peak.ratio
-            yield Advice(
-                "quantize",
-                f"Keep {_these(dims)} in 16 bits, or scale activations per channel, before you quantize activations to 8 bits.",
-                f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
-            )
-
-
-def _compare(data: ReportData) -> Iterator[Advice]:
-    for stack in data.observation.stacks if data.observation else ():
-        share = length_share(stack)
-        if share is None:
-            continue
-        row = int(share.max(axis=1).argmax())
-        column = int(share[row].argmax())
-        if share[row, column] >= 0.1:
-            dim, layer = stack.dims[column], place(stack.layers[row])
-            yield Advice(
-                "compare",
-                "Before you compare vectors by cosine or distance, standardise each dimension or leave "
-                f"{_these([dim])} out; Spearman's rank correlation is not misled.",
-                f"dimension {dim} alone holds {percent(share[row, column])} of the mean squared length after {layer}",
-            )
-
-
-def length_share(stack: StackObservation) -> np.ndarray | None:
-    """Share [layer, column] in [0, 1] of E|h|² that a dimension holds; None where not all dimensions were kept."""
-    if len(stack.dims) < stack.hidden_size:
-        return None
-    statistics = stack.view("all")
-    square = np.square(np.asarray(statistics.mean, dtype=float)) + np.square(np.asarray(statistics.std, dtype=float))
-    total = square.sum(axis=1, keepdims=True)
-    return np.divide(square, total, out=np.zeros_like(square), where=total > 0)

@@ -1,0 +1,140 @@
+"""Reports in a browser: accessibility, links and keys, nothing that moves, no JavaScript, and paper."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import synthetic_report as synthetic
+from outlierlens.report import render
+
+CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
+SHIFTS = """window.moved = 0;
+new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.moved += entry.value; })
+  .observe({ type: "layout-shift", buffered: true });"""
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM"),
+]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """{name: a page of that kind}."""
+    folder = tmp_path_factory.mktemp("pages")
+    stack = synthetic.stack_scan(needles=(5, 9), n_layers=6, hidden_size=64, bias=True)
+    observed = synthetic.observation(n_layers=6, hidden_size=64, massive=(5, 300.0))
+    data = synthetic.report_data(
+        scan_result=synthetic.scan(stack), observed=observed, damages=(synthetic.damage(dims=(5, 9)),)
+    )
+    made = {"report": render(data)}
+    for name, text in made.items():
+        (folder / f"{name}.html").write_text(text, "utf-8")
+    return {name: folder / f"{name}.html" for name in made}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium."""
+    driver = pytest.importorskip("playwright.sync_api")
+    with driver.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+    """Opens a page, waits for its charts, and fails the test where the console says anything or a file is asked for."""
+    contexts, said = [], []
+
+    def open_page(name: str, *, width: int = 1280, dark: bool = False, scripts: bool = True) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if dark else "light",
+            java_script_enabled=scripts,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda asked: said.append(asked.url) if not asked.url.endswith(f"{name}.html") else None)
+        if scripts:
+            page.add_init_script(SHIFTS)
+        page.goto(pages[name].as_uri())
+        if scripts:
+            page.wait_for_selector("html[data-charts=ready]", state="attached")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
+@pytest.mark.parametrize("name", ["report"])
+def test_axe_finds_nothing_serious(opened: Any, name: str, width: int, dark: bool) -> None:
+    pytest.importorskip("axe_playwright_python")
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+    page = opened(name, width=width, dark=dark)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run().then(({violations, passes}) => ({violations, passes: passes.length}))")
+    assert found["passes"] > 20  # it did look
+    serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
+    assert not serious, json.dumps([(one["id"], one["nodes"][0]["html"]) for one in serious])
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width  # tables scroll by themselves, the page does not
+
+
+@pytest.mark.parametrize("name", ["report"])
+def test_nothing_moves_while_charts_are_drawn(opened: Any, name: str) -> None:
+    page = opened(name)
+    assert page.evaluate("window.moved") < 0.02
+    rooms = page.evaluate(
+        "Array.from(document.querySelectorAll('.chart'), (e) => [e.dataset.chart, parseFloat(e.style.minHeight), "
+        "e.querySelector('svg').getBoundingClientRect().height])"
+    )
+    assert rooms
+    assert not [(chart, kept, drawn) for chart, kept, drawn in rooms if not -2 <= kept - drawn <= 40]
+
+
+def test_contents_and_links_of_headings_are_reached_by_keys(opened: Any) -> None:
+    page = opened("report")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "#weights-1"  # the second of the contents
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#weights-1"
+    page.wait_for_function("document.querySelector('.contents [aria-current]')?.getAttribute('href') === '#weights-1'")
+    page.keyboard.press("Tab")  # on from the target: the link of its heading
+    link = page.locator("a.anchor:focus")
+    assert link.get_attribute("href") == "#weights-1"
+    page.wait_for_function("getComputedStyle(document.activeElement).opacity === '1'")
+    assert page.locator("a.anchor").last.evaluate("e => getComputedStyle(e).opacity") == "0"
+
+
+def test_without_scripts_it_is_readable_and_its_numbers_can_be_opened(opened: Any) -> None:
+    page = opened("report", scripts=False)
+    assert page.locator(".chart").first.is_hidden()
+    note = page.locator("figure noscript").first
+    assert "This picture needs JavaScript" in note.inner_text()
+    page.locator("figure summary").first.click()
+    assert page.locator("figure table").first.is_visible()
+
+
+def test_paper_has_pictures_and_words_and_no_navigation(opened: Any) -> None:
+    page = opened("report")
+    page.emulate_media(media="print")
+    assert page.locator(".contents").is_hidden()
+    assert page.locator("a.anchor").first.is_hidden()
+    assert page.locator(".chart svg").first.is_visible()
+    assert page.pdf(format="A4").count(b"/Type /Page\n") >= 3
