@@ -180,7 +180,8 @@ def _q8_reach(side: Side) -> np.ndarray | None:
     blocks = np.abs(values).reshape(len(values), -1, Q8_BLOCK)
     step = blocks.max(axis=-1, keepdims=True) / 127  # the largest value of a block is stored as ±127
     error = half_step(step, "float16")  # of the step itself, times how often it is counted
-    counted = np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0)
+    # A block whose step is less than float16 can hold is stored as zeros; how far its values were counted is lost.
+    counted = np.divide(blocks, step, out=np.full_like(blocks, 127.0), where=step > 0)
     return np.asarray(((step + error) / 2 + error * counted).reshape(values.shape))
 
 
