@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outlierlens.counting import CountOptions, count_texts, count_tokens, run, sources
-from outlierlens.counting.sources import Position, cut, expand
+from outlierlens.counting.sources import cut, expand
 from outlierlens.counting.tally import Tally, packed_texts, unpacked_texts
 from outlierlens.counting.workers import Workers, here
 from outlierlens.errors import BadFile, BadInput, OutlierlensError

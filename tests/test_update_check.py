@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import FAMILIES, build
-from outlierlens.attacks.updates import UpdateOptions, robust_z, tail, update_check
+from outlierlens.attacks.updates import UpdateOptions, robust_z, update_check
+from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 
 OUTLIER = 5
@@ -161,7 +162,7 @@ def test_tail_is_hypergeometric() -> None:
     from scipy.stats import hypergeom
 
     for population, marked, drawn, found in ((50, 5, 10, 3), (1000, 10, 48, 1), (20, 15, 10, 7), (20, 15, 10, 0)):
-        assert tail(population, marked, drawn, found) == pytest.approx(
+        assert hypergeometric_tail(population, marked, drawn, found) == pytest.approx(
             hypergeom.sf(found - 1, population, marked, drawn)
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance, result, table
 from outlierlens.super_weights import SuperWeights
@@ -182,7 +183,7 @@ class Detectors:
         a, b = self._set(one, None, condition), self._set(other, None, condition)
         if a is None or b is None:
             return math.nan
-        return overlap_p(len(a), len(b), len(a & b), self.hidden_size)
+        return hypergeometric_tail(self.hidden_size, len(a), len(b), len(a & b))
 
     def votes(self, condition: str = MODEL) -> dict[int, tuple[str, ...]]:
         """{dimension: definitions that find it}, those of most definitions first."""
@@ -217,12 +218,6 @@ def jaccard(one: frozenset[int] | None, other: frozenset[int] | None) -> float:
     if one is None or other is None or not one | other:
         return math.nan
     return len(one & other) / len(one | other)
-
-
-def overlap_p(a: int, b: int, shared: int, width: int) -> float:
-    """P(at least `shared` in common) of `a` and `b` of `width` dimensions drawn independently (hypergeometric)."""
-    ways = sum(math.comb(a, k) * math.comb(width - a, b - k) for k in range(shared, min(a, b) + 1))
-    return ways / math.comb(width, b)
 
 
 def found_rows(found: Detectors) -> Iterator[dict[str, Any]]:

@@ -237,6 +237,22 @@ def _tail(counts: np.ndarray, chance: np.ndarray) -> np.ndarray:
     return tail[counts]
 
 
+def hypergeometric_tail(population: int, marked: int, drawn: int, found: int) -> float:
+    """Probability that of `drawn` out of `population`, `marked` of which are marked, `found` or more are marked."""
+    if found <= 0:
+        return 1.0
+
+    def log_choose(n: int, k: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    first = max(found, drawn - (population - marked))
+    logs = [
+        log_choose(marked, k) + log_choose(population - marked, drawn - k) - log_choose(population, drawn)
+        for k in range(first, min(drawn, marked) + 1)
+    ]
+    return min(1.0, math.fsum(math.exp(one) for one in logs))
+
+
 def holm(p: np.ndarray) -> np.ndarray:
     """Holm's step-down correction of p-values [dim], in the given order."""
     order = np.argsort(p, kind="stable")

@@ -5,6 +5,7 @@ dtype = auto_dtype(device)            # bfloat16 where the hardware computes in 
 tokens = tokens_at_once(device)       # of one forward pass, where nobody says how many
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from outlierlens.errors import BadInput
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = {"cpu": 2048, "mps": 8192, "cuda": 65536}
 # What starting a forward pass costs: as much as computing so many tokens (measured for 6 × 384 and 12 × 768 on a CPU).
 TOKENS_PER_START = {"cpu": 32, "mps": 512, "cuda": 4096}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def pick_device(device: str) -> "torch.device":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens._version import __version__
+from outlierlens.devices import cores
 
 PACKAGE = "outlierlens"
 FOR_USERS = ("charts", "models", "gguf", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
@@ -141,7 +142,7 @@ def examine(*, devices: bool = False, commands: Iterable[str] = ()) -> Diagnosis
         version=__version__,
         python=platform.python_version(),
         platform=platform.platform(),
-        cores=_cores(),
+        cores=cores(),
         memory=_memory(),
         devices=found,
         libraries=libraries,
@@ -289,12 +290,6 @@ def _size(folder: Path) -> int:
             except OSError:
                 continue
     return total
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def _memory() -> int | None:

@@ -60,6 +60,16 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; near: {found[0]!r}" if found else ""
 
 
+def printable(text: str) -> str:
+    """`text` with blanks for control characters: what files and models say never steers a terminal or ends a line."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def one_line(text: str) -> str:
+    """`text` as one line, control characters and runs of blanks as one blank."""
+    return " ".join(printable(text).split())
+
+
 def need(library: str, extra: str, purpose: str) -> ModuleType:
     """Import and return `library`, or raise `MissingExtra` with the pip line that installs it."""
     try:

@@ -16,6 +16,7 @@ import numpy as np
 
 from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
+from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 from outlierlens.integrity.fingerprint import width_of
 from outlierlens.integrity.sensitive import Found, bound_stacks, canonical, dims_of
@@ -271,7 +272,7 @@ def _client(name: str, digest: str, sums: _Sums, options: UpdateOptions) -> Clie
         n_top=n_top,
         n_top_outlier=on_top,
         expected_top=n_top * expected,
-        top_p=tail(sums.n_entries, sums.n_outlier, n_top, on_top),
+        top_p=hypergeometric_tail(sums.n_entries, sums.n_outlier, n_top, on_top),
         why=() if sums.finite else ("has values that are no finite numbers",),
     )
 
@@ -286,22 +287,6 @@ def _rank(sums: _Sums, share: float, options: UpdateOptions) -> float:
         drawn = {name: random.choice(others[name], size=sizes[name], replace=False).tolist() for name in others}
         as_large += sums.share(drawn) >= share
     return (1 + as_large) / (1 + options.n_draws)
-
-
-def tail(population: int, marked: int, drawn: int, found: int) -> float:
-    """Probability that of `drawn` out of `population`, `marked` of which are marked, `found` or more are marked."""
-    if found <= 0:
-        return 1.0
-
-    def log_choose(n: int, k: int) -> float:
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    first = max(found, drawn - (population - marked))
-    logs = [
-        log_choose(marked, k) + log_choose(population - marked, drawn - k) - log_choose(population, drawn)
-        for k in range(first, min(drawn, marked) + 1)
-    ]
-    return min(1.0, math.fsum(math.exp(one) for one in logs))
 
 
 def _judged(clients: Sequence[ClientUpdate], expected: float, options: UpdateOptions) -> list[ClientUpdate]:

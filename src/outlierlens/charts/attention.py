@@ -212,7 +212,7 @@ def _sink_panel(found: Attention, metric: str) -> tuple[Spec, list[tuple[Any, ..
     drawn = [line for line in (INTACT, OFF, RANDOM, UNIFORM) if any(one["line"] == line for one in rows)]
     rows = [one for one in rows if one["value"] is not None]
     domain = {"domain": [INTACT, OFF, RANDOM, UNIFORM]}
-    legend = {"title": None, "symbolOpacity": 1, "columns": 4}
+    legend = {"title": None, "columns": 4}
     colour = {"field": "line", "type": "nominal", "legend": legend}
     colour["scale"] = domain | {"range": [INK, ALARM, MUTED, FAINT]}
     shape = colour | {"scale": domain | {"range": ["circle", "diamond", "square", "cross"]}}

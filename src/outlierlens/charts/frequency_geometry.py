@@ -77,7 +77,7 @@ def _bands(found: FrequencyBands, measure: str, state: str, shown: Sequence[int]
     ]
     every = [getattr(row, measure)[number] for row in found.rows for number in shown]
     look: dict[str, Any] = {"field": "name", "type": "nominal"}
-    legend = {"title": "count of the token in the corpus", "columns": 3, "symbolOpacity": 1, "labelLimit": 300}
+    legend = {"title": "count of the token in the corpus", "columns": 3, "labelLimit": 300}
     colour = look | {"scale": fixes.scale([*names.values()], DIM_COLOURS[: len(names)]), "legend": legend}
     shape = look | {"scale": fixes.scale([*names.values()], SHAPES[: len(names)]), "legend": legend}
     first = state == found.states[0]
@@ -96,7 +96,7 @@ def _states(found: FrequencyBands, measure: str) -> Spec:
     ]
     titles = [TITLES[state] for state in found.states]
     looks = fixes.colours(found.states), fixes.shapes(found.states)
-    legend = {"title": None, "columns": 6, "symbolOpacity": 1}
+    legend = {"title": None, "columns": 6}
     look: dict[str, Any] = {"field": "name", "type": "nominal", "legend": legend}
     colour, shape = (look | {"scale": fixes.scale(titles, one)} for one in looks)
     level = 1.0 if measure == "norm_ratio" else 0.0  # where frequent and rare tokens are the same

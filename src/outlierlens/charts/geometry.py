@@ -180,13 +180,13 @@ def _lines(found: Geometry, measure: str, name: str, title: str, what: str, read
         "field": "fix",
         "type": "nominal",
         "scale": scale(fixes, colours(fixes)),
-        "legend": {"title": None, "columns": 6, "symbolOpacity": 1},
+        "legend": {"title": None, "columns": 6},
     }
     shape = {
         "field": "fix",
         "type": "nominal",
         "scale": scale(fixes, shapes(fixes)),
-        "legend": {"title": None, "columns": 6, "symbolOpacity": 1},
+        "legend": {"title": None, "columns": 6},
     }
     x, y = _layer_axis(found), field("value", what, scale={"zero": True}, axis={"tickCount": 7})
     tooltip = [

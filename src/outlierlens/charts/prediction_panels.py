@@ -40,7 +40,7 @@ def prediction_curves(found: Predictions, input: str, by: str = "rank", *, name:
     kinds = list(dict.fromkeys([kind for kind, _, _ in lines] + [kind for kind, _, _ in random]))
     looks = {"corpus": (MUTED, "stroke"), "intact": (INK, "circle"), "random": (FAINT, "stroke")}
     looks |= dict(zip(OFF.values(), zip(DIM_COLOURS, SHAPES, strict=True), strict=False))
-    legend = {"title": None, "columns": 3, "symbolOpacity": 1}
+    legend = {"title": None, "columns": 3}
     colour, shape = (
         {
             "field": "kind",

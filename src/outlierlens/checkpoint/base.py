@@ -146,6 +146,23 @@ def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = end
 
 
+def raw_rows(path: Path, start: int, info: TensorInfo, rows: Sequence[int], where: str) -> np.ndarray:
+    """Bytes of `rows` of the tensor that begins at byte `start` of a file, a run of rows at a time.
+
+    Packed blocks of values must not cross rows, which those of GGUF do not.
+    """
+    row_bytes = info.nbytes // max(info.size // max(info.shape[-1], 1), 1)
+    parts = [np.empty(0, np.uint8)]
+    with path.open("rb") as file:
+        for first, end in runs_of(rows):
+            file.seek(start + first * row_bytes)
+            parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
+    raw = np.concatenate(parts)
+    if len(raw) != len(rows) * row_bytes:
+        raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+    return raw
+
+
 def load_config(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, or {} where there is none; raises BadFile for anything else."""
     if not path.is_file():

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, row_spans, runs_of, widen
+from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, raw_rows, row_spans, widen
 from outlierlens.checkpoint.gguf_header import Header, read_header
 from outlierlens.checkpoint.gguf_names import Family, Translation, family_of
 from outlierlens.checkpoint.safetensors import Placed
@@ -97,18 +97,9 @@ class GGUFCheckpoint(Checkpoint):
         if translation.swap:  # its stored rows are columns
             return super().take_rows(name, rows)
         where = f"{self._path}: {name}"
-        width = place.info.shape[-1]
-        row_bytes = place.info.nbytes // max(place.info.size // max(width, 1), 1)  # blocks never cross rows
-        parts = [np.empty(0, np.uint8)]
-        with self._path.open("rb") as file:
-            for first, end in runs_of(rows):
-                file.seek(place.start + first * row_bytes)
-                parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
-        raw = np.concatenate(parts)
-        if len(raw) != len(rows) * row_bytes:
-            raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+        raw = raw_rows(self._path, place.start, place.info, rows, where)
         self.bytes_read += len(raw)
-        info = TensorInfo(place.info.dtype, (len(rows), width), len(raw))
+        info = TensorInfo(place.info.dtype, (len(rows), place.info.shape[-1]), len(raw))
         if info.dtype in ITEM_BYTES:
             values = widen(raw, info.dtype, info.shape, where)
         else:

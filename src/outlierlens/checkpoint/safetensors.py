@@ -20,8 +20,8 @@ from outlierlens.checkpoint.base import (
     Checkpoint,
     TensorInfo,
     parse_config,
+    raw_rows,
     row_spans,
-    runs_of,
     widen,
 )
 from outlierlens.errors import BadFile
@@ -153,18 +153,10 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
         path, place = self._where[name]
-        width = place.info.shape[-1]
-        row_bytes = place.info.nbytes // max(place.info.size // max(width, 1), 1)
-        parts = [np.empty(0, np.uint8)]
-        with path.open("rb") as file:
-            for first, end in runs_of(rows):
-                file.seek(place.start + first * row_bytes)
-                parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
-        raw = np.concatenate(parts)
-        if len(raw) != len(rows) * row_bytes:
-            raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
+        where = f"{path}: {name}"
+        raw = raw_rows(path, place.start, place.info, rows, where)
         self.bytes_read += len(raw)
-        return widen(raw, place.info.dtype, (len(rows), width), f"{path}: {name}")
+        return widen(raw, place.info.dtype, (len(rows), place.info.shape[-1]), where)
 
 
 def open_index(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:

@@ -5,7 +5,7 @@ Exit codes: 0 done, 1 error, 2 usage, 3 a check failed, 130 interrupted, 143 ter
 
 import sys
 
-from outlierlens.errors import OutlierlensError
+from outlierlens.errors import OutlierlensError, one_line
 
 
 def main() -> None:
@@ -15,14 +15,9 @@ def main() -> None:
     try:
         app()
     except OutlierlensError as error:
-        print(f"error: {_one_line(str(error))}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         raise SystemExit(1) from None
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): not our error, and nothing more can be written.
         sys.stderr.close()
         raise SystemExit(1) from None
-
-
-def _one_line(text: str) -> str:
-    """Control characters of file content never reach the terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

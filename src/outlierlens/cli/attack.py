@@ -59,9 +59,7 @@ def attack(
         typer.Option("--save", help="Write the model with the strongest edits to this folder; needs --yes."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do write a damaged copy, marked as one.")] = False,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",
@@ -208,7 +206,7 @@ def update_check(
     found = check(before, after, options, command=common.reproduce())
     show.result(found, print_update_check)
     if found.flagged:
-        raise typer.Exit(3)
+        raise typer.Exit(common.FAILED)
 
 
 def print_update_check(found: "UpdateCheck") -> None:

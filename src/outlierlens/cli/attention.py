@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,11 +56,9 @@ def attention(
     example_tokens: Annotated[int, typer.Option("--example-tokens", min=3, help="Tokens of it at most.")] = 32,
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 32,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=20, help="Times that texts are drawn again.")] = 200,
+    bootstrap: common.Bootstrap = 200,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

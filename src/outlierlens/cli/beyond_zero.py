@@ -1,7 +1,6 @@
 """`beyond-zero`: dimensions zeroed, set to means, shuffled, scaled and restored; a fixed bias, or information?"""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,14 +62,10 @@ def beyond_zero(
         float, typer.Option("--mask-fraction", help="Masked loss: share of tokens to mask.")
     ] = 0.15,
     batch_size: common.BatchSize = 16,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=20, help="Times that texts are drawn again.")] = 2000,
+    bootstrap: common.Bootstrap = 2000,
     seed: common.Seed = 0,
-    rows: Annotated[
-        Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    rows: common.Rows = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from outlierlens.errors import BadInput, near
+from outlierlens.errors import BadInput, OutlierlensError, near, one_line, printable
 
 Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
 Data = Annotated[
@@ -38,9 +38,18 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the r
 Format = Annotated[str, typer.Option("--format", help="auto, human, json or quiet.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+Chart = Annotated[
+    Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
+]
+Rows = Annotated[Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")]
+Bootstrap = Annotated[int, typer.Option("--bootstrap", min=20, help="Times that texts are drawn again.")]
+MaxRead = Annotated[str, typer.Option("--max-read", help="Refuse to read more than this.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More columns, notes and provenance.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress on stderr.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+
+# Exit codes of commands that check: nothing could be checked; the check failed.
+UNUSABLE, FAILED = 2, 3
 
 FORMATS = ("auto", "human", "json", "quiet")
 
@@ -92,6 +101,16 @@ def with_group(
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
+
+
+@contextmanager
+def unusable_is_2() -> Iterator[None]:
+    """Our own errors end the process with code 2, so that a gate can tell them from a difference (3)."""
+    try:
+        yield
+    except OutlierlensError as error:
+        warn(f"error: {one_line(str(error))}")
+        raise typer.Exit(UNUSABLE) from None
 
 
 @dataclass(frozen=True)
@@ -165,17 +184,17 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else "".join(c if c.isprintable() else " " for c in str(value))
+    return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
 
 
 def say(text: str) -> None:
     """One line on stdout, control characters removed."""
-    print("".join(c if c.isprintable() else " " for c in text))
+    print(printable(text))
 
 
 def warn(text: str) -> None:
     """One line on stderr."""
-    print("".join(c if c.isprintable() else " " for c in text), file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 class Progress:

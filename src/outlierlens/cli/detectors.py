@@ -50,9 +50,7 @@ def detectors(
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     super_chart: Annotated[
         Path | None, typer.Option("--super-chart", help="Draw the super weights to this file: likewise.")
     ] = None,

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from outlierlens.recovered import Recovery
     from outlierlens.survived import Survival, TunedSurvival
 
-ChartOption = Annotated[
-    Path | None, typer.Option("--chart", help="Draw the result to this file too: .html, .svg, .png or .json.")
-]
 DimsOption = Annotated[
     str | None, typer.Option("--dims", help="308,381: name these too. Default: what the rule finds.")
 ]
@@ -81,14 +78,14 @@ def survival(
     relax_to: weights.RelaxOption = None,
     view: weights.ViewOption = "last",
     arch: common.Arch = None,
-    max_read: weights.MaxReadOption = "500MB",
+    max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     tuned_revision: Annotated[
         str | None, typer.Option("--tuned-revision", help="Hub revision of the tuned models; default: --revision.")
     ] = None,
     token: common.Token = None,
     offline: common.Offline = False,
-    chart: ChartOption = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",
@@ -181,7 +178,7 @@ def one_dimension(
     max_length: common.MaxLength = 256,
     batch_size: common.BatchSize = 32,
     seed: common.Seed = 0,
-    chart: ChartOption = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",
@@ -280,7 +277,7 @@ def recover(
         str, typer.Option("--precision", help="float32 or bfloat16; auto is the latter where fast.")
     ] = "auto",
     seed: Annotated[int, typer.Option("--seed", help="Of the random sets and of intervals.")] = 0,
-    chart: ChartOption = None,
+    chart: common.Chart = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL-recovery.")
     ] = None,

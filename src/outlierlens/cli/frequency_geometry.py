@@ -1,7 +1,6 @@
 """`frequency-geometry`: vectors of frequent and of rare tokens, and what outlier dimensions have to do with the difference."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,11 +94,9 @@ def frequency_geometry(
     factor: FactorOption = 0.5,
     embeddings: EmbeddingsOption = False,
     n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of as many dimensions to clip.")] = 19,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=20, help="Times that texts are drawn again.")] = 500,
+    bootstrap: common.Bootstrap = 500,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -1,6 +1,5 @@
 """`frozen`: linear classifiers on a frozen model's vectors, layer by layer, raw and repaired."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,9 +75,7 @@ def frozen(
         bool, typer.Option("--bias", help="Classifiers with a constant for each class; the paper's have none.")
     ] = False,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file too: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

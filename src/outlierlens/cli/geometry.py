@@ -1,7 +1,6 @@
 """`geometry`: anisotropy, self-similarity and isotropy of a model's vectors, before and after each fix."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,9 +71,7 @@ def geometry(
     dims: Annotated[str | None, typer.Option("--dims", help="308,381: say their share of the cosine too.")] = None,
     bootstrap: Annotated[int, typer.Option("--bootstrap", min=20, help="Times that sentences are drawn again.")] = 500,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

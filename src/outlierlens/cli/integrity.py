@@ -1,8 +1,5 @@
 """`fingerprint` and `verify`: record a model's sensitive values and hold copies against them; no torch."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +7,12 @@ import typer
 
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, print_table, say
-from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
     from outlierlens.fingerprinted import Fingerprint
     from outlierlens.verified import Verification
 
-FAILED = 3
-UNUSABLE = 2
 SHOWN = 20  # rows of each table without --verbose
 
 Dims = Annotated[
@@ -91,7 +86,7 @@ def verify(
 
     Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).
     """
-    with unusable_is_2():
+    with common.unusable_is_2():
         show = Show.choose(format, json, quiet, output, overwrite)
         from outlierlens.integrity.fingerprint import load_fingerprint
         from outlierlens.integrity.verify import verify as hold
@@ -101,19 +96,7 @@ def verify(
         found = hold(model, load_fingerprint(baseline), options, deep=deep, command=common.reproduce())
         show.result(found, lambda value: print_verification(value, verbose))
     if not found.matches:
-        raise typer.Exit(FAILED)
-
-
-@contextmanager
-def unusable_is_2() -> Iterator[None]:
-    """Our own errors end the process with code 2, so that a gate can tell them from a difference (3)."""
-    try:
-        yield
-    except OutlierlensError as error:
-        from outlierlens.cli import _one_line
-
-        print(f"error: {_one_line(str(error))}", file=sys.stderr)
-        raise typer.Exit(UNUSABLE) from None
+        raise typer.Exit(common.FAILED)
 
 
 def print_verification(found: "Verification", verbose: bool = False) -> None:

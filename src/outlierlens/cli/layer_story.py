@@ -24,9 +24,7 @@ def layer_story(
         bool, typer.Option("--special/--no-special", help="Correlations over all tokens, special ones too.")
     ] = False,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -185,9 +185,7 @@ def disable(
     save: Annotated[
         Path | None, typer.Option("--save", help="Write a copy of the model with the dimensions off.")
     ] = None,
-    rows: Annotated[
-        Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")
-    ] = None,
+    rows: common.Rows = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -8,7 +8,6 @@ import typer
 from outlierlens.cli import common, weights
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Show, plain_dims, print_table, say
-from outlierlens.cli.downstream import ChartOption
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def origin(
     subfolder: common.Subfolder = "",
     token: common.Token = None,
     offline: common.Offline = False,
-    chart: ChartOption = None,
+    chart: common.Chart = None,
     picture: Annotated[str, typer.Option("--picture", help="Of --chart: all, rows, histograms or ranks.")] = "all",
     stack: Annotated[
         str | None, typer.Option("--stack", help="Of --chart: which stream, where there are several.")

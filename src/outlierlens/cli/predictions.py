@@ -1,7 +1,6 @@
 """`predictions`: what a model says with dimensions off, and how frequent in a corpus the tokens are that it says."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -84,11 +83,9 @@ def predictions(
             help="As released: counts by text, BERT's head loses the dimensions too, tokens tagged alone.",
         ),
     ] = False,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", min=20, help="Times that texts are drawn again.")] = 1000,
+    bootstrap: common.Bootstrap = 1000,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

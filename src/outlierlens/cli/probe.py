@@ -1,7 +1,6 @@
 """`probe`: what a linear probe reads of a token's position at every layer, and from which dimensions."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,9 +59,7 @@ def probe(
         bool, typer.Option("--retrain/--no-retrain", help="Also train a probe on the clipped vectors of each layer.")
     ] = True,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -8,13 +8,12 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
-from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
     from outlierlens.pruned import PruneCheck, PruneExperiment
 
-BAD_INPUT, BROKEN = 2, 3  # exit codes: nothing could be checked; the constraint is broken
 SHOWN = 12
 Dims = Annotated[
     str | None, typer.Option("--dims", help="308,381: the outliers; default: what scan finds in the weights.")
@@ -28,10 +27,6 @@ RowFraction = Annotated[
 ]
 ScaleAlone = Annotated[
     bool, typer.Option("--scale-alone", help="A norm's scale counts as removed even where its bias stays.")
-]
-MaxRead = Annotated[str, typer.Option("--max-read", help="Refuse to read more than this.")]
-Chart = Annotated[
-    Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
 ]
 
 
@@ -55,12 +50,12 @@ def prune_check(
     ] = None,
     stack: Stack = None,
     arch: common.Arch = None,
-    max_read: MaxRead = "500MB",
+    max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
     token: common.Token = None,
     offline: common.Offline = False,
-    chart: Chart = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",
@@ -71,7 +66,7 @@ def prune_check(
 
     Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.
     """
-    try:
+    with common.unusable_is_2():
         show = Show.choose(format, json, quiet, output, overwrite)
         check_chart(chart, replace=overwrite)
         if read_as not in ("auto", "masks", "weights"):
@@ -96,11 +91,8 @@ def prune_check(
 
             write_chart(chart, pruned_positions(found.stacks[0], found))
         show.result(found, print_check)
-    except OutlierlensError as error:
-        common.warn(f"error: {' '.join(str(error).split())}")
-        raise typer.Exit(BAD_INPUT) from None
     if not found.holds:
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(common.FAILED)
 
 
 def print_check(found: "PruneCheck") -> None:
@@ -152,7 +144,7 @@ def protect(
     factor: Annotated[float, typer.Option("--factor", help="awq: by which weights of a protected channel grow.")] = 2.0,
     stack: Stack = None,
     arch: common.Arch = None,
-    max_read: MaxRead = "500MB",
+    max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
     token: common.Token = None,
@@ -213,10 +205,8 @@ def prune_experiment(
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
-    rows: Annotated[
-        Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")
-    ] = None,
-    chart: Chart = None,
+    rows: common.Rows = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -1,7 +1,6 @@
 """`quant`: what rounding to few bits costs, and whether keeping the outliers gives it back."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -60,9 +59,7 @@ def quant(
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

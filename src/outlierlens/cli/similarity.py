@@ -10,7 +10,6 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
-from outlierlens.cli.downstream import ChartOption
 from outlierlens.cli.vectors import Fitting, Reading, reads_vectors, repairs
 from outlierlens.errors import BadInput
 
@@ -47,7 +46,7 @@ def sts(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=2, help="Use the first N pairs of each task.")] = None,
     seed: common.Seed = 0,
-    chart: ChartOption = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",
@@ -200,7 +199,7 @@ def wic(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=2, help="Use the first N pairs of each split.")] = None,
     seed: common.Seed = 0,
-    chart: ChartOption = None,
+    chart: common.Chart = None,
     output: common.Output = None,
     overwrite: common.Overwrite = False,
     format: common.Format = "auto",

@@ -95,9 +95,7 @@ def sweep(
     gpus_per_worker: Annotated[
         float | None, typer.Option("--gpus-per-worker", min=0, help="Ray: GPUs of a worker; 0.25 puts four on one.")
     ] = None,
-    chart: Annotated[
-        Path | None, typer.Option("--chart", help="Draw the sweep to this file too: .html, .svg, .png or .json.")
-    ] = None,
+    chart: common.Chart = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL-sweep.")
     ] = None,

@@ -25,7 +25,6 @@ RelaxOption = Annotated[
     float | None, typer.Option("--relax-to", help="Lower n-sigma down to this until something is found; reported.")
 ]
 ViewOption = Annotated[str, typer.Option("--view", help="last: the block's last operation; reading: norms that read.")]
-MaxReadOption = Annotated[str, typer.Option("--max-read", help="Refuse to read more than this.")]
 
 
 def scan_options(
@@ -56,7 +55,7 @@ def scan(
     propose: Annotated[
         bool, typer.Option("--propose", help="Print a draft row (TOML) for an unknown architecture.")
     ] = False,
-    max_read: MaxReadOption = "500MB",
+    max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
     token: common.Token = None,
@@ -149,7 +148,7 @@ def compare(
     dims: integrity.Dims = None,
     deep: integrity.Deep = False,
     arch: common.Arch = None,
-    max_read: MaxReadOption = "500MB",
+    max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     other_revision: Annotated[
         str | None, typer.Option("--other-revision", help="Hub revision of the second model; default: --revision.")
@@ -182,7 +181,7 @@ def compare(
             raise BadInput("--deep and --dims are about sensitive values; add --values")
         show.result(compare_scans(_scan_or_load(base, options), _scan_or_load(other, later)), _print_comparison)
         return
-    with integrity.unusable_is_2():
+    with common.unusable_is_2():
         from outlierlens.integrity.fingerprint import FingerprintOptions
         from outlierlens.integrity.verify import compare_values
 
@@ -193,7 +192,7 @@ def compare(
         found = compare_values(base, other, asked, later, command=common.reproduce())
         show.result(replace(outliers, values=found), _print_comparison)
     if not found.matches:
-        raise typer.Exit(integrity.FAILED)
+        raise typer.Exit(common.FAILED)
 
 
 def _scan_or_load(name: str, options: "ScanOptions") -> "Scan":

@@ -20,7 +20,8 @@ import numpy as np
 
 from outlierlens.counting.sources import Position, Shard, cut, expand, shards
 from outlierlens.counting.tally import Tally
-from outlierlens.counting.workers import Counted, Workers, available, here
+from outlierlens.counting.workers import Counted, Workers, here
+from outlierlens.devices import cores
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results import write_bytes
 from outlierlens.rows import alone_in
@@ -133,7 +134,7 @@ def count_texts(
 def _add_up(sums: _Sums, tally: Tally, read: Iterator[Shard], options: CountOptions, watch: "_Watch") -> _Sums:
     """`sums` with every shard, added in order; what is added is kept, however this ends."""
     try:
-        with contextlib.closing(_counted(tally, read, options.workers or available())) as counted:
+        with contextlib.closing(_counted(tally, read, options.workers or cores())) as counted:
             for shard, ids, times in counted:
                 sums = sums.plus(shard, ids, times)
                 watch(sums)

@@ -28,11 +28,6 @@ AHEAD = 2  # shards a worker that are read before they are asked for
 Counted = tuple[Shard, np.ndarray, np.ndarray]
 
 
-def available() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def here(tally: Tally, shards: Iterable[Shard]) -> Iterator[Counted]:
     """Shards with their counts, made in this process."""
     for shard in shards:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outlierlens.errors import need
+from outlierlens.errors import need, printable
 from outlierlens.exported import Exported
 from outlierlens.samples import SAMPLES
 
@@ -12,7 +12,7 @@ from outlierlens.samples import SAMPLES
 def card(found: Exported) -> str:
     """Markdown under the metadata that the hub reads."""
     yaml = need("yaml", "models", "a model card")
-    base = _line(found.provenance.model)
+    base = printable(found.provenance.model)
     return f"""---
 {yaml.safe_dump(_metadata(found), allow_unicode=True, sort_keys=False).strip()}
 ---
@@ -32,7 +32,7 @@ Sentence vectors of {found.width[1]} dimensions. Load them with sentence-transfo
 
 Written by outlierlens {found.provenance.version}, again by:
 
-    {_line(found.provenance.command or "outlierlens.embedder.export.export_embedder(…)")}
+    {printable(found.provenance.command or "outlierlens.embedder.export.export_embedder(…)")}
 """
 
 
@@ -61,7 +61,7 @@ def describe(found: Exported) -> dict[str, str]:
 
 
 def _table(found: Exported) -> str:
-    return "\n".join(f"| {name} | {_line(text).replace('|', '/')} |" for name, text in describe(found).items())
+    return "\n".join(f"| {name} | {printable(text).replace('|', '/')} |" for name, text in describe(found).items())
 
 
 def _numbers(found: Exported) -> str:
@@ -72,11 +72,11 @@ def _numbers(found: Exported) -> str:
     ]
     if sts := found.sts:
         lines.append(
-            f"- Spearman × 100 of cosines on {sts.n_pairs:,} pairs of {_line(sts.source)}: {100 * sts.raw:.2f} without the "
+            f"- Spearman × 100 of cosines on {sts.n_pairs:,} pairs of {printable(sts.source)}: {100 * sts.raw:.2f} without the "
             f"fix, {100 * sts.fixed:.2f} with it, {100 * sts.exported:.2f} as {sts.reader} reads this folder. None of its "
             f"sentences was fitted on."
         )
-    lines += [f"- Note: {_line(note)}." for note in found.notes]
+    lines += [f"- Note: {printable(note)}." for note in found.notes]
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -95,8 +95,3 @@ def _metadata(found: Exported) -> dict[str, Any]:
         meta["base_model"] = name
     meta["tags"] = ["sentence-transformers", "feature-extraction", "sentence-similarity", "outlierlens"]
     return meta
-
-
-def _line(text: str) -> str:
-    """`text` in one line, without what Markdown or YAML would take for more than text."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from outlierlens.errors import need
+from outlierlens.errors import need, printable
 from outlierlens.finetuned import FineTuned, SeedRun
 
 # What the hub calls metrics; a model-index has these types and our names beside them.
@@ -30,7 +30,7 @@ def card(tuned: FineTuned, run: SeedRun) -> str:
     )
     settings = "\n".join(f"- {name}: {value}" for name, value in {**tuned.settings, "seed": run.seed}.items())
     base, train, dev, command = (
-        _line(text)
+        printable(text)
         for text in (tuned.base, tuned.train, tuned.dev, tuned.provenance.command or "outlierlens.finetune.finetune(…)")
     )
     return f"""---
@@ -71,10 +71,5 @@ def _metadata(tuned: FineTuned, run: SeedRun) -> dict[str, Any]:
         found["base_model"] = tuned.base
     found["tags"] = ["outlierlens", tuned.task.replace(":", "-")]
     found["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
-    found["model-index"] = [{"name": f"{_line(tuned.base)} fine-tuned on {tuned.task}", "results": [result]}]
+    found["model-index"] = [{"name": f"{printable(tuned.base)} fine-tuned on {tuned.task}", "results": [result]}]
     return found
-
-
-def _line(text: str) -> str:
-    """`text` in one line, without what Markdown or YAML would take for more than text."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from outlierlens import arch
 from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, one_line
 from outlierlens.pruned import Removal
 from outlierlens.pruning.removal import Cells
 from outlierlens.scanned import StackScan
@@ -226,7 +226,7 @@ class _Lists:
 
     def _head(self, what: str, notes: Sequence[str]) -> list[str]:
         lines = [f"outlierlens: {what} of {self.checkpoint.name}", *notes]
-        return [f"# {' '.join(''.join(c if c.isprintable() else ' ' for c in line).split())}" for line in lines]
+        return [f"# {one_line(line)}" for line in lines]
 
     def _torch_pruning(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
         keep = {name: sorted(self.dims) for name in modules}

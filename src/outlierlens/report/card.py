@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from outlierlens.charts.base import number
 from outlierlens.damage import Condition, Damage
+from outlierlens.errors import one_line
 from outlierlens.report.advice import advice
 from outlierlens.report.joined import Joined, joined_sections
 from outlierlens.report.phrases import listed
@@ -117,7 +118,7 @@ def _provenance(data: ReportData) -> Iterator[str]:
     rows.append(("SHA-256 of names, shapes and values read", made.fingerprint))
     yield from _table(("", ""), rows)
     if made.command:
-        yield from ("", f"    {_one_line(made.command)}")  # indented: no backquote in it can end the block
+        yield from ("", f"    {one_line(made.command)}")  # indented: no backquote in it can end the block
     notes = dict.fromkeys((*data.notes, *data.scan.notes, *(n for s in data.scan.stacks for n in s.notes)))
     if notes:
         yield ""
@@ -133,8 +134,4 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterat
 
 def _plain(text: str) -> str:
     """`text` on one line with what Markdown or HTML would read escaped."""
-    return _one_line(text).translate(_SPECIAL)
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return one_line(text).translate(_SPECIAL)
