@@ -1,12 +1,16 @@
 """Shared fixtures: small trained-looking models, sample models that skip where they are not cached, evaluation data."""
 
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from closed import sitecustomize as network
 
 
 @pytest.fixture(autouse=True)
@@ -17,16 +21,28 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def closed_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any attempt to look up a name or to connect fails the test."""
-    import socket
+def pytest_configure() -> None:
+    """Close the network, for this process and every Python that it starts; see closed/sitecustomize.py."""
+    folder = str(Path(network.__file__).parent)
+    others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
+    os.environ[network.LOG] = str(Path(tempfile.mkdtemp(prefix="outlierlens-")) / "outside.log")
+    network.close()
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("something tried to use the network")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+def pytest_unconfigure() -> None:
+    shutil.rmtree(Path(os.environ[network.LOG]).parent, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_outside() -> Iterator[None]:
+    """A test that makes something look up a name or connect outside this machine fails, whatever caught the error."""
+    log = Path(os.environ[network.LOG])
+    yield
+    if log.exists():
+        tried = log.read_text("utf-8").split("\n")
+        log.unlink()
+        pytest.fail(f"tried to reach {', '.join(filter(None, tried))}")
 
 
 @pytest.fixture
@@ -68,7 +84,8 @@ def sample() -> Callable[[str], str]:
 
     def have(name: str) -> str:
         try:
-            fetch(name, lambda _: None)
+            with network.opened():
+                fetch(name, lambda _: None)
         except OutlierlensError as error:
             pytest.skip(f"{name} cannot be fetched here: {error}")
         return name

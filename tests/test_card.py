@@ -71,7 +71,7 @@ def test_nothing_measured_is_said(data: Any) -> None:
     assert "Run observe and disable before relying on this" in text
 
 
-@pytest.mark.usefixtures("closed_network", "no_picture_files")
+@pytest.mark.usefixtures("no_picture_files")
 def test_report_writes_it_from_results(data: Any, run: Any, tmp_path: Path) -> None:
     results, out = save(data, tmp_path / "results.json"), tmp_path / "card.md"
     code, said, err = run("report", str(results), "--card", str(out))

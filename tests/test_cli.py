@@ -40,7 +40,6 @@ def text(tmp_path: Path) -> str:
 FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]
 
 
-@pytest.mark.usefixtures("closed_network")
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
 def test_observe(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
@@ -59,7 +58,6 @@ def test_observe(family: str, head: str, kind: str, folder: Any, text: str, run:
     assert set(pandas.read_parquet(parquet).columns) >= {"stack", "layer", "dim", "mean", "kurtosis", "argmin_share"}
 
 
-@pytest.mark.usefixtures("closed_network")
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY[:3])
 def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     model = folder(family, head, kind)
@@ -79,7 +77,7 @@ def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run:
     assert (code, err.strip()) == (1, "error: dimension 99 does not exist; stream 'model': dimensions 0 to 15")
 
 
-@pytest.mark.usefixtures("closed_network", "no_picture_files")
+@pytest.mark.usefixtures("no_picture_files")
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
 def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     model, out = folder(family, head, kind), tmp_path / "run"
@@ -102,7 +100,6 @@ def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: 
     assert (out / "report.html").read_text("utf-8") == before
 
 
-@pytest.mark.usefixtures("closed_network")
 def test_a_report_has_its_charts_as_pictures(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     few = ("--data", text, "--random", "4", "--matched", "2", "--no-progress", "--dims", "3,5")

@@ -85,7 +85,6 @@ def test_commands_that_do_without_models_exist() -> None:
     assert set(doctor.MODEL_FREE) <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("closed_network")
 def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Any) -> None:
     for name in doctor.VARIABLES:
         monkeypatch.delenv(name, raising=False)

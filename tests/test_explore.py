@@ -254,7 +254,7 @@ def test_the_python_of_a_decoder_gives_its_numbers(causal: Explorer, view: str) 
         assert found.passage.continuations[0].prompt == TEXT
 
 
-def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any, closed_network: None) -> None:
+def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any) -> None:
     state = replace(SHORT, dims=(8, 120), mode="scale", factor=0.25, blank=1, vector_token=3, attention_layer=0, seed=7)
     found = planted.look(state)
     line = found.provenance.command
@@ -494,7 +494,7 @@ def test_the_command_prints_views_for_people(run: Any) -> None:
         assert said in out
 
 
-def test_a_space_holds_all_that_it_needs(tmp_path: Path, run: Any, closed_network: None) -> None:
+def test_a_space_holds_all_that_it_needs(tmp_path: Path, run: Any) -> None:
     folder = tmp_path / "space"
     code, out, _ = run("explore", "mini-planted", "--space", str(folder))
     assert code == 0

@@ -19,6 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from closed import sitecustomize as network
 from outlierlens.explored import State
 
 CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
@@ -29,27 +30,6 @@ TEXT = (
     "that you care about every one of them. The ending made me cry, and I would gladly watch it again with my family."
 )
 WORDS = " ".join(f"w{number}" for number in range(1, 25))  # two blanks of a decoder that knows words alone
-# What the server's process may not do: look a name up, or connect to anything but this machine.
-CLOSED = """
-import ipaddress, os, socket
-def _outside(host):
-    try:
-        return not ipaddress.ip_address(str(host)).is_loopback
-    except ValueError:
-        return host not in ("localhost", None, "")
-def _refuse(what):
-    with open(os.environ["OUTSIDE_LOG"], "a") as log:
-        log.write(f"{what}\\n")
-    raise OSError(f"closed network: {what}")
-_lookup, _connect = socket.getaddrinfo, socket.socket.connect
-def getaddrinfo(host, *rest, **more):
-    return _refuse(host) if _outside(host) else _lookup(host, *rest, **more)
-def connect(self, address):
-    if self.family in (socket.AF_INET, socket.AF_INET6) and _outside(address[0]):
-        _refuse(address)
-    return _connect(self, address)
-socket.getaddrinfo, socket.socket.connect, socket.socket.connect_ex = getaddrinfo, connect, connect
-"""
 
 pytestmark = [
     pytest.mark.browser,
@@ -59,26 +39,23 @@ pytestmark = [
 
 
 class Server:
-    """A process of `outlierlens explore` that cannot reach anything outside this machine."""
+    """A process that serves a page; like every Python that tests start, it cannot reach anything outside this machine."""
 
-    def __init__(self, folder: Path, *words: str, port: int):
-        (folder / "sitecustomize.py").write_text(CLOSED, "utf-8")
-        self.outside, self.said = folder / "outside.log", folder / "said.log"
-        self.address = f"http://127.0.0.1:{port}/"
-        environment = {
-            **os.environ, "PYTHONPATH": str(folder), "OUTSIDE_LOG": str(self.outside), "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "0", "GRADIO_SERVER_NAME": "0.0.0.0",
-        }  # fmt: skip
-        command = [sys.executable, "-m", "outlierlens", "explore", *words, "--port", str(port), "--dtype", "float32"]
+    def __init__(self, folder: Path, *command: str, port: int, **environment: str):
+        self.said, self.address = folder / "said.log", f"http://127.0.0.1:{port}/"
+        given = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0"} | environment
         with self.said.open("w") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                [sys.executable, *command], cwd=folder, env=given, stdout=log, stderr=subprocess.STDOUT
+            )
 
     def wait(self) -> None:
-        for _ in range(PATIENCE // 100):
-            if "exploring" in self.said.read_text("utf-8"):
+        until = time.monotonic() + 2 * PATIENCE / 1000
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), urlopen(self.address, timeout=60):
                 return
             assert self.process.poll() is None, self.said.read_text("utf-8")
-            time.sleep(0.5)
+            time.sleep(0.2)
         raise AssertionError(f"it did not start: {self.said.read_text('utf-8')}")
 
     def close(self) -> None:
@@ -88,11 +65,14 @@ class Server:
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The command, serving the packaged model with outliers."""
+    """The command, serving the packaged model with outliers; a Space's variables do not open it to others."""
     from outlierlens.explore.serve import free_port
 
-    folder = tmp_path_factory.mktemp("explore")
-    server = Server(folder, "mini-planted", "--text", TEXT, "--dims", "", port=free_port(0))
+    port = free_port(0)
+    words = ("-m", "outlierlens", "explore", "mini-planted", "--text", TEXT, "--dims", "", "--port", str(port))
+    server = Server(
+        tmp_path_factory.mktemp("explore"), *words, "--dtype", "float32", port=port, GRADIO_SERVER_NAME="0.0.0.0"
+    )
     try:
         yield server
     finally:
@@ -100,27 +80,39 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def servers(command: Server, words: Any) -> Iterator[dict[str, str]]:
-    """Addresses: of the command, and in this process of the packaged model without outliers and of a tiny decoder."""
-    import explore_models
-    from outlierlens.explore.look import open_explorer
-    from outlierlens.explore.serve import Place, free_port, served
+def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Space of the packaged model without outliers, started as the hub starts it: its folder, its copy of the package."""
+    from outlierlens.explore.serve import free_port
+    from outlierlens.explore.space import write_space
     from outlierlens.models import LoadOptions
 
-    bert = open_explorer("mini-bert", LoadOptions(dtype="float32", device="cpu"))
+    folder = write_space(tmp_path_factory.mktemp("space") / "made", "mini-bert", LoadOptions(dtype="float32"))
+    port, given = free_port(0), {"GRADIO_SERVER_NAME": "127.0.0.2", "PYTHONPATH": str(Path(network.__file__).parent)}
+    server = Server(folder, "app.py", port=port, GRADIO_SERVER_PORT=str(port), **given)
+    server.address = server.address.replace("127.0.0.1", "127.0.0.2")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def servers(command: Server, space: Server, words: Any) -> Iterator[dict[str, str]]:
+    """Addresses: of the command, of the Space, and in this process of a tiny decoder."""
+    import explore_models
+    from outlierlens.explore.serve import Place, free_port, served
+
     decoder = explore_models.tiny(words)
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for name, explorer, text in (("bert", bert, TEXT), ("decoder", decoder, WORDS)):
-            start = replace(explorer.start(), text=text)
-            found[name], _ = stack.enter_context(served(explorer, start, Place(free_port(0))))
+    with served(decoder, replace(decoder.start(), text=WORDS), Place(free_port(0))) as (address, _):
         command.wait()
-        yield found | {"planted": command.address}
+        space.wait()
+        yield {"planted": command.address, "space": space.address, "decoder": address}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
+    (ARTEFACTS / "requests.log").unlink(missing_ok=True)
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
@@ -150,7 +142,7 @@ class Visitor:
 
     @staticmethod
     def is_here(url: str) -> bool:
-        return urlsplit(url).hostname == "127.0.0.1" or url.startswith(("data:", "blob:"))
+        return urlsplit(url).hostname in ("127.0.0.1", "127.0.0.2") or url.startswith(("data:", "blob:"))
 
     def open(self, address: str, state: State | None = None) -> "Visitor":
         self.page.goto(address + ("?" + state.query() if state else ""))
@@ -333,8 +325,11 @@ def test_what_cannot_be_is_said_politely(servers: dict[str, str], visit: Any) ->
     assert "Cannot read dimensions '1,x'" in bad.page.locator("#ol-said").inner_text()
 
 
-def test_a_model_without_outliers_says_so_and_holds(servers: dict[str, str], visit: Any) -> None:
-    one = visit(servers["bert"])
+def test_a_space_of_a_model_without_outliers_says_so_and_holds(
+    servers: dict[str, str], space: Server, visit: Any
+) -> None:
+    one = visit(servers["space"], State(text=TEXT, dims=(0, 1, 2)))
+    assert one.page.locator("h1").first.inner_text() == "mini-bert"
     assert "No outlier dimension" in one.page.locator("#ol-verdict").inner_text()
     assert "Listed are the 3 strongest." in one.page.locator("#ol-verdict").inner_text()
     assert one.page.locator("#ol-listed input").count() == 3
@@ -343,6 +338,8 @@ def test_a_model_without_outliers_says_so_and_holds(servers: dict[str, str], vis
     before = one.page.locator("#ol-said").inner_text()
     one.changed(one.page.get_by_role("button", name="Another random control").click)
     assert one.page.locator("#ol-said").inner_text() != before
+    assert _listening(space.process.pid) == ["127.0.0.2"]  # where the environment told it to
+    assert space.said.read_text("utf-8") == ""
 
 
 def test_a_decoder_goes_on_and_what_is_copied_is_what_is_shown(servers: dict[str, str], visit: Any) -> None:
@@ -379,7 +376,6 @@ def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: 
 def test_the_command_is_on_this_machine_alone_and_reached_nothing(command: Server, servers: dict[str, str]) -> None:
     with urlopen(servers["planted"], timeout=60) as page:
         assert "gradio" in page.read().decode()
-    assert not command.outside.exists(), command.outside.read_text("utf-8")
     said = command.said.read_text("utf-8")
     assert said == f"exploring mini-planted at {command.address} (this machine only; Ctrl-C ends it)\n"
     assert _listening(command.process.pid) == ["127.0.0.1"]

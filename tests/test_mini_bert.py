@@ -46,9 +46,6 @@ EXPECTED = (
 )
 
 
-pytestmark = pytest.mark.usefixtures("closed_network")
-
-
 def top(loaded: LoadedModel, prompt: str, n: int) -> list[str]:
     """The n likeliest tokens of the one blank."""
     tokenizer: Any = loaded.tokenizer

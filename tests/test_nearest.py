@@ -25,7 +25,6 @@ MISTYPED = [
 ]
 
 
-@pytest.mark.usefixtures("closed_network")
 @pytest.mark.parametrize(("arguments", "code", "says"), MISTYPED, ids=lambda value: str(value)[:40])
 def test_what_was_meant_is_named(arguments: tuple[str, ...], code: int, says: str, run: Any) -> None:
     stopped, out, err = run(*arguments)

@@ -37,6 +37,8 @@ from outlierlens.sweeps.units import Unit, Work
 from outlierlens.tasks import TaskOptions
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+# A head that is not of ray.init says even that nothing is to be said; here it says so to nobody.
+os.environ["RAY_USAGE_STATS_REPORT_URL"] = "http://127.0.0.1:9"
 pytest.importorskip("ray")
 OPTIONS = SweepOptions(
     task=TaskOptions(blocks=False, max_length=16),
