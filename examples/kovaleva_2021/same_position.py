@@ -1,0 +1,37 @@
+"""Kovaleva et al. (2021), pruning and position: as many weights, at one position of all layers or wherever they are smallest.
+
+    python examples/kovaleva_2021/same_position.py --model smollm2-135m --data excerpt
+
+The paper asks why a handful of weights matters to models that bear heavy pruning: pruning by magnitude never takes the same
+position in every layer. Every condition here prunes exactly as many weights of the blocks' last operations. Seconds.
+"""
+
+import argparse
+from pathlib import Path
+
+import outlierlens as ol
+from outlierlens import charts
+from outlierlens.pruning.experiment import ExperimentOptions, prune_experiment
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mini-planted", help="sample, folder or hub id")
+    parser.add_argument("--dims", type=int, nargs="+", default=[], help="outliers; default: what the weights name")
+    parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/same_position"), help="folder")
+    args = parser.parse_args(arguments)
+
+    options = ExperimentOptions(dims=tuple(args.dims))
+    found = prune_experiment(ol.load_model(args.model), ol.read_texts(args.data), options)
+    chart = charts.prune_experiment(found)
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "same-position.png").write_bytes(charts.picture(chart, "png"))
+    found.to_pandas().to_csv(args.output / "same-position.csv", index=False)
+    print(chart.reading)
+    print(found.verdict)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Puccetti et al. (2022), what a model predicts without its outliers: more frequent tokens, or rarer ones?
+
+    python examples/puccetti_2022/predictions.py --model roberta-base --dims 77 588 --counts counts.parquet --data wiki.txt
+
+The paper reads unmasked and masked text with the dimensions off in all layers; here also with the last hidden state and the
+product with the vocabulary changed, as Macocco et al. (2025) do, and beside random sets. Without `--counts` the texts' own
+tokens are counted, which says little. (Parts of speech: `outlierlens predictions --tagger`.) Half a minute.
+"""
+
+import argparse
+from pathlib import Path
+
+import outlierlens as ol
+from outlierlens import charts
+from outlierlens.counting import count_texts
+from outlierlens.predictions.run import PredictionOptions, predictions
+from outlierlens.token_counts import read_counts
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mini-planted", help="sample, folder or hub id")
+    parser.add_argument("--dims", type=int, nargs="+", help="dimensions; default: what the weights name")
+    parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
+    parser.add_argument("--limit", type=int, default=64, help="texts")
+    parser.add_argument("--counts", help="token counts that `outlierlens count` wrote")
+    parser.add_argument("--random", type=int, default=5, help="random sets")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/puccetti_2022/predictions"), help="folder")
+    args = parser.parse_args(arguments)
+
+    loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
+    tokenizer = loaded.tokenizer
+    counts = read_counts(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
+    dims = args.dims or ol.scan(args.model).stacks[0].dims
+    found = predictions(loaded, texts, counts, dims, PredictionOptions(n_random=args.random))
+    chart = charts.predictions(found)
+
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "predictions.png").write_bytes(charts.picture(chart, "png"))
+    found.to_pandas().to_csv(args.output / "predictions.csv", index=False)
+    print(chart.reading)
+
+
+if __name__ == "__main__":
+    main()
