@@ -94,8 +94,7 @@ def module_of(script: str) -> ModuleType:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_runs(
-    script: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    closed_network: None,
+    script: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     # Drawing a file takes a second, and is tested with the charts.
     monkeypatch.setattr("outlierlens.charts.picture", lambda chart, kind: json.dumps(chart.plain()).encode())
