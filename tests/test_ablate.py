@@ -143,6 +143,26 @@ def test_modes_of_edited_hidden() -> None:
     assert torch.equal(shuffled[0][..., 6], intact[0][..., 6])
 
 
+@pytest.mark.parametrize(("name", "factor"), [("gpt2", 3.0), ("llama", -0.5), ("bert", 3.0)])
+def test_scaled_once_the_stream_holds_so_many_times_what_was_written(name: str, factor: float) -> None:
+    model = loaded(name)
+    raw: dict[int, torch.Tensor] = {}
+    with (
+        tapped(model.model, [model.stack("model")], lambda _, layer, states: raw.update({layer: states.clone()})),
+        edited_hidden(model, {0: [5], 1: [2, 5], 2: [5]}, "scale once", settings=EditSettings(factor=factor)),
+    ):
+        for _ in range(2):  # nothing is carried on from pass to pass
+            states = states_of(model, name, "model")
+    written = raw[0][..., 5]
+    for layer in range(3):
+        if layer:
+            # What a block adds to the stream that it was handed, scaled; behind a norm of the stream nothing goes on.
+            written = raw[layer][..., 5] - (0 if name == "bert" else states[layer - 1][..., 5] - written)
+        torch.testing.assert_close(states[layer][..., 5], factor * written)
+    assert torch.equal(states[0][..., 2], raw[0][..., 2])
+    torch.testing.assert_close(states[1][..., 2], factor * raw[1][..., 2])
+
+
 def test_resample_never_mixes_in_padding(words: Any) -> None:
     model = loaded("bert")
     (padded,) = batches(words(), ["w1 w2 w3 w4 w5 w6", "w7"], max_length=16, batch_size=2)
@@ -213,7 +233,7 @@ def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_bad_modes() -> None:
-    message = "unknown mode 'clip'; modes are zero, mean, position mean, scale, resample"
+    message = "unknown mode 'clip'; modes are zero, mean, position mean, scale, scale once, resample"
     with pytest.raises(BadInput, match=message), edited_hidden(loaded("bert"), [1], "clip"):  # type: ignore[arg-type]
         pass
     with pytest.raises(BadInput, match='mode "mean" needs'), edited_hidden(loaded("bert"), [1], "mean"):

@@ -109,7 +109,7 @@ def test_every_number_is_that_of_a_plain_loop(words: Any) -> None:
                 ("zero", "zero", {}),
                 ("mean", "mean", {}),
                 ("resample", "resample", {}),
-                ("scale 2", "scale", {"factor": 2.0}),
+                ("scale 2", "scale once", {"factor": 2.0}),
                 ("zero, first token kept", "zero", {"tokens": "rest"}),
                 ("zero, first token only", "zero", {"tokens": "first"}),
             ):

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Dims = Sequence[int] | Mapping[int, Sequence[int]]
-EditMode = Literal["zero", "mean", "position mean", "scale", "resample"]
-EDIT_MODES: tuple[EditMode, ...] = ("zero", "mean", "position mean", "scale", "resample")
+EditMode = Literal["zero", "mean", "position mean", "scale", "scale once", "resample"]
+EDIT_MODES: tuple[EditMode, ...] = ("zero", "mean", "position mean", "scale", "scale once", "resample")
 EditTokens = Literal["all", "first", "rest"]
 EDIT_TOKENS: tuple[EditTokens, ...] = ("all", "first", "rest")
 
@@ -120,7 +120,7 @@ class EditSettings:
     """Settings of `edited_hidden`'s modes.
 
     Attributes:
-        factor: "scale" multiplies by it.
+        factor: "scale" and "scale once" multiply by it.
         means: "mean" puts means[layer, dim] in place; see `mean_states`.
         position_means: "position mean" puts these in place; see `position_means`.
         seed: "resample" permutes values among the batch's tokens with this seed.
@@ -149,6 +149,11 @@ def edited_hidden(
     "zero" sets to 0, "mean" to the dimension's mean in that layer, "position mean" to its mean there at the token's
     position, "scale" multiplies by a factor, "resample" permutes the values among all edited tokens of the batch, which
     keeps the distribution and destroys the information.
+
+    Where the stream goes on from block to block (pre-norm), "scale" multiplies in every block what the one before has
+    multiplied already: × 2 in 30 layers is × 2³⁰ for what the first wrote. "scale once" leaves out what the edits before
+    have added, so that the stream holds `factor` times what the blocks wrote. Where blocks end in a norm of the stream
+    nothing is carried on as it is, and the two are the same.
 
     Raises:
         BadInput: unknown mode, tokens or dimension, no means for "mean" or "position mean", or a compiled model.
@@ -190,6 +195,9 @@ class _Change:
 
         self.mode, self.settings = mode, settings
         self._generator = torch.Generator().manual_seed(settings.seed)
+        self._plan, self._first = plan, min(plan)
+        self._goes_on = bound.stack.norm_site != "stream"
+        self._carried: dict[int, Tensor] = {}  # [batch, token] by dimension: what this pass's edits added so far
         self._tables: dict[int, Tensor] = {}  # [position + 1, dim that is off]; of "mean" one row for all positions
         if mode not in ("mean", "position mean"):
             return
@@ -214,6 +222,8 @@ class _Change:
             return torch.zeros_like(old)
         if self.mode == "scale":
             return old * self.settings.factor
+        if self.mode == "scale once":
+            return self._scaled_once(layer, old, here)
         if self.mode == "resample":
             shuffled = torch.randperm(int(here.sum()), generator=self._generator).to(old.device)
             new = old.clone()
@@ -221,6 +231,19 @@ class _Change:
             return new
         table = self._tables[layer].to(old)
         return table[positions(valid).clamp_max(len(table) - 1)]
+
+    def _scaled_once(self, layer: int, old: "Tensor", here: "Tensor") -> "Tensor":
+        import torch
+
+        if layer == self._first:
+            self._carried.clear()
+        none = torch.zeros_like(old[..., 0])
+        carried = torch.stack([self._carried.get(dim, none) for dim in self._plan[layer]], dim=-1)
+        written = old - carried
+        if self._goes_on:
+            added = (self.settings.factor - 1) * written * here[..., None]
+            self._carried |= {dim: added[..., i] for i, dim in enumerate(self._plan[layer])}
+        return self.settings.factor * written
 
 
 def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) -> np.ndarray:

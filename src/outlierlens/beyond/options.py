@@ -81,5 +81,5 @@ def treatments(options: BeyondOptions) -> tuple[How, ...]:
         How(RESAMPLE, "resample"),
         How(BUT_FIRST, "zero", tokens="rest"),
         How(ONLY_FIRST, "zero", tokens="first"),
-        *(How(f"{SCALE} {factor:g}", "scale", factor) for factor in factors),
+        *(How(f"{SCALE} {factor:g}", "scale once", factor) for factor in factors),
     )

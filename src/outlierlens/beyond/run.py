@@ -209,7 +209,7 @@ class _Bench:
             "stack": self.stack.name,
             "folds": options.n_folds,
             "seed": options.seed,
-            "what": "beyond zero",
+            "what": "beyond zero, scaled once",
         }
 
     def measure(self, how: How, plan: Plan) -> tuple[np.ndarray, dict[str, float]]:
