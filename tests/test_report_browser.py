@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 import synthetic_report as synthetic
-from outlierlens.report import render
+from outlierlens.report import paired, render
+from outlierlens.report.pair_page import render_pair
 
 CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
 SHIFTS = """window.moved = 0;
@@ -33,7 +35,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data = synthetic.report_data(
         scan_result=synthetic.scan(stack), observed=observed, damages=(synthetic.damage(dims=(5, 9)),)
     )
-    made = {"report": render(data)}
+    other = synthetic.report_data(scan_result=synthetic.scan(replace(stack, n_sigma=2.5)), observed=observed)
+    made = {"report": render(data), "pair": render_pair(paired(data, other))}
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
     return {name: folder / f"{name}.html" for name in made}
@@ -79,7 +82,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
-@pytest.mark.parametrize("name", ["report"])
+@pytest.mark.parametrize("name", ["report", "pair"])
 def test_axe_finds_nothing_serious(opened: Any, name: str, width: int, dark: bool) -> None:
     pytest.importorskip("axe_playwright_python")
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
@@ -93,7 +96,7 @@ def test_axe_finds_nothing_serious(opened: Any, name: str, width: int, dark: boo
     assert wide <= width  # tables scroll by themselves, the page does not
 
 
-@pytest.mark.parametrize("name", ["report"])
+@pytest.mark.parametrize("name", ["report", "pair"])
 def test_nothing_moves_while_charts_are_drawn(opened: Any, name: str) -> None:
     page = opened(name)
     assert page.evaluate("window.moved") < 0.02

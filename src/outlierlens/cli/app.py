@@ -51,7 +51,7 @@ COMMANDS = {
     "layer-story": ("layer_story", "layer_story"),
     "attack": ("attack", "attack"),
     "update-check": ("attack", "update_check"),
-    "report": ("measure", "report"),
+    "report": ("report", "report"),
     "explore": ("explore", "explore"),
     "doctor": ("doctor", "doctor"),
     "samples": ("samples", "samples"),

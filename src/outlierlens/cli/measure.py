@@ -1,4 +1,4 @@
-"""`observe`, `disable` and `report`: commands that run the model."""
+"""`observe` and `disable`: commands that run the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +26,6 @@ ModeOption = Annotated[
 FactorOption = Annotated[float, typer.Option("--factor", help="Factor of mode scale.")]
 TEXTS = 16  # of `disable`, where no number is given
 EmbeddingsOption = Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")]
-ReportTexts = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt.",
-        show_default=False,
-    ),
-]
 
 
 @common.loads_a_model
@@ -300,76 +292,3 @@ def _off(condition: "Condition") -> str:
 
 def _dims(dims: tuple[int, ...]) -> str:
     return ", ".join(map(str, dims[:8])) + (f" and {len(dims) - 8} more" if len(dims) > 8 else "")
-
-
-@common.loads_a_model
-def report(
-    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id; mini-* need no download.")] = (
-        "smollm2-135m"
-    ),
-    data: ReportTexts = None,
-    text_column: common.TextColumn = None,
-    limit: common.Limit = 16,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL.")] = None,
-    dims: Annotated[
-        str | None, typer.Option("--dims", help="Dimensions to switch off; default: what scan finds.")
-    ] = None,
-    n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of the same size.")] = 19,
-    n_matched: Annotated[int, typer.Option("--matched", min=0, help="Sets as large, at other positions by layer.")] = 5,
-    max_length: common.MaxLength = 128,
-    batch_size: common.BatchSize = 16,
-    seed: common.Seed = 0,
-    sweeps: Annotated[
-        list[Path] | None, typer.Option("--sweep", help="Show this sweep.json as well; give it once a sweep.")
-    ] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option("--result", help="Show this result too (beyond-zero, prune-check, … -o FILE); once a result."),
-    ] = None,
-    card: Annotated[
-        Path | None, typer.Option("--card", help="Also write a section for the model's card (Markdown) to this file.")
-    ] = None,
-    overwrite: common.Overwrite = False,
-    no_progress: common.NoProgress = False,
-    quiet: common.Quiet = False,
-    *,
-    load: "LoadOptions",
-) -> None:
-    """Find outliers, observe, switch off beside controls, and write one self-contained HTML report.
-
-    MODEL may also be the results.json of an earlier report: the page is then made again, without torch.
-    """
-    Show.choose("auto", False, quiet, card, overwrite)  # before the work, not after it
-    if model.endswith(".json") and Path(model).is_file():
-        from outlierlens.cli.job import redraw
-
-        if dims is not None or data is not None:
-            raise BadInput(f"{model} holds measured results: --dims and --data need the model itself")
-        page = redraw(Path(model), output, tuple(sweeps or ()), tuple(results or ()))
-        _say_written(page, card, quiet)
-        return
-    from outlierlens.cli.job import Job, run
-    from outlierlens.samples import texts_for
-
-    job = Job(
-        model=model, data=data or texts_for(model), text_column=text_column, limit=limit, dims=dims, n_random=n_random,
-        n_matched=n_matched, max_length=max_length, batch_size=batch_size, seed=seed,
-        directory=output or Path("runs") / Path(model).name, overwrite=overwrite, command=common.reproduce(),
-        sweeps=tuple(sweeps or ()), results=tuple(results or ()),
-    )  # fmt: skip
-    with resumable(job.directory / "rows.jsonl"), Progress(not no_progress and not quiet) as progress:
-        page = run(job, load, progress)
-    _say_written(page, card, quiet)
-
-
-def _say_written(page: Path, card: Path | None, quiet: bool) -> None:
-    """Write the card from the results beside the page, where one is wanted, and say what there is."""
-    if card:
-        from outlierlens.report.card import card as section
-        from outlierlens.results import load, write_text
-
-        write_text(card, section(load(page.with_name("results.json"))))
-    if not quiet:
-        say(f"report: {page}")
-        if card:
-            say(f"card: {card}")

@@ -7,13 +7,18 @@
 finding(data)    the result in sentences, by rule
 advice(data)     what to do about it, by rule
 render(data)     the page as one string
+paired(a, b)     two reports side by side; write_pair(pair, directory) makes their page
 chart_page(chart)    one chart as a page of its own
 """
 
 from outlierlens.report.advice import Advice, advice
-from outlierlens.report.files import Written, rerender, write
+from outlierlens.report.files import Written, rerender, write, write_pair
 from outlierlens.report.page import chart_page, render
+from outlierlens.report.pair import Pair, paired
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import finding
 
-__all__ = ["Advice", "ReportData", "Written", "advice", "chart_page", "finding", "render", "rerender", "write"]
+__all__ = [
+    "Advice", "Pair", "ReportData", "Written", "advice", "chart_page", "finding", "paired", "render", "rerender", "write",
+    "write_pair",
+]  # fmt: skip

@@ -3,18 +3,20 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outlierlens._version import __version__
-from outlierlens.charts import can_export
+from outlierlens.charts import Chart, can_export
 from outlierlens.charts.export import PictureKind, pictures
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
+from outlierlens.report.pair import Pair, pair_advice, pair_sentences
+from outlierlens.report.pair_page import pair_charts, render_pair
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import finding
 from outlierlens.results import FORMAT_VERSION, from_json, load, to_json, write_bytes
@@ -44,24 +46,64 @@ def write(data: ReportData, directory: Path | str, *, overwrite: bool = False, a
     Raises:
         BadInput: the directory holds a report already and `overwrite` is off, or is no directory.
     """
-    directory = Path(directory)
+    directory = _free(Path(directory), overwrite)
+    text = to_json(data) + "\n"
+    data = from_json(text)  # the page shows what the file holds, digit by digit: `rerender` gives the same page
+    contents = {"results.json": text.encode("utf-8"), "report.html": render(data).encode("utf-8")}
+    made = data.provenance
+    about = {
+        "model": made.model,
+        "fingerprint": made.fingerprint,
+        "command": made.command,
+        "seed": made.seed,
+        "created": made.created,
+        "version": made.version,
+        "libraries": dict(made.libraries),
+        "finding": list(finding(data)),
+        "advice": [vars(step) for step in advice(data)],
+    }
+    return _stored(directory, contents, all_charts(data), about, also)
+
+
+def write_pair(pair: Pair, directory: Path | str, *, overwrite: bool = False, command: str = "") -> Written:
+    """Write report.html of two models side by side, its charts, and last of all manifest.json; like `write` otherwise."""
+    directory = _free(Path(directory), overwrite)
+    keys = ("model", "fingerprint", "command", "created", "version")
+    about = {
+        "command": command,
+        "models": [{key: getattr(data.provenance, key) for key in keys} for data in pair.sides],
+        "libraries": {},
+        "finding": list(pair_sentences(pair)),
+        "advice": [vars(step) for step in pair_advice(pair)],
+    }
+    contents = {"report.html": render_pair(pair, command).encode("utf-8")}
+    return _stored(directory, contents, pair_charts(pair), about)
+
+
+def _free(directory: Path, overwrite: bool) -> Path:
     if directory.exists() and not directory.is_dir():
         raise BadInput(f"{directory}: is a file; name a directory for the report")
     there = [name for name in OURS if (directory / name).exists()]
     if there and not overwrite:
         raise BadInput(f"{directory}: holds {there[0]} already; choose another directory or pass --overwrite")
+    return directory
+
+
+def _stored(
+    directory: Path,
+    contents: dict[str, bytes],
+    charts: Sequence[Chart],
+    about: dict[str, Any],
+    also: Iterable[Path] = (),
+) -> Written:
     before = _listed(directory)
-    text = to_json(data) + "\n"
-    data = from_json(text)  # the page shows what the file holds, digit by digit: `rerender` gives the same page
-    contents = {"results.json": text.encode("utf-8"), "report.html": render(data).encode("utf-8")}
-    drawn, notes = _pictures(data)
-    contents |= drawn
-    files = {name: _write(directory / name, content) for name, content in contents.items()}
+    drawn, notes = _pictures(charts)
+    files = {name: _write(directory / name, content) for name, content in (contents | drawn).items()}
     for extra in also:
         files[extra.resolve().relative_to(directory.resolve()).as_posix()] = _entry(extra.read_bytes())
     for stale in before - files.keys():
         (directory / stale).unlink(missing_ok=True)
-    _write(directory / "manifest.json", _manifest(data, files, notes))
+    _write(directory / "manifest.json", _manifest(about, files, notes))
     paths = tuple(directory / name for name in ("manifest.json", *files))
     return Written(directory, directory / "report.html", paths, notes)
 
@@ -82,12 +124,10 @@ def rerender(results: Path | str) -> str:
     return render(data)
 
 
-def _pictures(data: ReportData) -> tuple[dict[str, bytes], tuple[str, ...]]:
+def _pictures(charts: Sequence[Chart]) -> tuple[dict[str, bytes], tuple[str, ...]]:
     kinds: tuple[PictureKind, ...] = ("vl.json", "svg", "png") if can_export() else ("vl.json",)
     drawn = {
-        f"charts/{chart.name}.{kind}": content
-        for chart in all_charts(data)
-        for kind, content in pictures(chart, kinds).items()
+        f"charts/{chart.name}.{kind}": content for chart in charts for kind, content in pictures(chart, kinds).items()
     }
     return drawn, () if can_export() else (NO_PICTURES,)
 
@@ -102,27 +142,12 @@ def _listed(directory: Path) -> set[str]:
     return {name for name in names if Path(name).parts[:-1] == ("charts",) and Path(name).name not in ("", "..")}
 
 
-def _manifest(data: ReportData, files: dict[str, dict[str, Any]], notes: tuple[str, ...]) -> bytes:
-    provenance = data.provenance
-    libraries = dict(provenance.libraries)
+def _manifest(about: dict[str, Any], files: dict[str, dict[str, Any]], notes: tuple[str, ...]) -> bytes:
+    libraries = about["libraries"]
     if can_export():
-        libraries["vl-convert-python"] = importlib.metadata.version("vl-convert-python")
-    document = {
-        "format_version": FORMAT_VERSION,
-        "kind": "Manifest",
-        "model": provenance.model,
-        "fingerprint": provenance.fingerprint,
-        "command": provenance.command,
-        "seed": provenance.seed,
-        "created": provenance.created,
-        "version": provenance.version,
-        "rendered_by": __version__,
-        "libraries": libraries,
-        "finding": list(finding(data)),
-        "advice": [vars(step) for step in advice(data)],
-        "notes": list(notes),
-        "files": dict(sorted(files.items())),
-    }
+        libraries |= {"vl-convert-python": importlib.metadata.version("vl-convert-python")}
+    document = {"format_version": FORMAT_VERSION, "kind": "Manifest", **about, "rendered_by": __version__}
+    document |= {"libraries": libraries, "notes": list(notes), "files": dict(sorted(files.items()))}
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
