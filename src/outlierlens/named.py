@@ -2,18 +2,22 @@
 
 named = named_dims(loaded, stack, (308, 381))      # or None: what the weights name
 named.dims, named.by, named.notes
+active_dims(loaded, stack, texts, ObserveOptions())    # where the weights name none: what rules on activations name
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outlierlens.ablate import stream_width
+from outlierlens.activations import ObserveOptions, observe
 from outlierlens.arch import BoundStack
+from outlierlens.data import Data
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.weights import scan_stream
 
 N_STRONGEST = 2
+ACTIVE = ("massive", "llm.int8", "luo")  # rules on activations; the first of them that names any dimension counts
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,19 @@ def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | No
     said = ", ".join(map(str, strongest))
     note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
     return Named(strongest, "largest |z| in the weights, as the scan names none", (), (note,))
+
+
+def active_dims(
+    loaded: LoadedModel, stack: BoundStack, texts: Data, options: ObserveOptions
+) -> tuple[tuple[int, ...], str]:
+    """(dimensions that a rule on activations names, the strongest first; which rule it is); ((), "") where none does."""
+    seen = observe(loaded, texts, options)
+    outliers = [one for observed in seen.stacks if observed.stack == stack.name for one in observed.outliers]
+    for rule in ACTIVE:
+        mine = sorted((one for one in outliers if one.rule == rule), key=lambda one: -max(one.strength, default=0.0))
+        if mine:
+            return tuple(dict.fromkeys(one.dim for one in mine)), rule
+    return (), ""
 
 
 def check_dims(dims: Sequence[int], stack: BoundStack, width: int) -> None:

@@ -3,17 +3,16 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outlierlens.activations import ObserveOptions, observe
+from outlierlens.activations import ObserveOptions
 from outlierlens.beyond.options import BeyondOptions
 from outlierlens.data import Data
 from outlierlens.models import LoadedModel
-from outlierlens.named import Named, named_dims
+from outlierlens.named import Named, active_dims, named_dims
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
 MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
-RULES = ("massive", "llm.int8", "luo")  # the first of them that names any
 
 
 def choose(loaded: LoadedModel, stack: "BoundStack", texts: Data, options: BeyondOptions) -> Named:
@@ -23,14 +22,10 @@ def choose(loaded: LoadedModel, stack: "BoundStack", texts: Data, options: Beyon
         return scanned
     length = texts.row_limit(loaded, options.task.max_length)
     settings = ObserveOptions(max_length=length, batch_size=options.task.batch_size, passage_tokens=0)
-    seen = observe(loaded, texts, settings)
-    outliers = [one for observed in seen.stacks if observed.stack == stack.name for one in observed.outliers]
-    for rule in RULES:
-        mine = sorted((one for one in outliers if one.rule == rule), key=lambda one: -max(one.strength, default=0.0))
-        dims = tuple(dict.fromkeys(one.dim for one in mine))
-        if dims:
-            more = f"; the strongest {MOST} of {len(dims)}" if len(dims) > MOST else ""
-            return Named(tuple(sorted(dims[:MOST])), f"the rule {rule} on activations{more}", scanned.found + dims)
+    dims, rule = active_dims(loaded, stack, texts, settings)
+    if dims:
+        more = f"; the strongest {MOST} of {len(dims)}" if len(dims) > MOST else ""
+        return Named(tuple(sorted(dims[:MOST])), f"the rule {rule} on activations{more}", scanned.found + dims)
     if scanned.found:
         note = "the rules on activations name no dimension, so those of the scan of the weights are taken"
         return replace(scanned, notes=(*scanned.notes, note))

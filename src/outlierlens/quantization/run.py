@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.ablate import stream_width
-from outlierlens.activations import ObserveOptions, observe
+from outlierlens.activations import ObserveOptions
 from outlierlens.controls import random_sets, rank_p
 from outlierlens.data import Data
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.named import named_dims
+from outlierlens.named import active_dims, named_dims
 from outlierlens.quantization.apply import Keeping, rounded
 from outlierlens.quantization.calibration import Calibration, calibrate, smooth_factors
 from outlierlens.quantization.layer_error import OutputError
@@ -311,12 +311,9 @@ class _Bench:
         named = named_dims(self.loaded, self.stack, self.options.dims)
         if self.options.dims is None and not named.found:
             options = ObserveOptions(max_length=self.how.max_length, batch_size=self.how.batch_size, passage_tokens=0)
-            seen = [one for one in observe(self.loaded, texts, options).stacks if one.stack == self.stack.name]
-            for rule in ("massive", "llm.int8", "luo"):
-                mine = [one for stack in seen for one in stack.outliers if one.rule == rule]
-                mine.sort(key=lambda one: -max(one.strength, default=0.0))
-                if dims := list(dict.fromkeys(one.dim for one in mine))[:MOST_SEEN]:
-                    return tuple(sorted(dims)), f"the activations, rule {rule}"
+            dims, rule = active_dims(self.loaded, self.stack, texts, options)
+            if dims:
+                return tuple(sorted(dims[:MOST_SEEN])), f"the activations, rule {rule}"
         self.notes += named.notes
         return tuple(sorted(named.dims)), named.by
 
