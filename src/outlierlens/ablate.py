@@ -359,6 +359,14 @@ def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]
     return sum(len(dims) * per_dim[key] for key, dims in touched.items())
 
 
+def put_back(live: "Tensor", where: Any, values: "Tensor") -> None:
+    """Set `live[where]`, for an exit stack that restores what was edited."""
+    import torch
+
+    with torch.no_grad():
+        live[where] = values
+
+
 def _put(live: Any, axis: int, index: Any, before: Any) -> None:
     import torch
 

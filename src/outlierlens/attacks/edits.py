@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.ablate import put_back
 from outlierlens.attacked import KINDS
 from outlierlens.errors import BadInput
 
@@ -266,7 +267,7 @@ def edited_values(parameters: Mapping[str, Any], changes: Sequence[Change]) -> I
             at = torch.tensor([change.flat for change in mine], device=live.device)
             index = torch.unravel_index(at, live.shape)
             with torch.no_grad():
-                restore.callback(_put, live, index, live[index].clone())
+                restore.callback(put_back, live, index, live[index].clone())
                 live[index] = torch.tensor([c.after for c in mine], dtype=torch.float64).to(live)
         yield len(changes)
 
@@ -286,10 +287,3 @@ def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[Change]) 
         raise BadInput(f"a value of {name} would be edited twice; give each value once")
     found: torch.Tensor = live
     return found
-
-
-def _put(live: Any, index: Any, before: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        live[index] = before

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.ablate import put_back
 from outlierlens.arch import BoundStack
 from outlierlens.definitions.linears import entries
 from outlierlens.errors import BadInput
@@ -39,7 +40,7 @@ def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], fact
                     f"layer {layer} has no weight [{row}, {column}]; its last linear is {list(weight.shape)}"
                 )
             before = weight[row, column].clone()
-            restore.callback(_put, weight, row, column, before)
+            restore.callback(put_back, weight, (row, column), before)
             weight[row, column] = before * factor if factor else 0.0
         yield
 
@@ -72,10 +73,3 @@ def largest_places(loaded: LoadedModel, stack: BoundStack, places: Sequence[Plac
 def rank_of(weight: "Tensor", row: int, column: int) -> int:
     """Rank of |weight[row, column]| in its matrix, 1 = largest; equal ones share it."""
     return int((weight.abs() > weight[row, column].abs()).sum()) + 1
-
-
-def _put(weight: "Tensor", row: int, column: int, value: "Tensor") -> None:
-    import torch
-
-    with torch.no_grad():
-        weight[row, column] = value

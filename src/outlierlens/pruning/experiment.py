@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.ablate import put_back
 from outlierlens.arch import live_parameters
 from outlierlens.bench import magnitude as strength_of
 from outlierlens.controls import Plan, compare_with, matched_sets, plan_key, random_sets
@@ -178,16 +179,9 @@ class Pruner:
                 here = torch.from_numpy(taken[self.slices[param.name]]).reshape(live.shape).to(live.device)
                 if not here.any():
                     continue
-                restore.callback(_put, live, here, live[here].clone())
+                restore.callback(put_back, live, here, live[here].clone())
                 live[here] = param.off
             yield int(np.count_nonzero(taken))
-
-
-def _put(live: Any, here: Any, values: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        live[here] = values
 
 
 class _Bench:
