@@ -1,6 +1,7 @@
 # make report   set up, fetch the default sample model, run the main job; ends with the path of an HTML report
 # make test     set up and pass the tests
 # make check    what CI runs: lint, format, types, docs freshness, tests
+# make site     build the documentation's site into build/site, strictly
 #
 # On Linux plain `torch` is the CUDA build (gigabytes). For the small CPU build: make report TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: help setup report test check lint types docs benchmarks clean
+.PHONY: help setup report test check lint types docs site benchmarks clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -52,6 +53,10 @@ types: setup
 
 docs: setup
 	@$(BIN)/python docs/generate.py
+
+site: setup
+	@$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/site
+	@echo "site: build/site/index.html"
 
 check: setup lint types
 	@echo "docs: is the generated part fresh?"

@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs from the code: `--help` of every command, and the architecture table.
+"""Write the generated parts of the docs from the code: `--help` of every command, architectures, the Python names.
 
 python docs/generate.py            # write
 python docs/generate.py --check    # exit 1 when something is stale
@@ -10,13 +10,16 @@ import os
 import sys
 from pathlib import Path
 
+from _site import names
+
 DOCS = Path(__file__).parent
 
 
 def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
-    for path, text in ((DOCS / "cli.md", cli()), (DOCS / "architectures.md", architectures())):
+    pages = {"cli.md": cli, "architectures.md": architectures, **names.PAGES}
+    for path, text in ((DOCS / name, make()) for name, make in pages.items()):
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")
         elif not path.exists() or path.read_text("utf-8") != text:

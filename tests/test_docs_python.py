@@ -3,7 +3,10 @@
 import ast
 import importlib
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,12 @@ from outlierlens import samples
 from pretrain_runs import recipe_in
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def text(page: str) -> str:
+    """A page of the docs as it is written."""
+    return (ROOT / "docs" / f"{page}.md").read_text("utf-8")
 
 
 def python(page: str) -> str:
@@ -112,3 +120,40 @@ def test_the_sample_of_the_package(here: Path) -> None:
     names = run("docs/samples.md")
     assert names["loaded"].model.config.hidden_size == 128
     assert len(names["texts"]) > 10
+
+
+def test_the_quickstart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run("docs/quickstart.md")
+    assert names["dims"] == (8, 24, 40, 56, 72, 88, 104, 120)
+    assert names["damage"].chosen.change > 5 * abs(names["damage"].controls[0].median)
+    assert "nats per token; random" in capsys.readouterr().out
+    assert outlierlens.load("damage.json").chosen.change == names["damage"].chosen.change
+
+
+def test_what_the_quickstart_shows_is_what_is_printed(here: Path) -> None:
+    """The two commands that it runs on the package's sample; of the second the intact line, which no control moves."""
+    for block in re.findall(
+        r"```console\n\$ (outlierlens (?:scan|disable) mini-planted.*?)```", text("quickstart"), re.DOTALL
+    ):
+        command, *shown = block.strip().splitlines()
+        words = [sys.executable, "-m", *shlex.split(command)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        printed = [line.rstrip() for line in done.stdout.splitlines()]
+        assert all(line in printed for line in shown), done.stdout
+
+
+def test_clipping_on_the_page_about_cosines(here: Path) -> None:
+    names = run("docs/questions/cosine.md")
+    assert names["share"] > 0.9
+    assert (names["clipped"][:, 557] == 0).all()
+    assert (names["vectors"][:, 557] < 0).all()
+
+
+def test_guarded_pruning_on_the_page_about_pruning(here: Path) -> None:
+    names = run("docs/questions/prune.md")
+    zeros = sum((module.weight == 0).sum().item() for module, _ in names["linears"])
+    assert zeros == pytest.approx(0.5 * sum(module.weight.numel() for module, _ in names["linears"]), abs=1)
+
+
+def test_rounding_on_the_page_about_int8(here: Path) -> None:
+    run("docs/questions/int8.md")

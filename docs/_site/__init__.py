@@ -1,0 +1,1 @@
+"""What only the site needs; see conf.py."""

@@ -1,0 +1,36 @@
+"""The site's navigation, from the lists of index.md.
+
+Each `## heading` of index.md followed by a list of links to pages becomes a part of the navigation with that heading,
+so that a page is named once, and index.md reads the same on a code host. A page that no list names fails a strict build.
+"""
+
+import re
+
+from sphinx.application import Sphinx
+
+LINK = re.compile(r"^[-*] \[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
+
+OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md)")
+
+
+def toctrees(text: str) -> str:
+    """Hidden `toctree` directives for the lists of links in a page."""
+    parts = []
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        pages = [f"{title} <{page}>" for title, page in LINK.findall(section)]
+        if pages:
+            options = [":hidden:", f":caption: {section.splitlines()[0].strip()}"]
+            parts.append("\n".join(["```{toctree}", *options, "", *pages, "```"]))
+    return "\n\n".join(parts)
+
+
+def add(app: Sphinx, page: str, source: list[str]) -> None:
+    """Append the navigation to the start page as it is read; files beside the docs become downloads."""
+    source[0] = OUTSIDE.sub("](path:../", source[0])
+    if page == app.config.root_doc:
+        source[0] += "\n\n" + toctrees(source[0]) + "\n"
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", add)
+    return {"parallel_read_safe": True}
