@@ -23,7 +23,8 @@ def one_thread() -> None:
 
 # The files that take longest, in seconds on an idle machine; they begin, so that two workers end together.
 LONGEST = (
-    "test_sweep_ray", "test_explore_browser", "test_closed_network", "test_embedder", "test_cli_sweep", "test_replicate_luo",
+    "test_sweep_ray", "test_explore_browser", "test_closed_network", "test_site", "test_embedder", "test_cli_sweep",
+    "test_replicate_luo",
 )  # fmt: skip
 
 
