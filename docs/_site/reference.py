@@ -28,8 +28,13 @@ def add(app: Sphinx, page: str, source: list[str]) -> None:
     lines = []
     for name, kind in NAME.findall(source[0]):
         lines += [f".. auto{kind}:: {name}", "   :members:" if kind == "class" else "", ""]
-    source[0] = NAME.sub(r"| {py:obj}`\1` | \2 |", source[0])
+    source[0] = NAME.sub(lambda row: f"| {{py:obj}}`{short(row[1])} <{row[1]}>` | {row[2]} |", source[0])
     source[0] += "\n## In full\n\n```{eval-rst}\n" + "\n".join(lines) + "\n```\n"
+
+
+def short(name: str) -> str:
+    """A public name as it is used (`ol.scan`), another one with the module it is imported from."""
+    return re.sub(r"^outlierlens\.(?=\w+$)", "ol.", name)
 
 
 def plain(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
