@@ -23,7 +23,8 @@ from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
 from outlierlens.pruned import Removal
 from outlierlens.pruning.check import CheckOptions, prune_check
 from outlierlens.pruning.protect import TOOLS, ProtectOptions, protect
-from outlierlens.report.pruning import pruning_notes, pruning_sections
+from outlierlens.report.joined import Joined, joined_notes
+from outlierlens.report.pruning import pruning_sections
 from outlierlens.results import from_json, load, to_json
 
 OUTLIERS = CheckOptions(dims=(3,))
@@ -566,7 +567,12 @@ def test_charts_and_sections_say_what_the_results_say() -> None:
         .sentences[0]
         .startswith("Safe to prune except position 1: +1.500 nats per token with 4 weights forced")
     )
-    assert pruning_notes([check], [experiment]) == ("a note", "a note on the stream", "a note on the experiment")
+    joined = Joined(prune_checks=(check,), prune_experiments=(experiment,))
+    assert joined_notes(joined) == (
+        "a note",
+        "a note on the stream",
+        "a note on the experiment",
+    )
     assert pruning_sections() == ()
 
 

@@ -243,8 +243,8 @@ def test_two_streams_are_named_and_a_rank_rule_counts_only_what_chance_does_not_
     both = synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), observed=False, damages=())
     assert finding(both)[0] == "smollm2-135m: the encoder has 1 outlier dimension: 5; the decoder has none."
     page = render(both)
-    assert 'id="weights-scale"' in page
-    assert 'id="1-weights-scale"' in page
+    assert 'id="chart-weights-scale"' in page
+    assert 'id="chart-1-weights-scale"' in page
     chance = replace(encoder, outliers=(replace(encoder.outliers[0], p_holm=0.9),))
     ranked = synthetic.report_data(scan_result=synthetic.scan(chance, rule=Rule("luo")), observed=False, damages=())
     assert "has no outlier dimension in its weights: none ranks among the first 6" in finding(ranked)[0]
@@ -333,7 +333,7 @@ def test_contents_and_headings_link_to_their_sections(page):
         "finding", "weights-1", "states-1", "damage-1", "dimensions", "how", "again",
     ]  # fmt: skip
     own = [a["href"].removeprefix("#") for a in parsed.all("a") if a.get("class") == "anchor"]
-    charts = [a["data-chart"] for a in parsed.all("div") if "data-chart" in a]
+    charts = [f"chart-{a['data-chart']}" for a in parsed.all("div") if "data-chart" in a]
     assert sorted(own) == sorted([*re.findall(r'href="#([^"]+)"', contents), *charts])
 
 

@@ -1,38 +1,75 @@
 """Results of other commands join a report: their sections, charts and remarks, once each, and again from its file."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import pruning_results
+import every_result
 import synthetic_report as synthetic
 import treated_results
+from outlierlens.cli import job
 from outlierlens.errors import BadInput
-from outlierlens.report import write
-from outlierlens.report.joined import Joined, joined_notes, joined_sections, kinds, with_result
+from outlierlens.report import render, write
+from outlierlens.report.joined import ELSEWHERE, Joined, joined_notes, joined_sections, kinds, with_result
 from outlierlens.report.results import ReportData
-from outlierlens.results import load, save
+from outlierlens.results import HOMES, load, save
 
 
-def test_every_kind_that_joins_has_a_section_and_its_remarks() -> None:
-    results: dict[str, Any] = {"BeyondZero": treated_results.beyond_zero(), "PruneCheck": pruning_results.check()}
-    results["PruneExperiment"] = pruning_results.experiment()
-    assert set(results) <= {kind.__name__ for kind in kinds()}
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One of every kind of result."""
+    return every_result.made_in(tmp_path_factory.mktemp("results"))
+
+
+def test_every_kind_of_result_has_a_place_or_a_reason(made: dict[str, Any]) -> None:
+    joining = {kind.__name__ for kind in kinds()}
+    places = {kind.__name__ for kind in job.PLACES}
+    assert joining | places | set(ELSEWHERE) == set(HOMES)
+    assert not (joining & places) | (joining & set(ELSEWHERE)) | (places & set(ELSEWHERE))
+    for kind, why in ELSEWHERE.items():
+        with pytest.raises(BadInput) as refused:
+            with_result(Joined(), made[kind], "x.json")
+        assert str(refused.value) == f"x.json holds {kind}, which does not join a report: {why}"
+
+
+def test_every_kind_that_joins_has_sections_of_its_own_and_its_remarks(made: dict[str, Any]) -> None:
     joined = Joined()
-    for kind in (one for one in kinds() if one.__name__ in results):
+    for kind in (one.__name__ for one in kinds()):
         before = len(joined_sections(joined))
-        joined = with_result(joined, results[kind.__name__])
-        assert len(joined_sections(joined)) == before + 1
-        assert with_result(joined, results[kind.__name__]) is joined  # once
+        joined = with_result(joined, made[kind])
+        assert len(joined_sections(joined)) > before, kind
+        assert with_result(joined, made[kind]) is joined  # once
     assert "a note" in joined_notes(joined)
-    names = [section.name for section in joined_sections(joined)]
-    assert len(set(names)) == len(names)
-    with pytest.raises(
-        BadInput, match=r"x\.json holds Scan, which has no section in a report; those with one: BeyondZero, "
-    ):
-        with_result(joined, synthetic.report_data().scan, "x.json")
+    sections = joined_sections(joined)
+    assert all(section.sentences or section.charts for section in sections)
+    names = [section.name for section in sections] + [chart.name for section in sections for chart in section.charts]
+    charts = [chart.name for section in sections for chart in section.charts]
+    assert len(set(charts)) == len(charts)
+    assert len({section.name for section in sections}) == len(sections)
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
+
+
+def test_a_page_of_everything_has_unique_ids_and_links(made: dict[str, Any], tmp_path: Path) -> None:
+    data = made["ReportData"]
+    paths = {tmp_path / kind: result for kind, result in made.items() if kind not in ELSEWHERE and kind != "Sweep"}
+    data = job.with_results(
+        replace(data, sweeps=(made["Sweep"],)), {p: r for p, r in paths.items() if p.name != "Track"}
+    )
+    assert job.with_results(data, {tmp_path / "again": made["Damage"]}) is data  # its own damage, once
+    page = render(data)
+    found = re.findall(r'<[a-z0-9]+ [^>]*?\bid="([^"]+)"', page.split("<script type")[0])
+    assert len(found) == len(set(found))
+    assert set(re.findall(r'href="#([^"]+)"', page.split("<script type")[0])) <= set(found)
+    assert len(page.encode()) < 4e6
+    assert "Verification was measured on" in page
+    with pytest.raises(BadInput, match="x is of stream 'elsewhere'; the report's model has model"):
+        job.with_results(data, {Path("x"): replace(made["Damage"], stack="elsewhere")})
+    with pytest.raises(BadInput, match="x: the report holds another LuoReplication already"):
+        job.with_results(data, {Path("x"): replace(made["LuoReplication"], clipping="otherwise")})
 
 
 def test_two_results_of_a_kind_have_charts_of_their_own() -> None:
@@ -59,7 +96,7 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     assert data.joined.beyond_zero[0].treated[0].verdict == "by position"
     code, _, err = run("report", results, "--result", str(tmp_path / "scan.json"))
     assert code == 1
-    assert "scan.json holds Scan, which has no section in a report" in err
+    assert "scan.json holds Scan, which does not join a report: the report scans the model itself" in err
 
 
 def test_results_of_an_older_report_have_nothing_joined() -> None:

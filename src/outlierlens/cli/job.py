@@ -5,19 +5,23 @@
 An interrupted run continues: the conditions already measured are read back from `rows.jsonl`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outlierlens.bench import DisableOptions, disable
 from outlierlens.cli.common import parse_dims, warn
+from outlierlens.damage import Damage
 from outlierlens.data import EXCERPT, Texts, read_texts
 from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.luo_replicated import LuoReplication
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.observation import Observation
+from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.joined import Joined, with_result
-from outlierlens.results import Provenance, load
+from outlierlens.results import Provenance, load, to_json
 from outlierlens.samples import recorded_norms
 from outlierlens.scanned import Scan
 from outlierlens.swept import Sweep
@@ -26,6 +30,14 @@ from outlierlens.tracked import Track
 from outlierlens.weights import ScanOptions, scan, scan_live
 
 ROWS = "rows.jsonl"
+# Results that are a part of the report itself.
+PLACES: dict[type, str] = {
+    Damage: "damages",
+    Sweep: "sweeps",
+    Track: "tracks",
+    LuoReplication: "luo",
+    PuccettiReplication: "puccetti",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     if (job.directory / "report.html").exists() and not job.overwrite:
         raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
     sweeps = read_sweeps(job.sweeps)
-    joined = with_results(Joined(), job.results)
+    results = read_results(job.results)
     texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
     progress("loading the model", 0, 1)
     loaded = load_model(job.model, load)
@@ -83,9 +95,8 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
         damages=damages,
         tracks=tracks,
         notes=notes,
-        joined=joined,
     )
-    data = with_sweeps(data, sweeps)
+    data = with_results(with_sweeps(data, sweeps), results)
     return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
 
 
@@ -164,17 +175,48 @@ def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (),
     if not isinstance(data, ReportData):
         raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
     data = with_sweeps(data, read_sweeps(sweeps))
-    data = replace(data, joined=with_results(data.joined, more))
+    data = with_results(data, read_results(more))
     folder = directory or results.parent
     kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
     return write(data, folder, overwrite=True, also=kept).page
 
 
-def with_results(joined: Joined, paths: Sequence[Path]) -> Joined:
-    """`joined` and the results in these files; raises BadInput for a file whose result has no section in a report."""
-    for path in paths:
-        joined = with_result(joined, load(path), str(path))
-    return joined
+def read_results(paths: Sequence[Path]) -> dict[Path, Any]:
+    """{file: its result}; raises BadInput for a file whose result has no place in a report."""
+    results = {path: load(path) for path in paths}
+    for path, found in results.items():
+        if type(found) not in PLACES:
+            with_result(Joined(), found, str(path))
+    return results
+
+
+def with_results(data: ReportData, results: Mapping[Path, Any]) -> ReportData:
+    """`data` and these results, each where it belongs and once.
+
+    Raises:
+        BadInput: of a stream that the report's model does not have, or a second replication of a paper.
+    """
+    for path, found in results.items():
+        field = PLACES.get(type(found))
+        if isinstance(found, Sweep):
+            data = with_sweeps(data, (found,))
+        elif field is None:
+            data = replace(data, joined=with_result(data.joined, found, str(path)))
+        elif isinstance(found, Damage | Track):
+            streams = {stack.stack for stack in data.scan.stacks}
+            if found.stack not in streams:
+                raise BadInput(
+                    f"{path} is of stream {found.stack!r}; the report's model has {', '.join(sorted(streams))}"
+                )
+            there = getattr(data, field)
+            if to_json(found) not in map(to_json, there):
+                change: dict[str, Any] = {field: (*there, found)}
+                data = replace(data, **change)
+        elif getattr(data, field) not in (None, found):
+            raise BadInput(f"{path}: the report holds another {type(found).__name__} already")
+        else:
+            data = replace(data, **{field: found})
+    return data
 
 
 def read_sweeps(paths: Sequence[Path]) -> tuple[Sweep, ...]:

@@ -48,7 +48,7 @@ def report(
     ] = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option("--result", help="Show this result too (beyond-zero, prune-check, … -o FILE); once a result."),
+        typer.Option("--result", help="Show this result of another command too (its -o FILE); once a result."),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,

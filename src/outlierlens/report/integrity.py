@@ -13,11 +13,6 @@ def integrity_sections(verifications: Sequence[Verification]) -> tuple[Section, 
     return tuple(_section(found, number) for number, found in enumerate(verifications))
 
 
-def integrity_notes(verifications: Sequence[Verification]) -> tuple[str, ...]:
-    """Remarks of all of them, each once."""
-    return tuple(dict.fromkeys(note for found in verifications for note in found.notes))
-
-
 def _section(found: Verification, number: int) -> Section:
     said = [f"{found.provenance.model} {found.verdict}."]
     said += [

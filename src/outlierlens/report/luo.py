@@ -119,11 +119,11 @@ def _sections(found: LuoReplication) -> Iterator[Section]:
         tables.append(_extremes_table(found.extremes))
     yield Section("luo", "Positional artefacts (Luo et al. 2021)", luo_sentences(found), (), tuple(tables))
     if found.origin is not None:
-        yield _origin(found.origin)
+        yield origin_section(found.origin)
     if found.probe is not None:
-        yield _probe(found.probe)
+        yield probe_section(found.probe)
     if found.geometry is not None:
-        yield _geometry(found.geometry)
+        yield geometry_section(found.geometry)
     drawn: list[Chart] = []
     if found.words is not None:
         drawn.append(wic_layers(found.words, name="luo-wic"))
@@ -131,7 +131,7 @@ def _sections(found: LuoReplication) -> Iterator[Section]:
         drawn.append(sts_layers(found.sts, name="luo-sts"))
     drawn += [draw_frozen(one, name=f"luo-frozen-{number}") for number, one in enumerate(found.frozen)]
     if drawn:
-        said = tuple(_frozen_says(one) for one in found.frozen)
+        said = tuple(frozen_says(one) for one in found.frozen)
         yield Section("luo-tasks", "What vectors of each layer are good for", said, tuple(drawn))
 
 
@@ -176,11 +176,12 @@ def _short(one: Effect | None) -> str | None:
     return f"{100 * one.change:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
 
 
-def _origin(found: Origin) -> Section:
+def origin_section(found: Origin, name: str = "luo-origin", before: str = "") -> Section:
+    """Where dimensions come from; `before` goes before the names of its pictures."""
     charts: list[Chart] = []
     said: list[str] = []
     for number, stack in enumerate(found.stacks):
-        prefix = f"{number}-" if number else ""
+        prefix = before + (f"{number}-" if number else "")
         said += [f"{verdict.dim}: {sentence}" for verdict in stack.verdicts for sentence in verdict.sentences]
         if not stack.dims:
             continue
@@ -188,24 +189,26 @@ def _origin(found: Origin) -> Section:
             charts.append(origin_rows(stack, prefix=prefix))
         charts.append(origin_histograms(stack, n_sigma=found.n_sigma, prefix=prefix))
         charts.append(origin_ranks(stack, prefix=prefix))
-    return Section("luo-origin", "Where they come from", tuple(said) or ("No dimension was followed.",), tuple(charts))
+    return Section(name, "Where they come from", tuple(said) or ("No dimension was followed.",), tuple(charts))
 
 
-def _probe(found: PositionProbe) -> Section:
+def probe_section(found: PositionProbe, name: str = "luo-probe") -> Section:
+    """Where positions can be read."""
     charts = (
-        probe_accuracy(found, name="luo-probe-accuracy"),
-        probe_contributions(found, name="luo-probe-contributions"),
-        probe_heat(found, name="luo-probe-heat"),
+        probe_accuracy(found, name=f"{name}-accuracy"),
+        probe_contributions(found, name=f"{name}-contributions"),
+        probe_heat(found, name=f"{name}-heat"),
     )
     best = max(found.layers, key=lambda one: one.raw.accuracy)
     said = (
         f"A linear probe names the position of {best.raw.accuracy:.1%} of the tokens from layer {best.layer} "
         f"({best.raw.low:.1%} to {best.raw.high:.1%}), the best of {len(found.layers)} layers.",
     )
-    return Section("luo-probe", "Where positions can be read", said, charts)
+    return Section(name, "Where positions can be read", said, charts)
 
 
-def _geometry(found: Geometry) -> Section:
+def geometry_section(found: Geometry, name: str = "luo-geometry") -> Section:
+    """How vectors lie in space."""
     worst = max((found.row(layer) for layer in found.layers), key=lambda row: row.anisotropy.value)
     said = [
         f"Random tokens of different sentences have a mean cosine of {worst.anisotropy.value:.3f} "
@@ -216,11 +219,11 @@ def _geometry(found: Geometry) -> Section:
             one = found.row(worst.layer, fix).anisotropy
             ends = f"{one.change_low:+.3f} to {one.change_high:+.3f}"
             said.append(f"{fix}: {one.value:.3f} there, a change of {one.change:+.3f} ({ends}).")
-    charts = (
-        anisotropy(found, name="luo-anisotropy"),
-        self_similarity(found, name="luo-self-similarity"),
-        cosine_shares(found, name="luo-cosine-shares"),
-    )
+    charts = [anisotropy(found, name=f"{name}-anisotropy")]
+    if found.words:
+        charts.append(self_similarity(found, name=f"{name}-self-similarity"))
+    if any(row.top for row in found.rows):
+        charts.append(cosine_shares(found, name=f"{name}-cosine-shares"))
     rows = tuple(_geometry_row(found.row(layer, fix)) for layer in found.layers for fix in found.fixes)
     heads = (
         "layer",
@@ -234,7 +237,7 @@ def _geometry(found: Geometry) -> Section:
         "share of top 3",
     )
     table = Rows("Geometry by layer", heads, rows, "Self-similarity and intra-sentence similarity less the anisotropy.")
-    return Section("luo-geometry", "How vectors lie in space", tuple(said), charts, (table,))
+    return Section(name, "How vectors lie in space", tuple(said), tuple(charts), (table,))
 
 
 def _geometry_row(row: LayerGeometry) -> tuple[object, ...]:
@@ -252,7 +255,8 @@ def _geometry_row(row: LayerGeometry) -> tuple[object, ...]:
     )
 
 
-def _frozen_says(found: FrozenScores) -> str:
+def frozen_says(found: FrozenScores) -> str:
+    """What linear classifiers on frozen vectors reach, in a sentence."""
     raw = found.fix("raw")
     return (
         f"{_name(found.task.rpartition(':')[2])}: linear classifiers on frozen vectors reach {raw.selected.value:.1%} "

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
@@ -34,11 +34,12 @@ from outlierlens.report.puccetti import puccetti_notes, puccetti_sections
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
 from outlierlens.report.words import SIGNIFICANT, finding, random_control, sets_of, verdict
-from outlierlens.results import FORMAT_VERSION
+from outlierlens.results import FORMAT_VERSION, Provenance
 from outlierlens.swept import Sweep
 
 KINDS = {"same": "=", "other": "≠", "nonsense": "✗"}
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
+PANEL_TITLE = 36
 LINE = 18  # of a legend or a title
 GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `palette.SHAPES`
 
@@ -209,8 +210,20 @@ def _notes(data: ReportData) -> list[str]:
     parts += [damage.notes for damage in data.damages]
     parts += [sweep.notes for sweep in data.sweeps]
     parts += [track.notes for track in data.tracks]
+    parts.append(_others(data))
     parts += [luo_notes(data.luo), puccetti_notes(data.puccetti), joined_notes(data.joined)]
     return list(dict.fromkeys(note for part in parts for note in part))
+
+
+def _others(data: ReportData) -> tuple[str, ...]:
+    """Which results that joined the report were measured on a model of another name."""
+    joined = [one for field in fields(data.joined) for one in getattr(data.joined, field.name)]
+    made = [(one, getattr(one, "provenance", None)) for one in joined]
+    return tuple(
+        f"{type(one).__name__} was measured on {where.model}, not on {data.provenance.model}"
+        for one, where in made
+        if isinstance(where, Provenance) and where.model != data.provenance.model
+    )
 
 
 @functools.cache
@@ -267,7 +280,8 @@ def _height(spec: Spec) -> int:
     above = max(
         (-mark["y"] for mark in marks if isinstance(mark.get("y"), int | float)), default=0
     )  # names over columns
-    return round((height if isinstance(height, int | float) else 300) + AXIS + LINE * lines + max(0, above - 9))
+    title = PANEL_TITLE if inner.get("title") else 0
+    return round((height if isinstance(height, int | float) else 300) + AXIS + LINE * lines + max(0, above - 9) + title)
 
 
 def _legend_lines(spec: Spec) -> int:

@@ -165,7 +165,8 @@ def _damage(pair: Pair) -> Iterator[Section]:
 def _running(pair: Pair) -> Iterator[Section]:
     rows = []
     for name, data in zip(pair.names, pair.sides, strict=True):
-        for stack in data.observation.stacks if data.observation else ():
+        stacks = data.observation.stacks if data.observation else ()
+        for stack in stacks:
             peak, share = largest(stack), length_share(stack)
             if peak is None:
                 continue
@@ -173,7 +174,7 @@ def _running(pair: Pair) -> Iterator[Section]:
             by = "; ".join(f"{rule}: {few([o.dim for o in stack.outliers if o.rule == rule])}" for rule in rules)
             rows.append(
                 (
-                    name if len(data.observation.stacks) == 1 else f"{name}, {stack.stack}", number(peak.value), peak.dim,
+                    name if len(stacks) == 1 else f"{name}, {stack.stack}", number(peak.value), peak.dim,
                     place(peak.layer), peak.token, f"{number(peak.ratio)} ×",
                     percent(float(share.max())) if share is not None else None, by or "none",
                 )

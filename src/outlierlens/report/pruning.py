@@ -15,12 +15,6 @@ def pruning_sections(
     return (*made, *(_experiment(found, number) for number, found in enumerate(experiments)))
 
 
-def pruning_notes(checks: Sequence[PruneCheck] = (), experiments: Sequence[PruneExperiment] = ()) -> tuple[str, ...]:
-    """Remarks of all of them, each once."""
-    notes = [note for found in checks for note in (*found.notes, *(n for stack in found.stacks for n in stack.notes))]
-    return tuple(dict.fromkeys((*notes, *(note for found in experiments for note in found.notes))))
-
-
 def _check(found: PruneCheck, number: int) -> Section:
     said = [f"{found.verdict[:1].upper()}{found.verdict[1:]}."]
     said += [

@@ -14,6 +14,7 @@ from outlierlens.charts.frequency_geometry import frequency_geometry
 from outlierlens.charts.layer_story import layer_story
 from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.frequency_bands import FrequencyBands
+from outlierlens.frequent import Frequency
 from outlierlens.layer_story import LayerStory, link_rows
 from outlierlens.predicted import INTERVENTIONS, Predictions
 from outlierlens.puccetti_replicated import Link, PuccettiReplication
@@ -81,28 +82,47 @@ def _sections(found: PuccettiReplication) -> Iterator[Section]:
     tables = (link_table(found),) if found.frequency is not None else ()
     yield Section("puccetti", "Token frequency (Puccetti et al. 2022)", puccetti_sentences(found), (), tables)
     if found.frequency is not None:
-        drawn: tuple[Chart, ...] = (frequency_layers(found.frequency, name="puccetti-frequency"),)
-        if found.frequency.clouds:
-            drawn += (frequency_types(found.frequency, name="puccetti-types"),)
-        yield Section("puccetti-frequency", "Which dimensions follow frequency", (), drawn)
+        yield frequency_section(found.frequency)
     if found.story is not None:
-        drawn = (layer_story(found.story, name="puccetti-layers"),)
-        yield Section("puccetti-layers", "Damage and correlation, layer by layer", _story_says(found.story), drawn)
+        yield story_section(found.story)
     if found.attention is not None:
-        drawn = (
-            attention_correlation(found.attention, name="puccetti-attention"),
-            attention_sinks(found.attention, name="puccetti-sinks"),
-        )
-        yield Section("puccetti-attention", "Where attention goes", _attention_says(found.attention), drawn)
+        yield attention_section(found.attention)
     if found.bands is not None:
-        drawn = (frequency_geometry(found.bands, name="puccetti-bands"),)
-        yield Section("puccetti-bands", "Frequent and rare tokens in space", _bands_say(found.bands), drawn)
+        yield bands_section(found.bands)
     if found.predictions is not None:
-        drawn = (
-            predictions(found.predictions, name="puccetti-predictions"),
-            prediction_shifts(found.predictions, name="puccetti-shifts"),
-        )
-        yield Section("puccetti-predictions", "What the model says", _predictions_say(found.predictions), drawn)
+        yield predictions_section(found.predictions)
+
+
+def frequency_section(found: Frequency, name: str = "puccetti-frequency") -> Section:
+    """Which dimensions follow token frequency."""
+    drawn: tuple[Chart, ...] = (frequency_layers(found, name=name),)
+    if found.clouds:
+        drawn += (frequency_types(found, name=f"{name}-types"),)
+    return Section(name, "Which dimensions follow frequency", (), drawn)
+
+
+def story_section(found: LayerStory, name: str = "puccetti-layers") -> Section:
+    """Damage and correlations layer by layer."""
+    drawn = (layer_story(found, name=name),)
+    return Section(name, "Damage and correlation, layer by layer", _story_says(found), drawn)
+
+
+def attention_section(found: Attention, name: str = "puccetti-attention") -> Section:
+    """Where attention goes, and whether the dimensions go with it."""
+    drawn = (attention_correlation(found, name=name), attention_sinks(found, name=f"{name}-sinks"))
+    return Section(name, "Where attention goes", _attention_says(found), drawn)
+
+
+def bands_section(found: FrequencyBands, name: str = "puccetti-bands") -> Section:
+    """Norms and cosines of frequent and rare tokens."""
+    drawn = (frequency_geometry(found, name=name),)
+    return Section(name, "Frequent and rare tokens in space", _bands_say(found), drawn)
+
+
+def predictions_section(found: Predictions, name: str = "puccetti-predictions") -> Section:
+    """What the model says with dimensions off."""
+    drawn = (predictions(found, name=name), prediction_shifts(found, name=f"{name}-shifts"))
+    return Section(name, "What the model says", _predictions_say(found), drawn)
 
 
 def _link_says(one: Link, dims: tuple[int, ...]) -> str:

@@ -31,11 +31,6 @@ def quantization_sections(results: tuple[Quantized, ...]) -> tuple[Section, ...]
     return tuple(_section(found, number) for number, found in enumerate(results))
 
 
-def quantization_notes(results: tuple[Quantized, ...]) -> tuple[str, ...]:
-    """Remarks of all of them, each once."""
-    return tuple(dict.fromkeys(note for found in results for note in found.notes))
-
-
 def _section(found: Quantized, number: int) -> Section:
     name = "quantization" + (f"-{number + 1}" if number else "")
     charts = (
