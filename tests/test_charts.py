@@ -1,5 +1,6 @@
 """Charts: what is drawn where, the words beside it, and that every specification compiles."""
 
+import base64
 import json
 import re
 import subprocess
@@ -74,7 +75,9 @@ def test_every_chart_compiles_and_is_written_as_svg_and_png():
         assert "var(" not in svg
         assert json.loads(charts.picture(chart, "vl.json")) == plain
     assert charts.picture(drawn[-1], "png").startswith(b"\x89PNG")
-    assert drawn[-1]._repr_mimebundle_()["application/vnd.vegalite.v6+json"] == drawn[-1].plain()
+    shown = drawn[-1]._repr_mimebundle_()
+    assert shown["application/vnd.vegalite.v6+json"] == drawn[-1].plain()
+    assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
 
 
 def test_the_page_form_names_colours_and_fits_its_container():

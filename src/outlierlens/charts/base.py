@@ -4,6 +4,7 @@ chart.spec              # for the page: width of its container, colours as CSS v
 chart.plain()           # for files and notebooks: fixed width, light colours
 """
 
+import base64
 import math
 import re
 import unicodedata
@@ -57,7 +58,11 @@ class Chart:
         return concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        return {MIME: self.plain(), "text/plain": f"{self.title}: {self.reading}"}
+        """For notebooks: the specification, and where charts can be drawn a picture for viewers that know no Vega-Lite."""
+        from outlierlens.charts.export import can_export, picture
+
+        drawn = {"image/png": base64.b64encode(picture(self, "png")).decode()} if can_export() else {}
+        return {MIME: self.plain(), **drawn, "text/plain": f"{self.title}: {self.reading}"}
 
 
 def chart(
