@@ -2,6 +2,7 @@
 # make test     set up and pass the tests
 # make check    what CI runs: lint, format, types, docs freshness, tests
 # make site     build the documentation's site into build/site, strictly
+# make build    wheel and sdist in dist/; the wheel is tried in a fresh environment without a network
 #
 # On Linux plain `torch` is the CUDA build (gigabytes). For the small CPU build: make report TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: help setup report test check lint types docs site benchmarks clean
+.PHONY: help setup report test check lint types docs site build benchmarks clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -57,6 +58,11 @@ docs: setup
 site: setup
 	@$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/site
 	@echo "site: build/site/index.html"
+
+build: setup
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist
+	@$(BIN)/python scripts/check_wheel.py dist
 
 check: setup lint types
 	@echo "docs: is the generated part fresh?"
