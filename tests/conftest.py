@@ -13,6 +13,16 @@ import pytest
 from closed import sitecustomize as network
 
 
+@pytest.fixture(autouse=True, scope="session")
+def same_on_every_processor() -> None:
+    """dtype "auto" is float32 here, also where the processor computes in bfloat16; test_models.py tests the choice."""
+    import torch
+
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        if hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, lambda: False)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Two workers with two threads each fight over two cores."""

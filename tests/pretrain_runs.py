@@ -40,6 +40,7 @@ def recipe_in(folder: Path) -> Recipe:
         model=ModelRecipe(layers=2, width=16, heads=2, dropout=0.0, initializer_range=0.2),
         training=TrainingRecipe(
             steps=40, batch=16, learning_rate=0.02, warmup=5, mask_share=0.3, log_every=10, watch_every=20,
+            precision="float32",  # the same on every processor
         ),
     )  # fmt: skip
 
