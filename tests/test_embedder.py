@@ -270,6 +270,13 @@ def test_wrong_weights_and_wrong_tokens_leave_nothing(small: Any, tmp_path: Path
 
 
 @pytest.mark.usefixtures("plainly")
+def test_a_model_that_rounds_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    loaded = load_model("mini-planted", LoadOptions(dtype="bfloat16", device="cpu"))
+    with pytest.raises(BadInput, match=r"mini-planted is loaded in bfloat16, .* LoadOptions\(dtype='float32'\)"):
+        export_embedder(loaded, tmp_path / "better", EmbedderOptions(FixSpec("raw")))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_task_head_is_dropped(words: Callable[..., Any], tmp_path: Path) -> None:
     from architectures import build
     from outlierlens.models import from_objects

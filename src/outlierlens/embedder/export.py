@@ -106,11 +106,18 @@ def export_embedder(
     readers agree with our own vectors.
 
     Raises:
-        BadInput: the folder exists, the model cannot be cut there or the fix cannot be made; see `cut_model`, `make_fix`.
+        BadInput: the model is not in float32, the folder exists, the model cannot be cut there or the fix cannot be made;
+            see `cut_model`, `make_fix`.
         BadFile: what was written reads back as another model.
     """
+    import torch
     import transformers
 
+    if (dtype := next(loaded.model.parameters()).dtype) != torch.float32:
+        raise BadInput(
+            f"{loaded.name} is loaded in {str(dtype).removeprefix('torch.')}, and an embedder is written in float32; load it "
+            f"with LoadOptions(dtype='float32')"
+        )
     check_place(folder, overwrite=options.overwrite)
     transformers.utils.logging.disable_progress_bar()  # of its own, of files that are written and read at once
     cut = cut_model(loaded, options.layer)
