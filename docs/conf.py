@@ -61,5 +61,7 @@ html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-html_show_search_summary = False  # it fetches every page found, which browsers refuse where the site is opened from files
+html_show_search_summary = (
+    False  # it fetches every page found, which browsers refuse where the site is opened from files
+)
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}

@@ -2,6 +2,7 @@
 
 Each `## heading` of index.md followed by a list of links to pages becomes a part of the navigation with that heading,
 so that a page is named once, and index.md reads the same on a code host. A page that no list names fails a strict build.
+The page on examples is the file that stands beside them.
 """
 
 import re
@@ -10,7 +11,7 @@ from sphinx.application import Sphinx
 
 LINK = re.compile(r"^[-*] \[([^\]]+)\]\(([^)#:]+)\.md\)", re.MULTILINE)
 
-OUTSIDE = re.compile(r"\]\((?:\.\./)+(?=(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md)")
+OUTSIDE = re.compile(r"\]\(((?:\.\./)+(?:(?:src|examples|benchmarks|scripts)/|[A-Z]+\.md))")
 
 
 def toctrees(text: str) -> str:
@@ -24,9 +25,21 @@ def toctrees(text: str) -> str:
     return "\n\n".join(parts)
 
 
+def examples(app: Sphinx) -> str:
+    """The file that lists the examples, its links led from docs/: pages to pages, scripts to downloads, folders nowhere."""
+    path = app.srcdir.parent / "examples" / "README.md"
+    app.env.note_dependency(str(path))
+    text = path.read_text("utf-8")
+    text = re.sub(r"\[([^\]]+)\]\([\w-]+/\)", r"`examples/\1`", text)
+    text = re.sub(r"\]\((?![a-z]+:|\.\./)", "](../examples/", text)
+    return text.replace("](../docs/", "](")
+
+
 def add(app: Sphinx, page: str, source: list[str]) -> None:
     """Append the navigation to the start page as it is read; files beside the docs become downloads."""
-    source[0] = OUTSIDE.sub("](path:../", source[0])
+    if page == "examples":
+        source[0] = examples(app)
+    source[0] = OUTSIDE.sub(r"](path:\1", source[0])
     if page == app.config.root_doc:
         source[0] += "\n\n" + toctrees(source[0]) + "\n"
 
