@@ -11,6 +11,7 @@ from outlierlens.report import ReportData
 from outlierlens.results import Provenance
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.swept import Cost, Effect, Null, Sweep
+from outlierlens.weights import MAP_CELLS
 
 NEEDLES = (100, 247, 507)
 TOKENS = ("<|im_start|>", "The", " Amazon", " rain", "forest", " covers", " much", " of", " the", " basin", ".", " It")
@@ -228,6 +229,18 @@ def report_data(*, scan_result=None, observed=True, damages=None, **changes):
         observation=observation() if observed is True else observed or None,
         damages=(damage(),) if damages is None else damages,
         **changes,
+    )
+
+
+def large_report():
+    """80 layers × 8,192 dimensions with everything that grows with them, as many columns kept as a scan keeps."""
+    shape = {"n_layers": 80, "hidden_size": 8192}
+    stack = stack_scan(columns=MAP_CELLS // (2 * 80), bias=True, **shape)
+    layers = layer_sweep(tuple(range(9, 8192, 45))[:60] + NEEDLES, n_layers=80, width=8192)
+    return report_data(
+        scan_result=scan(stack),
+        observed=observation(columns=1200, **shape),
+        sweeps=(sweep(8192, n_layers=80), layers),
     )
 
 

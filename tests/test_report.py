@@ -19,9 +19,10 @@ import synthetic_report as synthetic
 from outlierlens import results
 from outlierlens.detect import Rule
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.report import advice, bundle, files, finding, render, rerender, write
-from outlierlens.report.figures import streams
+from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
+from outlierlens.report.figures import all_charts, streams
 from outlierlens.report.page import escaped_json
+from outlierlens.report.pair_page import render_pair
 from outlierlens.report.phrases import factor, listed, percent
 from outlierlens.report.words import verdict
 
@@ -413,13 +414,13 @@ def test_a_report_of_a_scan_alone():
 
 
 def test_eighty_layers_of_8192_dimensions_stay_small_and_quick():
-    stack = synthetic.stack_scan(needles=(100, 247, 507), n_layers=80, hidden_size=8192, columns=2500)
-    observation = synthetic.observation(n_layers=80, hidden_size=8192, columns=1200)
-    large = synthetic.report_data(scan_result=synthetic.scan(stack), observed=observation)
+    large = synthetic.large_report()
     start = time.process_time()
     page = render(large)
     assert time.process_time() - start < 5
-    assert len(page.encode()) < 6e6
+    assert len(page.encode()) < 4e6
+    assert max(len(json.dumps(chart.spec)) for chart in all_charts(large)) < 400_000
+    assert len(render_pair(paired(large, large)).encode()) < 2e6
     assert "the strongest dimensions" not in page
 
 

@@ -37,6 +37,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     other = synthetic.report_data(scan_result=synthetic.scan(replace(stack, n_sigma=2.5)), observed=observed)
     made = {"report": render(data), "pair": render_pair(paired(data, other))}
+    made["large"] = render(synthetic.large_report())
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
     return {name: folder / f"{name}.html" for name in made}
@@ -106,6 +107,20 @@ def test_nothing_moves_while_charts_are_drawn(opened: Any, name: str) -> None:
     )
     assert rooms
     assert not [(chart, kept, drawn) for chart, kept, drawn in rooms if not -2 <= kept - drawn <= 40]
+
+
+def test_a_model_of_eighty_layers_and_8192_dimensions_can_be_used(opened: Any) -> None:
+    page = opened("large")  # its charts are drawn when this returns
+    assert page.evaluate("document.querySelectorAll('*').length") < 60_000
+    slowest = page.evaluate(
+        "new Promise((done) => { const start = performance.now(); document.getElementById('chart-weights-scale')"
+        ".scrollIntoView(); requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - start))); })"
+    )
+    assert (
+        slowest < 3000
+    )  # milliseconds from a click in the contents to the picture, on a machine that does other things
+    page.locator("#chart-weights-scale summary").click()
+    assert page.locator("#chart-weights-scale table").is_visible()
 
 
 def test_contents_and_links_of_headings_are_reached_by_keys(opened: Any) -> None:
