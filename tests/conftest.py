@@ -31,10 +31,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-# The files that take longest, in seconds on an idle machine; they begin, so that two workers end together.
+# The files that take longest, half a minute or more each; they begin, so that two workers end together.
 LONGEST = (
-    "test_sweep_ray", "test_explore_browser", "test_closed_network", "test_site", "test_embedder", "test_cli_sweep",
-    "test_replicate_luo",
+    "test_sweep_ray", "test_explore_browser", "test_notebooks", "test_site", "test_embedder", "test_examples",
+    "test_closed_network", "test_cli_sweep", "test_sts", "test_docs", "test_finetune",
 )  # fmt: skip
 
 
