@@ -202,7 +202,7 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
             "mark": {"type": "line", "strokeWidth": 2},
             "encoding": {"x": x, "y": y, "color": line_legend(coloured), "strokeDash": dash, "tooltip": tooltip},
         },
-        *events(track, named, x),
+        *events(track, named, x, legend=True),
     ]  # fmt: skip
     return chart(
         name=name,
@@ -312,7 +312,7 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
         name=words.name,
         title=words.title,
         reading=words.reading,
-        layers=[*layers, *events(track, named, x)],
+        layers=[*layers, *events(track, named, x, legend=True)],
         height=HEIGHT,
         columns=("dimension", "step", what),
         rows=([r["dim"], r["step"], r["value"]] for r in sorted(marked, key=lambda r: -r["step"])),

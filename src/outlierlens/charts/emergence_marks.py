@@ -57,8 +57,11 @@ def line_legend(shown: dict[int, int]) -> Spec:
     return dim_colour(shown) | {"legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 3}}
 
 
-def events(track: Track, named: Sequence[int], x: Spec) -> list[Spec]:
-    """Upright lines where a dimension emerged, and where the loss starts its last fall and reaches its plateau."""
+def events(track: Track, named: Sequence[int], x: Spec, *, legend: bool = False) -> list[Spec]:
+    """Upright lines where a dimension emerged, and where the loss starts its last fall and reaches its plateau.
+
+    `legend`: the panel has one of lines by dimension, which these lines then share.
+    """
     coloured = looks(named, track.followed)
     emerged = [
         {"step": one.step, "name": label(one.dim), "what": f"dimension {one.dim} emerged"}
@@ -81,11 +84,12 @@ def events(track: Track, named: Sequence[int], x: Spec) -> list[Spec]:
             }
         )
     if emerged:
+        colour = line_legend(coloured) if legend else dim_colour(coloured, legend=False)
         made.append(
             {
                 "data": {"values": emerged},
                 "mark": {"type": "rule", "strokeDash": [6, 3], "strokeWidth": 1.4},
-                "encoding": {"x": x, "color": dim_colour(coloured, legend=False), "tooltip": tooltip},
+                "encoding": {"x": x, "color": colour, "tooltip": tooltip},
             }
         )
     return made
