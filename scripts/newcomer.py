@@ -124,6 +124,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="`make test` too")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would hand on that it is ignored
     folder = Path(tempfile.mkdtemp(prefix="newcomer-"))
     home, place = folder / "home", folder / "outlierlens"
     home.mkdir()
