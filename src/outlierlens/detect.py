@@ -5,7 +5,7 @@
 
 `kovaleva`  |z| >= n_sigma in at least `min_layer_fraction` of the layers, for scale and bias both (Kovaleva et al. 2021).
 `puccetti`  exactly the rule that Puccetti et al. (2022) released: unbiased std, more than three layers, interleaved lists.
-`luo`       rank by layer (Luo et al. 2021, section 3): no threshold, so ranks and their p-value are reported.
+`luo`       rank by layer (Luo et al. 2021, section 4): no threshold, so ranks and their p-value are reported.
 
 p-values are under independent positions per layer: in layer l the flagged positions could as well be any others, so a
 dimension is flagged with probability k_l / d, and the number of its layers is Poisson-binomial. Holm over dimensions.

@@ -60,7 +60,7 @@ class LayerGeometry:
         clipped: dimensions that are zero, of fix "clip".
         n_fitted, shrinkage: vectors the fix was fitted on, and shrinkage of the covariance of "whiten".
         anisotropy: mean cosine of all pairs of the drawn tokens, one a sentence, in [−1, 1].
-        pairs_cosine: of Luo et al.'s (2021, section 4) disjoint pairs alone: the same quantity with a wider interval.
+        pairs_cosine: of Luo et al.'s (2021, section 5) disjoint pairs alone: the same quantity with a wider interval.
         self_similarity: mean over words of the mean pairwise cosine of a word's vectors in different sentences.
         self_similarity_adjusted: minus the anisotropy. None, both, where the text has no word that is frequent enough.
         intra_sentence: mean over sentences of the mean cosine between a sentence's tokens and their mean (Ethayarajh 2019,
