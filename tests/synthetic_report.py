@@ -22,6 +22,7 @@ PROVENANCE = Provenance(
     seed=0,
     libraries={"python": "3.11.9", "numpy": "2.4.6"},
     created="2025-01-01T00:00:00+00:00",
+    dtype="bfloat16",
 )
 
 

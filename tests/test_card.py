@@ -44,6 +44,7 @@ def test_numbers_verdicts_and_provenance(data: Any) -> None:
     assert f"| {data.provenance.fingerprint} |" in text
     assert "| numpy 2.4.6" not in text  # one row for all libraries
     assert "python 3.11.9, numpy 2.4.6" in text
+    assert "| computed in | bfloat16 |" in text
     assert "\n    outlierlens report smollm2-135m -o runs/smollm2\n" in text
     for outlier in data.scan.stacks[0].outliers:
         assert f"| model | {outlier.dim} | {len(outlier.layers_scale)} | no bias | {outlier.p_holm:.2g} |" in text

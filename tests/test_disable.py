@@ -272,3 +272,15 @@ def test_continuation_is_greedy(words: Any) -> None:
         with torch.no_grad():
             ids.append(int(loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
     assert loaded.tokenizer.decode(ids[start:]) == said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_result_says_what_it_was_computed_in(words: Any, dtype: torch.dtype) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    loaded.model.to(dtype)
+    damage = disable(loaded, TEXTS, (3,), DisableOptions(n_random=1, n_matched=0, also_all=False))
+    text = to_json(damage)
+    assert from_json(text).provenance.dtype == str(dtype).removeprefix("torch.")
+    older = json.loads(text)
+    del older["provenance"]["dtype"]  # a file of before that was written down
+    assert from_json(json.dumps(older)).provenance.dtype == ""

@@ -269,6 +269,9 @@ def test_automatic_precision_on_cpu(
     assert {p.dtype for p in load_model(str(saved), LoadOptions(device="cpu")).model.parameters()} == {expected}
     named = load_model(str(saved), LoadOptions(device="cpu", dtype="float16"))
     assert {p.dtype for p in named.model.parameters()} == {torch.float16}
+    norm = next(one for one in named.model.modules() if isinstance(one, torch.nn.LayerNorm))
+    norm.float()
+    assert named.dtype == "float16"  # norms held in float32 do not make it another format
 
 
 @pytest.mark.parametrize("supported", [True, False])

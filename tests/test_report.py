@@ -363,7 +363,9 @@ def hostile_data():
     stack = replace(data.scan.stacks[0], site=HOSTILE, notes=(HOSTILE,))
     return replace(
         data,
-        provenance=replace(data.provenance, model=HOSTILE, command=HOSTILE, libraries={HOSTILE: HOSTILE}),
+        provenance=replace(
+            data.provenance, model=HOSTILE, command=HOSTILE, libraries={HOSTILE: HOSTILE}, dtype=HOSTILE
+        ),
         scan=replace(data.scan, model_type=HOSTILE, source=HOSTILE, stacks=(stack,)),
         observation=replace(data.observation, data=HOSTILE),
         damages=(replace(data.damages[0], data=HOSTILE, fills=fills, continuations=said, stack=HOSTILE),),
@@ -439,6 +441,8 @@ def test_a_run_directory_holds_page_results_charts_and_manifest(run, data):
     assert manifest["command"] == data.provenance.command
     assert manifest["finding"][0] == finding(data)[0]
     assert manifest["libraries"]["numpy"] == "2.4.6"
+    assert manifest["dtype"] == "bfloat16"
+    assert "numpy 2.4.6; computed in bfloat16" in (run.directory / "report.html").read_text("utf-8")
     assert manifest["format_version"] == results.FORMAT_VERSION
     assert run.notes == ()
 

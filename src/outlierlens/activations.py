@@ -85,7 +85,7 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
         observer.consume(batch)
     stacks = observer.finish()
     return Observation(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command),
+        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, dtype=loaded.dtype),
         data=texts.source,
         data_digest=texts.digest,
         n_texts=len(texts),

@@ -120,7 +120,9 @@ def disable(
         said = list(bench.say(work, chosen, measured.get("random", [])))
         report("done", total, total)
     return Damage(
-        provenance=Provenance.now(loaded.name, bench.fingerprint, command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

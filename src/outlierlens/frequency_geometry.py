@@ -114,7 +114,9 @@ def frequency_geometry(
         mode = ablation.name
     blocks = [place for place, layer in enumerate(layers) if layer != layer_name(EMBEDDINGS)]
     return FrequencyBands(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         counts=counts.source,

@@ -164,7 +164,13 @@ def layer_story(
     )
     left = len(whole) - len(chosen)
     return LayerStory(
-        provenance=Provenance.now(sweep.provenance.model, sweep.provenance.fingerprint, command=command, seed=seed),
+        provenance=Provenance.now(
+            sweep.provenance.model,
+            sweep.provenance.fingerprint,
+            command=command,
+            seed=seed,
+            dtype=sweep.provenance.dtype,
+        ),
         stack=sweep.stack,
         layers=layers,
         task=sweep.task,

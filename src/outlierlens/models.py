@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,14 @@ class LoadedModel:
     def device(self) -> "torch.device":
         """Where the inputs go."""
         return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> str:
+        """What most of its weights are in: "bfloat16"."""
+        count: Counter[str] = Counter()
+        for parameter in self.model.parameters():
+            count[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        return count.most_common(1)[0][0]
 
     def stack(self, name: str | None = None) -> BoundStack:
         """The stream called `name`, or the only one; raises BadInput with the choices."""

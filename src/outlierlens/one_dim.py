@@ -110,7 +110,9 @@ def one_dimension(
     )
     full = fit.judge(said.predicted[:, None])
     return OneDimension(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         task=task.name,
         metric=task.metric,
         stack=stack.name,

@@ -107,7 +107,9 @@ def recover(
     n_train = min(len(train), settings.train_limit or len(train))
     steps = steps_per_epoch(n_train, settings.batch) * settings.epochs
     found = Recovery(
-        provenance=Provenance.now(model, bench.fingerprint, command=options.command, seed=options.seed),
+        provenance=Provenance.now(
+            model, bench.fingerprint, command=options.command, seed=options.seed, dtype=loaded.dtype
+        ),
         task=dev.task.name,
         metric=dev.task.metric,
         stack=bench.stack.name,

@@ -91,7 +91,8 @@ _version = functools.cache(metadata.version)  # reading a package's metadata tak
 class Provenance:
     """Where a result came from: enough to make it again.
 
-    `fingerprint` is a SHA-256 over names, shapes and the values that were read; `command` reproduces the result.
+    `fingerprint` is a SHA-256 over names, shapes and the values that were read; `command` reproduces the result. `dtype` is
+    what the running model's weights were in, "bfloat16"; "" where no model ran.
     """
 
     model: str
@@ -101,9 +102,12 @@ class Provenance:
     version: str = __version__
     libraries: dict[str, str] = field(default_factory=dict)
     created: str = ""
+    dtype: str = ""
 
     @classmethod
-    def now(cls, model: str, fingerprint: str, *, command: str = "", seed: int | None = None) -> "Provenance":
+    def now(
+        cls, model: str, fingerprint: str, *, command: str = "", seed: int | None = None, dtype: str = ""
+    ) -> "Provenance":
         """Provenance of a result made at this moment by this process; names the libraries that are loaded."""
         loaded = [name for name in ("numpy", "torch", "transformers", "gguf", "onnx") if name in sys.modules]
         libraries = {"python": ".".join(map(str, sys.version_info[:3]))}
@@ -115,6 +119,7 @@ class Provenance:
             seed=seed,
             libraries=libraries,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            dtype=dtype,
         )
 
 

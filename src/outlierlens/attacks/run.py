@@ -99,7 +99,7 @@ def attack(
     wide = tuple(run.wide()) if options.anywhere else ()
     task = run.held.task
     return Attack(
-        provenance=Provenance.now(loaded.name, run.fingerprint, command=command, seed=options.seed),
+        provenance=Provenance.now(loaded.name, run.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype),
         data=texts.source,
         data_digest=texts.digest,
         task=task.name,

@@ -118,7 +118,9 @@ def attention(
     conditions += [_condition("random", dims, one, before) for dims, one in zip(drawn, randoms, strict=True)]
     n_queries = sum(intact.n_keys.values())
     return Attention(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         stack=stack.name,

@@ -94,7 +94,9 @@ def beyond_zero(
             treated.append(Treated(_all(one), one if layers_differ else {}, tuple(done), drawn))
     report("done", total, total)
     return BeyondZero(
-        provenance=Provenance.now(loaded.name, bench.fingerprint, command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

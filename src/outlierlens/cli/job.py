@@ -89,7 +89,9 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     tracks = _tracked(job)
     progress("writing the report", 0, 1)
     data = ReportData(
-        provenance=Provenance.now(loaded.name, found.provenance.fingerprint, command=job.command, seed=job.seed),
+        provenance=Provenance.now(
+            loaded.name, found.provenance.fingerprint, command=job.command, seed=job.seed, dtype=loaded.dtype
+        ),
         scan=found,
         observation=observed,
         damages=damages,

@@ -111,7 +111,9 @@ def detectors(
         trials = replace(options.trials, seed=options.seed, progress=options.reading.progress)
         searched = with_trials(loaded, stack, searched, task, trials)
     return Detectors(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         n_texts=len(texts),

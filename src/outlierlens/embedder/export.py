@@ -127,7 +127,9 @@ def export_embedder(
     width = len(fix.centre)
     modules = Modules(width, fix, options.normalize, ours.tokens(("a",)))
     made = Exported(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         folder=folder.name,
         layer=cut.name,
         n_blocks=cut.n_blocks,

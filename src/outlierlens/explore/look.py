@@ -132,7 +132,9 @@ class Explorer:
         bench = settled.bench
         command = snippets.command(self.loaded.name, self.options, settled.state, views)
         return Explored(
-            provenance=Provenance.now(self.loaded.name, self.fingerprint, command=command, seed=state.seed),
+            provenance=Provenance.now(
+                self.loaded.name, self.fingerprint, command=command, seed=state.seed, dtype=self.loaded.dtype
+            ),
             state=settled.state,
             read=bench.text,
             conditions=bench.conditions,

@@ -169,7 +169,7 @@ def frequency(
     if dims is None:
         dims, source = scan_stream(loaded, stack.name).dims, "the weights"
     asked = Asked(
-        Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype),
         chosen,
         counts,
         dims=tuple(dict.fromkeys(dims)),

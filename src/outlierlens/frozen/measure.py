@@ -98,7 +98,9 @@ def frozen(
     found = tuple(scores.fix(i, spec, fixes[i], heads.loss[i]) for i, spec in enumerate(specs))
     commonest = np.bincount(splits.train.labels).argmax()
     return FrozenScores(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         task=task.name,
         metric=task.metric,
         labels=task.labels,

@@ -121,7 +121,9 @@ def geometry(
         rows += measure.rows(layer, vectors.values[place], _fixes(layer, width, fitted, options))
         _tell(options.read.progress, "measuring layers", place + 1, len(vectors.layers))
     return Geometry(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         stack=vectors.stack,

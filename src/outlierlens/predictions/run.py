@@ -145,7 +145,9 @@ def predictions(
         notes.append("one text: there is no interval, for nothing can be resampled")
     layers_differ = len(set(plan.values())) > 1 or len(plan) < stack.n_layers
     return Predictions(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.task.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.task.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         counts=counts.source,

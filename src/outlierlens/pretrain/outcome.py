@@ -64,7 +64,9 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     worst = swept.top(1)[0]
     change, low, high = loss_change(loaded, task, parse(INT8), seed=options.seed)
     return Outcome(
-        provenance=Provenance.now(recipe.name, swept.provenance.fingerprint, command=command, seed=options.seed),
+        provenance=Provenance.now(
+            recipe.name, swept.provenance.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         recipe=recipe.name,
         about=recipe.about,
         toml=recipe.to_toml(),

@@ -106,7 +106,9 @@ def probe_positions(
         for place, name in enumerate(names)
     )  # fmt: skip
     return PositionProbe(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         stack=stack.name,
         train=split.train.source,
         dev=split.dev.source,

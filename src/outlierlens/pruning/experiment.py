@@ -103,7 +103,9 @@ def prune_experiment(
                 measured.setdefault(kind, []).append(bench.measure(f"{kind} {number + 1}", plan))
     report("done", total, total)
     return PruneExperiment(
-        provenance=Provenance.now(loaded.name, bench.fingerprint, command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

@@ -109,7 +109,9 @@ def quantize(
     if calibration is None and bench.factors:
         bench.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
     return Quantized(
-        provenance=Provenance.now(loaded.name, bench.fingerprint, command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

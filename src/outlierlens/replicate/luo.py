@@ -129,7 +129,9 @@ class _Run:
         return ReportData(self.provenance(), scanned, self.observation, luo=together)
 
     def provenance(self) -> Provenance:
-        return Provenance.now(self.job.model, self.fingerprint, command=self.job.command, seed=self.job.seed)
+        return Provenance.now(
+            self.job.model, self.fingerprint, command=self.job.command, seed=self.job.seed, dtype=self.loaded.dtype
+        )
 
     def measure(self, part: Part) -> Any:
         """The part's result, measured now."""

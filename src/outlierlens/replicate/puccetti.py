@@ -118,7 +118,7 @@ def _whole(job: PuccettiJob, loaded: LoadedModel, texts: Texts) -> ReportData:
         if len(some) < len(texts):
             notes.append(f"{part.title}: the first {len(some):,} of {len(texts):,} texts")
     swept = found.pop("layers", None)
-    provenance = Provenance.now(job.model, model, command=job.command, seed=job.seed)
+    provenance = Provenance.now(job.model, model, command=job.command, seed=job.seed, dtype=loaded.dtype)
     frequent, attended = found.get("frequency"), found.get("attention")
     story = None
     if swept is not None and (frequent or attended) and stack.n_layers >= FEWEST:

@@ -110,6 +110,7 @@ def _provenance(data: ReportData) -> Iterator[str]:
     rows: list[tuple[str, str]] = [("made by", f"outlierlens {made.version}"), ("model", made.model)]
     rows += [("seed", str(made.seed))] if made.seed is not None else []
     rows += [("libraries", libraries)] if libraries else []
+    rows += [("computed in", made.dtype)] if made.dtype else []
     rows += [("date", made.created)] if made.created else []
     if data.observation is not None:
         seen = data.observation

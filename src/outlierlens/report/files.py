@@ -59,6 +59,7 @@ def write(data: ReportData, directory: Path | str, *, overwrite: bool = False, a
         "created": made.created,
         "version": made.version,
         "libraries": dict(made.libraries),
+        "dtype": made.dtype,
         "finding": list(finding(data)),
         "advice": [vars(step) for step in advice(data)],
     }

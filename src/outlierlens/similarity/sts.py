@@ -130,7 +130,9 @@ def sts(
         )
     empty = int((vectors.n_tokens == 0).sum())
     return Similarity(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         stack=vectors.stack,
         pooling=options.pooling.says,
         max_length=options.pooling.max_length,

@@ -183,7 +183,9 @@ def wic(
         if len(one)
     )
     return WordInContext(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed),
+        provenance=Provenance.now(
+            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
+        ),
         stack=vectors.stack,
         max_length=options.max_length,
         final_norm=vectors.final_norm,

@@ -116,7 +116,7 @@ def sweep(
         nulls = nulls_of(state, families, n_compared)
         value, low, high = intact_of(run.intact(), runner, options.seed)
         return Sweep(
-            provenance=Provenance.now(loaded.name, model, command=command, seed=options.seed),
+            provenance=Provenance.now(loaded.name, model, command=command, seed=options.seed, dtype=loaded.dtype),
             data=texts.source,
             data_digest=texts.digest,
             task=runner.task.name,
