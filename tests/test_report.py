@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -95,6 +96,18 @@ def test_found_and_damaging(data):
     assert "leave dimensions 100, 247 and 507 alone, in mlp.down_proj of every layer" in steps["prune"].text
     assert steps["quantize"].because == "one step of an 8-bit scale over layer 6 is 177, the median |h| there 0.98"
     assert "dimension 507 alone holds over 99 %" in steps["compare"].because
+
+
+def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch):
+    rules = sys.modules[advice.__module__]
+    peak = rules.largest(data.observation.stacks[0])
+    for ratio, said in (
+        (126.0, "Measure what 8-bit activations cost before you keep dimension 507"),
+        (127.0, "Keep dimension 507"),
+    ):
+        monkeypatch.setattr(rules, "largest", lambda stack, ratio=ratio: replace(peak, value=19.0, ratio=ratio))
+        (step,) = (one for one in advice(data) if one.topic == "quantize")
+        assert step.text.startswith(said)
 
 
 def test_every_command_of_an_advice_can_be_run():
