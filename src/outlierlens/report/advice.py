@@ -107,10 +107,13 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
         peak = largest(stack)
         if dims and peak is not None:
             step, median = peak.value / 127, peak.value / peak.ratio
-            keep = f"Keep {these(dims)} in 16 bits, or scale activations per channel, before you quantize activations to 8 bits."
+            held = these(dims)
+            keep = (
+                f"Keep {held} in 16 bits, or scale activations per channel, before you quantize activations to 8 bits."
+            )
             # A step below the median leaves half of the entries a code that is not 0: what that costs, size alone does not say.
             measure = (
-                f"Measure what 8-bit activations cost before you keep {these(dims)} in 16 bits: one step is finer than half of "
+                f"Measure what 8-bit activations cost before you keep {held} in 16 bits: one step is finer than half of "
                 "all entries."
             )
             yield Advice(
