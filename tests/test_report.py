@@ -16,12 +16,14 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+import quantized_results
 import synthetic_report as synthetic
 from outlierlens import results
 from outlierlens.detect import Rule
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
 from outlierlens.report.figures import all_charts, streams
+from outlierlens.report.joined import Joined
 from outlierlens.report.page import escaped_json
 from outlierlens.report.pair_page import render_pair
 from outlierlens.report.phrases import factor, listed, percent
@@ -110,6 +112,17 @@ def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch
         assert step.text.startswith(said)
 
 
+def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data):
+    measured = quantized_results.quantized()
+    (step,) = (one for one in advice(replace(data, joined=Joined(quantized=(measured,)))) if one.topic == "quantize")
+    assert step.text.lower() == f"{measured.verdict}.".lower()
+    assert step.because == "measured on 2 texts of d.txt (40 tokens)"
+    assert step.commands == ("outlierlens protect smollm2-135m --for llm-compressor --dims 5",)
+    free = replace(measured, roundings=measured.roundings[1:2])
+    (step,) = (one for one in advice(replace(data, joined=Joined(quantized=(free,)))) if one.topic == "quantize")
+    assert step.commands == ()
+
+
 def test_every_command_of_an_advice_can_be_run():
     import typer
 
@@ -122,6 +135,7 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(scan_result=bare, observed=False, damages=())]
     encoder, decoder = (replace(synthetic.stack_scan(), stack=name) for name in ("encoder", "decoder"))
     cases += [synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), damages=())]
+    cases += [synthetic.report_data(joined=Joined(quantized=(quantized_results.quantized(),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
         "protect", "quant", "export-embedder", "detectors", "report",

@@ -101,6 +101,17 @@ def _prune(data: ReportData) -> Iterator[Advice]:
 
 
 def _quantize(data: ReportData) -> Iterator[Advice]:
+    for found in data.joined.quantized:  # measured, which no rule about sizes can be
+        worth = any(one.says == "keep" for one in found.roundings)
+        kept = _command(data, "protect", "--for", "llm-compressor", stream=found.stack, dims=found.dims)
+        yield Advice(
+            "quantize",
+            f"{found.verdict[:1].upper()}{found.verdict[1:]}.",
+            f"measured on {found.n_texts:,} texts of {found.data} ({found.n_tokens:,} tokens)",
+            (kept,) if worth else (),
+        )
+    if data.joined.quantized:
+        return
     for stack in data.observation.stacks if data.observation else ():
         outliers: tuple[ActivationOutlier, ...] = stack.outliers
         dims = sorted({o.dim for o in outliers if o.rule in ("massive", "llm.int8")})
