@@ -496,7 +496,8 @@ def test_layers_of_a_list(folder: Any) -> None:
     assert "could still remove a position in 2 or more" in one.notes[0]
     bert = protect(folder("bert"), "bitsandbytes", ProtectOptions(dims=(3,), layers=(0,)))
     assert bert.modules == ("encoder.layer.0.output.dense",)
-    assert "this tool leaves norms alone" in bert.notes[1]
+    assert bert.notes[0] == "positions 3; 1 of 3 layers (given) are protected"  # it prunes nothing
+    assert "this tool leaves norms alone; the modules" in bert.notes[1]
     assert "no scales" in protect(folder("gemma2"), "awq", ProtectOptions(dims=(3,))).text
 
 

@@ -81,6 +81,7 @@ class KeepPositions(tp.importance.Importance):
 # To keep every position of the stream, so that MLPs and heads alone are pruned:
 # ignored_layers = [module_of(model, name) for name in KEEP]
 '''
+PRUNES = ("torch-pruning", "llm-compressor")
 AWQ_FACTOR = 2.0  # Lin et al. (2023), table 2: the best factor for the salient 1 % of channels
 
 
@@ -162,16 +163,17 @@ class _Lists:
 
     def made(self, tool: Tool) -> Protection:
         """The list for one tool."""
-        chosen = self.options.layers or ("enough" if tool in ("torch-pruning", "llm-compressor") else "flagged")
+        chosen = self.options.layers or ("enough" if tool in PRUNES else "flagged")
         if tool == "torch-pruning":
             chosen = "all"  # channels of the stream go from every layer together
         layers = self.layers(chosen)
         modules = tuple(name for layer in layers for name in self.writers(layer))
-        notes = [self._about(chosen, layers)]
+        notes = [self._about(tool, chosen, layers)]
         if self.bound.ends_in_norm and tool != "torch-pruning":
+            safe = ": the constraint cannot break by it" if tool in PRUNES else ""
             notes.append(
-                "blocks here end in a norm, and this tool leaves norms alone: the constraint cannot break by it; the "
-                "modules are the linears before those norms"
+                f"blocks here end in a norm, and this tool leaves norms alone{safe}; the modules are the linears before "
+                "those norms"
             )
         write = {
             "torch-pruning": self._torch_pruning,
@@ -213,16 +215,18 @@ class _Lists:
             ]
         return tuple(found)
 
-    def _about(self, chosen: Which | tuple[int, ...], layers: tuple[int, ...]) -> str:
+    def _about(self, tool: Tool, chosen: Which | tuple[int, ...], layers: tuple[int, ...]) -> str:
         n_layers, limit = self.cells.n_layers, self.cells.limit
         left = n_layers - len(layers)
-        dims = ", ".join(map(str, self.dims))
+        which = chosen if isinstance(chosen, str) else "given"
+        about = f"positions {', '.join(map(str, self.dims))}; {len(layers)} of {n_layers} layers ({which})"
+        if tool not in PRUNES:
+            return f"{about} are protected"
         if left < limit:
             holds = f"cannot remove a position in {limit} or more, so the constraint holds whatever is pruned"
         else:
             holds = f"could still remove a position in {limit} or more; check what comes out"
-        which = chosen if isinstance(chosen, str) else "given"
-        return f"positions {dims}; {len(layers)} of {n_layers} layers ({which}): pruning the other {left} {holds}"
+        return f"{about}: pruning the other {left} {holds}"
 
     def _head(self, what: str, notes: Sequence[str]) -> list[str]:
         lines = [f"outlierlens: {what} of {self.checkpoint.name}", *notes]
