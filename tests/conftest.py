@@ -12,6 +12,9 @@ import pytest
 
 from closed import sitecustomize as network
 
+CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def same_on_every_processor() -> None:
@@ -87,6 +90,16 @@ def reviews() -> Any:
     from outlierlens.data import read_texts
 
     return read_texts("reviews")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright; of a module, since its event loop runs until it closes."""
+    driver = pytest.importorskip("playwright.sync_api")
+    with driver.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture

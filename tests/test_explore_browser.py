@@ -6,7 +6,6 @@ Screenshots and the log of requests go to `runs/explore/` (or $OUTLIERLENS_ARTEF
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -20,9 +19,9 @@ from urllib.request import urlopen
 import pytest
 
 from closed import sitecustomize as network
+from conftest import needs_chromium
 from outlierlens.explored import State
 
-CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parent.parent / "runs" / "explore")
 PATIENCE = 30_000  # milliseconds, for machines that do other things
 TEXT = (
@@ -34,7 +33,7 @@ WORDS = " ".join(f"w{number}" for number in range(1, 25))  # two blanks of a dec
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.filterwarnings("default"),  # two pages are served in this process, and gradio has warnings of its own
-    pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM"),
+    needs_chromium,
 ]
 
 
@@ -110,13 +109,10 @@ def servers(command: Server, space: Server, words: Any) -> Iterator[dict[str, st
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
+def browser(browser: Any) -> Any:
+    """With an empty log of requests."""
     (ARTEFACTS / "requests.log").unlink(missing_ok=True)
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+    return browser
 
 
 class Visitor:

@@ -1,8 +1,6 @@
 """Reports in a browser: accessibility, links and keys, nothing that moves, no JavaScript, and paper."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
@@ -12,17 +10,17 @@ from typing import Any
 import pytest
 
 import synthetic_report as synthetic
+from conftest import needs_chromium
 from outlierlens.report import paired, render
 from outlierlens.report.pair_page import render_pair
 
-CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
 SHIFTS = """window.moved = 0;
 new PerformanceObserver((list) => { for (const entry of list.getEntries()) window.moved += entry.value; })
   .observe({ type: "layout-shift", buffered: true });"""
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM"),
+    needs_chromium,
 ]
 
 
@@ -41,16 +39,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
     return {name: folder / f"{name}.html" for name in made}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    driver = pytest.importorskip("playwright.sync_api")
-    with driver.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
 """The documentation's site: it builds strictly, loads nothing from outside, and its links, formulas and search work."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from conftest import needs_chromium
+
 ROOT = Path(__file__).parent.parent
-CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
 OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 FETCHED = {"src", "srcset", "poster", "data", "action", "formaction", "background"}  # and the href of a <link>
 
@@ -110,17 +108,8 @@ def test_the_reference_tells_of_every_public_name(pages: dict[Path, Page], site:
     assert {f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"} <= told
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM")
+@needs_chromium
 def test_the_search_works_from_the_files_alone(site: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 400, "height": 800})
     asked, complaints = [], []

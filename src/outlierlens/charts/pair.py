@@ -5,7 +5,6 @@ by_layer(ours, theirs, ("base", "tuned"), (308, 381))     # z of the named dimen
 changes((damage, other), ("base", "tuned"))               # what switching off did to each
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -237,13 +236,12 @@ def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart
 
 
 def _change(condition: Condition, family: str, spread: float, *, chosen: bool = False) -> Spec:
-    ends = [end if math.isfinite(end) else math.nan for end in (condition.change_low, condition.change_high)]
     return {
         "family": family,
         "dims": few(condition.dims),
         "change": round_to(condition.change),
-        "low": round_to(ends[0]),
-        "high": round_to(ends[1]),
+        "low": round_to(condition.change_low),
+        "high": round_to(condition.change_high),
         "spread": round(spread, 3),
         "chosen": chosen,
     }

@@ -4,7 +4,7 @@ Only the file of the command that is called is imported: a check that runs befor
 for the options of forty others. `--help` and a misspelt command look at all of them.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -65,7 +65,7 @@ PAPERS = {
 }
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands by name, each made when somebody asks for it."""
 
     def __init__(self, places: dict[str, tuple[str, str]]) -> None:
@@ -78,21 +78,14 @@ class _Commands(MutableMapping[str, Any]):
             self._made[name] = typer.main.get_command(found if isinstance(found, typer.Typer) else _alone(name, found))
         return self._made[name]
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        self._made.pop(name, None)
-        del self._places[name]
-
     def __contains__(self, name: object) -> bool:
-        return name in self._places or name in self._made  # without importing it
+        return name in self._places  # without importing it
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places | self._made)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._places | self._made)
+        return len(self._places)
 
 
 def _alone(name: str, function: Any) -> typer.Typer:
@@ -106,7 +99,7 @@ def _group(name: str, about: str, places: dict[str, tuple[str, str]], *, complet
     class Group(TyperGroup):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
-            self.commands = _Commands(dict(places))
+            self.commands = _Commands(places)  # type: ignore[assignment]  # nobody adds to them
 
     return typer.Typer(
         name=name,
@@ -147,6 +140,6 @@ def root(
     """Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."""
 
 
-@papers.callback()
+@papers.callback()  # without one typer takes it for an app without commands
 def paper() -> None:
     """A paper's experiments for any model."""

@@ -72,8 +72,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     Raises:
         BadInput: the directory holds a finished report and `overwrite` is off.
     """
-    if (job.directory / "report.html").exists() and not job.overwrite:
-        raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
+    refuse_finished(job)
     sweeps = read_sweeps(job.sweeps)
     results = read_results(job.results)
     texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
@@ -166,6 +165,12 @@ def _disable(
         rows = rows_path if len(loaded.stacks) == 1 else rows_path.with_name(f"rows-{stack.name}.jsonl")
         damages.append(disable(loaded, texts, dims, options, command=job.command, progress=progress, rows=rows))
     return tuple(damages), tuple(notes)
+
+
+def refuse_finished(job: Job) -> None:
+    """Raise BadInput where the job's directory holds a finished report and `overwrite` is off."""
+    if (job.directory / "report.html").exists() and not job.overwrite:
+        raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
 
 
 def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (), more: tuple[Path, ...] = ()) -> Path:

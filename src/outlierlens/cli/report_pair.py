@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.job import Job, run
+from outlierlens.cli.job import Job, refuse_finished, run
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadOptions
 from outlierlens.report import ReportData, paired, write_pair
@@ -33,8 +33,7 @@ def report_pair(
     Raises:
         BadInput: the directory holds a finished report and `overwrite` is off, or a file holds another result.
     """
-    if (job.directory / "report.html").exists() and not job.overwrite:
-        raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
+    refuse_finished(job)
     finished = [_finished(Path(model)) for model in models]  # both are read before either is measured
     sides, pages = [], []
     for letter, model, known in zip("ab", models, finished, strict=True):
