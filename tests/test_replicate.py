@@ -54,6 +54,14 @@ def made(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Replica
     return mine, replicate(mine, LOAD)
 
 
+def test_what_was_computed_in_is_told(place: Path, made: Any, tmp_path: Path) -> None:
+    assert made[1].provenance.dtype == made[1].tables[0].dtype == "float32"
+    reduced = replicate(job(place, tmp_path), replace(LOAD, dtype="bfloat16"))
+    assert reduced.provenance.dtype == reduced.tables[0].dtype == "bfloat16"
+    (note,) = (note for note in reduced.tables[0].notes if "bfloat16" in note)
+    assert "% of the predicted classes are other than in float32" in note
+
+
 def by_label(table: TaskTable) -> dict[str, Any]:
     return {row.label: row for row in table.rows}
 

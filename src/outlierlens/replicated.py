@@ -99,6 +99,7 @@ class TaskTable:
         n_parameters: of the whole model.
         rows: switched off in all layers. windows: in each single layer, where that was asked for; else empty.
         seconds: spent measuring.
+        dtype: what the model's weights were in, "bfloat16".
     """
 
     task: str
@@ -119,6 +120,7 @@ class TaskTable:
     windows: tuple[Row, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    dtype: str = ""
 
     @property
     def intact(self) -> Row:

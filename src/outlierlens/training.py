@@ -19,12 +19,18 @@ from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadInput
 
 
+def computes_in(precision: str, device: torch.device) -> str:
+    """ "float32" or "bfloat16"; `precision` "auto" is the latter where the hardware computes in it."""
+    fast = precision == "auto" and auto_dtype(device) == torch.bfloat16
+    return "bfloat16" if fast or precision == "bfloat16" else "float32"
+
+
 def training_arguments(
     folder: Path, *, device: str, precision: str, seed: int, report_to: Sequence[str], **own: Any
 ) -> TrainingArguments:
     """The Trainer's arguments for a resumable run that is quiet and reads its rows in their order; `own` go on top.
 
-    `precision` "auto" is bfloat16 where the hardware computes in it.
+    `precision` is as in `computes_in`.
 
     Raises:
         BadInput: a device that the Trainer would not take, or a `report_to` that is not there.
@@ -42,7 +48,7 @@ def training_arguments(
         )
     return TrainingArguments(
         output_dir=str(folder),
-        bf16=precision == "bfloat16" or (precision == "auto" and auto_dtype(chosen) == torch.bfloat16),
+        bf16=computes_in(precision, chosen) == "bfloat16",
         use_cpu=str(chosen) == "cpu",
         seed=seed,
         data_seed=seed,

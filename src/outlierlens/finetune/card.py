@@ -28,7 +28,10 @@ def card(tuned: FineTuned, run: SeedRun) -> str:
         f"| {row.epoch:g} | {row.loss:.4f} | " + " | ".join(f"{row.scores[name]:.4f}" for name in names) + " |"
         for row in run.epochs
     )
-    settings = "\n".join(f"- {name}: {value}" for name, value in {**tuned.settings, "seed": run.seed}.items())
+    shown = {**tuned.settings, "seed": run.seed}
+    if run.precision:  # what "auto" was
+        shown["precision"] = run.precision
+    settings = "\n".join(f"- {name}: {value}" for name, value in shown.items())
     base, train, dev, command = (
         printable(text)
         for text in (tuned.base, tuned.train, tuned.dev, tuned.provenance.command or "outlierlens.finetune.finetune(…)")

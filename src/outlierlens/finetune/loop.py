@@ -24,6 +24,7 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from outlierlens.ablate import zero_weights_
+from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput
 from outlierlens.finetune.batches import Collator, Rows
 from outlierlens.finetune.card import card
@@ -42,7 +43,7 @@ from outlierlens.run_files import newest_checkpoint
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.tasks.metrics import interval
-from outlierlens.training import full_precision, training_arguments
+from outlierlens.training import computes_in, full_precision, training_arguments
 
 LOGS_PER_EPOCH = 4
 LOG_AT_LEAST = 50  # steps
@@ -161,6 +162,7 @@ def _one(
     run = SeedRun(
         settings.seed, str(where), tuple(kept.epochs), kept.best_epoch, low, high,
         fingerprint(load_model(str(where), exact).model), time.monotonic() - started, base,
+        computes_in(settings.precision, pick_device(options.load.device)),
     )  # fmt: skip
     write_text(folder / DONE, json.dumps(dataclasses.asdict(run)))
     return run

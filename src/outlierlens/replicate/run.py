@@ -159,8 +159,11 @@ def replicate(job: Replicating, load: LoadOptions | None = None, hooks: Hooks | 
             for one in models:
                 hooks.say(f"{one.label}: {task.metric} of {len(dev[task.name]):,} examples with dimensions off")
                 tables.append(_Table(job, paper, load, hooks).measure(one, dev[task.name]))
+        dtypes = sorted({one.dtype for one in tables})
         made = Replication(
-            provenance=Provenance.now(job.base, tables[0].fingerprint, command=job.command, seed=job.seed),
+            provenance=Provenance.now(
+                job.base, tables[0].fingerprint, command=job.command, seed=job.seed, dtype=", ".join(dtypes)
+            ),
             paper=paper.name,
             base=job.base,
             settings=_settings(job, paper, tuned=bool(train)),
@@ -259,6 +262,9 @@ class _Table:
                 LAYERS, dims=dims, sets=(dims,) if len(dims) > 1 else (), windows="single", n_random=min(random, 19)
             )
             windows = window_rows(by_layer, dims, whole)
+        if reduced := [one.precision for one in done if one.precision]:
+            worst = max(reduced, key=lambda precision: precision.deviation)
+            notes.append(f"computed in {worst.dtype}; {worst.said} ({worst.n_sets} sets, {worst.n_texts} examples)")
         return TaskTable(
             task=examples.task.name,
             metric=together.metric,
@@ -278,6 +284,7 @@ class _Table:
             windows=windows,
             seconds=done[-1].cost.seconds,  # of all, for they share their rows
             notes=tuple(dict.fromkeys([*notes, *(note for one in done for note in one.notes)])),
+            dtype=together.provenance.dtype,
         )
 
     def _outliers(self, loaded: LoadedModel, tuned: Tuned) -> tuple[Named, int]:
