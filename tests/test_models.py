@@ -272,6 +272,10 @@ def test_automatic_precision_on_cpu(
     norm = next(one for one in named.model.modules() if isinstance(one, torch.nn.LayerNorm))
     norm.float()
     assert named.dtype == "float16"  # norms held in float32 do not make it another format
+    of = named.provenance(command="outlierlens scan", seed=3)
+    assert (of.model, of.fingerprint) == (named.name, fingerprint(named.model))
+    assert (of.command, of.seed, of.dtype) == ("outlierlens scan", 3, "float16")
+    assert named.provenance(digest="known").fingerprint == "known"
 
 
 @pytest.mark.parametrize("supported", [True, False])

@@ -22,10 +22,9 @@ from outlierlens.errors import BadInput
 from outlierlens.forward import check_padding
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.observation import Observation, Passage, StackObservation
 from outlierlens.reading import Reading, TextReading
-from outlierlens.results import Provenance
 from outlierlens.stats import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
 from outlierlens.stats_summary import summarise
 
@@ -85,7 +84,7 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
         observer.consume(batch)
     stacks = observer.finish()
     return Observation(
-        provenance=Provenance.now(loaded.name, fingerprint(loaded.model), command=command, dtype=loaded.dtype),
+        provenance=loaded.provenance(command=command),
         data=texts.source,
         data_digest=texts.digest,
         n_texts=len(texts),

@@ -25,7 +25,6 @@ from outlierlens.errors import BadInput
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for, tokens_read
-from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
@@ -120,9 +119,7 @@ def disable(
         said = list(bench.say(work, chosen, measured.get("random", [])))
         report("done", total, total)
     return Damage(
-        provenance=Provenance.now(
-            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

@@ -22,10 +22,9 @@ from outlierlens.frequency.run import Vocabulary
 from outlierlens.frequency_bands import BLOCKS, BY_BAND, OVERALL, FrequencyBands, LayerBands, RandomChange
 from outlierlens.geometry.resampling import estimate
 from outlierlens.hidden import EMBEDDINGS, layer_name
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
 from outlierlens.named import named_dims
-from outlierlens.results import Provenance
 from outlierlens.token_bands import Banding, BandMeasure, Drawn, draw
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.apart import once
@@ -114,9 +113,7 @@ def frequency_geometry(
         mode = ablation.name
     blocks = [place for place, layer in enumerate(layers) if layer != layer_name(EMBEDDINGS)]
     return FrequencyBands(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,
         data_digest=texts.digest,
         counts=counts.source,

@@ -22,6 +22,7 @@ from outlierlens.devices import auto_dtype, pick_device
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, load_with_head
 from outlierlens.media.processor import processor_beside
+from outlierlens.results import Provenance
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,12 @@ class LoadedModel:
         for parameter in self.model.parameters():
             count[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
         return count.most_common(1)[0][0]
+
+    def provenance(self, *, command: str = "", seed: int | None = None, digest: str = "") -> Provenance:
+        """Of a result of this model, made now; `digest` is its `fingerprint`, taken here (1 s/GB) where none is given."""
+        return Provenance.now(
+            self.name, digest or fingerprint(self.model), command=command, seed=seed, dtype=self.dtype
+        )
 
     def stack(self, name: str | None = None) -> BoundStack:
         """The stream called `name`, or the only one; raises BadInput with the choices."""

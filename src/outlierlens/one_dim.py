@@ -20,9 +20,8 @@ from outlierlens.confusion import confusion, correlations, metric_of
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
 from outlierlens.labelled import Examples, LabelledTask
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
-from outlierlens.results import Provenance
 from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifted_mean
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
@@ -110,9 +109,7 @@ def one_dimension(
     )
     full = fit.judge(said.predicted[:, None])
     return OneDimension(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         task=task.name,
         metric=task.metric,
         stack=stack.name,

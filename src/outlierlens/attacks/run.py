@@ -26,7 +26,6 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import tokenizer_of
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
 from outlierlens.tasks import TaskOptions, scored, weighted_mean
 
 
@@ -99,7 +98,7 @@ def attack(
     wide = tuple(run.wide()) if options.anywhere else ()
     task = run.held.task
     return Attack(
-        provenance=Provenance.now(loaded.name, run.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype),
+        provenance=loaded.provenance(command=command, seed=options.seed, digest=run.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=task.name,

@@ -24,10 +24,9 @@ from outlierlens.attention_maps import check_eager
 from outlierlens.controls import Plan, random_sets
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
 from outlierlens.named import named_dims
-from outlierlens.results import Provenance
 from outlierlens.vectors.read import Tokens, text_stack, tokenise
 
 N_CONTROL = 10  # random dimensions of the released code's control
@@ -118,9 +117,7 @@ def attention(
     conditions += [_condition("random", dims, one, before) for dims, one in zip(drawn, randoms, strict=True)]
     n_queries = sum(intact.n_keys.values())
     return Attention(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,
         data_digest=texts.digest,
         stack=stack.name,

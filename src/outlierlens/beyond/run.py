@@ -24,7 +24,6 @@ from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.named import Named, named_dims
 from outlierlens.position_means import PositionSums, collected
-from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, make_task, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
@@ -94,9 +93,7 @@ def beyond_zero(
             treated.append(Treated(_all(one), one if layers_differ else {}, tuple(done), drawn))
     report("done", total, total)
     return BeyondZero(
-        provenance=Provenance.now(
-            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

@@ -21,7 +21,7 @@ from outlierlens.observation import Observation
 from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.joined import Joined, with_result
-from outlierlens.results import Provenance, load, to_json
+from outlierlens.results import load, to_json
 from outlierlens.samples import recorded_norms
 from outlierlens.scanned import Scan
 from outlierlens.swept import Sweep
@@ -88,9 +88,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     tracks = _tracked(job)
     progress("writing the report", 0, 1)
     data = ReportData(
-        provenance=Provenance.now(
-            loaded.name, found.provenance.fingerprint, command=job.command, seed=job.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=job.command, seed=job.seed, digest=found.provenance.fingerprint),
         scan=found,
         observation=observed,
         damages=damages,

@@ -27,8 +27,7 @@ from outlierlens.definitions.spikes import super_weights
 from outlierlens.definitions.table import NAMES, ON_WEIGHTS, definitions
 from outlierlens.definitions.trials import TrialOptions, with_trials
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
+from outlierlens.models import LoadedModel
 from outlierlens.super_weights import SuperWeights
 from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.vectors.read import text_stack
@@ -111,9 +110,7 @@ def detectors(
         trials = replace(options.trials, seed=options.seed, progress=options.reading.progress)
         searched = with_trials(loaded, stack, searched, task, trials)
     return Detectors(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,
         data_digest=texts.digest,
         n_texts=len(texts),

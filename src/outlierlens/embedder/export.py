@@ -23,8 +23,8 @@ from outlierlens.embedder.reader import Reader, readers
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
 from outlierlens.hidden import EMBEDDINGS
-from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance, save
+from outlierlens.models import LoadedModel
+from outlierlens.results import save
 from outlierlens.similarity.scores import spearman
 from outlierlens.similarity.table import StsPairs
 from outlierlens.vectors.apart import apart
@@ -127,9 +127,7 @@ def export_embedder(
     width = len(fix.centre)
     modules = Modules(width, fix, options.normalize, ours.tokens(("a",)))
     made = Exported(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         folder=folder.name,
         layer=cut.name,
         n_blocks=cut.n_blocks,

@@ -31,7 +31,6 @@ from outlierlens.hidden import EMBEDDINGS
 from outlierlens.inputs import token_limit, tokenizer_of
 from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.modes import Ablation, check_mode, means_over
-from outlierlens.results import Provenance
 from outlierlens.samples import SAMPLES, texts_for
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.weights import scan_live
@@ -132,9 +131,7 @@ class Explorer:
         bench = settled.bench
         command = snippets.command(self.loaded.name, self.options, settled.state, views)
         return Explored(
-            provenance=Provenance.now(
-                self.loaded.name, self.fingerprint, command=command, seed=state.seed, dtype=self.loaded.dtype
-            ),
+            provenance=self.loaded.provenance(command=command, seed=state.seed, digest=self.fingerprint),
             state=settled.state,
             read=bench.text,
             conditions=bench.conditions,

@@ -21,9 +21,8 @@ from outlierlens.frequency.token_sample import TokenSample
 from outlierlens.frequency.type_table import TypeTable
 from outlierlens.frequent import Frequency
 from outlierlens.hidden import layer_name
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.named import check_dims
-from outlierlens.results import Provenance
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, text_stack, token_batches, tokenise, wanted_layers
 from outlierlens.weights import scan_stream
@@ -169,7 +168,7 @@ def frequency(
     if dims is None:
         dims, source = scan_stream(loaded, stack.name).dims, "the weights"
     asked = Asked(
-        Provenance.now(loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype),
+        loaded.provenance(command=command, seed=options.seed),
         chosen,
         counts,
         dims=tuple(dict.fromkeys(dims)),

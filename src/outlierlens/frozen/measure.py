@@ -12,8 +12,7 @@ from outlierlens.errors import BadInput
 from outlierlens.frozen.splits import Splits, protocol_of
 from outlierlens.frozen.train import TrainOptions, train
 from outlierlens.frozen_scores import Chosen, FixScores, FrozenScores
-from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
+from outlierlens.models import LoadedModel
 from outlierlens.similar import verdict
 from outlierlens.tasks.metrics import Statistic, interval, score
 from outlierlens.vectors.fixes import USUAL, Fix, FixSpec, make_fix, parse_fixes, raw_first
@@ -98,9 +97,7 @@ def frozen(
     found = tuple(scores.fix(i, spec, fixes[i], heads.loss[i]) for i, spec in enumerate(specs))
     commonest = np.bincount(splits.train.labels).argmax()
     return FrozenScores(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         task=task.name,
         metric=task.metric,
         labels=task.labels,

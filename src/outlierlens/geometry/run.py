@@ -19,8 +19,7 @@ from outlierlens.errors import BadInput
 from outlierlens.geometrical import Geometry, LayerGeometry
 from outlierlens.geometry.drawing import Drawing, Sample, draw, kept_tokens
 from outlierlens.geometry.layers import FixedLayer, LayerMeasure
-from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
+from outlierlens.models import LoadedModel
 from outlierlens.vectors.apart import apart, once
 from outlierlens.vectors.fixes import ENOUGH, USUAL, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments
@@ -121,9 +120,7 @@ def geometry(
         rows += measure.rows(layer, vectors.values[place], _fixes(layer, width, fitted, options))
         _tell(options.read.progress, "measuring layers", place + 1, len(vectors.layers))
     return Geometry(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,
         data_digest=texts.digest,
         stack=vectors.stack,

@@ -19,7 +19,7 @@ from outlierlens.controls import Plan, random_sets, rank_p, relabelled
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import token_limit
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.modes import MODES, Mode
 from outlierlens.predicted import INPUTS, INTERVENTIONS, Change, Heard, PartsOfSpeech, Predictions, Shift, Spoken, Word
 from outlierlens.predictions.said import INPUT_TASKS, OF_HEAD, Said
@@ -27,7 +27,6 @@ from outlierlens.predictions.speech import Predicted, Tagger, Tagging, parts_of_
 from outlierlens.predictions.switches import Switches, every
 from outlierlens.predictions.tally import GROUPS, Scale, Tally, change
 from outlierlens.predictions.unigram import Unigram
-from outlierlens.results import Provenance
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import text_stack
@@ -145,9 +144,7 @@ def predictions(
         notes.append("one text: there is no interval, for nothing can be resampled")
     layers_differ = len(set(plan.values())) > 1 or len(plan) < stack.n_layers
     return Predictions(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.task.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.task.seed),
         data=texts.source,
         data_digest=texts.digest,
         counts=counts.source,

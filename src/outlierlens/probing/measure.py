@@ -11,14 +11,13 @@ import numpy as np
 from outlierlens.clipping import Clipping
 from outlierlens.errors import BadInput
 from outlierlens.hidden import layer_name
-from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.models import LoadedModel
 from outlierlens.probed import Contribution, LayerProbe, PositionProbe
 from outlierlens.probing.flow import Flow, FlowOptions, counted
 from outlierlens.probing.joint import Plan, Probes, scales_of
 from outlierlens.probing.judge import Judged, JudgeOptions, Variants, judge
 from outlierlens.probing.kind import in_embeddings, left_only
 from outlierlens.probing.texts import Split
-from outlierlens.results import Provenance
 from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack, tokenise, wanted_layers
 
 Row = Literal["gold", "predicted"]
@@ -106,9 +105,7 @@ def probe_positions(
         for place, name in enumerate(names)
     )  # fmt: skip
     return PositionProbe(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         stack=stack.name,
         train=split.train.source,
         dev=split.dev.source,

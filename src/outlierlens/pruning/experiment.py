@@ -27,7 +27,6 @@ from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.pruned import PruneExperiment, Removal
 from outlierlens.pruning.removal import Cells
-from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.tasks import TaskOptions, make_task, scored
 from outlierlens.weights import scan_live
@@ -103,9 +102,7 @@ def prune_experiment(
                 measured.setdefault(kind, []).append(bench.measure(f"{kind} {number + 1}", plan))
     report("done", total, total)
     return PruneExperiment(
-        provenance=Provenance.now(
-            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

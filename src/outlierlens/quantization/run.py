@@ -27,7 +27,6 @@ from outlierlens.quantization.local_error import Reading, local_errors
 from outlierlens.quantization.places import Place, find_places, without_foreign_readers
 from outlierlens.quantization.schemes import DEFAULTS, Recipe
 from outlierlens.quantized import Difference, Errors, Quantized, Rounding, Setting, SmoothScale, What
-from outlierlens.results import Provenance
 from outlierlens.stats import LARGE
 from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
 
@@ -109,9 +108,7 @@ def quantize(
     if calibration is None and bench.factors:
         bench.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
     return Quantized(
-        provenance=Provenance.now(
-            loaded.name, bench.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,

@@ -17,8 +17,7 @@ import numpy as np
 from outlierlens.clipping import Clipping, resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
+from outlierlens.models import LoadedModel
 from outlierlens.similar import Scores, Similarity, StaticVectors, TaskScores
 from outlierlens.similarity.choose import MIN_DEV, Measured, Names, choices, elsewhere
 from outlierlens.similarity.fitting import (
@@ -130,9 +129,7 @@ def sts(
         )
     empty = int((vectors.n_tokens == 0).sum())
     return Similarity(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         stack=vectors.stack,
         pooling=options.pooling.says,
         max_length=options.pooling.max_length,

@@ -20,8 +20,7 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import LabelledTask
 from outlierlens.labelled.examples import split_table
-from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
+from outlierlens.models import LoadedModel
 from outlierlens.similar import WordChoice, WordInContext, WordPairs
 from outlierlens.similarity.fitting import NOTHING, described, fit_fixes, fit_notes, fitting_text, needs_text
 from outlierlens.similarity.scores import PairIndex
@@ -183,9 +182,7 @@ def wic(
         if len(one)
     )
     return WordInContext(
-        provenance=Provenance.now(
-            loaded.name, fingerprint(loaded.model), command=command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         stack=vectors.stack,
         max_length=options.max_length,
         final_norm=vectors.final_norm,

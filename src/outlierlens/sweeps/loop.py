@@ -21,7 +21,6 @@ import numpy as np
 
 from outlierlens.data import Data
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.results import Provenance
 from outlierlens.rows import RowStore
 from outlierlens.sweeps.engines import Engine, Local
 from outlierlens.sweeps.estimate import look_level, look_sizes, stop_level
@@ -116,7 +115,7 @@ def sweep(
         nulls = nulls_of(state, families, n_compared)
         value, low, high = intact_of(run.intact(), runner, options.seed)
         return Sweep(
-            provenance=Provenance.now(loaded.name, model, command=command, seed=options.seed, dtype=loaded.dtype),
+            provenance=loaded.provenance(command=command, seed=options.seed, digest=model),
             data=texts.source,
             data_digest=texts.digest,
             task=runner.task.name,

@@ -20,11 +20,7 @@ N_SETS, N_TEXTS = 8, 8
 
 def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     """The largest difference over the strongest and some evenly spread effects; None for a model in float32 already."""
-    import torch
-
-    model = runner.loaded.model
-    dtype = next(model.parameters()).dtype
-    if dtype is torch.float32:
+    if runner.loaded.dtype == "float32":
         return None
     ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))
     spread = np.linspace(0, len(ranked) - 1, N_SETS - N_SETS // 2).astype(int)
@@ -34,7 +30,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     reduced = runner.values(plans, span)
     runner.forget()
     try:
-        with _as_float32(model):
+        with _as_float32(runner.loaded.model):
             full = runner.values(plans, span)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
@@ -43,7 +39,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
         return None
     finally:
         runner.forget()
-    name = str(dtype).removeprefix("torch.")
+    name = runner.loaded.dtype
     weights = runner.weights[span[0] : span[1]]
     if runner.functional is not None:
         values = runner.functional.statistic.metric in CORRELATIONS

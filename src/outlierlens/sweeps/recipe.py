@@ -55,13 +55,12 @@ class Recipe:
             load = LoadOptions()
         elif Path(loaded.name).is_dir():
             model = str(Path(loaded.name).resolve())  # a worker has another working directory
-        named = str(getattr(loaded.model, "dtype", "auto")).removeprefix("torch.")
         first = runner.values([{}], (0, min(CHECK_TEXTS, runner.n_texts)))[0]
         return cls(
             model=model,
             load=replace(
                 load,
-                dtype=named if named in DTYPES else load.dtype,
+                dtype=loaded.dtype if loaded.dtype in DTYPES else load.dtype,
                 device=device if load.device == "auto" else load.device,
                 row=load.row.resolve() if load.row else None,
                 notice=say,
