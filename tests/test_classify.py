@@ -1,6 +1,7 @@
 """Labelled tasks on tiny models against a plain loop: one example at a time, no padding, scikit-learn and scipy."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -18,12 +19,12 @@ from architectures import FAMILIES, build
 from outlierlens.ablate import edited_hidden, removed_writes, zeroed_weights
 from outlierlens.errors import BadInput
 from outlierlens.labelled import Examples, find_task, plain_task
-from outlierlens.labelled.examples import NOT_A_LABEL
+from outlierlens.labelled.examples import NO_CLASS, NOT_A_LABEL
 from outlierlens.labelled.table import with_metric
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks import classify as module
-from outlierlens.tasks.classify import LabelledScore
+from outlierlens.tasks.classify import UNSAID, LabelledScore
 from outlierlens.tasks.cutting import cheapest_cuts
 
 SEQUENCE = (
@@ -320,6 +321,50 @@ def test_a_permutation_of_the_labels_of_mnli_is_caught(made: Made) -> None:
         LabelledScore(nameless, examples, TaskOptions())
     told = LabelledScore(nameless, examples, TaskOptions(max_length=32, labels=tuple(names))).outputs()
     assert told.scores == plainly.scores
+
+    score = LabelledScore(permuted, examples, TaskOptions(max_length=32, labels=mnli.labels))
+    assert "--labels was taken" in score.notes[-1]
+
+
+def test_outputs_that_are_no_numbers_predict_nothing(made: Made) -> None:
+    """argmax calls NaN the first class, so a model that was destroyed would be right about all of class 0."""
+    for measure in ("accuracy", "metric"):
+        loaded, examples = made("bert")
+        score = LabelledScore(loaded, examples, TaskOptions(max_length=32, measure=measure))
+        score.per_text()
+        assert UNSAID not in score.also()
+        head: Any = loaded.model.classifier  # type: ignore[union-attr]
+        with torch.no_grad():
+            head.bias.fill_(math.nan)
+        values, _ = score.per_text()
+        assert score.also() == {**dict.fromkeys(examples.task.metrics, 0), UNSAID: 1}
+        assert np.all(values == (1 if measure == "accuracy" else NO_CLASS))
+        assert np.isnan(score.outputs().losses).all()
+        with torch.no_grad():
+            head.bias.copy_(torch.tensor([0.0, -math.inf, -math.inf]))  # a class that is never said is no NaN
+        assert score.outputs().predicted.tolist() == [0] * N
+    tokens, words_of = made("bert", "tokens")
+    score = LabelledScore(tokens, words_of, TaskOptions(max_length=32, measure="accuracy"))
+    with torch.no_grad():
+        tokens.model.classifier.bias.fill_(math.nan)  # type: ignore[union-attr, operator]
+    found = score.outputs()
+    assert set(found.predicted.tolist()) == {NO_CLASS}
+    assert found.scores["token accuracy"] == 0
+
+
+def test_examples_of_fewer_classes_than_the_model_has(made: Made) -> None:
+    loaded, examples = made("bert", n_labels=3)
+    whole = LabelledScore(loaded, examples, TaskOptions(max_length=32)).outputs()
+    some = [number for number, label in enumerate(examples.labels) if label != 0]
+    names = examples.task.labels
+    mine = tuple(examples.labels[number] - 1 for number in some)
+    fewer = replace(examples.some(some), labels=mine, task=replace(examples.task, labels=names[1:]))
+    assert fewer.among(["x", *names]).task.labels == ("x", *names)
+    assert fewer.among(names).labels == tuple(examples.labels[number] for number in some)
+    score = LabelledScore(loaded, fewer, TaskOptions(max_length=32))
+    assert score.outputs().predicted.tolist() == whole.predicted[some].tolist()
+    words = replace(fewer, task=replace(fewer.task, level="token"), labels=tuple((one,) for one in mine))
+    assert words.among(names).labels == tuple((examples.labels[number],) for number in some)
 
 
 def test_hans_adds_the_probabilities_of_what_is_no_entailment(made: Made) -> None:

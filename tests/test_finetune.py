@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from torch.nn import functional
+from transformers import BertForMaskedLM
 
 from finetune_runs import examples, rows, tiny, train, tuned, write_data
 from outlierlens import ablate, load, save
@@ -27,6 +28,7 @@ from outlierlens.finetuned import EpochScore
 from outlierlens.heads import NewHead
 from outlierlens.labelled import find_task, plain_task
 from outlierlens.models import LoadOptions, load_model
+from outlierlens.rows import alone_in
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 
@@ -321,6 +323,32 @@ def test_a_folder_belongs_to_one_run(tmp_path: Path) -> None:
     claim(tmp_path / "killed", identity, (1,), overwrite=False)
 
 
+def test_a_folder_belongs_to_the_weights_it_began_from(tmp_path: Path, data: Path) -> None:
+    """Another path to the same model is the same run; the same path to other weights is not."""
+    base = tiny(tmp_path / "base")
+    train(base, data, tmp_path / "run", seeds=(1,), epochs=1)
+    moved = shutil.copytree(base, tmp_path / "elsewhere" / "base")
+    assert len(train(str(moved), data, tmp_path / "run", seeds=(1, 2), epochs=1).seeds) == 2
+    model = BertForMaskedLM.from_pretrained(base)
+    with torch.no_grad():
+        model.bert.embeddings.LayerNorm.bias.add_(1)
+    model.save_pretrained(base)
+    with pytest.raises(BadInput, match=r"seed-\d holds a run with other settings \(weights was '\w+', is '\w+'\); name"):
+        train(base, data, tmp_path / "run", seeds=(2, 3), epochs=1)
+    (tmp_path / "run" / "seed-2" / "done.json").unlink()  # stopped before its end
+    with pytest.raises(BadInput, match=r"holds a run with other settings \(weights was"):
+        train(base, data, tmp_path / "run", seeds=(2,), epochs=1)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path, data: Path, base: str) -> None:
+    with (
+        alone_in(tmp_path / "run"),
+        pytest.raises(BadInput, match="run: another run is writing to it; wait for it or name another directory"),
+    ):
+        train(base, data, tmp_path / "run", epochs=1)
+    train(base, data, tmp_path / "run", epochs=1)
+
+
 def test_a_finished_run_is_read_and_says_what_is_wrong_with_it(run: Any, tmp_path: Path) -> None:
     found, folder = run
     copy = tmp_path / "seed-1"
@@ -413,6 +441,12 @@ def test_splits_are_checked_against_each_other(tmp_path: Path, data: Path) -> No
     assert read_splits(task, training, few)[1].labels == (1,)  # a class that dev lacks keeps its number
     with pytest.raises(BadInput, match=r"few\.jsonl has one class, 'yes'; a classifier needs at least two"):
         read_splits(task, few, few)
+    alone = lines(tmp_path / "alone.jsonl", {"text": "a", "label": 1})
+    named = plain_task("classify", "text", "label", labels=("no", "yes"))
+    with pytest.raises(
+        BadInput, match=r"alone\.jsonl: every label is 'yes', and a classifier learns from at least two"
+    ):
+        read_splits(named, alone, alone)
     alike = lines(tmp_path / "alike.jsonl", {"text": "a", "label": "a-b"}, {"text": "a", "label": "A b"})
     with pytest.raises(BadInput):
         read_splits(task, alike, alike)

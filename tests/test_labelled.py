@@ -146,6 +146,11 @@ def test_labels_read_from_data(tmp_path: Path) -> None:
     assert read(10, 2, ending="csv") == (tuple(map(str, range(11))), (10, 2))  # not in the order of their letters
     assert read(True, False) == (("False", "True"), (1, 0))
     assert read("C++", "C", "C") == (("C", "C++"), (1, 0, 0))  # the same but for punctuation
+    # Stars count from 1, unless a training split or a model says otherwise; pandas writes whole numbers with gaps as floats.
+    assert read(5, 1) == (("1", "2", "3", "4", "5"), (4, 0))
+    assert read(2, 1, labels=("0", "1", "2")) == (("0", "1", "2"), (2, 1))
+    assert read(2, 5, labels=("1", "2", "3", "4", "5")) == (("1", "2", "3", "4", "5"), (1, 4))
+    assert read(0.0, 1.0, 1.0) == (("0", "1"), (0, 1, 1))
     # A dev split that lacks classes is read with those of the training split.
     assert read("pos", "pos", labels=("neg", "pos", "so-so")) == (("neg", "pos", "so-so"), (1, 1))
     assert read(0, 1, labels=("0", "1", "2")) == (("0", "1", "2"), (0, 1))
@@ -175,7 +180,12 @@ BAD: list[tuple[str, Any, list[dict[str, Any]], str]] = [
     ("missing label", SORT, [{"text": "a"}], "no column 'label'; its columns are text"),
     ("unknown word", RTE, pairs(0, "maybe"), r"row 2: unknown label 'maybe'; the labels of glue:rte are 0 entailment, 1 not_e"),
     ("number too high", RTE, pairs(0, 1, 2), "row 3: unknown label 2; the labels of glue:rte"),
-    ("number below 0", RTE, pairs(-1, 1), "row 1: unknown label -1"),
+    ("number below 0", RTE, pairs(-1, 1), r"row 1: unknown label -1, which marks an unlabelled row \(remove it\); the labels"),
+    (
+        "off the scale", find_task("stsb"), pairs(4.5, -1.0),
+        r"row 2: label -1.0, which marks an unlabelled row \(remove it\) is outside 0 to 5, the scale of glue:stsb",
+    ),
+    ("above the scale", find_task("stsb"), pairs(5.1), "row 1: label 5.1 is outside 0 to 5"),
     ("fraction", RTE, pairs(0, 0.5), r"row 2: unknown label 0\.5"),
     ("nothing", RTE, pairs(0, None), "row 2: unknown label None"),
     ("test split", RTE, pairs(-1, -1), "every label is −1, so this split is unlabelled .a test split..; use the validation"),
@@ -337,7 +347,11 @@ def test_labels_of_words(tmp_path: Path) -> None:
         ),
         ([{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X"]}], "row 2: 2 words and 1 labels"),
         ([{"words": ["a", 3], "tags": ["X", "Y"]}], "row 1: words and tags must hold lists"),
-        ([{"words": [], "tags": []}], "no row has a word"),
+        ([{"words": ["a"], "tags": ["X"]}, {"words": [], "tags": []}], "row 2: words holds no word; remove the row"),
+        (
+            [{"words": ["a", "b"], "tags": [1, -100]}],
+            "labels go from -100, which marks a piece without a label .give one to",
+        ),
         ([{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X", None]}], "row 2: unknown label None"),
     ],
 )
@@ -393,6 +407,17 @@ def test_tasks_from_the_hub(hub: Callable[..., None]) -> None:
         {"words": Sequence(Value("string")), "tags": tags},
     )
     assert read_examples(TAGS, "o/tags").task.labels == ("O", "X")
+
+
+def test_f1_belongs_to_two_classes(tmp_path: Path) -> None:
+    """The classes of your own data are known when it is read."""
+    task = plain_task("classify", "text", "label", metric="f1")
+    assert read_examples(task, write(tmp_path / "a.jsonl", texts("no", "yes"))).task.metrics[0] == "f1"
+    with pytest.raises(BadInput, match="classify: F1 is of two classes, and these are 3; use macro f1"):
+        read_examples(task, write(tmp_path / "b.jsonl", texts("a", "b", "c")))
+    plain = plain_task("classify", "text", "label")
+    assert read_examples(plain, tmp_path / "a.jsonl").task.metrics == ("accuracy", "f1", "macro f1", "mcc")
+    assert read_examples(plain, tmp_path / "b.jsonl").task.metrics == ("accuracy", "macro f1", "mcc")
 
 
 def test_kinds_and_metrics() -> None:

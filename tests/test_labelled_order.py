@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
 from outlierlens.labelled import find_task, label_order, plain_task
-from outlierlens.labelled.labels import plain
+from outlierlens.labelled.labels import contradicted, places_among, plain
 
 MNLI, HANS, RTE, STSB = (find_task(name) for name in ("mnli", "hans", "rte", "stsb"))
 
@@ -121,5 +121,25 @@ def test_a_model_of_another_task_is_named() -> None:
 
 
 def test_the_users_word_is_taken() -> None:
-    """Names given by hand come before the config's, even where they contradict it."""
-    assert label_order(RTE, named("entailment", "not_entailment"), ("not_entailment", "entailment")) == (1, 0)
+    """Names given by hand come before the config's, even where they contradict it; that is said."""
+    one, other = named("entailment", "not_entailment"), ("not_entailment", "entailment")
+    assert label_order(RTE, one, other) == (1, 0)
+    (note,) = contradicted(RTE, one, other, where="org/m")
+    assert note.startswith("the config of org/m calls its outputs entailment, not_entailment, --labels says otherwise")
+    numbers = plain_task("classify", "text", "label", labels=("0", "1"))
+    for task, config, words in (
+        (RTE, one, ("entailment", "not_entailment")),
+        (RTE, one, None),
+        (RTE, named("LABEL_0", "LABEL_1"), other),
+        (RTE, named("a", "b"), other),
+        (numbers, named("LABEL_0", "LABEL_1"), ("1", "0")),  # numbers say little, and are what is corrected
+        (STSB, named("LABEL_0"), None),
+    ):
+        assert contradicted(task, config, words) == ()
+
+
+def test_places_among_more_classes() -> None:
+    assert places_among(("neg", "pos"), ("pos", "so-so", "Neg")) == (2, 0)
+    assert places_among(("1", "2"), ("LABEL_0", "LABEL_1", "LABEL_2")) == (1, 2)
+    assert places_among(("neg", "pos"), ("pos", "neg")) is None  # no more than these
+    assert places_among(("neg", "good"), ("pos", "so-so", "neg")) is None

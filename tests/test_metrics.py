@@ -309,6 +309,10 @@ def test_no_change_is_not_a_certainty() -> None:
         assert high == pytest.approx(max(*moved, *(-x for x in moved)))
         assert low == pytest.approx(-high)
     assert interval("accuracy", truth, truth, seed=0) == pytest.approx((1 - upto, 1))
+    for only in (0, 1):  # one class alone, and always right: another prediction was possible all the same
+        same = np.full(len(truth), only)
+        assert interval("accuracy", same, same, seed=0) == pytest.approx((1 - upto, 1))
+        assert Statistic("accuracy", same).interval(same, same, seed=0) == pytest.approx((-upto, upto))
     assert paired_interval(np.zeros(50), np.ones(50), seed=0) == pytest.approx((1 - 2 * (1 - 0.05 ** (1 / 50)), 1))
 
 

@@ -493,7 +493,10 @@ def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run
         (("--max-seconds", "9"), "--max-seconds belongs to recordings"),
         (("--task", "image-classification", "--data", "X", "--pair-column", "b"), "--pair-column"),
         (("--task", "audio-classification", "--data", "X", "--max-seconds", "0"), "max_seconds is 0.0; it must be"),
-        (("--task", "audio-classification", "--data", "X", "--metric", "f1"), "task classify has no metric 'f1'"),
+        (
+            ("--task", "audio-classification", "--data", "X", "--metric", "pearson"),
+            "task classify has no metric 'pears",
+        ),
     ],
 )
 def test_options_that_do_not_belong_are_refused(words: tuple[str, ...], message: str, folder: Path, run: Any) -> None:

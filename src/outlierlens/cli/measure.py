@@ -263,8 +263,9 @@ def print_damage(damage: "Damage") -> None:
     if controls:
         heads = ["control", "n", "median", "95th pct", "mean", "× median", "× 95th pct", "× mean", "rank p"]
         print_table("", heads, controls)
+    before = damage.intact.score.also
     for name, value in damage.chosen.score.also.items():
-        say(f"{name}: {value:.4f}")
+        say(f"{name}: " + (f"{before[name]:.4f} intact, {value:.4f} off" if name in before else f"{value:.4f} off"))
     marks = {"same": "", "other": "≠", "nonsense": "✗"}
     for filled in damage.fills:
         words = "".join(

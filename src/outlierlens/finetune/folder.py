@@ -9,6 +9,7 @@ While a run lasts, the model of epoch 2 lies in `best-2/`, and counts once `epoc
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from outlierlens.results import write_text
 from outlierlens.run_files import newest_checkpoint
 
 SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
+LOCK = ".lock"
 PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
 
 
@@ -41,7 +43,7 @@ def claim(folder: Path, identity: Mapping[str, Any], seeds: Sequence[int], *, ov
         raise BadInput(f"{folder} is a file; name a folder with -o")
     inside = list(folder.iterdir()) if folder.is_dir() else []
     places = [path for path in inside if path.is_dir() and re.fullmatch(r"seed-\d+", path.name)]
-    other = [path for path in inside if path not in places and not path.name.startswith((RESULT, f".{RESULT}."))]
+    other = [path for path in inside if path not in places and not path.name.startswith((RESULT, f".{RESULT}.", LOCK))]
     for path in places:
         if not (path / SETTINGS).is_file():  # a run killed at once leaves no more than a part of its settings
             other += [file for file in path.iterdir() if not file.match(f".{SETTINGS}.*.part")]
@@ -65,6 +67,17 @@ def claim(folder: Path, identity: Mapping[str, Any], seeds: Sequence[int], *, ov
         place = seed_folder(folder, seed)
         if place not in begun or not place.is_dir():
             write_text(place / SETTINGS, json.dumps({**identity, "seed": seed}, indent=1))
+
+
+def named_by_weights(model: str, subfolder: str = "") -> dict[str, str]:
+    """What tells one model from another: its name; of a folder, which may be moved, a SHA-256 of its weights (1 s/GB)."""
+    if not Path(model).is_dir():
+        return {"model": model}
+    digest = hashlib.sha256()
+    for path in sorted(file for file in Path(model, subfolder).glob("*") if file.suffix in (".safetensors", ".bin")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return {"model": Path(model).resolve().name, "weights": digest.hexdigest()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

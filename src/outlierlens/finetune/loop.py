@@ -28,7 +28,7 @@ from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput
 from outlierlens.finetune.batches import Collator, Rows
 from outlierlens.finetune.card import card
-from outlierlens.finetune.folder import DONE, PREDICTIONS, RESULT, Kept, claim, finished, seed_folder
+from outlierlens.finetune.folder import DONE, PREDICTIONS, RESULT, Kept, claim, finished, named_by_weights, seed_folder
 from outlierlens.finetune.order import steps_per_epoch, training_order
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.finetune.splits import check_splits
@@ -39,6 +39,7 @@ from outlierlens.labelled.encode import Encoded, encode
 from outlierlens.labelled.examples import NOT_A_LABEL
 from outlierlens.models import LoadedModel, LoadOptions, NewHead, fingerprint, load_model
 from outlierlens.results import Provenance, save, write_text
+from outlierlens.rows import alone_in
 from outlierlens.run_files import newest_checkpoint
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
@@ -91,7 +92,8 @@ def finetune(
     steps_per_epoch(n_train, settings.batch)
     _arguments(settings, folder, 1, options)
     identity = {
-        "model": model, "revision": options.load.revision, "task": dev.task.name, "metric": dev.task.metric,
+        **named_by_weights(model, options.load.subfolder),
+        "revision": options.load.revision, "task": dev.task.name, "metric": dev.task.metric,
         "train": train.digest, "dev": dev.digest, **settings.to_dict(),
     }  # fmt: skip
     if options.load.subfolder:
@@ -99,16 +101,17 @@ def finetune(
     claim(folder, identity, seeds, overwrite=options.overwrite)
     transformers.utils.logging.disable_progress_bar()
     runs = []
-    for seed in seeds:
-        place = seed_folder(folder, seed)
-        run = finished(place)
-        if run is None:
-            run = _one(model, train, dev, place, replace(settings, seed=seed), options)
-        else:
-            options.progress(f"seed {seed}: finished earlier, read from {place}")
-        for path in place.glob("checkpoint-*"):
-            shutil.rmtree(path)
-        runs.append(run)
+    with alone_in(folder):
+        for seed in seeds:
+            place = seed_folder(folder, seed)
+            run = finished(place)
+            if run is None:
+                run = _one(model, train, dev, place, replace(settings, seed=seed), options)
+            else:
+                options.progress(f"seed {seed}: finished earlier, read from {place}")
+            for path in place.glob("checkpoint-*"):
+                shutil.rmtree(path)
+            runs.append(run)
     result = FineTuned(
         provenance=Provenance.now(model, runs[0].base_fingerprint, command=options.command, seed=seeds[0]),
         base=model,

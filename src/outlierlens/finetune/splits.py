@@ -43,6 +43,12 @@ def check_splits(train: Examples, dev: Examples) -> None:
         raise BadInput(
             f"{train.source}: labels differ only in case or punctuation: {', '.join(one.labels[:6])}; rename them"
         )
+    labels = set(train.labels) if one.level == "text" else {label for row in train.labels for label in row}
+    if len(labels) == 1 and len(one.labels) > 1:
+        raise BadInput(
+            f"{train.source}: every label is {one.labels[labels.pop()]!r}, and a classifier learns from at least two; was the "
+            f"file cut?"
+        )
     if len(one.labels) < 2:
         raise BadInput(f"{train.source} has one class, {one.labels[0]!r}; a classifier needs at least two")
     try:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.labelled.labels import finder
-from outlierlens.labelled.table import LabelledTask
+from outlierlens.labelled.labels import finder, places_among
+from outlierlens.labelled.table import TASKS, LabelledTask
 from outlierlens.tables import ENDINGS, Table, joined, open_table
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 UNLABELLED = ("-1", "-1.0")  # what GLUE's test splits hold
 NOT_A_LABEL = -100  # of a token that is no first piece of a word; what the Hugging Face libraries leave out of losses
+NO_CLASS = -1  # the prediction of a model whose outputs are no numbers any more: never right
 MAX_CLASSES = 10_000
 MAX_EXAMPLES = 5_000_000  # a few kilobytes of parquet can claim billions of equal rows
 FRACTION = re.compile(r"[+-]?\d*\.\d*(e[+-]?\d+)?", re.IGNORECASE)
@@ -73,8 +74,16 @@ class Examples(Texts):
         return TextRows(loaded, self, max_length)
 
     def among(self, names: Sequence[str]) -> "Examples":
-        """Unchanged: the classes of a table's texts are those of its task, whatever a model's are."""
-        return self
+        """The same, labelled among all the classes `names` of a model where these rows hold only some of them.
+
+        Unchanged where the task names its classes itself, the model has no more of them, or one here is none of them.
+        """
+        places = None if self.task.name in TASKS or self.task.regression else places_among(self.task.labels, names)
+        if places is None:
+            return self
+        tokens = self.task.level == "token"
+        mine = tuple(tuple(places[one] for one in row) if tokens else places[row] for row in self.labels)
+        return replace(self, task=self.task.labelled(tuple(names)), labels=mine)
 
     def some(self, numbers: Sequence[int]) -> "Examples":
         """The examples with these numbers, in this order."""
@@ -129,7 +138,7 @@ def read_examples(
     pairs: tuple[str, ...] = ()
     if task.pair:
         pairs = tuple(_text(task.filled(task.pair, row), task.pair, where, i) for i, row in enumerate(rows))
-    return Examples(where, texts, task.text, task=replace(task, labels=names), labels=found, pairs=pairs)
+    return Examples(where, texts, task.text, task=task.labelled(names), labels=found, pairs=pairs)
 
 
 def split_table(task: LabelledTask, data: str | Path | None, split: str, offline: bool) -> Table:
@@ -189,7 +198,8 @@ def numbered_labels(
             f"{where}: every label is −1, so this split is unlabelled (a test split?); use the validation split"
         )
     if task.regression:
-        return (), tuple(_number(value, where, row) for value, row in raw)
+        return (), tuple(_number(task, value, where, row) for value, row in raw)
+    raw = [(_whole(value), row) for value, row in raw]
     classes = named[0]
     names = task.labels or classes or _names([value for value, _ in raw], where, tuple(named[1]))
     place = _placing([value for value, _ in raw], names, classes)
@@ -198,23 +208,44 @@ def numbered_labels(
         found = place(value)
         if found is None:
             said = ", ".join(f"{number} {name}" for number, name in enumerate(names[:12]))
-            raise BadInput(f"{where}, row {row}: unknown label {value!r}; the labels of {task.name} are {said}")
+            raise BadInput(
+                f"{where}, row {row}: unknown label {value!r}{_unlabelled(value)}; the labels of {task.name} are {said}"
+            )
         places.append(found)
     return names, tuple(places)
 
 
-def _number(value: Any, where: str, number: int) -> float:
+def _unlabelled(value: Any) -> str:
+    """What an odd label means where it marks that there is none."""
+    if str(value).strip() in UNLABELLED:
+        return ", which marks an unlabelled row (remove it)"
+    return ", which marks a piece without a label (give one to each word)" if value == NOT_A_LABEL else ""
+
+
+def _whole(value: Any) -> Any:
+    """A whole number in a column of floats, as pandas writes one with gaps, as that number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _number(task: LabelledTask, value: Any, where: str, number: int) -> float:
     try:
         found = float(value)
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
         raise BadInput(f"{where}, row {number}: label {value!r} is not a number, and this task is a regression")
+    if task.scale and not task.scale[0] <= found <= task.scale[1]:
+        low, high = task.scale
+        said = f"label {value!r}{_unlabelled(value)} is outside {low:g} to {high:g}, the scale of {task.name}"
+        raise BadInput(f"{where}, row {number}: {said}")
     return found
 
 
 def _names(raw: Sequence[Any], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Labels as the data has them, in ascending order: all of `known` where they are words, numbers up to the largest."""
+    """Labels as the data has them, in ascending order: all of `known` where they are of them, else numbers up to the largest.
+
+    Numbers count from 0, or from 1 where that is the smallest of them and nothing else is known ("1" to "5" stars).
+    """
     for value in raw:
         if isinstance(value, float) or (isinstance(value, str) and FRACTION.fullmatch(value) and value != "."):
             raise BadInput(
@@ -230,10 +261,14 @@ def _names(raw: Sequence[Any], where: str, known: tuple[str, ...]) -> tuple[str,
         raise BadInput(f"{where}: {len(values):,} different labels; is this the column of the label?")
     if values and all(_is_number(value) for value in values):
         numbers = [int(value) for value in values]
+        if set(map(str, numbers)) <= set(known):
+            return known
         n = max(max(numbers) + 1, len(known))
         if min(numbers) < 0 or n > MAX_CLASSES:
-            raise BadInput(f"{where}: labels go from {min(numbers)} to {max(numbers)}; they must count from 0")
-        return tuple(map(str, range(n)))
+            raise BadInput(
+                f"{where}: labels go from {min(numbers)}{_unlabelled(min(numbers))} to {max(numbers)}; they must count from 0"
+            )
+        return tuple(map(str, range(0 if known else int(min(numbers) == 1), n)))
     if len({isinstance(value, str) for value in values}) > 1:
         raise BadInput(f"{where}: labels of several types; write them all as text or all as numbers")
     return known or tuple(sorted(map(str, values)))
@@ -285,19 +320,19 @@ def _token_examples(
                 f"{where}, row {number + 1}: {task.text} and {task.label} must hold lists, one label a word; use .jsonl or "
                 f".parquet"
             )
+        if not mine:
+            raise BadInput(f"{where}, row {number + 1}: {task.text} holds no word; remove the row")
         if len(mine) != len(labels):
             raise BadInput(f"{where}, row {number + 1}: {len(mine)} words and {len(labels)} labels")
         words.append(tuple(mine))
         raw += [(label, number + 1) for label in labels]
-    if not raw:
-        raise BadInput(f"{where}: no row has a word")
     names, places = numbered_labels(task, where, raw, named)
     each = iter(places)
     return Examples(
         where,
         tuple(" ".join(mine) for mine in words),
         task.text,
-        task=replace(task, labels=names),
+        task=task.labelled(names),
         labels=tuple(tuple(itertools.islice(each, len(mine))) for mine in words),
         words=tuple(words),
     )

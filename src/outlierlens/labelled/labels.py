@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outlierlens.errors import BadInput
-from outlierlens.labelled.table import LabelledTask
+from outlierlens.labelled.table import TASKS, LabelledTask
 
 GENERIC = re.compile(r"(label)?\s*\d+")
 ALIASES = {
@@ -38,6 +38,15 @@ def finder(names: Sequence[str]) -> Callable[[str], int | None]:
     return lambda name: exact.get(name, loose.get(plain(name)))
 
 
+def places_among(labels: Sequence[str], names: Sequence[str]) -> tuple[int, ...] | None:
+    """Where each of `labels` stands in the more classes `names` of a model; None where these are not more, or lack one."""
+    find = finder(names)
+    places = [find(label) for label in labels]
+    found = tuple(place for place in places if place is not None)
+    more = len(names) > len(labels) and len(set(found)) == len(labels)
+    return found if more else None
+
+
 def label_order(
     task: LabelledTask,
     id2label: Mapping[Any, str],
@@ -64,7 +73,7 @@ def label_order(
     if len(wanted) != n:
         raise BadInput(
             f"{where} has {n} classes ({_some(names)}), {task.name} has {len(task.labels)} ({_some(task.labels)}); use a model "
-            f"fine-tuned on {task.trained_on or task.name}"
+            f"fine-tuned on {task.trained_on or task.name}{_or_named(task, n)}"
         )
     find, into = finder(task.labels), dict(task.merges)
     merged = finder(tuple(into))
@@ -87,9 +96,27 @@ def label_order(
     if len(found) != n or len(names) != n or len(set(found)) != len(task.labels):
         raise BadInput(
             f"{where} has the classes {_some(names)}, which are not those of {task.name} ({_some(task.labels)}); use a model "
-            f"fine-tuned on {task.trained_on or task.name}, or name its {n} classes with --labels"
+            f"fine-tuned on {task.trained_on or task.name}, or name its {n} classes as {task.name} does, in the order of its "
+            f"outputs, with --labels (for instance --labels {','.join(wanted[:6])})"
         )
     return found
+
+
+def contradicted(
+    task: LabelledTask, id2label: Mapping[Any, str], given: Sequence[str] | str | None, *, where: str = "the model"
+) -> tuple[str, ...]:
+    """A note where `given` (see `label_order`, which takes its word) means another order than the names in the config."""
+    if given is None or task.regression:
+        return ()
+    names = [str(id2label[key]) for key in sorted(id2label, key=int)]
+    try:
+        own = label_order(task, id2label, where=where)
+    except BadInput:
+        return ()  # its own names say nothing of this task
+    numbers = all(GENERIC.fullmatch(plain(name)) for name in names)
+    if numbers or own == label_order(task, id2label, given, where=where):
+        return ()
+    return (f"the config of {where} calls its outputs {_some(names)}, --labels says otherwise, and --labels was taken",)
 
 
 def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
@@ -98,6 +125,12 @@ def _in_order(task: LabelledTask, n: int) -> tuple[str, ...]:
         return task.labels
     merged = {name for _, name in task.merges}
     return (*(name for name in task.labels if name not in merged), *(name for name, _ in task.merges))
+
+
+def _or_named(task: LabelledTask, n: int) -> str:
+    """The other remedy where a task's classes are those that its rows hold: these rows may lack some of the model's."""
+    named_here = task.name not in TASKS and len(task.labels) < n
+    return f", or, where these rows lack some classes, name all {n} as the rows do with --labels" if named_here else ""
 
 
 def _some(names: Sequence[str]) -> str:

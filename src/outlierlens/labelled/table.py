@@ -28,7 +28,7 @@ class LabelledTask:
         evaluated, trained: names of the splits.
         label: column of the label.
         level: "token" where `text` holds words and `label` one label a word.
-        regression: whether labels are numbers on a scale.
+        regression: whether labels are numbers on a scale. scale: its ends; () where they are not known.
         merges: labels of a model that mean a label of this task: HANS is read with MNLI's three.
         trained_on: the task that models for this one are trained on.
         source: paper.
@@ -45,6 +45,7 @@ class LabelledTask:
     label: str = "label"
     level: Level = "text"
     regression: bool = False
+    scale: tuple[float, ...] = ()
     merges: tuple[tuple[str, str], ...] = ()
     trained_on: str = ""
     source: str = ""
@@ -59,6 +60,19 @@ class LabelledTask:
         """All columns that it reads."""
         fields = [name for part in (self.text, self.pair or "") for name in _fields(part)]
         return tuple(dict.fromkeys((*fields, self.label)))
+
+    def labelled(self, names: tuple[str, ...]) -> "LabelledTask":
+        """With the labels that its data holds; F1 is of two classes (of the second of them), and left out for more.
+
+        Raises:
+            BadInput: F1 is what counts, and there are more or fewer than two.
+        """
+        metrics = self.metrics
+        if "f1" in metrics and len(names) != 2 and not self.regression:
+            if self.metric == "f1":
+                raise BadInput(f"{self.name}: F1 is of two classes, and these are {len(names)}; use macro f1")
+            metrics = tuple(name for name in metrics if name != "f1")
+        return replace(self, labels=names, metrics=metrics)
 
     def filled(self, part: str, row: dict[str, object]) -> object:
         """The value of column (or template) `part` in `row`; None where a column that a template needs is empty."""
@@ -90,7 +104,7 @@ _ROWS = (
     ),
     LabelledTask(
         "glue:stsb", "sentence1", "sentence2", (), ("pearson", "spearman"), "nyu-mll/glue:stsb", regression=True,
-        source=GLUE,
+        scale=(0, 5), source=GLUE,
     ),
     LabelledTask(
         "glue:qqp", "question1", "question2", ("not_duplicate", "duplicate"), ("accuracy", "f1"), "nyu-mll/glue:qqp",
@@ -168,13 +182,12 @@ def plain_task(
     if kind not in fitting:
         raise BadInput(f"unknown kind of task {kind!r}; kinds are {', '.join(fitting)}")
     metrics = fitting[kind]
-    if kind == "classify" and len(labels) != 2:
-        metrics = ("accuracy", "macro f1", "mcc")  # F1 of one label needs two
     task = LabelledTask(
-        kind, text, pair, tuple(labels), metrics, label=label, level="token" if kind == "tokens" else "text",
+        kind, text, pair, (), metrics, label=label, level="token" if kind == "tokens" else "text",
         regression=kind == "regress",
     )  # fmt: skip
-    return with_metric(task, metric)
+    task = with_metric(task, metric)
+    return task.labelled(tuple(labels)) if labels else task
 
 
 def with_metric(task: LabelledTask, metric: str | None) -> LabelledTask:

@@ -15,7 +15,7 @@ import numpy as np
 
 from outlierlens.data import NO_LIMIT
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.labelled.labels import GENERIC, finder, plain
+from outlierlens.labelled.labels import GENERIC, places_among, plain
 from outlierlens.labelled.table import LabelledTask
 
 if TYPE_CHECKING:
@@ -161,13 +161,8 @@ class LabelledItems(Items):
 
         Unchanged where the model has no more classes, its names say nothing ("LABEL_0"), or a class here is none of them.
         """
-        find = finder(names)
-        places = [find(label) for label in self.task.labels]
-        unnamed = all(GENERIC.fullmatch(plain(name)) for name in names)
-        if len(names) <= len(self.task.labels) or unnamed or None in places or len(set(places)) < len(places):
+        places = places_among(self.task.labels, names)
+        if places is None or all(GENERIC.fullmatch(plain(name)) for name in names):
             return self
-        return replace(
-            self,
-            task=replace(self.task, labels=tuple(names)),
-            labels=tuple(place for label in self.labels if (place := places[label]) is not None),
-        )
+        task = self.task.labelled(tuple(names))
+        return replace(self, task=task, labels=tuple(places[label] for label in self.labels))

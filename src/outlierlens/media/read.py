@@ -123,7 +123,7 @@ def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None,
     else:
         raw = [(value, row) for row, value in enumerate(found.raw[:n], 1)]
         names, labels = numbered_labels(task, str(data), raw, (found.names, options.labels))
-    return LabelledItems(str(data), kind, parts, options.max_seconds, task=replace(task, labels=names), labels=labels)
+    return LabelledItems(str(data), kind, parts, options.max_seconds, task=task.labelled(names), labels=labels)
 
 
 def kind_of(data: str | Path) -> Kind | None:

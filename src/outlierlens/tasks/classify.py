@@ -24,7 +24,8 @@ from outlierlens.errors import BadInput
 from outlierlens.hidden import norm_before_last_mlp, only_first_token
 from outlierlens.labelled import Examples, label_order
 from outlierlens.labelled.encode import Encoded
-from outlierlens.labelled.examples import NOT_A_LABEL
+from outlierlens.labelled.examples import NO_CLASS, NOT_A_LABEL
+from outlierlens.labelled.labels import contradicted
 from outlierlens.labelled.rows import TextRows
 from outlierlens.media import LabelledItems
 from outlierlens.models import LoadedModel
@@ -35,6 +36,7 @@ from outlierlens.tasks.metrics import Statistic, score
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNSAID = "share without a prediction"  # beside the metrics, where outputs are no numbers any more
 HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
 
 
@@ -44,7 +46,8 @@ class Outputs:
 
     Attributes:
         losses: float64 [text]; nats per example (mean over words of a token task), or squared error.
-        predicted: class number or value [text]; of a token task [word] of all texts one after another.
+        predicted: class number or value [text]; of a token task [word] of all texts one after another. NO_CLASS (−1)
+            where the outputs are no numbers.
         truth: likewise.
         scores: metric by name, in [−1, 1].
     """
@@ -98,7 +101,7 @@ class LabelledScore:
         self.unit = self._unit()
         asked = options.batch_size != TaskOptions.batch_size
         self.tokens = options.batch_size * self.max_length if asked else tokens_at_once(loaded.device)
-        self.notes = self.rows.notes
+        self.notes = (*self.rows.notes, *contradicted(task, config.id2label, options.labels, where=loaded.name))
         self._norm = None if options.every_token or not self.rows.tries_first else self._first_is_enough()
         self._also: dict[str, float] = {}
 
@@ -146,7 +149,10 @@ class LabelledScore:
         return _Rows(inputs, labels, tuple(slots), int(sum(self.lengths[text] for text in texts)))
 
     def _said(self, feed: _Rows) -> tuple["Tensor", "Tensor"]:
-        """(loss, prediction), [row] each; of a token task [row, token], 0 and NOT_A_LABEL where no label is asked for."""
+        """(loss, prediction), [row] each; of a token task [row, token], 0 and NOT_A_LABEL where no label is asked for.
+
+        Outputs that are no numbers predict no class (NO_CLASS): the largest of them would be the first.
+        """
         import torch
         from torch.nn import functional
 
@@ -158,8 +164,8 @@ class LabelledScore:
         if self.examples.task.level == "token":
             asked = feed.labels != NOT_A_LABEL
             losses = functional.nll_loss(said.transpose(1, 2), feed.labels, reduction="none", ignore_index=NOT_A_LABEL)
-            return losses, torch.where(asked, said.argmax(-1), NOT_A_LABEL)
-        return functional.nll_loss(said, feed.labels, reduction="none"), said.argmax(-1)
+            return losses, torch.where(asked, _classes(said), NOT_A_LABEL)
+        return functional.nll_loss(said, feed.labels, reduction="none"), _classes(said)
 
     def _logits(self, feed: _Rows) -> "Tensor":
         """What the model's head says, float32."""
@@ -231,6 +237,9 @@ class LabelledScore:
         """(values [text], weights [text]) of all examples."""
         found = self.outputs()
         self._also = dict(found.scores)
+        lost = ~np.isfinite(found.predicted) if self.examples.task.regression else found.predicted == NO_CLASS
+        if lost.any():
+            self._also[UNSAID] = float(lost.mean())
         if not self.metric:
             return found.losses, self.weights
         if self.statistic is not None:
@@ -279,6 +288,11 @@ class LabelledScore:
     def also(self) -> dict[str, float]:
         """Every metric of the last call of `per_text`."""
         return dict(self._also)
+
+
+def _classes(said: "Tensor") -> "Tensor":
+    """The class of the largest value in the last dimension; NO_CLASS where one is NaN."""
+    return said.argmax(-1).masked_fill(said.isnan().any(-1), NO_CLASS)
 
 
 def _check_head(loaded: LoadedModel, examples: Examples | LabelledItems) -> None:

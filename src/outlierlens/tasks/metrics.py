@@ -31,7 +31,8 @@ def score(metric: str, truth: np.ndarray, predicted: np.ndarray, weights: np.nda
     """The metric of predictions [item] against the truth [item]; `weights` count items more than once.
 
     Classes are integers, values of a regression floats. "f1" is of class 1 of two; "macro f1" (of words, "token f1") the
-    mean over the classes of the truth and the predictions. 0 where a prediction of a regression is not finite.
+    mean over the classes of the truth and the predictions. A class below 0 is no prediction, and wrong; a regression is 0
+    where a prediction is not finite.
 
     Raises:
         BadInput: no such metric, shapes that differ, or no item.
@@ -171,7 +172,7 @@ def _correlation(name: str, truth: np.ndarray, predicted: np.ndarray) -> float:
 
 _METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": lambda truth, predicted: _sklearn().accuracy_score(truth, predicted),
-    "f1": lambda truth, predicted: _sklearn().f1_score(truth, predicted, zero_division=0),
+    "f1": lambda truth, predicted: _sklearn().f1_score(truth == 1, predicted == 1, zero_division=0),
     "macro f1": lambda truth, predicted: _sklearn().f1_score(truth, predicted, average="macro", zero_division=0),
     "mcc": lambda truth, predicted: _sklearn().matthews_corrcoef(truth, predicted),
     "pearson": lambda truth, predicted: _correlation("pearsonr", truth, predicted),

@@ -188,10 +188,10 @@ def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray
     all changed the same way would otherwise leave no draw on the other side of no change (Agresti & Min 2005).
     """
     table = np.stack([np.asarray(column).astype(np.int64) for column in (truth, *predictions)], axis=1)
-    classes = np.unique(table)
+    classes = _classes(table)
     cells, sizes = np.unique(np.searchsorted(classes, table), axis=0, return_counts=True)
     k = len(classes)
-    if doubt and k > 1:
+    if doubt:
         cells, sizes = _doubted(cells, sizes, k)
     formula = _CLASS_FORMULAS[metric]
     one = int(np.searchsorted(classes, 1)) if 1 in classes else None
@@ -217,6 +217,12 @@ def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray
     return Sums(_one_hot(cells, k), sizes, finish, others)
 
 
+def _classes(table: np.ndarray) -> np.ndarray:
+    """The classes of the truth and of predictions, two at least: where all items are of one, another was possible."""
+    there = np.unique(table)
+    return there if len(there) > 1 else np.array([there[0], there[0] + 1])
+
+
 def _doubted(cells: np.ndarray, sizes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Cells (truth, one, other) with an item in all that only one predicts right, and one that only the other does."""
     there = np.unique(cells[:, 0])
@@ -235,7 +241,7 @@ def text_value(metric: str, truth: np.ndarray, predicted: np.ndarray, words: np.
     """The metric of words [word] where whole texts are drawn; `words` [text] says how many words each has."""
     sparse = need("scipy.sparse", "models", "a bootstrap interval")
     table = np.stack([np.asarray(truth).astype(np.int64), np.asarray(predicted).astype(np.int64)], axis=1)
-    classes = np.unique(table)
+    classes = _classes(table)
     counts = np.asarray(words).astype(np.int64)
     places = (np.repeat(np.arange(len(counts)), counts), np.arange(len(table)))
     of_text = sparse.csr_array((np.ones(len(table)), places), shape=(len(counts), len(table)))
