@@ -333,7 +333,9 @@ def test_a_folder_belongs_to_the_weights_it_began_from(tmp_path: Path, data: Pat
     with torch.no_grad():
         model.bert.embeddings.LayerNorm.bias.add_(1)
     model.save_pretrained(base)
-    with pytest.raises(BadInput, match=r"seed-\d holds a run with other settings \(weights was '\w+', is '\w+'\); name"):
+    with pytest.raises(
+        BadInput, match=r"seed-\d holds a run with other settings \(weights was '\w+', is '\w+'\); name"
+    ):
         train(base, data, tmp_path / "run", seeds=(2, 3), epochs=1)
     (tmp_path / "run" / "seed-2" / "done.json").unlink()  # stopped before its end
     with pytest.raises(BadInput, match=r"holds a run with other settings \(weights was"):

@@ -1,6 +1,7 @@
 """One-dimension classifiers: against brute force, scikit-learn, scipy, and hidden states read without padding."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from architectures import FAMILIES, build
 from outlierlens import charts
 from outlierlens.confusion import confusion, correlations, metric_of
 from outlierlens.errors import BadInput
-from outlierlens.labelled import Examples, plain_task
+from outlierlens.labelled import Examples, find_task, plain_task
 from outlierlens.models import LoadOptions, from_objects, load_model
 from outlierlens.one_dim import OneDimOptions, one_dimension
 from outlierlens.one_dimension import one_dimension_rows
@@ -290,6 +291,19 @@ def test_a_regression_gets_lines(tmp_path: Path) -> None:
     assert np.isnan(one.low).sum() == max(0, 32 - len({3, one.best.dim, *np.argsort(-one.value)[:20].tolist()}))
     assert "· h +" in one.best.rule
     assert "no dimension at all" in str(charts.one_dimension(found).spec)
+
+
+def test_hans_is_learned_from_mnli(words: Any) -> None:
+    """Neutral and contradiction both mean non-entailment."""
+    loaded = classifier("bert", words, "masked")
+    loaded.model.config.id2label = {0: "entailment", 1: "non-entailment"}
+    hans, mnli = find_task("hans"), find_task("mnli")
+    dev = replace(labelled(), task=hans, pairs=TEXTS[::-1])
+    train = replace(dev, task=mnli, labels=(0, 1, 2, 1, 0, 2, 0, 1))
+    by_hand = replace(dev, labels=(0, 1, 1, 1, 0, 1, 0, 1))
+    found, wanted = (one_dimension(loaded, one, dev) for one in (train, by_hand))
+    assert found.layers[-1].value.tolist() == wanted.layers[-1].value.tolist()
+    assert found.full == wanted.full
 
 
 def test_what_cannot_be_measured(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:

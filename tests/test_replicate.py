@@ -1,6 +1,7 @@
 """Replicating the papers' tables on a model whose outliers are planted: what must come out damaging does, random does not."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 
 import tuned_models
 from conftest import Words
+from finetune_runs import tuned
 from outlierlens.ablate import zeroed_weights
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, Offline
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.labelled import find_task, read_examples
 from outlierlens.models import LoadOptions, load_model
@@ -21,7 +23,7 @@ from outlierlens.replicate.models import find_tuned
 from outlierlens.replicate.run import Hooks, Replicating, replicate, sweeps_of
 from outlierlens.replicate.views import read_replication, write_views
 from outlierlens.replicated import Replication, TaskTable
-from outlierlens.results import from_json, load, to_json
+from outlierlens.results import from_json, load, save, to_json
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 
@@ -44,7 +46,7 @@ def job(
     place: Path, directory: Path, *, model: str = "model", tasks: tuple[str, ...] = ("cola",), **more: Any
 ) -> Replicating:
     tuned = {task: (str(place / model),) for task in tasks}
-    settings = {"paper": "kovaleva-glue", "n_random": 9, "n_matched": 3, "labels": None} | more
+    settings = {"paper": "kovaleva-glue", "n_random": 9, "n_matched": 3} | more
     return Replicating(base="tiny", tasks=tasks, directory=directory, data=str(place / "data"), tuned=tuned, **settings)
 
 
@@ -59,7 +61,7 @@ def test_what_was_computed_in_is_told(place: Path, made: Any, tmp_path: Path) ->
     reduced = replicate(job(place, tmp_path), replace(LOAD, dtype="bfloat16"))
     assert reduced.provenance.dtype == reduced.tables[0].dtype == "bfloat16"
     (note,) = (note for note in reduced.tables[0].notes if "bfloat16" in note)
-    assert "% of the predicted classes are other than in float32" in note
+    assert "predicted classes are other than in float32" in note
 
 
 def by_label(table: TaskTable) -> dict[str, Any]:
@@ -268,6 +270,8 @@ def test_a_model_that_is_not_named_is_fine_tuned_first(place: Path, tmp_path: Pa
         ({"outliers_of": "both"}, "use tuned or base"),
         ({"dims": "all"}, "name dimensions or 'strongest'"),
         ({"n_matched": -1}, "cannot be negative"),
+        ({"n_sigma": 0}, "n_sigma is 0; it must be a positive number"),
+        ({"labels": {"rte": ("a", "b")}}, "labels are named for glue:rte, which is not among the tasks"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(
@@ -284,6 +288,41 @@ def test_data_is_checked_before_any_model_is_loaded(place: Path, tmp_path: Path)
     with pytest.raises(BadInput, match=r"--data takes a folder with one folder a task, such as .*/cola"):
         replicate(replace(job(place, tmp_path / "run"), data=str(tmp_path / "nothing")), LOAD)
     assert not (tmp_path / "run").exists()
+
+
+def test_models_are_checked_before_anything_is_computed(place: Path, tmp_path: Path, made: Any) -> None:
+    mine = job(place, tmp_path / "run", tasks=("cola", "sst2"))  # the model of CoLA for both
+    with pytest.raises(BadInput, match="which are not those of glue:sst2"):
+        replicate(mine, LOAD)
+    with pytest.raises(BadInput, match=r"dimension 64 does not exist; .*model has dimensions 0 to 63"):
+        replicate(replace(job(place, tmp_path / "run"), dims=(64,)), LOAD)
+    with pytest.raises(BadInput, match="dimension 64 does not exist"):  # of the model that would be fine-tuned
+        replicate(replace(job(place, tmp_path / "run"), base=str(place / "model"), tuned={}, dims=(64,)), LOAD)
+    with pytest.raises(Offline, match="no/such: not in the local cache"):
+        replicate(replace(job(place, tmp_path / "run"), tuned={"cola": ("no/such",)}), replace(LOAD, offline=True))
+    assert not (tmp_path / "run").exists()
+    named = replace(mine, labels={"sst2": ("positive", "negative")}, windows_task="none", limit=20, n_random=1)
+    notes = [note for table in replicate(named, LOAD).tables for note in table.notes]
+    assert not any("--labels was taken" in note for note in notes)  # the config's names are not those of the task
+    with pytest.raises(
+        BadInput, match="run holds kovaleva-glue of tiny; name another directory with -o, or replace it"
+    ):
+        replicate(replace(named, base="other"), LOAD)
+    replicate(replace(named, base="other", overwrite=True), LOAD)
+
+
+def test_a_model_of_another_base_or_task_is_refused(place: Path, tmp_path: Path) -> None:
+    tuned_run = tmp_path / "run"
+    shutil.copytree(place / "model", tuned_run / "seed-42" / "model")
+    run = tuned("glue:cola", "/models/tiny")
+    save(run, tuned_run / "finetuned.json")
+    named = {"cola": (str(tuned_run / "seed-42" / "model"),)}
+    replicate(replace(job(place, tmp_path / "a", limit=20, n_random=1, windows_task="none"), tuned=named), LOAD)
+    with pytest.raises(BadInput, match="model was fine-tuned from /models/tiny, not from minilm-l6; name that model"):
+        replicate(replace(job(place, tmp_path / "b"), tuned=named, base="minilm-l6"), LOAD)
+    for one in (tuned_run, tuned_run / "seed-42", tuned_run / "seed-42" / "model"):
+        with pytest.raises(BadInput, match="was fine-tuned on glue:cola, not on glue:sst2"):
+            find_tuned("glue:sst2", str(one))
 
 
 def test_the_command(place: Path, tmp_path: Path, run: Any) -> None:
@@ -305,6 +344,16 @@ def test_the_command(place: Path, tmp_path: Path, run: Any) -> None:
     code, _, err = run(*arguments, "--tuned", "cola")
     assert code != 0
     assert "--tuned is 'cola'; write it as rte=DIR" in err
+    code, _, err = run(
+        *arguments, "--tuned", f"cola={place / 'model'}", "--labels", "unacceptable,acceptable", "--overwrite"
+    )
+    assert code == 0, err
+    for given, said in (("a=b,c", "labels are named for"), ("=b", "write it as rte=NAME,NAME")):
+        code, _, err = run(*arguments, "--labels", given)
+        assert code != 0
+        assert said in err or "unknown task" in err
+    code, _, err = run(*arguments, "--tasks", "cola,sst2", "--labels", "b,c")
+    assert "--labels is 'b,c', and there are 2 tasks; write it as cola=b,c" in err
     code, _, err = run(*arguments, "--seeds", "a")
     assert "cannot read seeds 'a'; write 42,43" in err
     with pytest.raises(BadFile, match="no such result file"):

@@ -9,6 +9,7 @@ import pytest
 import synthetic_report as synthetic
 from outlierlens.references import REFERENCES, checkpoint_of, reference_for
 from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
+from outlierlens.replicated import Row, TaskTable, where_enough
 from outlierlens.swept import Sweep
 
 TASK = {"task": "glue:mnli accuracy", "unit": "1 − accuracy", "metric": "accuracy", "intact": 0.2, "width": 768}
@@ -31,7 +32,7 @@ def test_lost_is_what_the_metric_loses_and_ratios_are_to_the_mean_of_random_sets
     intact, both, random, matched = rows
     assert (intact.value, intact.low, intact.high) == pytest.approx((0.8, 0.77, 0.82))
     assert (both.value, both.lost) == pytest.approx((0.5, 0.3))
-    assert (both.low, both.high) == pytest.approx((0.8 - both.lost_high, 0.8 - both.lost_low))
+    assert (both.low, both.high) == pytest.approx((math.nan, math.nan), nan_ok=True)  # its interval is of what it loses
     assert both.times_random == pytest.approx(15)
     assert both.enough
     assert both.p == 0.25
@@ -56,6 +57,23 @@ def test_at_least_five_times_random(lost: float, changes: tuple[float, ...], tim
     row = rows_of(together(lost, changes), None, (308, 381), Whole(1000))[1]
     assert row.times_random == (None if times is None else pytest.approx(times))
     assert row.enough is enough
+
+
+def test_a_ratio_whose_loss_may_be_nothing_is_in_doubt() -> None:
+    sure = rows_of(together(0.3, (0.02, 0.02)), None, (308, 381), Whole(1000))[1]
+    doubtful = replace(sure, lost_low=-0.01)
+    assert (sure.passes, doubtful.passes, replace(sure, enough=False).passes) == ("yes", "yes, in doubt", "no")
+    assert replace(sure, enough=None).passes is None
+    assert doubtful.enough  # Puccetti et al. do not ask for an interval
+
+    def table(row: Row) -> TaskTable:
+        return TaskTable(
+            "glue:rte", "accuracy", "m", "rte", "f", "d", 9, "model", 12, 768, 9, (308, 381), "", True, (row,)
+        )
+
+    named = [("a", table(sure)), ("b", table(doubtful)), ("c", table(replace(sure, enough=False)))]
+    assert where_enough(named) == "2 of 3 (a, b; in b the interval of the loss holds 0)"
+    assert where_enough([("d", table(replace(sure, enough=None)))]) == "0 of 0"
 
 
 def test_each_outlier_is_held_against_random_dimensions_or_all_others() -> None:

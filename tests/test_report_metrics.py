@@ -77,7 +77,7 @@ def test_damage_is_said_as_from_and_to() -> None:
 @pytest.mark.parametrize(
     ("precision", "message"),
     [
-        (Precision("bfloat16", 0.031, 8, 8, "classes"), "3.1 % of the predicted classes are other than in float32"),
+        (Precision("bfloat16", 0.0625, 3, 8, "classes"), "2 of 32 predicted classes are other than in float32"),
         (Precision("bfloat16", 0.0021, 8, 8, "values"), "predicted values differ from float32 by at most 0.0021"),
         (Precision("bfloat16", 0.0021, 8, 8), "changes differ from float32 by at most 0.0021"),
     ],

@@ -172,22 +172,16 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     common = _common(options)
     device = pick_device(options.device)
     dtype = getattr(torch, options.dtype) if options.dtype != "auto" else auto_dtype(device)
-    with _no_network() if options.offline else contextlib.nullcontext():
-        try:
-            variants.register_config()
-            config = transformers.AutoConfig.from_pretrained(source, **common)
-            how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
-            if head is None:
-                model = _load(transformers, source, config, dtype, how)
-            else:
-                model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
-            tokenizer = _tokenizer(transformers, source, common)
-            agree_on_padding(model, tokenizer)
-            processor = processor_beside(model, source, common)
-        except (OutlierlensError, MemoryError):
-            raise
-        except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
-            raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
+    with _explaining(name, source, options):
+        config = transformers.AutoConfig.from_pretrained(source, **common)
+        how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
+        if head is None:
+            model = _load(transformers, source, config, dtype, how)
+        else:
+            model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
+        tokenizer = _tokenizer(transformers, source, common)
+        agree_on_padding(model, tokenizer)
+        processor = processor_beside(model, source, common)
     return from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
 
 
@@ -202,20 +196,35 @@ def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrained
     transformers = need("transformers", "models", "reading a tokenizer")
     transformers.utils.logging.set_verbosity_error()
     source = _source(name, options)
-    common = _common(options)
-    with _no_network() if options.offline else contextlib.nullcontext():
-        try:
-            variants.register_config()
-            found = _tokenizer(transformers, source, common)
-        except (OutlierlensError, MemoryError):
-            raise
-        except Exception as error:
-            raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
+    with _explaining(name, source, options):
+        found = _tokenizer(transformers, source, _common(options))
     if found is None:
         raise UnknownModel(
             f"{name}: no tokenizer there, or the hub cannot be reached; name a folder, sample or hub id that has one"
         )
     return found
+
+
+def load_config(name: str, options: LoadOptions | None = None) -> Any:
+    """The configuration of `name` (sample, directory or hub id) alone; raises like `load_tokenizer`."""
+    options = options or LoadOptions()
+    transformers = need("transformers", "models", "reading a configuration")
+    source = _source(name, options)
+    with _explaining(name, source, options):
+        return transformers.AutoConfig.from_pretrained(source, **_common(options))
+
+
+@contextlib.contextmanager
+def _explaining(name: str, source: str, options: LoadOptions) -> Iterator[None]:
+    """Load inside: without the network where that is asked for, and with errors of ours for those of other libraries."""
+    with _no_network() if options.offline else contextlib.nullcontext():
+        try:
+            variants.register_config()
+            yield
+        except (OutlierlensError, MemoryError):
+            raise
+        except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
+            raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
 
 
 def _common(options: LoadOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How much of a task one dimension carries (Rudman, Gillman, Rayne and Eickhoff 2023), for every dimension, exactly.
+"""How much of a task one dimension carries (Rudman, Chen and Eickhoff 2023), for every dimension, exactly.
 
     found = one_dimension(loaded, train, dev, OneDimOptions())
     found.layers[-1].best, found.full, found.majority
@@ -10,7 +10,7 @@ that of the last token that is no padding; the paper's released code reads the l
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from outlierlens.arch import BoundStack
 from outlierlens.confusion import confusion, correlations, metric_of
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
-from outlierlens.labelled import Examples, LabelledTask
+from outlierlens.labelled import Examples, LabelledTask, label_order
 from outlierlens.models import LoadedModel
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
 from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifted_mean
@@ -85,8 +85,7 @@ def one_dimension(
     task = dev.task
     if task.level == "token":
         raise BadInput(f"{task.name} labels words; one-dimension classifiers read sentence vectors, one a text")
-    if train.task.labels != task.labels:
-        raise BadInput(f"{train.source} and {dev.source} have other labels; both must be of one task")
+    train = _of_one_task(train, dev)
     stack = loaded.stack(options.stack)
     if options.limit is not None and options.limit < len(train):
         drawn = np.random.default_rng([options.seed, 7]).permutation(len(train))[: options.limit]
@@ -196,6 +195,18 @@ class _Reader:
             return states[torch.arange(len(states), device=states.device), place]
         weight = mask[..., None].to(torch.float32)
         return (states.float() * weight).sum(1) / weight.sum(1)
+
+
+def _of_one_task(train: Examples, dev: Examples) -> Examples:
+    """`train` with its labels among those of `dev`, whose task may call several of them one (HANS and MNLI)."""
+    if train.task.labels == dev.task.labels:
+        return train
+    names = train.task.labels
+    try:
+        order = label_order(dev.task, dict(enumerate(names)), names)
+    except BadInput:
+        raise BadInput(f"{train.source} and {dev.source} have other labels; both must be of one task") from None
+    return replace(train, task=dev.task, labels=tuple(order[label] for label in train.labels))
 
 
 def _layers(options: OneDimOptions, stack: BoundStack) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ made.tables[0].outliers_row.lost                  # metric lost with all outlier
 made.tables[0].outliers_row.times_random          # over the mean loss of random sets of the same size
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,7 +53,8 @@ class Row:
         size: dimensions off in each layer.
         n_sets: sets measured: 1, or those of the family.
         window: layers they are off in: "all layers", "layer 3".
-        value, low, high: the metric and its 95 % interval; of a family its median over sets, without an interval (NaN).
+        value: the metric; of a family its median over sets. low, high: its 95 % interval for the intact model; NaN for
+            all others, whose interval is that of what they lose.
         lost: intact metric − metric, of a family its median; low and high: 95 % interval, paired by example (BCa), of a
             family its 5th and 95th percentile.
         mean: of a family: mean of what is lost.
@@ -84,6 +86,18 @@ class Row:
     share: float = 0.0
     closeness: float | None = None
     reference: Reference | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the interval of what is lost reaches 0: a ratio then says little."""
+        return not self.lost_low > 0
+
+    @property
+    def passes(self) -> str | None:
+        """`enough` in words: "yes", "yes, in doubt", "no"; None without random sets."""
+        if self.enough is None:
+            return None
+        return "no" if not self.enough else "yes, in doubt" if self.doubtful else "yes"
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,20 @@ class TaskTable:
         if size is None and self.outliers_row is not None:
             size = self.outliers_row.size
         return next((row for row in self.rows if row.kind == kind and size in (None, row.size)), None)
+
+
+def where_enough(tables: "Sequence[tuple[str, TaskTable]]") -> str:
+    """In how many of named tables the outliers cost at least 5 times what random sets cost, and where that is in doubt.
+
+    "2 of 3 (cola, rte; in rte the interval of the loss holds 0)"; tables without outliers or random sets do not count.
+    """
+    tested = [(name, row) for name, one in tables if (row := one.outliers_row) is not None and row.enough is not None]
+    enough = [(name, row) for name, row in tested if row.enough]
+    doubtful = [name for name, row in enough if row.doubtful]
+    said = ", ".join(name for name, _ in enough)
+    if doubtful:
+        said += f"; in {', '.join(doubtful)} the interval of the loss holds 0"
+    return f"{len(enough)} of {len(tested)}" + (f" ({said})" if said else "")
 
 
 @result

@@ -144,7 +144,8 @@ class Precision:
     def said(self) -> str:
         """In words: "changes differ from float32 by at most 0.003"."""
         if self.of == "classes":
-            return f"{100 * self.deviation:.2g} % of the predicted classes are other than in float32"
+            compared = (self.n_sets + 1) * self.n_texts  # the intact model too
+            return f"{round(self.deviation * compared):,} of {compared:,} predicted classes are other than in float32"
         what = "changes" if self.of == "changes" else "predicted values"
         return f"{what} differ from float32 by at most {self.deviation:.2g}"
 

@@ -9,7 +9,7 @@ from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, BAND, INK, MUTED, SURFACE
 from outlierlens.charts.sweep_marks import HALO
 from outlierlens.errors import BadInput
-from outlierlens.replicated import ENOUGH, Replication, Row, TaskTable
+from outlierlens.replicated import ENOUGH, Replication, Row, TaskTable, where_enough
 
 COLUMNS = (
     "model", "task", "metric", "intact", "outliers", "off", "lost", "95 % from", "to", "random sets", "median lost", "5 %",
@@ -132,12 +132,8 @@ def _reading(kept: Sequence[tuple[Replication, TaskTable]]) -> str:
         "same size, tick: their median; number: the loss as a multiple of the random sets' mean. "
     )
     tested = [(made, one, one.outliers_row) for made, one in kept if one.outliers_row is not None]
-    enough = [(made, one, off) for made, one, off in tested if off is not None and off.enough]
     if tested:
-        text += (
-            f"At least {ENOUGH:g} times random: {len(enough)} of {len(tested)} "
-            f"({', '.join(_where(made, one) for made, one, _ in enough) or 'none'}). "
-        )
+        text += f"At least {ENOUGH:g} times random: {where_enough([(_where(made, one), one) for made, one in kept])}. "
         made, one, off = max(tested, key=lambda item: item[2].lost if item[2] is not None else 0.0)
         assert off is not None
         text += (
@@ -163,7 +159,7 @@ def _numbers(made: Replication, one: TaskTable) -> list[Any]:
     if off is not None:
         mine = [off.label, *map(round_to, (off.value, off.lost, off.lost_low, off.lost_high))]
         tests = [None if off.times_random is None else round_to(off.times_random, 3)]
-        tests += [None if off.enough is None else "yes" if off.enough else "no"]
+        tests += [off.passes]
         tests += [None if off.p is None else round_to(off.p, 3)]
     figures = [random.n_sets, *map(round_to, (random.lost, random.lost_low, random.lost_high)), mean]
     return [short(made.base), one.task, one.metric, round_to(one.intact.value), *mine, *figures, *tests]

@@ -69,8 +69,11 @@ def tables(
         ),
     ] = None,
     labels: Annotated[
-        str | None,
-        typer.Option("--labels", help="The models' labels in the order of their outputs, if their config has none."),
+        list[str] | None,
+        typer.Option(
+            "--labels",
+            help="rte=NAME,NAME: a model's labels in the order of its outputs, if its config has none. Repeatable.",
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=2, help="First N examples of the dev split.")] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Rows of a forward pass.")] = None,
@@ -123,7 +126,7 @@ def tables(
         every=every,
         windows_task=windows_task,
         limit=limit,
-        labels=_words(labels) if labels else None,
+        labels=_labels(labels or [], _words(tasks)),
         batch_size=batch_size,
         seed=seed,
         overwrite=overwrite,
@@ -178,6 +181,19 @@ def _tuned(given: list[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _labels(given: list[str], tasks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """`--labels rte=entailment,not_entailment`: {task: names}; without a task they are of the only one."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in given:
+        task, equals, names = one.rpartition("=")
+        if not equals and len(tasks) > 1:
+            raise BadInput(f"--labels is {one!r}, and there are {len(tasks)} tasks; write it as {tasks[0]}={one}")
+        if not _words(names) or (equals and not task):
+            raise BadInput(f"--labels is {one!r}; write it as rte=NAME,NAME")
+        found[task if equals else tasks[0]] = _words(names)
+    return found
+
+
 def _dims(text: str) -> tuple[int, ...] | str:
     if text in ("", "strongest"):
         return text or ()
@@ -212,15 +228,16 @@ def print_replication(made: "Replication") -> None:
 
 def verdict(made: "Replication") -> str:
     """Whether the papers' effect, at least 5 times what random sets cost, holds."""
+    from outlierlens.replicated import where_enough
+
     tested = [one for one in made.tables if one.outliers_row is not None and one.outliers_row.enough is not None]
-    enough = [one for one in tested if one.outliers_row is not None and one.outliers_row.enough]
     if not tested:
         return f"{made.base}: nothing to test: no outliers, or no random sets"
     what = (
         "the outliers cost" if all(one.by_rule for one in tested) else "what was switched off (not by the rule) costs"
     )
-    where = f" ({', '.join(one.label for one in enough)})" if enough else ""
-    return f"{made.base}: {what} at least 5 times what random sets cost in {len(enough)} of {len(tested)}{where}"
+    where = where_enough([(one.label, one) for one in tested])
+    return f"{made.base}: {what} at least 5 times what random sets cost in {where}"
 
 
 def _line(row: "Row", published: bool) -> list[Any]:
@@ -234,7 +251,7 @@ def _line(row: "Row", published: bool) -> list[Any]:
         None if intact else f"{100 * row.lost:+.2f}{mean}",
         _ends(ends, signed=not intact),
         "random ≤ 0" if row.times_random is None and row.enough is not None else row.times_random,
-        None if row.enough is None else "yes" if row.enough else "no",
+        row.passes,
         row.p,
         None if intact else f"{row.n_parameters:,}",
         None if intact else f"{100 * row.share:.2g} %",

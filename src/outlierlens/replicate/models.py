@@ -6,16 +6,17 @@
 A run of fine-tuning that was stopped goes on, and a finished one is read.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from outlierlens.errors import BadInput
 from outlierlens.finetune.folder import MODEL, RESULT, seed_folder
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.finetuned import FineTuned
-from outlierlens.labelled import Examples, LabelledTask, read_examples
-from outlierlens.models import LoadOptions
+from outlierlens.labelled import Examples, LabelledTask, find_task, label_order, read_examples
+from outlierlens.models import LoadOptions, load_config
 from outlierlens.results import load as read_result
 
 
@@ -27,6 +28,15 @@ class Tuned:
     model: str
     label: str
     base: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the models must be able to: have `dims`, and for each task the `labels` of its models' outputs, where named."""
+
+    load: LoadOptions
+    dims: tuple[int, ...] = ()
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,20 +60,19 @@ def find_tuned(task: str, named: str) -> list[Tuned]:
     folder = Path(named)
     short = shortened(task)
     if not folder.is_dir() or (folder / "config.json").is_file():
-        return [Tuned(task, named, f"{short} {folder.name}", _base_above(folder))]
+        return [Tuned(task, named, f"{short} {folder.name}", _base_above(folder, task))]
     if (folder / RESULT).is_file():
         run = read_result(folder / RESULT)
         if not isinstance(run, FineTuned):
             raise BadInput(f"{folder / RESULT} holds a {type(run).__name__}, not what finetune writes")
-        if run.task != task:
-            raise BadInput(f"{folder} was fine-tuned on {run.task}, not on {task}")
+        _same_task(folder, run.task, task)
         # The folder may have been moved since.
         return [
             Tuned(task, str(seed_folder(folder, one.seed) / MODEL), f"{short} seed-{one.seed}", run.base)
             for one in run.seeds
         ]
     if (folder / MODEL / "config.json").is_file():
-        return [Tuned(task, str(folder / MODEL), f"{short} {folder.name}", _base_above(folder))]
+        return [Tuned(task, str(folder / MODEL), f"{short} {folder.name}", _base_above(folder, task))]
     seeds = sorted(one.parent.parent for one in folder.glob(f"seed-*/{MODEL}/config.json"))
     if seeds:
         return [Tuned(task, str(one / MODEL), f"{short} {one.name}") for one in seeds]
@@ -72,13 +81,50 @@ def find_tuned(task: str, named: str) -> list[Tuned]:
     )
 
 
-def _base_above(folder: Path) -> str | None:
-    """The model that was fine-tuned, by the run around a seed's or model's folder."""
+def _base_above(folder: Path, task: str) -> str | None:
+    """The model that was fine-tuned on `task`, by the run around a seed's or model's folder."""
     for above in (folder, *list(folder.parents)[:2]):
         if (above / RESULT).is_file():
             run = read_result(above / RESULT)
-            return run.base if isinstance(run, FineTuned) else None
+            if not isinstance(run, FineTuned):
+                return None
+            _same_task(folder, run.task, task)
+            return run.base
     return None
+
+
+def _same_task(folder: Path, was: str, task: str) -> None:
+    if was not in (task, find_task(task).trained_on):
+        raise BadInput(f"{folder} was fine-tuned on {was}, not on {task}")
+
+
+def check_models(base: str, known: Sequence[Tuned], dev: Mapping[str, Examples], wanted: Wanted) -> None:
+    """Raise for what does not fit, by the models' configurations alone.
+
+    Raises:
+        BadInput: a model that was made from another one than `base`, without a head for its task, with other labels, or
+            without one of the dimensions.
+        UnknownModel: there is no such model.
+    """
+    for one in known:
+        if one.base is not None and Path(one.base).name != Path(base).name:
+            raise BadInput(f"{one.model} was fine-tuned from {one.base}, not from {base}; name that model")
+        # Revision and folder are of the base model.
+        config = load_config(one.model, replace(wanted.load, revision=None, subfolder=""))
+        task = dev[one.task].task
+        named = str((getattr(config, "architectures", None) or [""])[0])
+        if named and not named.endswith("ForSequenceClassification"):
+            raise BadInput(f"{one.model} is a {named} without a head for {task.name}; name a fine-tuned one")
+        label_order(task, config.id2label, wanted.labels.get(one.task), where=one.model)
+        _check_dims(one.model, config, wanted.dims)
+    if wanted.dims and set(dev) - {one.task for one in known}:
+        _check_dims(base, load_config(base, wanted.load), wanted.dims)
+
+
+def _check_dims(model: str, config: Any, dims: Sequence[int]) -> None:
+    width = getattr(config.get_text_config(), "hidden_size", None)
+    if isinstance(width, int) and (wrong := [dim for dim in dims if not 0 <= dim < width]):
+        raise BadInput(f"dimension {wrong[0]} does not exist; {model} has dimensions 0 to {width - 1}")
 
 
 def make_tuned(base: str, train: Examples, dev: Examples, folder: Path, how: Tuning) -> list[Tuned]:

@@ -24,12 +24,22 @@ from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.labelled import Examples, LabelledTask, find_task
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.references import checkpoint_of, reference_for
-from outlierlens.replicate.models import Tuned, Tuning, examples_of, find_tuned, make_tuned, shortened
+from outlierlens.replicate.models import (
+    Tuned,
+    Tuning,
+    Wanted,
+    check_models,
+    examples_of,
+    find_tuned,
+    make_tuned,
+    shortened,
+)
 from outlierlens.replicate.outliers import STRONGEST, Named, name_outliers, scanned, scanned_base
 from outlierlens.replicate.papers import Paper, find_paper
 from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
 from outlierlens.replicated import Replication, Row, TaskTable
 from outlierlens.results import Provenance, save
+from outlierlens.results import load as load_result
 from outlierlens.rows import alone_in
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
@@ -60,7 +70,7 @@ class Replicating:
         every: switch off every single dimension too.
         windows_task: the task that is also measured layer by layer; None is MNLI, or the first; "none" is none.
         limit: first examples of the dev split; None is all.
-        labels: of the models in the order of their outputs, where their config does not name them.
+        labels: {task: of its models in the order of their outputs}, where their config does not name them.
     """
 
     paper: str
@@ -80,14 +90,14 @@ class Replicating:
     every: bool = False
     windows_task: str | None = None
     limit: int | None = None
-    labels: tuple[str, ...] | None = None
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     batch_size: int | None = None
     seed: int = 42
     overwrite: bool = False
     command: str = ""
 
     def __post_init__(self) -> None:
-        find_paper(self.paper)
+        _ = self.rule  # raises for a paper or a threshold that is none
         if not self.tasks or len(set(self.rows)) != len(self.tasks):
             raise BadInput(f"tasks are {', '.join(self.tasks) or 'none'}; name at least one, and none twice")
         if self.outliers_of not in ("tuned", "base"):
@@ -96,11 +106,10 @@ class Replicating:
             raise BadInput(f"dims are {self.dims!r}; name dimensions or {STRONGEST!r}")
         if min(self.n_matched, self.n_random or 0) < 0:
             raise BadInput("the numbers of random and matched sets cannot be negative")
-        extra = sorted({find_task(name).name for name in self.tuned} - {task.name for task in self.rows})
-        if extra:
-            raise BadInput(
-                f"a fine-tuned model is named for {extra[0]}, which is not among the tasks; add it to --tasks"
-            )
+        for what, named in (("a fine-tuned model is", self.tuned), ("labels are", self.labels)):
+            extra = sorted({find_task(name).name for name in named} - {task.name for task in self.rows})
+            if extra:
+                raise BadInput(f"{what} named for {extra[0]}, which is not among the tasks; add it to --tasks")
         if self.windows_task not in (None, "none") and find_task(str(self.windows_task)) not in self.rows:
             raise BadInput(f"the task of the windows, {self.windows_task}, is not among the tasks; add it to --tasks")
 
@@ -122,7 +131,12 @@ class Replicating:
     def rule(self) -> Rule:
         """The paper's rule with the settings asked for."""
         rule = find_paper(self.paper).rule
-        return replace(rule, n_sigma=self.n_sigma or rule.n_sigma, relax_to=self.relax_to)
+        n_sigma = rule.n_sigma if self.n_sigma is None else self.n_sigma
+        return replace(rule, n_sigma=n_sigma, relax_to=self.relax_to)
+
+    def labels_of(self, task: str) -> tuple[str, ...] | None:
+        """What the outputs of a task's models mean, where it was said."""
+        return next((names for name, names in self.labels.items() if find_task(name).name == task), None)
 
 
 def _quiet() -> AbstractContextManager[None]:
@@ -152,8 +166,15 @@ def replicate(job: Replicating, load: LoadOptions | None = None, hooks: Hooks | 
             known[name] = [replace(one, label=f"{one.label} ({n})") for n, one in enumerate(same, 1)]
     dev = {task.name: _examples(task, job, load, task.evaluated) for task in job.rows}
     train = {task.name: _examples(task, job, load, task.trained) for task in job.rows if task.name not in known}
+    wanted = Wanted(
+        load,
+        () if isinstance(job.dims, str) else job.dims,
+        {task: names for task in dev if (names := job.labels_of(task)) is not None},
+    )
+    check_models(job.base, [one for models in known.values() for one in models], dev, wanted)
     tables: list[TaskTable] = []
     with alone_in(job.directory):
+        _claim(job)
         for task in job.rows:
             models = known.get(task.name) or _tune(job, load, hooks, train[task.name], dev[task.name])
             for one in models:
@@ -173,12 +194,21 @@ def replicate(job: Replicating, load: LoadOptions | None = None, hooks: Hooks | 
     return made
 
 
+def _claim(job: Replicating) -> None:
+    """Raise BadInput where the directory holds the finished table of another paper or model."""
+    path = job.directory / RESULT
+    if not path.is_file() or job.overwrite:
+        return
+    before = load_result(path)
+    if not isinstance(before, Replication) or (before.paper, before.base) != (job.paper, job.base):
+        was = f"{before.paper} of {before.base}" if isinstance(before, Replication) else type(before).__name__
+        raise BadInput(f"{job.directory} holds {was}; name another directory with -o, or replace it with --overwrite")
+
+
 def sweeps_of(directory: Path, made: Replication) -> list[Sweep]:
     """The sweeps of single dimensions behind a replication, for figure 2; tables without one are left out."""
-    from outlierlens.results import load as read
-
     paths = [directory / _folder(one.label) / SINGLES for one in made.tables]
-    return [read(path) for path in paths if path.is_file()]
+    return [load_result(path) for path in paths if path.is_file()]
 
 
 def _folder(label: str) -> str:
@@ -314,7 +344,9 @@ class _Table:
             random_texts=len(examples),
             batch_size=job.batch_size,
             seed=job.seed,
-            task=TaskOptions(name="labelled", max_length=job.settings.max_length, labels=job.labels),
+            task=TaskOptions(
+                name="labelled", max_length=job.settings.max_length, labels=job.labels_of(examples.task.name)
+            ),
             **more,
         )
         with self.hooks.view() as view:

@@ -6,6 +6,7 @@
 `together` switches all outliers off (or, where there are none, one random set), `singles` each alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -114,7 +115,7 @@ def _chosen(sweep: Sweep, effect: Effect, kind: RowKind, controls: Sequence[_Con
     known = whole.reference(effect.dims) if effect.window == "all layers" else None
     return Row(
         kind, ", ".join(map(str, effect.dims)), effect.dims, len(effect.dims), 1, effect.window,
-        value, value - (effect.high - effect.change), value + (effect.change - effect.low),
+        value, math.nan, math.nan,
         effect.change, effect.low, effect.high,
         times_random=ratio, enough=enough, p=p,
         n_parameters=effect.n_parameters, share=effect.n_parameters / whole.n_parameters, reference=known,
@@ -129,9 +130,8 @@ def _family(sweep: Sweep, effect: Effect, controls: _Controls, whole: Whole) -> 
     n, size = len(controls.changes), len(effect.dims)
     what = f"set{'' if n == 1 else 's'} of {size}" if size > 1 else f"dimension{'' if n == 1 else 's'}"
     label = f"{n:,} random {what}" if controls.kind == "random" else f"{n:,} {what}, as large weights elsewhere"
-    nan = float("nan")
     return Row(
-        controls.kind, label, (), size, n, effect.window, 1 - (sweep.intact + median), nan, nan,
+        controls.kind, label, (), size, n, effect.window, 1 - (sweep.intact + median), math.nan, math.nan,
         median, low, high,
         mean=mean, closeness=controls.closeness,
         n_parameters=effect.n_parameters, share=effect.n_parameters / whole.n_parameters,

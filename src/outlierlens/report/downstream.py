@@ -14,7 +14,7 @@ from outlierlens.frozen_scores import FrozenScores, chosen_rows
 from outlierlens.one_dimension import OneDimension, one_dimension_rows
 from outlierlens.pretrained import Outcome, Outcomes, outcome_rows
 from outlierlens.recovered import Recovery, recovery_rows
-from outlierlens.replicated import Replication
+from outlierlens.replicated import Replication, where_enough
 from outlierlens.report.luo import frozen_says
 from outlierlens.report.phrases import listed
 from outlierlens.report.sections import Section, rows_of
@@ -103,15 +103,13 @@ def outcomes_section(found: Outcomes, name: str) -> Section:
 
 def replication_section(found: Replication, name: str) -> Section:
     """A paper's tables on fine-tuned models."""
-    tested = [one for one in found.tables if one.outliers_row is not None and one.outliers_row.enough is not None]
-    enough = [one.label for one in tested if one.outliers_row is not None and one.outliers_row.enough]
-    said = f"{found.base}: what was switched off costs at least 5 times what random sets cost in {len(enough)} of {len(tested)}"
+    where = where_enough([(one.label, one) for one in found.tables])
+    said = f"{found.base}: what was switched off costs at least 5 times what random sets cost in {where}."
     charts: tuple[Chart, ...] = ()
     if any(one.family("random") for one in found.tables):
         charts = (outliers_against_random((found,), name=name),)
     table = rows_of("Every table", found.rows(), without=("base", "metric", "parameters", "share"))
-    where = f" ({', '.join(enough)})." if enough else "."
-    return Section(name, f"Tables of the paper: {found.paper}", (said + where,), charts, (table,))
+    return Section(name, f"Tables of the paper: {found.paper}", (said,), charts, (table,))
 
 
 def frozen_section(found: FrozenScores, name: str) -> Section:

@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 N_SETS, N_TEXTS = 8, 8
+OF_METRIC = 4, 100  # likewise for a metric: a prediction is the same or another one, which few texts do not show
 
 
 def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     """The largest difference over the strongest and some evenly spread effects; None for a model in float32 already."""
     if runner.loaded.dtype == "float32":
         return None
+    n_sets, n_texts = (N_SETS, N_TEXTS) if runner.functional is None else OF_METRIC
     ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))
-    spread = np.linspace(0, len(ranked) - 1, N_SETS - N_SETS // 2).astype(int)
-    chosen = list(dict.fromkeys([*ranked[: N_SETS // 2], *(ranked[place] for place in spread)]))
-    span = (0, min(N_TEXTS, runner.n_texts))
+    spread = np.linspace(0, len(ranked) - 1, n_sets - n_sets // 2).astype(int)
+    chosen = list(dict.fromkeys([*ranked[: n_sets // 2], *(ranked[place] for place in spread)]))
+    span = (0, min(n_texts, runner.n_texts))
     plans = [{}, *(state.units[number].plan for number in chosen)]
     reduced = runner.values(plans, span)
     runner.forget()
