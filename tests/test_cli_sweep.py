@@ -456,7 +456,7 @@ def test_the_printed_sweep_names_ranks_saving_precision_and_notes(capsys: pytest
     assert out.index("507 is number 1") < out.index("100 is number 2") < out.index("247 is number 3")
     exact, spent = sweep.cost.exact, sweep.cost.intact + sweep.cost.effects + 3 * sweep.cost.gradient_texts
     assert f"every text takes {exact:,}, {exact / spent:.3g} times what was spent here" in out
-    assert "bfloat16: changes differ from float32 by at most 0.0031 nats per token (10 sets on 16 texts)" in out
+    assert "bfloat16: changes differ from float32 by at most 0.0031 nats per token (10 sets, 16 texts)" in out
     assert "note: mind the gap" in out
     assert len([line for line in out.splitlines() if re.match(r"\*?\s+\d+\s", line)]) == 10
     print_sweep(synthetic.layer_sweep(), Marks())

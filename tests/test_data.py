@@ -209,6 +209,13 @@ def test_rows_of_other_work_are_refused(tmp_path: Path) -> None:
     RowStore.open(path, {"seed": 1, "model": "a"}).file.close()
     with pytest.raises(BadInput, match="holds rows of other work \\(seed was 1, is 2\\); use another directory"):
         RowStore.open(path, {"seed": 2, "model": "a"})
+    grouped = tmp_path / "grouped.jsonl"
+    RowStore.open(grouped, {"task": {"limit": None, "measure": "loss"}, "seed": 1}).file.close()
+    RowStore.open(grouped, {"task": {"limit": None, "measure": "loss"}, "seed": 1}).file.close()
+    with pytest.raises(
+        BadInput, match=r"other work \(task measure was 'loss', is 'metric'\); use another"
+    ):  # that alone
+        RowStore.open(grouped, {"task": {"limit": None, "measure": "metric"}, "seed": 1})
     path.write_text('{"identity": {"seed": 1, "model": "a"}}\nnonsense\n{"key": "a", "value": 1}\n')
     with pytest.raises(BadFile, match="line 2: not a row of outlierlens"):
         RowStore.open(path, {"seed": 1, "model": "a"})

@@ -74,6 +74,13 @@ def test_damage_is_said_as_from_and_to() -> None:
     assert any("takes the accuracy on glue:rte from 0.64 to 0.30" in one for one in said), said
 
 
+def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    print_sweep(replace(mcc, screening=Screening(1000, 1000, 0, 0, 1.0, 4.0)), Marks())
+    out = capsys.readouterr().out
+    assert "screening left nothing out: all 1,000 pairs of text and ablation were measured" in out
+    assert "at most" not in out.partition("screening left")[2].partition("\n")[0]
+
+
 @pytest.mark.parametrize(
     ("precision", "message"),
     [

@@ -175,7 +175,7 @@ def test_rows_resume_and_another_sweep_uses_what_is_there(bert: LoadedModel, tmp
     for change, what in (
         ({"seed": 1}, "seed was 0, is 1"),
         ({"mode": "zero"}, "mode was 'zeroed_weights', is 'edited_hidden zero'"),
-        ({"task": dataclasses.replace(LINES, mask_fraction=0.3)}, "task was"),
+        ({"task": dataclasses.replace(LINES, mask_fraction=0.3)}, "task mask_fraction was 0.15, is 0.3"),
     ):
         with pytest.raises(BadInput, match=what):
             sweep(bert, MANY, dataclasses.replace(options, **change), rows=rows)

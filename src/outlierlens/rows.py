@@ -157,7 +157,17 @@ def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], 
     return done, end
 
 
+def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+    """The values of an identity by name, those of groups of settings too: "task max_length"."""
+    flat: dict[str, Any] = {}
+    for key, value in identity.items():
+        inner = value if isinstance(value, dict) and value else None
+        flat |= {f"{key} {name}": one for name, one in inner.items()} if inner else {key: value}
+    return flat
+
+
 def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    before, now = _flat(before), _flat(now)
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differing:
         what = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing[:3])

@@ -141,6 +141,11 @@ class Precision:
     of: str = "changes"
 
     @property
+    def over(self) -> str:
+        """What it is measured over: "4 sets, 100 texts"."""
+        return f"{self.n_sets:,} set{'s' * (self.n_sets != 1)}, {self.n_texts:,} text{'s' * (self.n_texts != 1)}"
+
+    @property
     def said(self) -> str:
         """In words: "changes differ from float32 by at most 0.003"."""
         if self.of == "classes":

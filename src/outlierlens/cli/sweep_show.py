@@ -108,6 +108,9 @@ def _screened(sweep: "Sweep") -> Iterator[str]:
     if sweep.screening is None:
         return
     of = sweep.screening
+    if of.measured == of.pairs:
+        yield f"screening left nothing out: all {of.pairs:,} pairs of text and ablation were measured"
+        return
     yield (
         f"measured on {of.measured / max(1, of.pairs):.1%} of {of.pairs:,} pairs of text and ablation: the others keep their "
         f"predicted class to first order ({of.safety:g} times over); of {of.audited:,} of those measured all the same "
@@ -206,7 +209,7 @@ def _cost(sweep: "Sweep") -> Iterator[str]:
     if sweep.precision:
         of = sweep.precision
         unit = f" {sweep.of_change}" if of.of == "changes" else ""
-        yield f"{of.dtype}: {of.said}{unit} ({of.n_sets:,} sets on {of.n_texts:,} texts)"
+        yield f"{of.dtype}: {of.said}{unit} ({of.over})"
 
 
 def _orderable(change: float) -> float:

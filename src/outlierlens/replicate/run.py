@@ -294,7 +294,7 @@ class _Table:
             windows = window_rows(by_layer, dims, whole)
         if reduced := [one.precision for one in done if one.precision]:
             worst = max(reduced, key=lambda precision: precision.deviation)
-            notes.append(f"computed in {worst.dtype}; {worst.said} ({worst.n_sets} sets, {worst.n_texts} examples)")
+            notes.append(f"computed in {worst.dtype}; {worst.said} ({worst.over})")
         return TaskTable(
             task=examples.task.name,
             metric=together.metric,
