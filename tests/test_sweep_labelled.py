@@ -515,12 +515,18 @@ def test_rows_may_lack_labels_that_are_named(saved: Any, run: Any, tmp_path: Pat
         "0",
         "--json",
     )
+    found = []
+    for more in ((), ("--labels", ",".join(TWO))):  # among the names in the model's config, or these
+        code, out, err = run("disable", str(model), "--dims", "3", *arguments, *more)
+        assert code == 0, err
+        found.append(from_json(out))
+    assert found[0].n_texts == len(some)
+    assert found[0].intact.score.value == found[1].intact.score.value
+    (tmp_path / "some.jsonl").write_text("\n".join(some).replace(TWO[1], "perhaps"), "utf-8")
     code, _, err = run("disable", str(model), "--dims", "3", *arguments)
     assert code == 1
-    assert "classify has 1" in err
-    code, out, err = run("disable", str(model), "--dims", "3", *arguments, "--labels", ",".join(TWO))
-    assert code == 0, err
-    assert from_json(out).n_texts == len(some)
+    assert "classify has 1 (perhaps)" in err
+    assert "where these rows lack some classes, name all 2 as the rows do with --labels" in err
 
 
 def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:

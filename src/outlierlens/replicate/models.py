@@ -15,7 +15,7 @@ from outlierlens.errors import BadInput
 from outlierlens.finetune.folder import MODEL, RESULT, seed_folder
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.finetuned import FineTuned
-from outlierlens.labelled import Examples, LabelledTask, find_task, label_order, read_examples
+from outlierlens.labelled import TASKS, Examples, LabelledTask, find_task, label_order, read_examples
 from outlierlens.models import LoadOptions, load_config
 from outlierlens.results import load as read_result
 
@@ -94,7 +94,8 @@ def _base_above(folder: Path, task: str) -> str | None:
 
 
 def _same_task(folder: Path, was: str, task: str) -> None:
-    if was not in (task, find_task(task).trained_on):
+    """Raise where `folder` was fine-tuned on another task of the table; your own data may be of this one."""
+    if was in TASKS and was not in (task, find_task(task).trained_on):
         raise BadInput(f"{folder} was fine-tuned on {was}, not on {task}")
 
 
