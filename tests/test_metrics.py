@@ -313,6 +313,9 @@ def test_no_change_is_not_a_certainty() -> None:
         same = np.full(len(truth), only)
         assert interval("accuracy", same, same, seed=0) == pytest.approx((1 - upto, 1))
         assert Statistic("accuracy", same).interval(same, same, seed=0) == pytest.approx((-upto, upto))
+    # Of words whole texts are drawn: up to 3/n of the texts, and so of their words, may be of another kind.
+    truth, words = np.tile([0, 1, 0, 2], 15), np.full(15, 4)
+    assert interval("token accuracy", truth, truth, seed=0, words=words) == pytest.approx((0.05 ** (1 / 15), 1))
     assert paired_interval(np.zeros(50), np.ones(50), seed=0) == pytest.approx((1 - 2 * (1 - 0.05 ** (1 / 50)), 1))
 
 

@@ -130,13 +130,14 @@ class Sums:
         sizes: items of each group [group].
         finish: values [.] from sums [., sum].
         others: what items of other kinds would add, of each group that has them: rows (group, adds [sum]); None where the
-            kinds of items cannot be counted.
+            kinds of items cannot be counted. parts: the same value of items' parts, whose kinds stand for theirs then.
     """
 
     adds: Any
     sizes: np.ndarray
     finish: Callable[[np.ndarray], np.ndarray]
     others: "Callable[[], tuple[np.ndarray, Any]] | None" = None
+    parts: "Sums | None" = None
 
     @property
     def _total(self) -> np.ndarray:
@@ -160,6 +161,8 @@ class Sums:
     def elsewhere(self, share: float) -> tuple[float, float]:
         """See `Value`."""
         whole = self.whole
+        if self.parts is not None:
+            return self.parts.elsewhere(share)
         if self.others is None:
             return whole, whole
         groups, adds = self.others()
@@ -246,7 +249,8 @@ def text_value(metric: str, truth: np.ndarray, predicted: np.ndarray, words: np.
     places = (np.repeat(np.arange(len(counts)), counts), np.arange(len(table)))
     of_text = sparse.csr_array((np.ones(len(table)), places), shape=(len(counts), len(table)))
     adds = _dense(of_text @ _one_hot(np.searchsorted(classes, table), len(classes)))
-    return Sums(adds, np.ones(len(counts), dtype=np.int64), class_value(metric, truth, (predicted,)).finish)
+    by_word = class_value(metric, truth, (predicted,))
+    return Sums(adds, np.ones(len(counts), dtype=np.int64), by_word.finish, parts=by_word)
 
 
 def _one_hot(cells: np.ndarray, k: int) -> Any:
