@@ -363,6 +363,13 @@ def test_examples_of_fewer_classes_than_the_model_has(made: Made) -> None:
     assert fewer.among(names).labels == tuple(examples.labels[number] for number in some)
     score = LabelledScore(loaded, fewer, TaskOptions(max_length=32))
     assert score.outputs().predicted.tolist() == whole.predicted[some].tolist()
+    numbers = replace(fewer, task=replace(fewer.task, labels=("1", "2")))
+    for generic in (("LABEL_0", "LABEL_1", "LABEL_2"), ("0", "1", "2")):  # stars 1 and 2 may be the first two of three
+        same = generic[0] == "0"
+        assert numbers.among(generic).labels == (tuple(1 + one for one in mine) if same else mine)
+    counted = replace(fewer, task=replace(fewer.task, labels=("0", "1")))
+    assert counted.among(("LABEL_0", "LABEL_1", "LABEL_2")).task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert LabelledScore(loaded, examples, TaskOptions(max_length=32, labels="task")).order == (0, 1, 2)  # type: ignore[arg-type]
     words = replace(fewer, task=replace(fewer.task, level="token"), labels=tuple((one,) for one in mine))
     assert words.among(names).labels == tuple((examples.labels[number],) for number in some)
 

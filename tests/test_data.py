@@ -216,6 +216,9 @@ def test_rows_of_other_work_are_refused(tmp_path: Path) -> None:
         BadInput, match=r"other work \(task measure was 'loss', is 'metric'\); use another"
     ):  # that alone
         RowStore.open(grouped, {"task": {"limit": None, "measure": "metric"}, "seed": 1})
+    for other in ({"task": None, "seed": 1}, {"seed": 1}, {"task": {}, "seed": 1}):
+        with pytest.raises(BadInput, match="holds rows of other work"):
+            RowStore.open(grouped, other)
     path.write_text('{"identity": {"seed": 1, "model": "a"}}\nnonsense\n{"key": "a", "value": 1}\n')
     with pytest.raises(BadFile, match="line 2: not a row of outlierlens"):
         RowStore.open(path, {"seed": 1, "model": "a"})

@@ -20,7 +20,7 @@ from outlierlens import ablate, load, save
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.finetune import FinetuneSettings
 from outlierlens.finetune.card import card
-from outlierlens.finetune.folder import Kept, claim, finished
+from outlierlens.finetune.folder import Kept, claim, finished, named_by_weights
 from outlierlens.finetune.order import steps_per_epoch, training_order
 from outlierlens.finetune.settings import differences
 from outlierlens.finetune.splits import check_splits, read_splits
@@ -327,7 +327,7 @@ def test_a_folder_belongs_to_the_weights_it_began_from(tmp_path: Path, data: Pat
     """Another path to the same model is the same run; the same path to other weights is not."""
     base = tiny(tmp_path / "base")
     train(base, data, tmp_path / "run", seeds=(1,), epochs=1)
-    moved = shutil.copytree(base, tmp_path / "elsewhere" / "base")
+    moved = shutil.copytree(base, tmp_path / "elsewhere" / "renamed")
     assert len(train(str(moved), data, tmp_path / "run", seeds=(1, 2), epochs=1).seeds) == 2
     model = BertForMaskedLM.from_pretrained(base)
     with torch.no_grad():
@@ -349,6 +349,16 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, data: Path, base: s
     ):
         train(base, data, tmp_path / "run", epochs=1)
     train(base, data, tmp_path / "run", epochs=1)
+    with alone_in(tmp_path / "run"), pytest.raises(BadInput, match="another run is writing to it"):
+        train(base, data, tmp_path / "run", epochs=2, options={"overwrite": True})
+    assert (tmp_path / "run" / "seed-42" / "model" / "config.json").is_file()  # it removes nothing that is in use
+
+
+def test_a_folder_that_bears_a_sample_s_name_is_not_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "minilm-l6").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert named_by_weights("minilm-l6") == {"model": "minilm-l6"}
+    assert set(named_by_weights(str(tmp_path / "minilm-l6"))) == {"weights"}
 
 
 def test_a_finished_run_is_read_and_says_what_is_wrong_with_it(run: Any, tmp_path: Path) -> None:

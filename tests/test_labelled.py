@@ -417,6 +417,12 @@ def test_f1_belongs_to_two_classes(tmp_path: Path) -> None:
         read_examples(task, write(tmp_path / "b.jsonl", texts("a", "b", "c")))
     plain = plain_task("classify", "text", "label")
     assert read_examples(plain, tmp_path / "a.jsonl").task.metrics == ("accuracy", "f1", "macro f1", "mcc")
+    one_class = read_examples(task, write(tmp_path / "c.jsonl", texts("yes")))  # the model may have another
+    assert one_class.among(("yes", "no")).task.metrics[0] == "f1"
+    with pytest.raises(BadInput, match="these are 3; use macro f1"):
+        one_class.among(("yes", "no", "perhaps"))
+    named = read_examples(task, tmp_path / "a.jsonl", labels=("yes", "no"))  # in the order of a model's outputs
+    assert named.task.labels == ("no", "yes")  # which does not say what F1 is of
     assert read_examples(plain, tmp_path / "b.jsonl").task.metrics == ("accuracy", "macro f1", "mcc")
 
 

@@ -293,6 +293,16 @@ def test_a_regression_gets_lines(tmp_path: Path) -> None:
     assert "no dimension at all" in str(charts.one_dimension(found).spec)
 
 
+def test_a_model_without_numbers_is_wrong_everywhere(words: Any) -> None:
+    loaded = classifier("bert", words, "masked")
+    with torch.no_grad():
+        loaded.model.classifier.bias[0] = float("nan")
+    found = one_dimension(loaded, labelled(), labelled())
+    assert found.full == 0
+    assert found.full_low == 0 < found.full_high
+    assert found.layers[-1].best.value > 0
+
+
 def test_hans_is_learned_from_mnli(words: Any) -> None:
     """Neutral and contradiction both mean non-entailment."""
     loaded = classifier("bert", words, "masked")

@@ -271,6 +271,7 @@ def test_a_model_that_is_not_named_is_fine_tuned_first(place: Path, tmp_path: Pa
         ({"dims": "all"}, "name dimensions or 'strongest'"),
         ({"n_matched": -1}, "cannot be negative"),
         ({"n_sigma": 0}, "n_sigma is 0; it must be a positive number"),
+        ({"labels": {"cola": ("a", "b"), "glue:cola": ("b", "a")}}, "labels are named for a task by two names"),
         ({"labels": {"rte": ("a", "b")}}, "labels are named for glue:rte, which is not among the tasks"),
     ],
 )
@@ -314,12 +315,25 @@ def test_models_are_checked_before_anything_is_computed(place: Path, tmp_path: P
 def test_a_model_of_another_base_or_task_is_refused(place: Path, tmp_path: Path) -> None:
     tuned_run = tmp_path / "run"
     shutil.copytree(place / "model", tuned_run / "seed-42" / "model")
-    run = tuned("glue:cola", "/models/tiny")
-    save(run, tuned_run / "finetuned.json")
+    save(tuned("glue:cola", "distilbert-cased"), tuned_run / "finetuned.json")
     named = {"cola": (str(tuned_run / "seed-42" / "model"),)}
-    replicate(replace(job(place, tmp_path / "a", limit=20, n_random=1, windows_task="none"), tuned=named), LOAD)
-    with pytest.raises(BadInput, match="model was fine-tuned from /models/tiny, not from minilm-l6; name that model"):
-        replicate(replace(job(place, tmp_path / "b"), tuned=named, base="minilm-l6"), LOAD)
+    quick = replace(job(place, tmp_path / "a", limit=20, n_random=1, windows_task="none"), tuned=named)
+    (note,) = (note for note in replicate(quick, LOAD).tables[0].notes if "fine-tuned from" in note)
+    assert note.endswith("model was fine-tuned from distilbert-cased; whether that is tiny cannot be told")
+    with pytest.raises(
+        BadInput, match="model was fine-tuned from distilbert-cased, not from minilm-l6; name that model"
+    ):
+        replicate(replace(quick, directory=tmp_path / "b", base="minilm-l6"), LOAD)
+    save(tuned("glue:cola", str(place / "model")), tuned_run / "finetuned.json")
+    shutil.copytree(place / "model", tmp_path / "copy")
+    notes = replicate(replace(quick, directory=tmp_path / "c", base=str(tmp_path / "copy")), LOAD).tables[0].notes
+    assert not any("fine-tuned from" in note for note in notes)  # the same weights in another folder
+    with pytest.raises(BadInput, match=r"not from .*plain; name that model"):
+        replicate(replace(quick, directory=tmp_path / "d", base=str(place / "plain")), LOAD)
+    save(tuned("hans", "distilbert-cased"), tuned_run / "finetuned.json")
+    (one,) = find_tuned("glue:mnli-mm", *named["cola"])  # HANS is scored on, MNLI was learned
+    assert one.base == "distilbert-cased"
+    save(tuned("glue:cola", "distilbert-cased"), tuned_run / "finetuned.json")
     for one in (tuned_run, tuned_run / "seed-42", tuned_run / "seed-42" / "model"):
         with pytest.raises(BadInput, match="was fine-tuned on glue:cola, not on glue:sst2"):
             find_tuned("glue:sst2", str(one))

@@ -106,7 +106,8 @@ def one_dimension(
         fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))
         for place, layer in enumerate(reader.layers)
     )
-    full = fit.judge(said.predicted[:, None])
+    truth = np.array(dev.labels)
+    low, high = interval(task.metric, truth, said.predicted, seed=options.seed)
     return OneDimension(
         provenance=loaded.provenance(command=command, seed=options.seed),
         task=task.name,
@@ -118,9 +119,9 @@ def one_dimension(
         dev=dev.source,
         n_train=len(train),
         n_dev=len(dev),
-        full=float(full[0][0]),
-        full_low=float(full[1][0]),
-        full_high=float(full[2][0]),
+        full=said.scores[task.metric],
+        full_low=low,
+        full_high=high,
         majority=fit.majority(),
         weights_name=weights_name,
         layers=layers,

@@ -167,10 +167,11 @@ def _flat(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    before, now = _flat(before), _flat(now)
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    if differing:
-        what = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing[:3])
+    groups = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if groups:
+        was, is_now = (_flat({key: of.get(key) for key in groups}) for of in (before, now))
+        differing = [key for key in {**was, **is_now} if was.get(key) != is_now.get(key)]
+        what = "; ".join(f"{key} was {was.get(key)!r}, is {is_now.get(key)!r}" for key in differing[:3])
         raise BadInput(
             f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again"
         )

@@ -133,7 +133,7 @@ def _reading(kept: Sequence[tuple[Replication, TaskTable]]) -> str:
     )
     tested = [(made, one, one.outliers_row) for made, one in kept if one.outliers_row is not None]
     if tested:
-        text += f"At least {ENOUGH:g} times random: {where_enough([(_where(made, one), one) for made, one in kept])}. "
+        text += f"At least {ENOUGH:g} times random: {where_enough(_apart(kept))}. "
         made, one, off = max(tested, key=lambda item: item[2].lost if item[2] is not None else 0.0)
         assert off is not None
         text += (
@@ -144,6 +144,15 @@ def _reading(kept: Sequence[tuple[Replication, TaskTable]]) -> str:
     if without:
         text += f"No outlier is named in {', '.join(without)}."
     return text.strip()
+
+
+def _apart(kept: Sequence[tuple[Replication, TaskTable]]) -> list[tuple[str, TaskTable]]:
+    """Each table with its name, and with its model's where several have one name."""
+    names = [_where(made, one) for made, one in kept]
+    return [
+        (name if names.count(name) == 1 else f"{name} ({one.label})", one)
+        for name, (_, one) in zip(names, kept, strict=True)
+    ]
 
 
 def _where(made: Replication, one: TaskTable) -> str:

@@ -22,6 +22,7 @@ from outlierlens.finetune.settings import differences
 from outlierlens.finetuned import EpochScore, SeedRun
 from outlierlens.results import write_text
 from outlierlens.run_files import newest_checkpoint
+from outlierlens.samples import is_sample
 
 SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
 LOCK = ".lock"
@@ -71,13 +72,13 @@ def claim(folder: Path, identity: Mapping[str, Any], seeds: Sequence[int], *, ov
 
 def named_by_weights(model: str, subfolder: str = "") -> dict[str, str]:
     """What tells one model from another: its name; of a folder, which may be moved, a SHA-256 of its weights (1 s/GB)."""
-    if not Path(model).is_dir():
+    if is_sample(model) or not Path(model).is_dir():
         return {"model": model}
     digest = hashlib.sha256()
     for path in sorted(file for file in Path(model, subfolder).glob("*") if file.suffix in (".safetensors", ".bin")):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return {"model": Path(model).resolve().name, "weights": digest.hexdigest()}
+    return {"weights": digest.hexdigest()}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -98,10 +98,10 @@ def finetune(
     }  # fmt: skip
     if options.load.subfolder:
         identity["subfolder"] = options.load.subfolder
-    claim(folder, identity, seeds, overwrite=options.overwrite)
-    transformers.utils.logging.disable_progress_bar()
-    runs = []
     with alone_in(folder):
+        claim(folder, identity, seeds, overwrite=options.overwrite)
+        transformers.utils.logging.disable_progress_bar()
+        runs = []
         for seed in seeds:
             place = seed_folder(folder, seed)
             run = finished(place)
@@ -112,24 +112,24 @@ def finetune(
             for path in place.glob("checkpoint-*"):
                 shutil.rmtree(path)
             runs.append(run)
-    result = FineTuned(
-        provenance=Provenance.now(model, runs[0].base_fingerprint, command=options.command, seed=seeds[0]),
-        base=model,
-        task=dev.task.name,
-        metric=dev.task.metric,
-        settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
-        train=train.source,
-        dev=dev.source,
-        n_train=n_train,
-        n_dev=len(dev),
-        train_digest=train.digest,
-        dev_digest=dev.digest,
-        seeds=tuple(runs),
-        notes=("the dev examples are the training examples",) if train.digest == dev.digest else (),
-    )
-    save(result, folder / RESULT)
-    for run in runs:
-        write_text(Path(run.folder) / "README.md", card(result, run))
+        result = FineTuned(
+            provenance=Provenance.now(model, runs[0].base_fingerprint, command=options.command, seed=seeds[0]),
+            base=model,
+            task=dev.task.name,
+            metric=dev.task.metric,
+            settings={name: value for name, value in settings.to_dict().items() if name != "seed"},
+            train=train.source,
+            dev=dev.source,
+            n_train=n_train,
+            n_dev=len(dev),
+            train_digest=train.digest,
+            dev_digest=dev.digest,
+            seeds=tuple(runs),
+            notes=("the dev examples are the training examples",) if train.digest == dev.digest else (),
+        )
+        save(result, folder / RESULT)
+        for run in runs:
+            write_text(Path(run.folder) / "README.md", card(result, run))
     return result
 
 

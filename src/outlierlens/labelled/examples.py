@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.labelled.labels import finder, places_among
+from outlierlens.labelled.labels import GENERIC, finder, places_among, plain
 from outlierlens.labelled.table import TASKS, LabelledTask
 from outlierlens.tables import ENDINGS, Table, joined, open_table
 
@@ -76,10 +76,12 @@ class Examples(Texts):
     def among(self, names: Sequence[str]) -> "Examples":
         """The same, labelled among all the classes `names` of a model where these rows hold only some of them.
 
-        Unchanged where the task names its classes itself, the model has no more of them, or one here is none of them.
+        Unchanged where the task names its classes itself, the model has no more of them, or one here is none of them; and
+        where its names are numbers ("LABEL_0") and those of the rows, which hold no 0, may count from 1.
         """
         places = None if self.task.name in TASKS or self.task.regression else places_among(self.task.labels, names)
-        if places is None:
+        numbered = all(GENERIC.fullmatch(plain(name)) for name in names) and "0" not in self.task.labels
+        if places is None or (numbered and tuple(names[place] for place in places) != self.task.labels):
             return self
         tokens = self.task.level == "token"
         mine = tuple(tuple(places[one] for one in row) if tokens else places[row] for row in self.labels)
@@ -242,7 +244,7 @@ def _number(task: LabelledTask, value: Any, where: str, number: int) -> float:
 
 
 def _names(raw: Sequence[Any], where: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Labels as the data has them, in ascending order: all of `known` where they are of them, else numbers up to the largest.
+    """Labels as the data has them, in ascending order: all of `known` where they are of these, else numbers up to the largest.
 
     Numbers count from 0, or from 1 where that is the smallest of them and nothing else is known ("1" to "5" stars).
     """
@@ -262,7 +264,7 @@ def _names(raw: Sequence[Any], where: str, known: tuple[str, ...]) -> tuple[str,
     if values and all(_is_number(value) for value in values):
         numbers = [int(value) for value in values]
         if set(map(str, numbers)) <= set(known):
-            return known
+            return tuple(sorted(known, key=lambda name: (len(name), name)))  # not in the order of a model's outputs
         n = max(max(numbers) + 1, len(known))
         if min(numbers) < 0 or n > MAX_CLASSES:
             raise BadInput(
@@ -271,7 +273,7 @@ def _names(raw: Sequence[Any], where: str, known: tuple[str, ...]) -> tuple[str,
         return tuple(map(str, range(0 if known else int(min(numbers) == 1), n)))
     if len({isinstance(value, str) for value in values}) > 1:
         raise BadInput(f"{where}: labels of several types; write them all as text or all as numbers")
-    return known or tuple(sorted(map(str, values)))
+    return tuple(sorted(known or map(str, values)))
 
 
 def _is_number(value: Any) -> bool:

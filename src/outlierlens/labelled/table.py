@@ -65,10 +65,10 @@ class LabelledTask:
         """With the labels that its data holds; F1 is of two classes (of the second of them), and left out for more.
 
         Raises:
-            BadInput: F1 is what counts, and there are more or fewer than two.
+            BadInput: F1 is what counts, and there are more.
         """
         metrics = self.metrics
-        if "f1" in metrics and len(names) != 2 and not self.regression:
+        if "f1" in metrics and len(names) > 2:
             if self.metric == "f1":
                 raise BadInput(f"{self.name}: F1 is of two classes, and these are {len(names)}; use macro f1")
             metrics = tuple(name for name in metrics if name != "f1")

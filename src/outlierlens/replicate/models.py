@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadInput
-from outlierlens.finetune.folder import MODEL, RESULT, seed_folder
+from outlierlens.finetune.folder import MODEL, RESULT, named_by_weights, seed_folder
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.finetuned import FineTuned
 from outlierlens.labelled import TASKS, Examples, LabelledTask, find_task, label_order, read_examples
 from outlierlens.models import LoadOptions, load_config
 from outlierlens.results import load as read_result
+from outlierlens.samples import is_sample
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,30 @@ def _base_above(folder: Path, task: str) -> str | None:
 
 def _same_task(folder: Path, was: str, task: str) -> None:
     """Raise where `folder` was fine-tuned on another task of the table; your own data may be of this one."""
-    if was in TASKS and was not in (task, find_task(task).trained_on):
+    if was in TASKS and _learned(was) != _learned(task):
         raise BadInput(f"{folder} was fine-tuned on {was}, not on {task}")
+
+
+def _learned(task: str) -> str:
+    """The task of the training examples: HANS is learned from MNLI."""
+    return find_task(task).trained_on or task
+
+
+def _bases_agree(was: str, base: str) -> bool | None:
+    """Whether two names mean one model: by name, or the weights of two folders; None where that cannot be told."""
+    if was == base:
+        return True
+    kinds = [is_sample(name) or not Path(name).is_dir() for name in (was, base)]
+    if not any(kinds):
+        return named_by_weights(was) == named_by_weights(base)
+    return False if is_sample(was) and is_sample(base) else None
+
+
+def told_base(tuned: Tuned, base: str) -> tuple[str, ...]:
+    """A note where the model was made from one of another name."""
+    if tuned.base is None or _bases_agree(tuned.base, base):
+        return ()
+    return (f"{tuned.model} was fine-tuned from {tuned.base}; whether that is {base} cannot be told",)
 
 
 def check_models(base: str, known: Sequence[Tuned], dev: Mapping[str, Examples], wanted: Wanted) -> None:
@@ -108,7 +131,7 @@ def check_models(base: str, known: Sequence[Tuned], dev: Mapping[str, Examples],
         UnknownModel: there is no such model.
     """
     for one in known:
-        if one.base is not None and Path(one.base).name != Path(base).name:
+        if one.base is not None and _bases_agree(one.base, base) is False:
             raise BadInput(f"{one.model} was fine-tuned from {one.base}, not from {base}; name that model")
         # Revision and folder are of the base model.
         config = load_config(one.model, replace(wanted.load, revision=None, subfolder=""))

@@ -33,6 +33,7 @@ from outlierlens.replicate.models import (
     find_tuned,
     make_tuned,
     shortened,
+    told_base,
 )
 from outlierlens.replicate.outliers import STRONGEST, Named, name_outliers, scanned, scanned_base
 from outlierlens.replicate.papers import Paper, find_paper
@@ -110,6 +111,8 @@ class Replicating:
             extra = sorted({find_task(name).name for name in named} - {task.name for task in self.rows})
             if extra:
                 raise BadInput(f"{what} named for {extra[0]}, which is not among the tasks; add it to --tasks")
+            if len({find_task(name).name for name in named}) < len(named):
+                raise BadInput(f"{what} named for a task by two names ({', '.join(sorted(named))}); use one of them")
         if self.windows_task not in (None, "none") and find_task(str(self.windows_task)) not in self.rows:
             raise BadInput(f"the task of the windows, {self.windows_task}, is not among the tasks; add it to --tasks")
 
@@ -280,7 +283,7 @@ class _Table:
         if singles is None and len(dims) == 1:
             save(together, folder / SINGLES)
         rows = rows_of(together, singles, dims, whole)
-        notes = list(named.notes)
+        notes = [*named.notes, *told_base(tuned, job.base)]
         if self.paper.select and (chosen := passing(rows, dims)):
             rows += passing_rows(run(PASSING, dims=(), sets=(chosen,)), whole)
             notes.append(

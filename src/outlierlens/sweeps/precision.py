@@ -25,7 +25,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
         return None
     n_sets, n_texts = (N_SETS, N_TEXTS) if runner.functional is None else OF_METRIC
     ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))
-    spread = np.linspace(0, len(ranked) - 1, n_sets - n_sets // 2).astype(int)
+    spread = np.linspace(n_sets // 2, len(ranked) - 1, n_sets - n_sets // 2).astype(int).clip(max=len(ranked) - 1)
     chosen = list(dict.fromkeys([*ranked[: n_sets // 2], *(ranked[place] for place in spread)]))
     span = (0, min(n_texts, runner.n_texts))
     plans = [{}, *(state.units[number].plan for number in chosen)]

@@ -31,8 +31,8 @@ def score(metric: str, truth: np.ndarray, predicted: np.ndarray, weights: np.nda
     """The metric of predictions [item] against the truth [item]; `weights` count items more than once.
 
     Classes are integers, values of a regression floats. "f1" is of class 1 of two; "macro f1" (of words, "token f1") the
-    mean over the classes of the truth and the predictions. A class below 0 is no prediction, and wrong; a regression is 0
-    where a prediction is not finite.
+    mean over the classes of the truth and the predictions. A class below 0 is no prediction: wrong, and a
+    class of its own to macro F1 and MCC. A regression is 0 where a prediction is not finite.
 
     Raises:
         BadInput: no such metric, shapes that differ, or no item.
