@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import BadFile, BadInput, need
-from outlierlens.labelled.labels import GENERIC, plain
+from outlierlens.labelled.labels import GENERIC, in_order_of_outputs, plain
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,7 +54,7 @@ class NewHead:
 
     def means(self, id2label: Mapping[Any, str]) -> bool:
         """Whether outputs with these names are this head's, in its order; one output without a name is a regression's."""
-        stored = [plain(str(id2label[key])) for key in sorted(id2label, key=int)]
+        stored = [plain(name) for name in in_order_of_outputs(id2label)]
         unnamed = not self.labels and len(stored) == 1 and GENERIC.fullmatch(stored[0]) is not None
         return unnamed or stored == [plain(name) for name in self.names]
 
@@ -95,7 +95,7 @@ def load_with_head(
         absent = {*info["missing_keys"], *mismatched}
         stored = [key for key in model.state_dict() if not key.startswith(body) and key not in absent]
         if stored and (not named or named.endswith(CLASSIFIERS)):
-            said = ", ".join(str(config.id2label[key]) for key in sorted(config.id2label, key=int)[:6])
+            said = ", ".join(in_order_of_outputs(config.id2label)[:6])
             if same and named == type(model).__name__:
                 notice(f"{source}: goes on with its stored head for {said}")
             else:

@@ -106,8 +106,7 @@ def one_dimension(
         fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))
         for place, layer in enumerate(reader.layers)
     )
-    truth = np.array(dev.labels)
-    low, high = interval(task.metric, truth, said.predicted, seed=options.seed)
+    low, high = interval(task.metric, said.truth, said.predicted, seed=options.seed)
     return OneDimension(
         provenance=loaded.provenance(command=command, seed=options.seed),
         task=task.name,

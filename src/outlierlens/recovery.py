@@ -27,7 +27,7 @@ from outlierlens.heads import NewHead
 from outlierlens.labelled import Examples
 from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.recovered import Arm, Recovery, Regrowth, State, What
-from outlierlens.results import Provenance, save
+from outlierlens.results import save
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
@@ -107,9 +107,7 @@ def recover(
     n_train = min(len(train), settings.train_limit or len(train))
     steps = steps_per_epoch(n_train, settings.batch) * settings.epochs
     found = Recovery(
-        provenance=Provenance.now(
-            model, bench.fingerprint, command=options.command, seed=options.seed, dtype=loaded.dtype
-        ),
+        provenance=loaded.provenance(command=options.command, seed=options.seed, digest=bench.fingerprint),
         task=dev.task.name,
         metric=dev.task.metric,
         stack=bench.stack.name,

@@ -148,6 +148,12 @@ class TaskTable:
         together = next((row for row in self.rows if row.kind == "together"), None)
         return together or (alone[0] if len(alone) == 1 else None)
 
+    @property
+    def tested(self) -> Row | None:
+        """The row of all outliers, where random sets stand beside it."""
+        row = self.outliers_row
+        return row if row is not None and row.enough is not None else None
+
     def family(self, kind: RowKind, size: int | None = None) -> Row | None:
         """The family of control sets of that kind, of as many dimensions as the outliers unless `size` is given."""
         if size is None and self.outliers_row is not None:
@@ -160,7 +166,7 @@ def where_enough(tables: "Sequence[tuple[str, TaskTable]]") -> str:
 
     "2 of 3 (cola, rte; in rte the interval of the loss holds 0)"; tables without outliers or random sets do not count.
     """
-    tested = [(name, row) for name, one in tables if (row := one.outliers_row) is not None and row.enough is not None]
+    tested = [(name, row) for name, one in tables if (row := one.tested) is not None]
     enough = [(name, row) for name, row in tested if row.enough]
     doubtful = [name for name, row in enough if row.doubtful]
     said = ", ".join(name for name, _ in enough)

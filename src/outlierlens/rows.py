@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from outlierlens.errors import BadFile, BadInput
 
+LOCK = ".lock"  # of a directory that a process writes to
 SYNC_SECONDS = 1.0  # rows may come by the hundred a second; forcing each to the disk would be what takes the time
 
 
@@ -190,7 +191,7 @@ def alone_in(directory: Path, what: str = "run") -> Iterator[None]:
         raise BadInput(f"{directory} is a file; name a directory with -o")
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(directory / ".lock", timeout=0):
+        with FileLock(directory / LOCK, timeout=0):
             yield
     except Timeout:
         raise BadInput(f"{directory}: another {what} is writing to it; wait for it or name another directory") from None

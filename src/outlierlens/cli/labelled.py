@@ -159,12 +159,12 @@ class Reading:
         if not self.is_labelled:
             return read_texts(self.data, column=self.text_column, limit=self.limit, offline=offline)
         from outlierlens.labelled import read_examples
-        from outlierlens.labelled.labels import IN_TASK_ORDER
+        from outlierlens.labelled.labels import says_task_order
 
         data = None if self.data == EXCERPT else self.data
         split = self.labelling.split
         # These rows may lack some of the labels that the model knows.
-        known = self._names or () if self.task == "classify" and self._names != (IN_TASK_ORDER,) else ()
+        known = self._names or () if self.task == "classify" and not says_task_order(self._names) else ()
         return read_examples(self.labelled_task, data, split=split, limit=self.limit, offline=offline, labels=known)
 
     @property

@@ -230,7 +230,7 @@ def verdict(made: "Replication") -> str:
     """Whether the papers' effect, at least 5 times what random sets cost, holds."""
     from outlierlens.replicated import where_enough
 
-    tested = [one for one in made.tables if one.outliers_row is not None and one.outliers_row.enough is not None]
+    tested = [one for one in made.tables if one.tested is not None]
     if not tested:
         return f"{made.base}: nothing to test: no outliers, or no random sets"
     what = (

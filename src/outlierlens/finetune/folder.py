@@ -21,11 +21,11 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.finetune.settings import differences
 from outlierlens.finetuned import EpochScore, SeedRun
 from outlierlens.results import write_text
+from outlierlens.rows import LOCK
 from outlierlens.run_files import newest_checkpoint
 from outlierlens.samples import is_sample
 
 SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
-LOCK = ".lock"
 PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
 
 

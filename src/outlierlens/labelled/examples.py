@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.labelled.labels import GENERIC, finder, places_among, plain
+from outlierlens.labelled.labels import are_numbers, finder, places_among
 from outlierlens.labelled.table import TASKS, LabelledTask
 from outlierlens.tables import ENDINGS, Table, joined, open_table
 
@@ -80,7 +80,7 @@ class Examples(Texts):
         where its names are numbers ("LABEL_0") and those of the rows, which hold no 0, may count from 1.
         """
         places = None if self.task.name in TASKS or self.task.regression else places_among(self.task.labels, names)
-        numbered = all(GENERIC.fullmatch(plain(name)) for name in names) and "0" not in self.task.labels
+        numbered = are_numbers(names) and "0" not in self.task.labels
         if places is None or (numbered and tuple(names[place] for place in places) != self.task.labels):
             return self
         tokens = self.task.level == "token"

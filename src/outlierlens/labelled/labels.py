@@ -29,6 +29,21 @@ def plain(name: str) -> str:
     return " ".join(ALIASES.get(word, word) for word in words) or name.strip()
 
 
+def in_order_of_outputs(id2label: Mapping[Any, str]) -> list[str]:
+    """What a config calls the outputs of its model, first to last."""
+    return [str(id2label[key]) for key in sorted(id2label, key=int)]
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Whether names of classes are but numbers ("LABEL_0"), which say little of what they mean."""
+    return all(GENERIC.fullmatch(plain(name)) for name in names)
+
+
+def says_task_order(given: Sequence[str] | str | None) -> bool:
+    """Whether `given` stands for the task's own order and names no class."""
+    return given in (IN_TASK_ORDER, (IN_TASK_ORDER,))
+
+
 def finder(names: Sequence[str]) -> Callable[[str], int | None]:
     """Finds the place of a label in `names`: by its exact name, else by `plain` where that tells all of them apart."""
     exact = {name: place for place, name in enumerate(names)}
@@ -68,7 +83,7 @@ def label_order(
         if n != 1:
             raise BadInput(f"{where} has {n} outputs, and {task.name} is a regression, which needs one")
         return ()
-    names = [str(id2label[key]) for key in sorted(id2label, key=int)]
+    names = in_order_of_outputs(id2label)
     wanted = _in_order(task, n)
     if len(wanted) != n:
         raise BadInput(
@@ -82,11 +97,11 @@ def label_order(
         other = merged(name)
         return find(name) if other is None else find(tuple(into.values())[other])
 
-    if given in (IN_TASK_ORDER, (IN_TASK_ORDER,)):
+    if says_task_order(given):
         names = list(wanted)
     elif given is not None:
         names = [given] if isinstance(given, str) else list(given)
-    elif all(GENERIC.fullmatch(plain(name)) for name in names) and None in map(place, names):
+    elif are_numbers(names) and None in map(place, names):
         raise BadInput(
             f"{where} calls its classes {_some(names)}, which does not say what they mean, and models disagree; name them in "
             f"the order of its outputs with --labels (for instance --labels {','.join(wanted)})"
@@ -108,13 +123,12 @@ def contradicted(
     """A note where `given` (see `label_order`, which takes its word) means another order than the names in the config."""
     if given is None or task.regression:
         return ()
-    names = [str(id2label[key]) for key in sorted(id2label, key=int)]
+    names = in_order_of_outputs(id2label)
     try:
         own = label_order(task, id2label, where=where)
     except BadInput:
         return ()  # its own names say nothing of this task
-    numbers = all(GENERIC.fullmatch(plain(name)) for name in names)
-    if numbers or own == label_order(task, id2label, given, where=where):
+    if are_numbers(names) or own == label_order(task, id2label, given, where=where):
         return ()
     return (f"the config of {where} calls its outputs {_some(names)}, --labels says otherwise, and --labels was taken",)
 

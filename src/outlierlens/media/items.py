@@ -15,7 +15,7 @@ import numpy as np
 
 from outlierlens.data import NO_LIMIT
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.labelled.labels import GENERIC, places_among, plain
+from outlierlens.labelled.labels import are_numbers, places_among
 from outlierlens.labelled.table import LabelledTask
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class LabelledItems(Items):
         Unchanged where the model has no more classes, its names say nothing ("LABEL_0"), or a class here is none of them.
         """
         places = places_among(self.task.labels, names)
-        if places is None or all(GENERIC.fullmatch(plain(name)) for name in names):
+        if places is None or are_numbers(names):
             return self
         task = self.task.labelled(tuple(names))
         return replace(self, task=task, labels=tuple(places[label] for label in self.labels))

@@ -129,9 +129,7 @@ class _Run:
         return ReportData(self.provenance(), scanned, self.observation, luo=together)
 
     def provenance(self) -> Provenance:
-        return Provenance.now(
-            self.job.model, self.fingerprint, command=self.job.command, seed=self.job.seed, dtype=self.loaded.dtype
-        )
+        return self.loaded.provenance(command=self.job.command, seed=self.job.seed, digest=self.fingerprint)
 
     def measure(self, part: Part) -> Any:
         """The part's result, measured now."""

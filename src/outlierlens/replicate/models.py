@@ -105,19 +105,15 @@ def _learned(task: str) -> str:
     return find_task(task).trained_on or task
 
 
-def _bases_agree(was: str, base: str) -> bool | None:
-    """Whether two names mean one model: by name, or the weights of two folders; None where that cannot be told."""
-    if was == base:
-        return True
-    kinds = [is_sample(name) or not Path(name).is_dir() for name in (was, base)]
-    if not any(kinds):
-        return named_by_weights(was) == named_by_weights(base)
-    return False if is_sample(was) and is_sample(base) else None
+def _comparable(*models: str) -> bool:
+    """Whether it can be told if names mean one model: of samples by the name, of folders by the weights."""
+    samples = [is_sample(name) for name in models]
+    return all(samples) or (not any(samples) and all(Path(name).is_dir() for name in models))
 
 
 def told_base(tuned: Tuned, base: str) -> tuple[str, ...]:
-    """A note where the model was made from one of another name."""
-    if tuned.base is None or _bases_agree(tuned.base, base):
+    """A note where the model, which passed `check_models`, was made from one of another name that may be another one."""
+    if tuned.base in (None, base) or _comparable(str(tuned.base), base):
         return ()
     return (f"{tuned.model} was fine-tuned from {tuned.base}; whether that is {base} cannot be told",)
 
@@ -131,7 +127,8 @@ def check_models(base: str, known: Sequence[Tuned], dev: Mapping[str, Examples],
         UnknownModel: there is no such model.
     """
     for one in known:
-        if one.base is not None and _bases_agree(one.base, base) is False:
+        other = one.base not in (None, base) and _comparable(str(one.base), base)
+        if other and named_by_weights(str(one.base)) != named_by_weights(base):
             raise BadInput(f"{one.model} was fine-tuned from {one.base}, not from {base}; name that model")
         # Revision and folder are of the base model.
         config = load_config(one.model, replace(wanted.load, revision=None, subfolder=""))

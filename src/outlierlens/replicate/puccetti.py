@@ -29,7 +29,6 @@ from outlierlens.replicate.kept import KeptParts, check_parts, key_of
 from outlierlens.replicate.outliers import STRONGEST, name_outliers
 from outlierlens.replicate.puccetti_parts import PARTS, Context
 from outlierlens.report.results import ReportData
-from outlierlens.results import Provenance
 from outlierlens.rows import alone_in
 from outlierlens.token_counts import TokenCounts, read_counts, write_counts
 from outlierlens.vectors.read import text_stack
@@ -118,7 +117,7 @@ def _whole(job: PuccettiJob, loaded: LoadedModel, texts: Texts) -> ReportData:
         if len(some) < len(texts):
             notes.append(f"{part.title}: the first {len(some):,} of {len(texts):,} texts")
     swept = found.pop("layers", None)
-    provenance = Provenance.now(job.model, model, command=job.command, seed=job.seed, dtype=loaded.dtype)
+    provenance = loaded.provenance(command=job.command, seed=job.seed, digest=model)
     frequent, attended = found.get("frequency"), found.get("attention")
     story = None
     if swept is not None and (frequent or attended) and stack.n_layers >= FEWEST:

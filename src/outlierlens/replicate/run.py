@@ -11,7 +11,7 @@ The run directory holds
     replication.json            the result
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,10 +108,11 @@ class Replicating:
         if min(self.n_matched, self.n_random or 0) < 0:
             raise BadInput("the numbers of random and matched sets cannot be negative")
         for what, named in (("a fine-tuned model is", self.tuned), ("labels are", self.labels)):
-            extra = sorted({find_task(name).name for name in named} - {task.name for task in self.rows})
+            by_task = _by_task(named)
+            extra = sorted(set(by_task) - {task.name for task in self.rows})
             if extra:
                 raise BadInput(f"{what} named for {extra[0]}, which is not among the tasks; add it to --tasks")
-            if len({find_task(name).name for name in named}) < len(named):
+            if len(by_task) < len(named):
                 raise BadInput(f"{what} named for a task by two names ({', '.join(sorted(named))}); use one of them")
         if self.windows_task not in (None, "none") and find_task(str(self.windows_task)) not in self.rows:
             raise BadInput(f"the task of the windows, {self.windows_task}, is not among the tasks; add it to --tasks")
@@ -137,9 +138,10 @@ class Replicating:
         n_sigma = rule.n_sigma if self.n_sigma is None else self.n_sigma
         return replace(rule, n_sigma=n_sigma, relax_to=self.relax_to)
 
-    def labels_of(self, task: str) -> tuple[str, ...] | None:
-        """What the outputs of a task's models mean, where it was said."""
-        return next((names for name, names in self.labels.items() if find_task(name).name == task), None)
+
+def _by_task(named: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """What was given for tasks by any of their names, by the names of the table."""
+    return {find_task(name).name: given for name, given in named.items()}
 
 
 def _quiet() -> AbstractContextManager[None]:
@@ -162,18 +164,16 @@ def replicate(job: Replicating, load: LoadOptions | None = None, hooks: Hooks | 
     """
     load, hooks = load or LoadOptions(), hooks or Hooks()
     paper = find_paper(job.paper)
-    named = {find_task(name).name: models for name, models in job.tuned.items()}
-    known = {task: [one for model in models for one in find_tuned(task, model)] for task, models in named.items()}
+    known = {
+        task: [one for model in models for one in find_tuned(task, model)]
+        for task, models in _by_task(job.tuned).items()
+    }
     for name, same in known.items():
         if len({one.label for one in same}) < len(same):  # folders of the same name
             known[name] = [replace(one, label=f"{one.label} ({n})") for n, one in enumerate(same, 1)]
     dev = {task.name: _examples(task, job, load, task.evaluated) for task in job.rows}
     train = {task.name: _examples(task, job, load, task.trained) for task in job.rows if task.name not in known}
-    wanted = Wanted(
-        load,
-        () if isinstance(job.dims, str) else job.dims,
-        {task: names for task in dev if (names := job.labels_of(task)) is not None},
-    )
+    wanted = Wanted(load, () if isinstance(job.dims, str) else job.dims, _by_task(job.labels))
     check_models(job.base, [one for models in known.values() for one in models], dev, wanted)
     tables: list[TaskTable] = []
     with alone_in(job.directory):
@@ -348,7 +348,9 @@ class _Table:
             batch_size=job.batch_size,
             seed=job.seed,
             task=TaskOptions(
-                name="labelled", max_length=job.settings.max_length, labels=job.labels_of(examples.task.name)
+                name="labelled",
+                max_length=job.settings.max_length,
+                labels=_by_task(job.labels).get(examples.task.name),
             ),
             **more,
         )

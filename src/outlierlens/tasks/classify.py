@@ -25,7 +25,7 @@ from outlierlens.hidden import norm_before_last_mlp, only_first_token
 from outlierlens.labelled import Examples, label_order
 from outlierlens.labelled.encode import Encoded
 from outlierlens.labelled.examples import NO_CLASS, NOT_A_LABEL
-from outlierlens.labelled.labels import IN_TASK_ORDER, contradicted
+from outlierlens.labelled.labels import contradicted, in_order_of_outputs, says_task_order
 from outlierlens.labelled.rows import TextRows
 from outlierlens.media import LabelledItems
 from outlierlens.models import LoadedModel
@@ -72,8 +72,8 @@ class LabelledScore:
     def __init__(self, loaded: LoadedModel, examples: Examples | LabelledItems, options: TaskOptions):
         self.loaded, self.options = loaded, options
         config: Any = loaded.model.config
-        named = None if options.labels in (IN_TASK_ORDER, (IN_TASK_ORDER,)) else options.labels
-        names = named or [str(config.id2label[key]) for key in sorted(config.id2label, key=int)]
+        named = None if says_task_order(options.labels) else options.labels
+        names = named or in_order_of_outputs(config.id2label)
         self.examples = examples = examples.among(names)
         task = examples.task
         _check_head(loaded, examples)
