@@ -1,22 +1,29 @@
-"""How often the intervals of the adaptive sweep contain the value that measuring every text gives, and what they cost.
+"""How often intervals contain the true value: of means over a fixed number of texts, and of the adaptive sweep.
 
+    OMP_NUM_THREADS=1 python benchmarks/coverage.py                                      # simulated: means, sweep, winner
     OMP_NUM_THREADS=1 python benchmarks/coverage.py DIR --data FILE                      # a small model, 50 seeds
     python benchmarks/coverage.py DIR --data FILE --matrix changes.npz --first 8 12 16   # measure once, try first looks
 
-The model is measured exhaustively once, every dimension on every text. The adaptive procedure is then replayed on those
-numbers for each seed, which only reorders the texts, by the library's own schedule.
+Simulated texts are drawn anew in every trial, and the true value is that of endlessly many. What says nothing (*not settled*,
+or measured on all texts) does not count as covered; how often that is stands beside. Every share has its Monte Carlo error.
+
+A model is measured exhaustively once, every dimension on every text. The adaptive procedure is then replayed on those
+numbers for each seed, which only reorders the texts, by the library's own schedule. Of N texts n are drawn without
+replacement, so errors are divided by √(1 − n / N) before they are compared with the interval, which is one for endlessly many.
 """
 
 import argparse
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from outlierlens.sweeps.estimate import Estimate, look_level, look_sizes, stop_level
+from outlierlens.statistics import mean_interval
+from outlierlens.sweeps.estimate import Estimate
+from outlierlens.sweeps.levels import FIRST_LOOK, look_level, look_sizes, stop_level
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.schedule import Measured, State, adaptive
 from outlierlens.sweeps.units import Unit
@@ -46,7 +53,7 @@ class Rule:
     """How the adaptive procedure looks and stops; `hold` is when its intervals hold: at "any" look, or at the "stop"."""
 
     hold: str = "stop"
-    first: int = 12
+    first: int = FIRST_LOOK
     tolerance: float = 0.01
     relative: float = 0.1
     gradients: int = 256
@@ -85,11 +92,19 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     used = [one.n_texts for one in found]
     return Seed(
         found,
-        np.array([one.low <= value <= one.high for one, value in zip(found, truth, strict=True)]),
+        np.array([_covers(one, value, n_texts) for one, value in zip(found, truth, strict=True)]),
         n_texts * n_units / (sum(used) + max(used) + 3 * n_gradients),
         agrees([one.change for one in found], truth, rule.k, rule.tolerance),
         float(np.mean([state.control(unit) is not None for unit in range(n_units)])),
     )
+
+
+def _covers(found: Estimate, truth: float, n_texts: int) -> float:
+    """1 or 0; NaN where all texts were measured, which is no estimate any more."""
+    if found.n_texts == n_texts:
+        return float("nan")
+    error = (truth - found.change) / np.sqrt(1 - found.n_texts / n_texts)
+    return float(found.low - found.change <= error <= found.high - found.change)
 
 
 def agrees(changes: Sequence[float], truth: np.ndarray, k: int, tolerance: float) -> bool:
@@ -112,14 +127,113 @@ def table(matrix: Matrix, rule: Rule, n_seeds: int) -> bool:
           f"each look at {rule.level(looks):.4f} to hold at {'any look' if rule.hold == 'any' else 'the stop'}")  # fmt: skip
     for name, group in (("effects above twice the tolerance", large), ("the rest", ~large)):
         if group.any():
-            by_seed = covered[:, group].mean(1)
-            print(f"  {name} ({group.sum()}): coverage {covered[:, group].mean():.2%} (worst seed {by_seed.min():.1%}, "
-                  f"worst dimension {covered[:, group].mean(0).min():.0%}), mean half-width {widths[:, group].mean():.4f}, "
-                  f"texts {texts[:, group].mean():.1f}")  # fmt: skip
+            early = np.isfinite(covered[:, group])
+            width = widths[:, group][early].mean()
+            print(f"  {name} ({group.sum()}): coverage {np.nanmean(covered[:, group]):.2%} of the {early.mean():.0%} that "
+                  f"stopped early, mean half-width {width:.4f}, texts {texts[:, group].mean():.1f}")  # fmt: skip
     print(f"  texts a dimension {texts.mean():.1f} (worst seed {texts.mean(1).max():.1f}) of {len(matrix.weights)}; "
           f"saving {saving.mean():.1f} times (worst seed {saving.min():.1f}); "
           f"top {rule.k} agrees in {sum(seed.top_agrees for seed in seeds)} of {n_seeds} seeds")  # fmt: skip
-    return all(covered[:, group].mean() >= 0.93 for group in (large, ~large) if group.any())
+    return all(np.nanmean(covered[:, group]) >= 0.93 for group in (large, ~large) if group.any())
+
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+CASES: dict[str, tuple[Draw, float, float]] = {  # values, true mean, standard deviation
+    "normal": (lambda random, size: random.normal(0.5, 1, size), 0.5, 1.0),
+    "t3": (lambda random, size: random.standard_t(3, size) + 0.5, 0.5, 3**0.5),
+    "log-normal, sigma 1": (lambda random, size: random.lognormal(0, 1, size), np.e**0.5, (np.e * (np.e - 1)) ** 0.5),
+    "80 % zeros, exponential": (lambda random, size: _rare(random, size, 0.2) * random.exponential(1, size), 0.2, 0.6),
+    "80 % zeros, log-normal": (
+        lambda random, size: _rare(random, size, 0.2) * random.lognormal(0, 1, size),
+        0.2 * np.e**0.5,
+        (0.2 * np.e**2 - 0.04 * np.e) ** 0.5,
+    ),
+    "1 % not zero": (lambda random, size: _rare(random, size, 0.01) * random.normal(10, 1, size), 0.1, 1.0),
+    "1 % large, the rest noise": (
+        lambda random, size: np.where(
+            _rare(random, size, 0.01), random.normal(10, 1, size), random.normal(0, 0.1, size)
+        ),
+        0.1,
+        1.0,
+    ),
+}
+UNSEEN = "1 % large, the rest noise"  # of one mean alone: where no rare text is drawn nothing shows that there are any
+
+
+def _rare(random: np.random.Generator, size: tuple[int, ...], share: float) -> np.ndarray:
+    return random.random(size) < share
+
+
+def _line(name: str, covered: np.ndarray, said: float, more: str = "") -> bool:
+    """Print a share with its Monte Carlo error; whether it is at least 93 %, two errors allowed."""
+    if not len(covered):
+        print(f"  {name}: not settled{more}")
+        return True
+    share = covered.mean()
+    error = max(np.sqrt(share * (1 - share) / len(covered)), 1e-9)
+    print(f"  {name}: coverage {share:.1%} ± {error:.1%} of the {said:.0%} that are settled{more}", flush=True)
+    return bool(share >= 0.93 - 2 * error)
+
+
+def means(trials: int) -> bool:
+    """The interval of a mean over 16, 64 and 256 texts."""
+    good = True
+    for n in (16, 64, 256):
+        print(f"means of {n} texts")
+        for name, (draw, truth, _) in CASES.items():
+            ends = np.array([mean_interval(values) for values in draw(np.random.default_rng(n), (trials, n))])
+            said = ends[:, 0] < ends[:, 1]  # neither NaN nor "no change"
+            held = _line(name, (ends[said, 0] <= truth) & (truth <= ends[said, 1]), float(said.mean()))
+            good &= held or name == UNSEEN
+    return good
+
+
+def simulated_sweep(trials: int, n_texts: int = 800, n_units: int = 32) -> bool:
+    """The adaptive sweep of units that are all of one case, with tolerances that want about 24, 96 and 300 texts."""
+    good = True
+    looks = look_sizes(n_texts)
+    for wanted in (24, 96, 300):
+        print(f"adaptive sweep, a tolerance that wants about {wanted} normal texts")
+        for name, (draw, truth, spread) in CASES.items():
+            covered, texts = [], []
+            for trial in range(trials):
+                values = draw(np.random.default_rng([wanted, trial]), (n_units, n_texts))
+                state = _swept(values, SweepOptions(tolerance=2 * spread / wanted**0.5, relative=0.0, top=0), looks)
+                found = [one for one in state.estimates if one is not None]
+                texts += [one.n_texts for one in found]
+                covered += [one.low <= truth <= one.high for one in found if one.n_texts < n_texts]
+            more = f", {np.mean(texts):.0f} texts"
+            good &= _line(name, np.array(covered), len(covered) / len(texts), more)
+    return good
+
+
+def winner(trials: int, n_texts: int = 800, n_units: int = 64) -> bool:
+    """The interval of the strongest of 64 effects that are all equal, as `Sweep.top` names it."""
+    print("the strongest of 64 equal effects")
+    good, looks = True, look_sizes(n_texts)
+    for name in ("normal", "t3", "log-normal, sigma 1"):
+        draw, truth, spread = CASES[name]
+        covered = []
+        for trial in range(trials):
+            values = draw(np.random.default_rng([64, trial]), (n_units, n_texts))
+            state = _swept(values, SweepOptions(tolerance=2 * spread / 64**0.5, relative=0.0), looks)
+            first = max(state.again, key=state.change)
+            found = state.estimates[first]
+            assert found is not None
+            if found.n_texts < n_texts:
+                covered.append(found.low <= truth <= found.high)
+        good &= _line(name, np.array(covered), len(covered) / trials)
+    return good
+
+
+def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> State:
+    units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
+    level = stop_level(looks, relative=options.relative)
+    state = State(units, options, looks, level, look_level(looks), Measured(np.ones(values.shape[1])))
+    for _, works in adaptive(state):
+        for work in works:
+            state.measured.add(work.unit.key, work.start, values[work.unit.dims[0], work.start : work.stop])
+    return state
 
 
 def measure(model: str, data: str, limit: int | None, min_words: int, max_length: int) -> Matrix:
@@ -154,9 +268,17 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
 
 
 def main() -> int:
-    """Measure or read the matrix, and replay it; exit code 1 where a group's coverage is below 93 %."""
+    """Simulate, or measure a model and replay it; exit code 1 where a coverage is below 93 %."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("model", help="directory or name of a model small enough to sweep exhaustively")
+    arguments.add_argument(
+        "model",
+        nargs="?",
+        help="directory or name of a model small enough to sweep exhaustively; without one: simulated",
+    )
+    arguments.add_argument(
+        "--trials", type=int, default=4000, help="simulated: samples of a mean; of sweeps a hundredth"
+    )
+    arguments.add_argument("--means", action="store_true", help="simulated: the means alone")
     arguments.add_argument("--data", default="excerpt", help="file of texts")
     arguments.add_argument("--min-words", type=int, default=70, help="only lines of more words")
     arguments.add_argument("--max-length", type=int, default=128)
@@ -168,7 +290,7 @@ def main() -> int:
     arguments.add_argument("--tolerance", type=float, default=0.01)
     arguments.add_argument("--relative", type=float, default=0.1)
     arguments.add_argument(
-        "--first", type=int, nargs="+", default=[12], help="texts of the first look, to compare several"
+        "--first", type=int, nargs="+", default=[FIRST_LOOK], help="texts of the first look, to compare several"
     )
     arguments.add_argument(
         "--gradients", type=int, nargs="+", default=[256, 0], help="texts of the gradient pass, likewise"
@@ -177,6 +299,11 @@ def main() -> int:
         "--hold", choices=["any", "stop"], nargs="+", default=["stop"], help="look_level or stop_level"
     )
     given = arguments.parse_args()
+    if given.model is None:
+        shown = [means(given.trials)]
+        if not given.means:
+            shown += [simulated_sweep(max(2, given.trials // 100)), winner(max(2, given.trials // 20))]
+        return 0 if all(shown) else 1
     if given.matrix and given.matrix.exists():
         with np.load(given.matrix) as kept:
             matrix = Matrix(kept["changes"], kept["gradients"], kept["weights"])

@@ -205,9 +205,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from outlierlens import samples
     from outlierlens.data import read_texts
     from outlierlens.errors import OutlierlensError
+    from outlierlens.model_folder import model_folder
     from outlierlens.models import LoadOptions, load_model
 
     if options.threads:
@@ -219,9 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
         pairs = read_pairs(options.data, options.limit)
         limit = len(pairs.sentences)
         fit = read_texts(options.fit_data, limit=limit).texts if options.fit_data else read_texts("reviews").texts
-        folder = (
-            options.model if options.model not in samples.SAMPLES else samples.model_directory(options.model, print)
-        )
+        folder = model_folder(options.model) or options.model
     except OutlierlensError as error:
         print(error, file=sys.stderr)
         return 2

@@ -319,8 +319,8 @@ def main() -> int:
     import torch
     import transformers
 
-    from outlierlens import samples
     from outlierlens.data import Texts
+    from outlierlens.model_folder import model_folder
 
     torch.set_num_threads(given.threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -343,7 +343,7 @@ def main() -> int:
             texts = data_of(source, 70 if workload.name == "long" else 0, lines)
             folder = Path(scratch) / "bert"
             if workload.model != "bert":
-                folder = samples.model_directory(workload.model, print)
+                folder = model_folder(workload.model)
                 texts = blocks(folder, texts, given.texts, workload.max_length)
             elif not folder.exists():
                 save_bert(folder, data_of(WIKITEXT, 0, 10**6), layers=given.layers, width=given.width)

@@ -9,21 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from closed import sitecustomize as network
+from moments import HANGS
 
 CHROMIUM = os.environ.get("OUTLIERLENS_CHROMIUM") or shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no chromium; name one in OUTLIERLENS_CHROMIUM")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def same_on_every_processor() -> None:
-    """dtype "auto" is float32 here, also where the processor computes in bfloat16; test_models.py tests the choice."""
-    import torch
-
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        if hasattr(torch.cpu, name):
-            setattr(torch.cpu, name, lambda: False)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +28,7 @@ def one_thread() -> None:
 
 # The files that take longest, half a minute or more each; they begin, so that two workers end together.
 LONGEST = (
-    "test_sweep_ray", "test_explore_browser", "test_notebooks", "test_site", "test_embedder", "test_examples",
+    "test_sweep_ray", "test_explore_browser", "test_printed", "test_site", "test_embedder", "test_examples",
     "test_closed_network", "test_cli_sweep", "test_sts", "test_docs", "test_finetune",
 )  # fmt: skip
 
@@ -47,12 +39,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Close the network, for this process and every Python that it starts; see closed/sitecustomize.py."""
+    """Close the network, for this process and every Python that it starts (closed/sitecustomize.py), and set hypothesis."""
     folder = str(Path(network.__file__).parent)
     others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
     os.environ[network.LOG] = str(Path(tempfile.mkdtemp(prefix="outlierlens-")) / "outside.log")
     network.close()
+    # The same examples in every run and order, however long they take: what passes depends on neither chance nor load.
+    settings.register_profile(
+        "outlierlens",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("outlierlens")
 
 
 def pytest_unconfigure() -> None:
@@ -86,10 +87,10 @@ def loaded(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def reviews() -> Any:
-    """The film reviews that come with the package."""
+    """The first film reviews that come with the package, as many as keep a test short."""
     from outlierlens.data import read_texts
 
-    return read_texts("reviews")
+    return read_texts("reviews", limit=18)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def browser() -> Iterator[Any]:
     """Debian's Chromium, driven by Playwright; of a module, since its event loop runs until it closes."""
     driver = pytest.importorskip("playwright.sync_api")
     with driver.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=HANGS * 1000)
         yield started
         started.close()
 

@@ -6,12 +6,11 @@ train_alone(base, folder / "data", folder / "run", settings, crash="row")     # 
 """
 
 import json
-import os
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
+from moments import die, die_in_checkpoint
 from outlierlens.finetuned import EpochScore, FineTuned, SeedRun
 from outlierlens.results import Provenance
 
@@ -78,7 +77,7 @@ def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,),
 
     options = {"command": "", "overwrite": False, **QUIET, **settings.pop("options", {})}
     load = LoadOptions(device="cpu", notice=options.pop("notice", lambda line: None))
-    chosen = {"epochs": 2, "batch": 8, "learning_rate": 5e-3, "max_length": 16, "precision": "float32", **settings}
+    chosen = {"epochs": 2, "batch": 8, "learning_rate": 5e-3, "max_length": 16, **settings}
     training, dev = examples(data) if isinstance(data, Path) else data
     return finetune(
         base,
@@ -96,13 +95,11 @@ def train_alone(base: str, data: Path, folder: Path, settings: dict[str, Any], c
     import torch
 
     torch.set_num_threads(1)
-    if crash:
+    if crash.startswith("checkpoint "):
+        die_in_checkpoint(int(crash.split()[1]))
+    elif crash:
         _arm(crash, folder)
     train(base, examples(data, "regress", label="value"), folder, **settings)
-
-
-def _die(*_: Any, **__: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _arm(crash: str, folder: Path) -> None:
@@ -122,10 +119,10 @@ def _arm(crash: str, folder: Path) -> None:
             mine = when(*arguments)
             left -= mine
             if mine and not left and not after:
-                _die()
+                die()
             value = real(*arguments, **named)
             if mine and not left and after:
-                _die()
+                die()
             return value
 
         return call
@@ -149,7 +146,7 @@ def _arm(crash: str, folder: Path) -> None:
             if mine and not left:
                 with next(folder.glob("seed-*")).joinpath(files.EPOCHS).open("a") as file:
                     file.write(text[:30])
-                _die()
+                die()
             return text
 
         files.json.dumps = half
@@ -159,7 +156,7 @@ def _arm(crash: str, folder: Path) -> None:
         def remove(path: Any, **named: Any) -> None:
             if Path(path).name.startswith("best-") and Path(path).exists():
                 (Path(path) / "config.json").unlink()
-                _die()
+                die()
             real(path, **named)
 
         files.shutil.rmtree = remove

@@ -19,7 +19,7 @@ def row(layer: str, fix: str, cosine: float, change: float) -> LayerGeometry:
         layer=layer, fix=fix, width=4, clipped=clipped, n_fitted=0, shrinkage=0.0,
         anisotropy=estimate(cosine), pairs_cosine=estimate(cosine), self_similarity=estimate(0.9),
         self_similarity_adjusted=estimate(0.9 - cosine, -change), intra_sentence=estimate(0.8),
-        intra_sentence_adjusted=estimate(0.8 - cosine, -change), iso_score=estimate(0.3), iso_score_ceiling=0.9,
+        intra_sentence_adjusted=estimate(0.8 - cosine, -change), iso_score=estimate(0.3),
         effective_rank=3.2, top=top, named=top[:1], top_share=float("nan") if clipped else 0.9, informativity={1: 0.2},
     )  # fmt: skip
 

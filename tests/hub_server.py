@@ -14,7 +14,6 @@ and returns True where it has answered.
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from moments import until
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = (".safetensors", ".bin", ".gguf", ".onnx")
@@ -43,8 +44,9 @@ class Seen:
 class FakeHub:
     """Two threaded servers that count; see the module's text."""
 
-    def __init__(self, *, redirect: bool = True, delay: float = 0.0):
-        self.redirect, self.delay = redirect, delay
+    def __init__(self, *, redirect: bool = True):
+        self.redirect = redirect
+        self.together = 1  # so many requests must have been there at once before one is answered
         self.models: dict[str, dict[str, bytes | Path]] = {}
         self.tamper: dict[str, Callable[[Handler, Seen], bool]] = {}
         self.headers: dict[str, str] = {}
@@ -124,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
             fake.at_once += 1
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
         try:
-            time.sleep(fake.delay)
+            until(lambda: fake.most_at_once >= fake.together)
             tampering = [act for ending, act in fake.tamper.items() if seen.path.endswith(ending)]
             if not any(act(self, seen) for act in tampering):
                 self.from_hub(seen) if self.server.name == "hub" else self.from_store(seen)

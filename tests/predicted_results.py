@@ -42,7 +42,7 @@ def predictions() -> Predictions:
     """All layers: more frequent; logits: rarer."""
     shares = (TagShare("NOUN", 0.5, 0.3, -0.2, -0.3, -0.1), TagShare("none", 0.0, 0.2, 0.2, 0.1, 0.3))
     speech = PartsOfSpeech(
-        "unmasked", "layers", "en_made_up 1.0, spaCy 3.8", False, ("NOUN", "none"), 10,
+        "unmasked", "layers", "en_made_up 1.0, spaCy 3.8", False, ("NOUN", "none"), 10, 5,
         np.array([[5, 0], [0, 5]]), np.array([[3, 2], [0, 5]]), shares, TagShare("kept", 0.9, 0.6, -0.3, -0.4, -0.2),
     )  # fmt: skip
     heard = Heard("unmasked", 5, 200, spoken("intact", -6.0), (shift("layers", 0.7), shift("logits", -0.4)))

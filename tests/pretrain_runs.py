@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from moments import die, die_in_checkpoint, end_at
 from outlierlens.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
 from outlierlens.pretrained import Change, Outcome
 from outlierlens.results import Provenance
@@ -40,7 +41,6 @@ def recipe_in(folder: Path) -> Recipe:
         model=ModelRecipe(layers=2, width=16, heads=2, dropout=0.0, initializer_range=0.2),
         training=TrainingRecipe(
             steps=40, batch=16, learning_rate=0.02, warmup=5, mask_share=0.3, log_every=10, watch_every=20,
-            precision="float32",  # the same on every processor
         ),
     )  # fmt: skip
 
@@ -52,12 +52,28 @@ def train(recipe: Recipe, folder: Path, **options: Any) -> Any:
     return pretrain(recipe, folder, RunOptions(**{"device": "cpu", "progress": lambda line: None, **options}))
 
 
-def train_alone(recipe: Recipe, folder: Path, cache: Path) -> None:
-    """The same in a process of its own, which may be killed."""
+def train_alone(recipe: Recipe, folder: Path, cache: Path, crash: str = "") -> None:
+    """The same in a process of its own, which kills itself at the moment that `crash` names.
+
+    "row 15": the watch has recorded step 15. "forward 15": in the step after 15. "checkpoint 20": while it
+    is written.
+    """
     import torch
+    import transformers
 
     torch.set_num_threads(1)
     os.environ["OUTLIERLENS_CACHE"] = str(cache)
+    kind, _, step = crash.partition(" ")
+    if kind == "row":
+        end_at(lambda _, row: row.get("key") == f"step {step}")
+    elif kind == "forward":
+        trainer: Any = transformers.Trainer
+        learn = trainer.training_step
+        trainer.training_step = lambda self, *given, **named: (
+            die() if self.state.global_step == int(step) else learn(self, *given, **named)
+        )
+    elif kind == "checkpoint":
+        die_in_checkpoint(int(step))
     train(recipe, folder)
 
 

@@ -31,6 +31,7 @@ def layer(name: str, contribution: tuple[float, ...], clipped: bool) -> LayerPro
         retrained_change=Change(-0.1, -0.2, 0.0) if clipped else None,
         contribution=value,
         mean=float(value.mean()),
+        weight=np.array([0.4, 0.3, 0.1, 0.2]),
         named=(Contribution(2, float(value[2]), rank[2]),),
         other=Contribution(other, float(value[other]), rank[other]),
         heat_dims=(2, other),

@@ -78,7 +78,10 @@ def experiment(chosen: float = 1.5, magnitude: float = 0.01) -> PruneExperiment:
         intact=condition("intact", 0.0),
         magnitude=condition("magnitude", magnitude),
         chosen=forced,
-        controls=(compare_with("random position", forced, random), compare_with("scattered", forced, scattered)),
+        controls=(
+            compare_with("random position", forced, random, ranked=True),
+            compare_with("scattered", forced, scattered, ranked=False),
+        ),
         swaps={"magnitude": 0, "chosen": 4},
         notes=("a note on the experiment",),
     )

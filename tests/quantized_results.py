@@ -12,12 +12,13 @@ def setting(what: What, change: float, dims: tuple[int, ...] = (), kept: float =
     """Everything follows from the change; the interval reaches 0.1 to both sides."""
     value = INTACT + change
     texts = (value - 0.2, value + 0.2)
-    return Setting(what, dims, value, value - 0.1, value + 0.1, change, change - 0.1, change + 0.1, kept, texts)
+    noise = float("nan") if what == "intact" else 0.012
+    return Setting(what, dims, value, value - 0.1, value + 0.1, change, change - 0.1, change + 0.1, kept, texts, noise)
 
 
 def difference(one: Setting, other: Setting) -> Difference:
     value = one.value - other.value
-    return Difference(value, value - 0.05, value + 0.05)
+    return Difference(value, value - 0.05, value + 0.05, 0.021)
 
 
 def errors(size: float, kept: float, *, inputs: bool) -> Errors:
@@ -67,4 +68,5 @@ def quantized() -> Quantized:
         alpha=0.5, threshold=6.0,
         smoothing=(SmoothScale(0, ("up",), (40.0,), (1,), 2.0, 40.0), SmoothScale(1, ("up",), (10.0,), (2,), 2.0, 12.0)),
         calibration="d.txt", n_calibration=2, n_error_texts=2, map_dims=tuple(range(8)), notes=("a note",),
+        noise_draws=3, n_noise_texts=2,
     )  # fmt: skip

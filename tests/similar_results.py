@@ -34,7 +34,7 @@ def similarity() -> Similarity:
         Choice("clip", "last", "", None, "0", 0.65, "0", 0.7, -0.05, -0.08, 0.01),
     )
     task = TaskScores(
-        "sts13", "STS13", "t", 30, 55, ("FNWN", "OnWN"), (10, 20), ("headlines",), layers, static, choices
+        "sts13", "STS13", "t", 30, 55, 28, ("FNWN", "OnWN"), (10, 20), ("headlines",), layers, static, choices
     )
     return Similarity(
         PROVENANCE, "model", "mean of all tokens, special ones left out", 128, False, ("embeddings", "0"), ("raw", "clip"),
@@ -45,7 +45,10 @@ def similarity() -> Similarity:
 def words() -> WordInContext:
     """Two splits, two layers, raw and clip, two thresholds."""
     accuracy = np.array([[[0.5, 0.55], [0.6, 0.5]], [[0.65, 0.6], [0.62, 0.7]]])
-    data = (WordPairs("train", "t", 40, 1, 0.5, accuracy), WordPairs("validation", "v", 20, 0, 0.5, accuracy - 0.02))
+    data = (
+        WordPairs("train", "t", 40, 30, 1, 0.5, accuracy),
+        WordPairs("validation", "v", 20, 20, 0, 0.5, accuracy - 0.02),
+    )
     choices = (
         WordChoice("raw", "grid", "0", 0.1, 0.65, 0.63, 0.63, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         WordChoice("clip", "grid", "0", 0.5, 0.7, 0.66, 0.68, 0.05, 0.01, 0.09, 0.05, 0.02, 0.1, 0.03, -0.01, 0.07),

@@ -171,7 +171,7 @@ def test_weights_that_do_not_sum_to_one_have_the_entropy_of_their_shares() -> No
         read_maps(weights, [3], None)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.floats(0, 1e4))
 def test_pearson_is_numpy_s_however_large_the_mean(seed: int, mean: float) -> None:
     random = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import treated_results
 from architectures import FAMILIES, build
@@ -25,7 +26,7 @@ from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.treated import BeyondZero
 
 DIM = 5
-OPTIONS = BeyondOptions(n_random=2, n_bootstrap=200, scales=(2.0,), n_folds=2, task=TaskOptions(batch_size=4))
+OPTIONS = BeyondOptions(n_random=2, scales=(2.0,), n_folds=2, task=TaskOptions(batch_size=4))
 
 
 def texts(n: int, *, length: int | None = None) -> Texts:
@@ -56,7 +57,7 @@ def planted(words: Any, kind: str) -> LoadedModel:
 
 def found_in(words: Any, kind: str, **more: Any) -> BeyondZero:
     options = replace(OPTIONS, task=replace(OPTIONS.task, name="output change"), **more)
-    return beyond_zero(planted(words, kind), texts(12), [DIM], options)
+    return beyond_zero(planted(words, kind), texts(20), [DIM], options)
 
 
 def test_the_mean_of_a_constant_recovers_everything(words: Any) -> None:
@@ -88,13 +89,13 @@ def test_no_mean_recovers_what_each_token_says(words: Any) -> None:
 
 def test_every_number_is_that_of_a_plain_loop(words: Any) -> None:
     model = from_objects(build(FAMILIES["gpt2"], "CausalLM"), words(kind="causal"), name="gpt2")
-    data = texts(5)
+    data = texts(17)
     options = replace(OPTIONS, n_random=1, seed=3)
     found = beyond_zero(model, data, [DIM, 2], options)
     (treated,) = found.treated
     assert found.task == "causal loss"
-    parts = [range(0, 5, 2), range(1, 5, 2)]
-    assert found.texts == (0, 2, 4, 1, 3)
+    parts = [range(0, 17, 2), range(1, 17, 2)]
+    assert found.texts == (*range(0, 17, 2), *range(1, 17, 2))
     random = treated.random_dims[0]
     assert not {DIM, 2} & set(random)
     for dims, of in (((2, DIM), lambda one: one.value), (random, lambda one: found.intact + one.random[0])):
@@ -127,11 +128,16 @@ def test_every_number_is_that_of_a_plain_loop(words: Any) -> None:
 
 def test_recovered_by_hand() -> None:
     intact, zero, other, weights = (np.array(values, dtype=float) for values in ([1, 1], [3, 5], [2, 1], [1, 3]))
-    share, low, high = recovered(intact, zero, other, weights, OPTIONS)
+    share, low, high = recovered(intact, zero, other, weights)
     assert share == pytest.approx(13 / 14)  # zero loses 2 + 3·4, of which 1 + 3·4 are not lost
-    assert low == pytest.approx(1 / 2)  # the first text drawn twice
-    assert high == pytest.approx(1)
-    assert all(math.isnan(one) for one in recovered(intact, zero, np.array([2, np.inf]), weights, OPTIONS))
+    assert math.isnan(low), "two texts settle nothing"
+    assert math.isnan(high)
+    many = [np.concatenate([values] * 8) for values in (intact, zero, other, weights)]
+    away = (np.tile([1, 12], 8) - 13 / 14 * np.tile([2, 12], 8)) / 7  # Σ above / Σ below, linearised
+    share, low, high = recovered(*many)
+    reach = stats.t.ppf(0.975, 15) * away.std(ddof=1) / 4
+    assert (share, low, high) == pytest.approx((13 / 14, 13 / 14 - reach, 13 / 14 + reach), abs=2e-3)
+    assert all(math.isnan(one) for one in recovered(intact, zero, np.array([2, np.inf]), weights))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def test_damage_below_that_of_a_random_set_is_none() -> None:
 
 
 def test_each_dimension_alone_and_layers(words: Any) -> None:
-    found = beyond_zero(planted(words, "constant"), texts(4), [DIM, 2], replace(OPTIONS, each=True, layers=(0, 2)))
+    found = beyond_zero(planted(words, "constant"), texts(16), [DIM, 2], replace(OPTIONS, each=True, layers=(0, 2)))
     assert [one.dims for one in found.treated] == [(2, DIM), (2,), (DIM,)]
     assert found.layers == (0, 2)
     assert found.of(DIM).of("mean").recovered == pytest.approx(1, abs=1e-4)
@@ -231,7 +237,7 @@ def test_requests_that_cannot_be_met(words: Any) -> None:
         (texts(1), [DIM], {}, "1 texts: the mean of others needs at least two"),
         (texts(4), [99], {}, "dimension 99 does not exist"),
         (texts(4), [DIM], {"layers": (7,)}, "layer 7 does not exist"),
-        (texts(4), list(range(16)), {}, "only 0 of 16 dimensions are free"),
+        (texts(4), list(range(16)), {}, "no other set of 16 can be drawn from 16 of 16 dimensions"),
     ):
         with pytest.raises(BadInput, match=message):
             beyond_zero(model, data, dims, replace(OPTIONS, **more))  # type: ignore[arg-type]
@@ -270,7 +276,7 @@ def test_the_command(words: Any, tmp_path: Path, run: Any) -> None:
     model = planted(words, "constant")
     model.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     model.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
-    (tmp_path / "texts.txt").write_text("\n".join(texts(6).texts))
+    (tmp_path / "texts.txt").write_text("\n".join(texts(20).texts))
     given = [
         "beyond-zero",
         str(tmp_path / "model"),
@@ -281,7 +287,7 @@ def test_the_command(words: Any, tmp_path: Path, run: Any) -> None:
         "--no-progress",
     ]
     out = tmp_path / "out.json"
-    words_ = ["--dims", str(DIM), "--random", "2", "--bootstrap", "50", "--scales", "2", "-o", str(out), "--verbose"]
+    words_ = ["--dims", str(DIM), "--random", "2", "--scales", "2", "-o", str(out), "--verbose"]
     code, shown, err = run(*given, *words_, "--chart", str(tmp_path / "chart.json"))
     assert code == 0, err
     assert "5: mostly a fixed bias. Zero changes the sentence change by" in shown

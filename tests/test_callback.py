@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 import forked
 import watch_training
+from moments import finish
 from outlierlens import OutlierCallback, WatchOptions
 from outlierlens.errors import BadInput
 from outlierlens.rows import read_rows
@@ -227,8 +228,7 @@ def test_two_processes_record_what_one_does_with_twice_the_accumulation(tmp_path
         for process in started:
             process.start()
         for process in started:
-            process.join(180)
-            assert process.exitcode == 0
+            assert finish(process) == 0
     finally:
         for process in started:
             process.kill()

@@ -1,10 +1,13 @@
 """Charts: what is drawn where, the words beside it, and that every specification compiles."""
 
 import base64
+import io
 import json
 import re
+import struct
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +19,7 @@ import synthetic_report as synthetic
 from outlierlens import charts
 from outlierlens.charts.base import TABLE_ROWS, decades, log_ticks, number, power_of_ten, round_to, symmetric, visible
 from outlierlens.charts.palette import DARK, LIGHT, SHAPES, concrete
+from outlierlens.charts.png import smaller
 from outlierlens.charts.weights import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
 from outlierlens.report.figures import all_charts
@@ -304,6 +308,43 @@ def test_views_import_no_heavy_library():
 def test_without_the_drawing_library_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     (chart,) = charts.weight_maps(synthetic.stack_scan())
-    with pytest.raises(MissingExtra, match=re.escape("pip install 'outlierlens[charts]'")):
+    with pytest.raises(MissingExtra, match=re.escape("pip install '.[charts]'")):
         charts.picture(chart, "svg")
     assert charts.picture(chart, "vl.json").startswith(b'{"$schema"')
+
+
+def test_a_drawn_picture_is_the_renderer_s_with_fewer_bytes() -> None:
+    image = pytest.importorskip("PIL.Image")
+    values = [{"x": x, "y": x % 7, "c": f"{x % 5}"} for x in range(40)]
+    color = {"field": "c", "type": "nominal"}
+    spec = {
+        "data": {"values": values},
+        "mark": "point",
+        "encoding": {"x": {"field": "x"}, "y": {"field": "y"}, "color": color},
+    }
+    before = vl_convert.vegalite_to_png(spec | {"background": "white"}, scale=2)
+    after = smaller(before)
+    assert len(after) < len(before) / 2
+    one, other = (np.asarray(image.open(io.BytesIO(png)).convert("RGB"), dtype=int) for png in (before, after))
+    assert one.shape == other.shape
+    assert (one == other).mean() > 0.98
+    assert np.abs(one - other).max() < 48
+    assert image.open(io.BytesIO(after)).info["dpi"] == image.open(io.BytesIO(before)).info["dpi"]
+    assert smaller(after) == after  # has a palette already
+    clear = vl_convert.vegalite_to_png(spec | {"background": "transparent"}, scale=1)
+    assert smaller(clear) == clear
+
+
+def test_a_picture_of_many_colours_stays() -> None:
+    image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 4), dtype=np.uint8)
+    noise[..., 3] = 255
+    rows = b"".join(b"\0" + row.tobytes() for row in noise)
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 64, 8, 6, 0, 0, 0))
+    png = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    assert np.array_equal(np.asarray(image.open(io.BytesIO(png))), noise)
+    assert smaller(png) == png

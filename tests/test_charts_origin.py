@@ -1,5 +1,6 @@
 """Pictures of where outliers come from, and of average vectors: what is drawn where, and the words beside it."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import origin_models
 import synthetic_report as synthetic
 from outlierlens import charts
 from outlierlens.charts.origin import MANY_MARKS, MAX_ROWS_DRAWN
-from outlierlens.charts.origin_panels import coarser, panels_of
+from outlierlens.charts.origin_panels import coarser, panels_of, percent, share_outside
 from outlierlens.embedding_tables import TablePass, histogram_of
 from outlierlens.errors import BadInput
 from outlierlens.origin import OriginOptions, origin
@@ -90,35 +91,82 @@ def test_long_tables_are_thinned_but_keep_their_ends_and_marks() -> None:
         charts.origin_ranks(stack)
 
 
-def test_histograms_have_a_panel_for_each_table_and_part_of_the_norm(stack: StackOrigin) -> None:
+def test_histograms_draw_every_entry_and_the_named_dimensions_own(stack: StackOrigin) -> None:
     panels = panels_of(stack)
     assert [panel.title for panel in panels] == [
         "token embeddings", "position embeddings", "segment embeddings", "embedding norm, scale", "embedding norm, bias",
     ]  # fmt: skip
-    assert [panel.histogram.total for panel in panels] == [origin_models.WIDTH] * 5
-    position = origin_models.planted()["embeddings.position_embeddings.weight"].mean(axis=0)
-    assert panels[1].values == {5: pytest.approx(position[5], rel=1e-5), 2: pytest.approx(position[2], rel=1e-5)}
+    tables = origin_models.planted()
+    position = tables["embeddings.position_embeddings.weight"].astype(np.float64)
+    token = tables["embeddings.word_embeddings.weight"]
+    totals = [token.size, position.size, 2 * origin_models.WIDTH, origin_models.WIDTH, origin_models.WIDTH]
+    assert [panel.histogram.total for panel in panels] == totals
+    mean = position.mean(axis=0)
+    assert panels[1].values == {5: pytest.approx(mean[5], rel=1e-5), 2: pytest.approx(mean[2], rel=1e-5)}
+    far = np.abs(position - position.mean()) >= 3 * position.std()
+    assert panels[1].shares == {dim: pytest.approx(far[:, dim].mean()) for dim in (5, 2)}
     chart = charts.origin_histograms(stack)
     drawn = [panel for row in chart.spec["vconcat"] for panel in row["hconcat"]]
     assert len(drawn) == 5
-    bars = data_of(drawn[1]["layer"][1])
-    assert sum(bar["count"] for bar in bars) == origin_models.WIDTH
-    sigma = (position[5] - position.mean()) / position.std()
-    assert f"Position embeddings: outside are 5 ({sigma:+.1f})".replace("-", "−") in chart.reading
-    assert f"5: {sigma:+.1f}σ".replace("-", "−") in [
-        row["says"] for layer in drawn[1]["layer"][4:] for row in data_of(layer)
-    ]
-    assert "Segment embeddings: none of the named is outside" in chart.reading
-    assert chart.rows[2][:2] == ("position embeddings", 5)
+    _, bars, lines, _, marks, *_ = drawn[1]["layer"]
+    assert sum(bar["count"] for bar in data_of(bars)) == position.size
+    for bar in data_of(bars):
+        assert bar["density"] == pytest.approx(bar["count"] / position.size / (bar["to"] - bar["from"]), rel=1e-3)
+    floor = bars["encoding"]["y2"]["datum"]
+    mine = [row for row in data_of(lines) if row["name"] == "dim 5"]
+    for low, high in zip(mine[::2], mine[1::2], strict=True):  # a step is drawn by its two ends
+        count = ((position[:, 5] >= low["from"]) & (position[:, 5] < high["from"])).sum()
+        density = count / len(position) / (high["from"] - low["from"])
+        assert low["density"] == high["density"] == pytest.approx(max(density, floor), rel=1e-3)
+    assert {mark["name"]: mark["from"] for mark in data_of(marks)} == {
+        f"dim {dim}": pytest.approx(mean[dim], rel=1e-4) for dim in (5, 2)
+    }
+    assert f"{100 * far[:, 5].mean():.1f} % of 5's" in chart.reading
+    assert chart.rows[2] == (
+        "position embeddings", 5, pytest.approx(mean[5], rel=1e-3),
+        pytest.approx((mean[5] - position.mean()) / position.std(), rel=1e-2),
+        pytest.approx(far[:, 5].mean()), pytest.approx(far.mean(), abs=2e-3),
+    )  # fmt: skip
+    scale = tables["embeddings.LayerNorm.weight"]
+    sigma = (scale[5] - scale.mean()) / scale.std()
+    said = [row["says"] for layer in drawn[3]["layer"] for row in data_of(layer) if "says" in row]
+    assert f"5: {sigma:+.1f}σ".replace("-", "−") in said
+    assert [layer["mark"]["type"] for layer in drawn[3]["layer"][:3]] == ["rect", "bar", "rule"]
+
+
+def test_the_share_beyond_is_that_of_the_values() -> None:
+    random = np.random.default_rng(4)
+    for values in (random.normal(2, 0.3, 20_000), random.standard_t(4, 20_000), np.r_[np.zeros(500), 9.0]):
+        share = (np.abs(values - values.mean()) >= 3 * values.std()).mean()
+        assert share_outside(histogram_of(values), 3.0) == pytest.approx(share, abs=3e-4)
+    assert [percent(share) for share in (0.0, 0.00004, 0.0008, 0.0123)] == ["none", "0.004 %", "0.08 %", "1.2 %"]
+
+
+def test_many_named_dimensions_have_heights_and_words_of_their_own() -> None:
+    rows = np.random.default_rng(5).normal(0, 1, (200, 40)).astype(np.float32)
+    dims = tuple(range(3, 12))
+    collected = TablePass(40, dims, keep_rows=True)
+    collected.add(rows)
+    stack = StackOrigin("model", 40, 1, dims, (collected.result(kind="token", name="t", stored="F32"),), (), ())
+    panel = charts.origin_histograms(stack).spec["vconcat"][0]["hconcat"][0]
+    marks = next(layer for layer in panel["layer"] if layer["mark"]["type"] == "point")
+    heights = np.log([mark["density"] for mark in data_of(marks)])
+    assert np.diff(np.sort(heights)).min() > 0.08 * (heights.max() - heights.min())
+    words = [row["says"] for layer in panel["layer"] if layer["mark"]["type"] == "text" for row in data_of(layer)]
+    assert {int(said.split(":")[0]) for said in words} == set(dims)
+    assert len({row["name"] for row in data_of(panel["layer"][2])}) == len(dims)
 
 
 def test_coarser_bins_keep_every_count_in_its_place() -> None:
     values = np.concatenate([np.random.default_rng(1).normal(size=500), [9.0, -7.0]])
-    edges, counts = coarser(histogram_of(values), bars=20)
+    histogram = histogram_of(values)
+    some = np.histogram(values[:40], histogram.edges)[0]
+    edges, counts, (part,) = coarser(histogram, bars=20, parts=[some])
     assert len(counts) <= 21
-    assert counts.sum() == 502
-    for (low, high), count in zip(edges, counts, strict=True):
-        assert count == ((values >= low) & (values < high)).sum()
+    assert (counts.sum(), part.sum()) == (502, 40)
+    for place, (low, high) in enumerate(itertools.pairwise(edges)):
+        assert counts[place] == ((values >= low) & (values < high)).sum()
+        assert part[place] == ((values[:40] >= low) & (values[:40] < high)).sum()
 
 
 def test_ranks_by_layer_with_the_norms_before_and_after(stack: StackOrigin) -> None:

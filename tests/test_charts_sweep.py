@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.charts import sweep_marks
+from outlierlens.charts import dim_names
 from outlierlens.charts.base import Range
+from outlierlens.charts.dim_names import names_beside
 from outlierlens.charts.palette import SURFACE
 from outlierlens.charts.sweep import correlation, ranks
-from outlierlens.charts.sweep_marks import MAX_MARKS, MAX_TICKS, height_in, names, names_beside, scale_from, thin
+from outlierlens.charts.sweep_marks import MAX_MARKS, MAX_TICKS, height_in, names, scale_from, thin
 from outlierlens.charts.sweep_nulls import MAX_CONTROLS, MAX_NULLS, quantiles
 from outlierlens.charts.sweep_windows import MAX_CELLS
 from outlierlens.errors import BadInput
@@ -312,4 +313,4 @@ def test_names_stay_on_the_canvas_and_off_other_names_where_there_is_room(at):
         boxes.append((left, top, left + 24, top + 16))
     apart = all(abs(a[0] - b[0]) > 0.1 or abs(a[1] - b[1]) > 0.15 for i, a in enumerate(at) for b in at[:i])
     if apart:
-        assert not any(sweep_marks._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+        assert not any(dim_names._overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])

@@ -418,7 +418,7 @@ def test_heads_that_read_the_last_token_need_to_know_padding(family: str, made: 
         LabelledScore(loaded, empty, TaskOptions(max_length=32))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), tokens=st.integers(1, 40), start=st.integers(0, 12)
 )  # fmt: skip

@@ -10,6 +10,7 @@ from architectures import FAMILIES, build
 from outlierlens.cli.common import parse_bytes, parse_dims, parse_layers
 from outlierlens.errors import BadInput
 from outlierlens.results import load
+from outlierlens.samples import SAMPLES
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,8 @@ def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run:
     code, stdout, err = run("disable", model, "--dims", "3,5", *common)
     assert code == 0, err
     assert "off: 3, 5" in stdout
-    assert "random, all" in stdout
+    assert "random" in stdout
+    assert "matched" in stdout
     assert "rank p" in stdout
     code, stdout, _ = run("disable", model, "--dims", "0-1:3;2:3,5", "--json", *common)
     document = json.loads(stdout)
@@ -98,6 +100,17 @@ def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: 
     code, stdout, err = run("report", str(out / "results.json"))
     assert code == 0, err
     assert (out / "report.html").read_text("utf-8") == before
+
+
+def test_a_report_without_a_model_is_of_the_packaged_one(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("outlierlens.cli.job.run", lambda job, *_: seen.append(job) or tmp_path / "report.html")
+    assert run("report")[0] == 0
+    (job,) = seen
+    assert (job.model, job.data, str(job.directory)) == ("mini-planted", None, "runs/mini-planted")
+    assert SAMPLES[job.model].packaged
 
 
 def test_a_report_has_its_charts_as_pictures(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
@@ -228,6 +241,6 @@ def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(folder: A
     assert "off: 0,1: 3; 2: 3, 5" in out
     _, out, _ = run("disable", model, "--dims", "3", "--limit", "1", *few)
     assert "nan" not in out
-    assert "one text: there is no interval" in out
+    assert "the interval says nothing of it" in out
     _, out, _ = run("compare", model, model)
     assert "no outlier in either model" in out

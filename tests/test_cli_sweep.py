@@ -217,7 +217,7 @@ def test_a_directory_takes_one_sweep_at_a_time(run: Any, folder: Any, text: str,
 def test_dimensions_sets_and_windows_as_asked_for(swept: Any) -> None:
     _, sweep, _, _ = swept("--dims", "none", "--sets", "3,5;7,1", "--no-found-set", out="sets")
     assert [effect.label for effect in sweep.effects] == ["3, 5", "1, 7"]
-    assert {null.kind for null in sweep.nulls} == {"random", "matched"}
+    assert {null.kind for null in sweep.nulls} == {"random", "ordinary", "matched"}
     _, sweep, stdout, _ = swept("--dims", "5", "--windows", "single", "--no-found-set", out="windows")
     assert [effect.window for effect in sweep.effects] == ["layer 0", "layer 1", "layer 2"]
     assert "3 windows (layer 0 … layer 2)" in stdout
@@ -332,7 +332,7 @@ def test_without_ray_the_engine_is_refused_with_the_line_that_installs_it(
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, err = run("sweep", "no-such-model", "--engine", "ray")
     assert code == 1
-    assert "--engine ray needs ray, which is not installed; run: pip install 'outlierlens[ray]'" in err
+    assert "--engine ray needs ray, which is not installed; run in a clone of outlierlens: pip install '.[ray]'" in err
 
 
 def test_a_chart_that_exists_is_not_replaced(run: Any, tmp_path: Path) -> None:

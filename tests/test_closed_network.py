@@ -5,6 +5,7 @@ and every command once, at its cheapest. A new command without a line in `RUNS` 
 """
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "disable": (M, *FEW, "--random", "1", "--matched", "1", "--save", "off", *QUIET),
     "sweep": (M, *FEW[:6], "--dims", "8", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0",
               "--chart", "sweep.html", "-o", "swept", *QUIET),
-    "beyond-zero": (M, *FEW, "--random", "1", "--bootstrap", "20", "--chart", "beyond.html", "-o", "beyond.json", *QUIET),
+    "beyond-zero": (M, *FEW, "--random", "1", "--chart", "beyond.html", "-o", "beyond.json", *QUIET),
     "prune-check": (M, "off", "--dims", "8"),
     "protect": (M, "--for", "awq"),
     "prune-experiment": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
@@ -140,6 +141,32 @@ def test_every_command_runs_and_its_pages_load_nothing(place: Path, run: Any, mo
     pages = {str(path.relative_to(place)): path.read_text("utf-8") for path in place.rglob("*.html")}
     assert {"report/report.html", "luo/report.html", "tracked/report.html", "story.html"} <= set(pages)
     assert {name: found for name, page in pages.items() if (found := external(page))} == {}
+
+
+def test_every_command_refuses_to_fetch_a_sample_offline_and_says_how(
+    place: Path, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in place.iterdir():
+        if path.name in ("texts.txt", "labelled", "paper"):
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    earlier = {"--sweep", "--result"}  # results of other commands, which are not there
+    wrong = {}
+    for command, words in RUNS.items():
+        if M not in words or command == "fetch":
+            continue
+        kept = [word for before, word in pairwise(["", *words]) if not {before, word} & earlier]
+        if command == "verify":
+            assert run("fingerprint", M, "-o", "print.json")[0] == 0
+        code, _, err = run(
+            *command.split(), *(re.sub(rf"^{M}$|tuned/seed-42/model", "minilm-l6", word) for word in kept)
+        )
+        if not code or "run: outlierlens fetch minilm-l6" not in err:
+            wrong[command] = (code, err)
+    assert wrong == {}
+    assert not (tmp_path / "cache").exists()
 
 
 class _Loads(HTMLParser):

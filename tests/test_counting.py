@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moments import until
 from outlierlens.counting import CountOptions, count_texts, count_tokens, run, sources
 from outlierlens.counting.sources import cut, expand
 from outlierlens.counting.tally import Tally, packed_texts, unpacked_texts
@@ -95,7 +95,7 @@ def test_counts_by_hand(ending: str, pieces: Any, tmp_path: Path) -> None:
     assert found.notes == ("texts were counted whole",)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(
     st.lists(st.text(st.sampled_from("the catsdogy#.[]é\ud800\udc00"), max_size=20), max_size=12),
     st.integers(1, 30),
@@ -321,10 +321,7 @@ def test_a_killed_count_goes_on_and_leaves_no_process(pieces: Any, tmp_path: Pat
     assert by_token(found.counts) == {token: 3 * count for token, count in BY_HAND.items()}
     left = [int(line) for line in done.stdout.split()]
     assert len(left) == 2
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(_alive(pid) for pid in left)
+    until(lambda: not any(_alive(pid) for pid in left))
 
 
 def _alive(pid: int) -> bool:

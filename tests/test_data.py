@@ -1,6 +1,8 @@
 """Texts from every kind of file, batches against one text at a time, and the row store."""
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.data import batches, read_texts
+from outlierlens.data import SHIPPED, batches, read_texts
 from outlierlens.errors import BadFile, BadInput, Offline
 from outlierlens.rows import RowStore
 
@@ -38,10 +40,18 @@ def test_every_kind_of_file_gives_the_same_texts(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "a.csv", limit=2).texts == expected[:2]
 
 
-def test_the_excerpt_is_there() -> None:
-    texts = read_texts("excerpt")
-    assert len(texts) == 18
-    assert all(80 < len(text.split()) < 130 for text in texts.texts)
+@pytest.mark.parametrize(("name", "n", "least", "most"), [("excerpt", 128, 80, 115), ("reviews", 64, 35, 50)])
+def test_the_shipped_texts_are_there(name: str, n: int, least: int, most: int) -> None:
+    texts = read_texts(name).texts
+    assert len(texts) == n
+    assert all(least <= len(text.split()) <= most for text in texts)
+
+
+def test_the_shipped_texts_repeat_nothing() -> None:
+    """No six words in a row stand twice, in one text or in two."""
+    texts = [re.findall(r"[a-z0-9']+", text.lower()) for name in SHIPPED for text in read_texts(name).texts]
+    runs = Counter(tuple(text[i : i + 6]) for text in texts for i in range(len(text) - 5))
+    assert [run for run, n in runs.items() if n > 1] == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +157,7 @@ def test_hub_data_sets_that_cannot_be_read(hub: Any) -> None:
             read_texts("owner/bad")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=9),
     size=st.integers(1, 4),

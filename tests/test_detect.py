@@ -1,6 +1,7 @@
 """The rules on arrays: numbers worked out by hand, a permutation oracle, the released rule re-done slowly."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def test_holm_is_between_p_and_bonferroni(values: list[float]) -> None:
     assert (np.diff(corrected[order]) >= -1e-15).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 10_000), st.integers(4, 12), st.booleans())
 def test_shuffled_weights_have_no_significant_outlier(seed: int, n_layers: int, with_bias: bool) -> None:
     # Heavy tails flag many positions a layer; shuffled within layers they agree by chance only.
@@ -121,6 +122,42 @@ def test_shuffled_weights_have_no_significant_outlier(seed: int, n_layers: int, 
     bias = random.standard_t(3, (n_layers, 200)) if with_bias else None
     found, _ = find(Measured(scale, bias), Rule())
     assert all(outlier.p_holm >= 1e-4 for outlier in found)
+
+
+def test_same_layer_p_moves_scale_and_bias_together() -> None:
+    # d = 100; each of 4 layers has one position past the threshold in both: P(dimension 7 in all) = (1/100)^4, and the
+    # spikes of scale alone at dimension 40 count for nothing.
+    both = {(layer, 7): 30.0 for layer in range(4)}
+    alone = both | {(layer, 40): 30.0 for layer in range(4)}
+    (outlier,), _ = find(Measured(flat_with(4, 100, alone), flat_with(4, 100, both, seed=1)), Rule(same_layer=True))
+    assert outlier.dim == 7
+    assert outlier.p == pytest.approx(1e-8)
+
+
+def coinciding(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    scale = random.standard_t(3, (8, 200))
+    return scale, -scale
+
+
+def correlated(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    scale, bias, shared = random.standard_t(3, (3, 8, 200))
+    return scale + shared, bias + shared
+
+
+def independent(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    scale, bias = random.standard_t(3, (2, 8, 200))
+    return scale, bias
+
+
+@pytest.mark.parametrize("make", [coinciding, correlated, independent])
+@pytest.mark.parametrize("rule", [Rule(min_layer_fraction=1 / 8), Rule(min_layer_fraction=1 / 8, same_layer=True)])
+def test_positions_that_agree_by_chance_are_seldom_significant(make: Any, rule: Rule) -> None:
+    """Whatever scale and bias have to do with each other within a layer; 1 / 8: p of every dimension found in any layer."""
+    n, hits = 120, 0
+    for seed in range(n):
+        found, _ = find(Measured(*make(np.random.default_rng(seed))), rule)
+        hits += any(outlier.p_holm <= 0.05 for outlier in found)
+    assert hits / n <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / n)
 
 
 def released(scale: np.ndarray, bias: np.ndarray, n_std: float = 3.0, topk: int = 6) -> list[int]:

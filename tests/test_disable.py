@@ -1,6 +1,7 @@
 """Controls and the whole `disable`: ranks by hand, fair sets, resume, saving."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ from outlierlens.controls import compare_with, matched_sets, random_sets, rank_p
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.fill import continuation, exercise, fill, judge
+from outlierlens.fill import Filling, continuation, exercise, fill, filled, judge
 from outlierlens.models import LoadedModel, from_objects, load_model
 from outlierlens.results import from_json, to_json
 
-TEXTS = Texts("inline", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(8 + i)) for i in range(6)))
+TEXTS = Texts("inline", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
 
 
 def model_of(family: str, head: str, words: Any, kind: str) -> LoadedModel:
-    loaded = from_objects(build(FAMILIES[family], head), name=family)
-    return LoadedModel(family, loaded.model, words(kind=kind), loaded.head, loaded.stacks, loaded.config)
+    return replace(from_objects(build(FAMILIES[family], head), name=family), tokenizer=words(kind=kind))
+
+
+def masked_with(tokenizer: Any) -> LoadedModel:
+    return model_of("bert", "MaskedLM", lambda kind: tokenizer, "masked")
 
 
 def test_rank_p_by_hand() -> None:
@@ -35,25 +39,50 @@ def test_rank_p_by_hand() -> None:
 
 
 @given(st.integers(0, 999), st.integers(1, 4))
-def test_random_sets_are_fair(seed: int, size: int) -> None:
-    sets = random_sets(20, size, avoid={3, 7}, n=30, seed=seed)
-    assert len(sets.free) == len(sets.anywhere) == 30
-    assert all(len(set(dims)) == size and not set(dims) & {3, 7} for dims in sets.free)
-    shared = [dims for dims in sets.anywhere if not set(dims) & {3, 7}]
-    assert list(sets.free[: len(shared)]) == shared
-    assert sets == random_sets(20, size, avoid={3, 7}, n=30, seed=seed)
+def test_random_sets_are_different_sets_of_any_dimensions_but_the_tested_one(seed: int, size: int) -> None:
+    tested = set(range(3, 3 + size))
+    sets = random_sets(20, size, n=19, seed=seed, other_than=tested)
+    assert len(set(sets)) == len(sets) == 19
+    assert all(len(set(dims)) == size and list(dims) == sorted(dims) and set(dims) != tested for dims in sets)
+    assert set(random_sets(20, size, n=20, seed=seed)) >= set(sets)  # the tested set itself takes one place at most
+    spared = random_sets(20, size, n=15, seed=seed, avoid={3, 7})
+    assert len(spared) == 15
+    assert not any(set(dims) & {3, 7} for dims in spared)
 
 
-def test_random_sets_reach_every_free_dimension_equally() -> None:
-    sets = random_sets(10, 2, avoid={0}, n=4500, seed=1)
-    counts = np.bincount([dim for dims in sets.free for dim in dims], minlength=10)
+def test_there_are_no_more_random_sets_than_exist() -> None:
+    assert sorted(random_sets(4, 2, n=99, seed=0, other_than=(1, 2))) == [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
+    assert sorted(random_sets(5, 1, n=99, seed=0, other_than=(2,), avoid=(2, 4))) == [(0,), (1,), (3,)]
+    with pytest.raises(BadInput, match="no other set of 2 can be drawn from 1 of 4 dimensions"):
+        random_sets(4, 2, avoid={0, 1, 2}, n=1, seed=0)
+    with pytest.raises(BadInput, match="no other set of 2"):
+        random_sets(2, 2, n=1, seed=0, other_than=(0, 1))
+
+
+def test_random_sets_reach_every_dimension_equally() -> None:
+    sets = [dims for seed in range(300) for dims in random_sets(10, 2, n=15, seed=seed, avoid={0})]
+    counts = np.bincount([dim for dims in sets for dim in dims], minlength=10)
     assert counts[0] == 0
     assert counts[1:] == pytest.approx(np.full(9, 1000), abs=150)
 
 
-def test_too_few_dimensions_for_a_control() -> None:
-    with pytest.raises(BadInput, match="only 1 of 4 dimensions are free: too few for a random set of 2"):
-        random_sets(4, 2, avoid={0, 1, 2}, n=1, seed=0)
+@pytest.mark.parametrize(("avoids", "holds"), [(False, True), (True, False)])
+def test_the_rank_of_a_random_set_among_random_sets_is_a_p_value(avoids: bool, holds: bool) -> None:
+    """As in mini-planted: eight of 128 dimensions carry nearly all damage, and what is tested is any eight of them.
+
+    Among 24 sets p <= 0.04 at a rate of 0.04; among sets that avoid the tested dimensions more often.
+    """
+    random, n, hits = np.random.default_rng(1), 2000, 0
+    for seed in range(n):
+        damage = random.exponential(0.005, 128)
+        damage[random.choice(128, 8, replace=False)] = random.exponential(0.2, 8)
+        tested = random.choice(128, 8, replace=False)
+        sets = random_sets(128, 8, n=24, seed=seed, other_than=tested, avoid=tested if avoids else ())
+        hits += rank_p(damage[tested].sum(), damage[np.array(sets)].sum(axis=1)) <= 0.04
+    error = np.sqrt(0.04 * 0.96 / n)
+    assert bool(hits / n <= 0.04 + 2 * error) is holds
+    if holds:
+        assert hits / n >= 0.04 - 3 * error  # a p-value that never falls says nothing
 
 
 def test_matched_sets_are_as_large_and_elsewhere() -> None:
@@ -88,13 +117,14 @@ def test_matched_sets_are_as_large_and_elsewhere() -> None:
 def test_disable_end_to_end(family: str, head: str, kind: str, mode: Any, words: Any, tmp_path: Path) -> None:
     loaded = model_of(family, head, words, kind)
     before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
-    options = DisableOptions(mode=mode, n_random=9, n_matched=3, avoid=(2,))
+    options = DisableOptions(mode=mode, n_random=9, n_matched=3)
     damage = disable(loaded, TEXTS, [2, 5], options)
     assert all(torch.equal(before[key], value) for key, value in loaded.model.state_dict().items())
-    assert [control.kind for control in damage.controls] == ["random", "random, all", "matched"]
-    random, _, matched = damage.controls
-    assert len(random.conditions) == 9
-    assert not any(set(c.dims) & {2, 5} for c in random.conditions)
+    random, matched = damage.control("random"), damage.control("matched")
+    assert random is not None
+    assert matched is not None
+    assert len({c.dims for c in random.conditions} - {(2, 5)}) == 9
+    assert matched.p is None  # weights elsewhere are not what the chosen ones could as well be
     assert all(set(c.by_layer) == {0, 1, 2} for c in matched.conditions)
     changes = [c.change for c in random.conditions]
     assert random.p == (1 + sum(change >= damage.chosen.change for change in changes)) / 10
@@ -119,7 +149,7 @@ def test_per_layer_sets_and_layer_ranges(words: Any) -> None:
         # One dimension stays one dimension: what is off in layer 0 is off in layer 1 too.
         assert {layer: len(dims) for layer, dims in condition.by_layer.items()} == {0: 1, 1: 2}
         assert set(condition.by_layer[0]) < set(condition.by_layer[1])
-    for condition in damage.controls[2].conditions:
+    for condition in damage.controls[-1].conditions:
         assert not set(condition.by_layer[0]) & set(condition.by_layer[1])
     part = disable(loaded, TEXTS, [1], DisableOptions(layers=(2,), n_random=3, n_matched=2))
     assert part.layers == (2,)
@@ -139,16 +169,26 @@ def test_a_map_of_some_layers_leaves_the_others_on(words: Any) -> None:
     assert everywhere.chosen.score.per_text != as_map.chosen.score.per_text
 
 
-def test_controls_avoid_what_the_rule_finds_unless_told(words: Any) -> None:
+def test_random_sets_hold_what_the_rule_finds_and_ordinary_ones_do_not(words: Any) -> None:
     loaded = model_of("bert", "MaskedLM", words, "masked")
     with torch.no_grad():
         for layer in range(3):
             for param in (*loaded.stack().scale[layer], *loaded.stack().bias[layer]):
                 loaded.model.get_parameter(param.name)[6] = 40.0
-    found = disable(loaded, TEXTS, [2], DisableOptions(n_random=60, n_matched=0, also_all=False))
-    assert not any(6 in c.dims for c in found.controls[0].conditions)
-    told = disable(loaded, TEXTS, [2], DisableOptions(n_random=60, n_matched=0, also_all=False, avoid=()))
-    assert any(6 in c.dims for c in told.controls[0].conditions)
+    random, ordinary, matched = disable(loaded, TEXTS, [2], DisableOptions(n_random=14, n_matched=2)).controls
+    assert (random.kind, ordinary.kind, matched.kind) == ("random", "ordinary", "matched")
+    assert (len(random.conditions), len(ordinary.conditions)) == (14, 14)
+    assert any(6 in c.dims for c in random.conditions)
+    assert not any({2, 6} & set(c.dims) for c in ordinary.conditions)
+    assert {c.dims for c in random.conditions} - {(6,)} < {c.dims for c in ordinary.conditions}  # the same draws
+    assert not any({2, 6} & set(dims) for c in matched.conditions for dims in c.by_layer.values())
+    # Only a set that the chosen one is exchangeable with says what chance would do.
+    assert random.p is not None
+    assert ordinary.p is matched.p is None
+    assert ordinary.median == pytest.approx(np.median([c.change for c in ordinary.conditions]))
+    told = disable(loaded, TEXTS, [2], DisableOptions(n_random=5, n_matched=0, avoid=()))
+    assert told.control("ordinary") is None  # the same sets: said once
+    assert told.control("ordinary", "random") is told.controls[0]
 
 
 def test_a_loss_that_is_no_number_counts_as_the_worst() -> None:
@@ -156,18 +196,20 @@ def test_a_loss_that_is_no_number_counts_as_the_worst() -> None:
         score = Score(change, change, change, None, (change,), {})
         return Condition("x", (1,), {}, score, change, change, change, 0)
 
-    control = compare_with("random", condition(1.0), [condition(float("nan")), condition(0.5), condition(2.0)])
-    assert control.p == 3 / 4
-    assert compare_with("random", condition(float("nan")), [condition(0.5)] * 9).p == 1 / 10
+    def p(chosen: float, *others: float) -> float | None:
+        return compare_with("random", condition(chosen), [condition(one) for one in others], ranked=True).p
+
+    assert p(1.0, float("nan"), 0.5, 2.0) == 3 / 4
+    assert p(float("nan"), *[0.5] * 9) == 1 / 10
 
 
 def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = model_of("bert", "MaskedLM", words, "masked")
     rows = tmp_path / "rows.jsonl"
-    options = DisableOptions(n_random=5, n_matched=0, also_all=False)
+    options = DisableOptions(n_random=5, n_matched=0)
     whole = disable(loaded, TEXTS, [2, 3, 4], options, rows=rows)
     lines = rows.read_text().splitlines()
-    assert len(lines) == 1 + 1 + 5
+    assert len(lines) == 1 + 1 + len({c.dims for control in whole.controls for c in control.conditions})
     rows.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while writing the fourth unit
     from outlierlens import modes as module
 
@@ -176,7 +218,7 @@ def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypat
     monkeypatch.setattr(module, "zeroed_weights", lambda *a, **k: calls.append(1) or original(*a, **k))
     resumed = disable(loaded, TEXTS, [2, 3, 4], options, rows=rows)
     measured_again = len(calls) - 2  # two fills of the passage are not kept
-    assert measured_again == 3
+    assert measured_again == len(lines) - 4
     assert [c.change for c in resumed.controls[0].conditions] == [c.change for c in whole.controls[0].conditions]
     assert [json.loads(line)["key"] for line in rows.read_text().splitlines()[1:]] == [
         json.loads(line)["key"] for line in lines[1:]
@@ -262,6 +304,71 @@ def test_blanks_are_answered_from_the_same_text_in_every_condition(
         assert word.strip() == loaded.tokenizer.decode([int(logits.argmax())])
 
 
+def test_a_word_that_is_shown_and_not_repeated_is_changed(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    text = "w1 w2 w3 w4 w5 w6 w7 w8 w9"
+    work = exercise(loaded, text)
+    assert work is not None
+    ids = list(work.ids)
+    assert len(work.spans) == 9
+    w30 = loaded.tokenizer.convert_tokens_to_ids("w30")
+
+    def says(*others: int) -> Filling:
+        """Repeats what it is shown, w2 in the blanks, and w30 at `others`."""
+        everywhere = [w30 if i in others else token for i, token in enumerate(ids)]
+        n = len(work.blanks)
+        return Filling(("w2",) * n, (7,) * n, np.full((n, 64), 0.5), tuple(everywhere))
+
+    first, second = [i for i in work.spans if i not in work.blanks][:2]
+    intact = says(first)  # does not repeat the first word itself: nothing can be said of it
+    assert {blank.kind for blank in filled(loaded, work, intact, intact, label="", dims=()).blanks} == {"same"}
+    edges = (0, len(ids) - 1)  # [CLS] and [SEP] are no words
+    now = filled(loaded, work, says(first, second, *edges), intact, label="", dims=())
+    (changed,) = [blank for blank in now.blanks if blank.kind == "changed"]
+    assert (changed.position, changed.filled, changed.original) == (second, "w30", text[slice(*work.spans[second])])
+    assert [blank.position for blank in now.blanks] == sorted([*work.blanks, second])
+    whole = "".join(piece + blank.original for piece, blank in zip(now.pieces, now.blanks, strict=False))
+    assert whole + now.pieces[-1] == text
+    assert "[!w30]" in now.line
+    assert "[w2]" in now.line
+
+
+def test_what_is_written_like_a_special_token_and_half_a_letter_are_no_words() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    marks = {"unk_token": "[UNK]", "mask_token": "[MASK]", "sep_token": "[SEP]"}
+    table = {word: number for number, word in enumerate([*marks.values(), "seen"])}
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks)
+    work = exercise(masked_with(words), "seen [SEP] seen unseen [MASK]")
+    assert work is not None
+    assert sorted(work.spans) == [0, 2]
+    known = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "[MASK]"]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(known)}, [("a", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="[MASK]")
+    work = exercise(masked_with(words), "ab é!")  # tokens: ab, a space, two bytes of é, !
+    assert work is not None
+    assert work.spans == {0: (0, 2), 2: (3, 4), 4: (4, 5)}
+
+
+def test_a_token_that_the_tokenizer_lacks_is_nonsense(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    work = exercise(loaded, "w1 w2 w3 w4")
+    assert work is not None
+    intact = fill(loaded, work)
+    head: Any = loaded.model
+    head.resize_token_embeddings(48)  # padded for speed: eight rows more than the tokenizer has words
+    head.cls.predictions.bias.data[-1] = 1e4
+    now = replace(fill(loaded, work), tokens=intact.tokens)  # plausible, were it a word
+    (asked,) = (
+        blank for blank in filled(loaded, work, now, intact, label="", dims=()).blanks if blank.kind != "changed"
+    )
+    assert (asked.kind, asked.filled) == ("nonsense", "\ufffd")
+
+
 def test_continuation_is_greedy(words: Any) -> None:
     loaded = model_of("llama", "CausalLM", words, "causal")
     prompt, said = continuation(loaded, "w1 w2 w3")  # type: ignore[misc]
@@ -278,7 +385,7 @@ def test_continuation_is_greedy(words: Any) -> None:
 def test_a_result_says_what_it_was_computed_in(words: Any, dtype: torch.dtype) -> None:
     loaded = model_of("bert", "MaskedLM", words, "masked")
     loaded.model.to(dtype)
-    damage = disable(loaded, TEXTS, (3,), DisableOptions(n_random=1, n_matched=0, also_all=False))
+    damage = disable(loaded, TEXTS, (3,), DisableOptions(n_random=1, n_matched=0))
     text = to_json(damage)
     assert from_json(text).provenance.dtype == str(dtype).removeprefix("torch.")
     older = json.loads(text)

@@ -166,7 +166,7 @@ def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: An
 
     loaded = load_model(sample("smollm2-135m"))
     texts = read_texts("excerpt", limit=2)
-    options = DisableOptions(mode="zero", n_random=1, n_matched=0, also_all=False)
+    options = DisableOptions(mode="zero", n_random=1, n_matched=0)
     damage = disable(loaded, texts, [507], options)
     assert damage.chosen.change > 6.9  # perplexity × 1,000
     assert damage.controls[0].median < 0.05

@@ -15,7 +15,7 @@ from outlierlens import doctor
 from outlierlens.samples import SAMPLES
 from outlierlens.samples.cache import folder_of
 
-WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'gguf>=0.10; extra == "gguf"', 'pytest>=8; extra == "dev"')
+WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'onnx>=1.17; extra == "onnx"', 'pytest>=8; extra == "dev"')
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
@@ -26,7 +26,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
             raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: [*WHOLE, 'outlierlens[gguf]; extra == "all"'])
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: [*WHOLE, 'outlierlens[onnx]; extra == "all"'])
     monkeypatch.setattr(doctor.metadata, "version", version)
     monkeypatch.setattr(doctor, "_modules", lambda _: [])
 
@@ -52,22 +52,22 @@ def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.Mo
     found = doctor.examine(commands=("scan", "observe", "verify"))
     assert [(one.name, one.extra, one.wanted) for one in found.libraries] == [
         ("filelock", "", ">=3.12"),
-        ("gguf", "gguf", ">=0.10"),
         ("torch", "models", ">=2.4"),
+        ("onnx", "onnx", ">=1.17"),
     ]  # neither what developers need nor ourselves
-    assert found.missing == ("gguf", "torch")
-    models, gguf = found.lacking
+    assert found.missing == ("torch", "onnx")
+    models, onnx = found.lacking
     assert (models.extra, models.libraries, models.needed_by) == ("models", ("torch",), ("observe",))
-    assert models.remedy == "pip install 'outlierlens[models]'"
-    assert "smollm2-135m" in gguf.needed_by[0]
-    assert not [text for text in found.broken if "torch" in text or "gguf" in text]  # missing is not broken
+    assert models.remedy == "run in a clone of outlierlens: pip install '.[models]'"
+    assert "distilbert-cased" in onnx.needed_by[0]
+    assert not [text for text in found.broken if "torch" in text or "onnx" in text]  # missing is not broken
 
 
 def test_an_old_library_and_a_lost_one_are_broken(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    pretend(monkeypatch, {"torch": "2.3.9", "gguf": "1.0"})
+    pretend(monkeypatch, {"torch": "2.3.9", "onnx": "1.20"})
     code, out, _ = run("doctor")
     assert code == 1
-    assert "broken: torch 2.3.9: >=2.4 is needed; run: pip install --upgrade 'outlierlens[models]'" in out
+    assert "broken: torch 2.3.9: >=2.4 is needed; run in a clone of outlierlens: pip install '.[models]'" in out
     assert "broken: filelock: it is needed by everything" in out
 
 

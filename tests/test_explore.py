@@ -64,7 +64,7 @@ def causal(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Explorer:
 
 
 @given(STATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_link_restores_the_state(state: State) -> None:
     assert State.from_query(state.query()) == state
     assert re.fullmatch(r"[\w.~*&=%+-]*", state.query(), re.ASCII)
@@ -172,7 +172,8 @@ def test_guesses_are_the_head_s_and_belong_to_the_blank(planted: Explorer) -> No
     found = planted.look(replace(SHORT, blank=1), ("guesses", "passage"))
     assert found.guesses.original == found.passage.fills[0].blanks[1].original
     for filled, guessed in zip(found.passage.fills, found.guesses.lists, strict=True):
-        assert guessed.guesses[0].word.lstrip("#") == filled.blanks[1].filled.lstrip("#")
+        asked = [blank for blank in filled.blanks if blank.kind != "changed"]
+        assert guessed.guesses[0].word.lstrip("#") == asked[1].filled.lstrip("#")
         chances = [guess.probability for guess in guessed.guesses]
         assert chances == sorted(chances, reverse=True)
         assert 0 < sum(chances) <= 1

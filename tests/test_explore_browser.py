@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,10 @@ import pytest
 
 from closed import sitecustomize as network
 from conftest import needs_chromium
+from moments import HANGS, until
 from outlierlens.explored import State
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parent.parent / "runs" / "explore")
-PATIENCE = 30_000  # milliseconds, for machines that do other things
 TEXT = (
     "I went into this movie with low expectations and came out smiling. The story is simple, but the actors are so good "
     "that you care about every one of them. The ending made me cry, and I would gladly watch it again with my family."
@@ -32,7 +31,6 @@ WORDS = " ".join(f"w{number}" for number in range(1, 25))  # two blanks of a dec
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.filterwarnings("default"),  # two pages are served in this process, and gradio has warnings of its own
     needs_chromium,
 ]
 
@@ -49,17 +47,17 @@ class Server:
             )
 
     def wait(self) -> None:
-        until = time.monotonic() + 2 * PATIENCE / 1000
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError), urlopen(self.address, timeout=60):
-                return
-            assert self.process.poll() is None, self.said.read_text("utf-8")
-            time.sleep(0.2)
-        raise AssertionError(f"it did not start: {self.said.read_text('utf-8')}")
+        until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, self.said.read_text("utf-8")
+        with contextlib.suppress(OSError), urlopen(self.address):
+            return True
+        return False
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(HANGS)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,7 @@ class Visitor:
 
     def __init__(self, browser: Any, *, width: int = 1280, height: int = 900):
         self.context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
-        self.context.set_default_timeout(PATIENCE)
+        self.context.set_default_timeout(HANGS * 1000)
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.context.route("**/*", self._let)
@@ -244,6 +242,55 @@ def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None
     again.settle()
     assert again.losses() == losses
     assert again.page.url == shown
+
+
+# What the page shows is what the switches say: dimensions, the random set's seed, the blank, the layer of the vectors.
+AGREES = r"""() => {
+  const value = (id) => document.querySelector(`#ol-${id} :is(input, textarea)`).value;
+  const numbers = (text) => (text || '').split(',').filter((one) => one.trim()).map(Number);
+  const ticked = [...document.querySelectorAll('#ol-listed label')].filter((one) => one.querySelector('input').checked);
+  const dims = ticked.map((one) => parseInt(one.innerText)).concat(numbers(value('others'))).sort((a, b) => a - b);
+  const chosen = /chosen: ([0-9, ]+)/.exec(document.querySelector('#ol-said').innerText);
+  const shown = new URLSearchParams(location.search);
+  const said = (id, text) => document.querySelector(`#ol-${id}`).innerText.includes(text);
+  return value('link') === location.href
+    && String(numbers(chosen && chosen[1])) === String(dims) && String(numbers(shown.get('dims'))) === String(dims)
+    && Number(shown.get('seed') || 0) === Number(value('seed')) && Number(shown.get('blank') || 0) === Number(value('blank'))
+    && said('guesses', `Blank ${Number(value('blank')) + 1};`)
+    && said('vectors', `After ${value('vector').replace(/^(\d)/, 'layer $1').replace(/^e/, 'the e')}:`);
+}"""
+FAST = """async ([ids, gap]) => {
+  for (const id of ids) {
+    document.querySelectorAll('#ol-listed input[type=checkbox]')[id].click();
+    await new Promise((done) => setTimeout(done, gap));
+  }
+}"""
+
+
+@pytest.mark.parametrize("gap", [0, 50, 200])
+def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str], visit: Any, gap: int) -> None:
+    """The gap is what a person does, not what the page is given: it is waited for until it agrees."""
+    one = visit(servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)))
+    page = one.page
+    page.evaluate(FAST, [list(range(8)), gap])
+    page.wait_for_function(AGREES)
+    assert one.dims() == ()
+    assert "Nothing is off" in page.locator("#ol-said").inner_text()
+    assert list(one.losses()) == ["intact"]
+    page.evaluate(FAST, [[0, 3, 3, 5, 0, 3], gap])
+    page.locator("#ol-passage button").nth(1).click()
+    page.get_by_role("button", name="Another random control").click()
+    page.get_by_role("button", name="Another random control").click()
+    page.wait_for_function(AGREES)
+    assert (one.dims(), one.query()["blank"], one.query()["seed"]) == ((56, 88), "1", "2")
+    again = visit(servers["planted"], State(text=TEXT, dims=(56, 88), seed=2, blank=1))
+    assert again.losses() == one.losses()
+    page.evaluate(FAST, [[1], gap])
+    page.locator("#ol-vector input").fill("embeddings")
+    page.locator("#ol-vector input").press("Enter")
+    page.get_by_role("button", name="A random one instead").click()
+    page.evaluate(FAST, [[7], gap])
+    page.wait_for_function(AGREES)
 
 
 def test_what_two_people_choose_stays_apart(servers: dict[str, str], visit: Any) -> None:
@@ -370,7 +417,7 @@ def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: 
 
 
 def test_the_command_is_on_this_machine_alone_and_reached_nothing(command: Server, servers: dict[str, str]) -> None:
-    with urlopen(servers["planted"], timeout=60) as page:
+    with urlopen(servers["planted"]) as page:
         assert "gradio" in page.read().decode()
     said = command.said.read_text("utf-8")
     assert said == f"exploring mini-planted at {command.address} (this machine only; Ctrl-C ends it)\n"

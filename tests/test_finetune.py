@@ -155,7 +155,6 @@ def test_words_are_learned_and_their_interval_draws_whole_texts(base: str, data:
 def test_bfloat16_leaks_into_neither_scores_nor_model(base: str, data: Path, tmp_path: Path) -> None:
     found = train(base, data, tmp_path / "run", epochs=1, precision="bfloat16").seeds[0]
     exact = train(base, data, tmp_path / "exact", epochs=1).seeds[0]
-    assert (found.precision, exact.precision) == ("bfloat16", "float32")
     assert "- precision: bfloat16\n" in (Path(found.folder) / "README.md").read_text()
     assert found.epochs[0].train_loss != exact.epochs[0].train_loss
     assert found.epochs[0].train_loss == pytest.approx(exact.epochs[0].train_loss, rel=0.05)
@@ -405,7 +404,7 @@ def test_more_seeds_in_a_second_call(run: Any, base: str, data: Path, tmp_path: 
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
         ({"learning_rate": 2.0}, "learning_rate is 2.0"),
         ({"warmup": 1.0}, "warmup 1.0"),
-        ({"precision": "float16"}, "precision is 'float16'; use one of auto, float32, bfloat16"),
+        ({"precision": "float16"}, "precision is 'float16'; use one of float32, bfloat16"),
         ({"hold": True}, "name at least one dimension"),
         ({"stack": "decoder"}, "name at least one dimension"),
     ],

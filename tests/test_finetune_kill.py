@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import signal
-import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,52 +13,36 @@ from safetensors.numpy import load_file
 
 import forked
 from finetune_runs import tiny, train_alone, write_data
+from moments import finish
 from outlierlens.results import load
 
 EPOCHS, PER_EPOCH, SAVE = 3, 12, 5
-SECONDS = 120
 # The first epochs are each better than the one before, so that every one of them has a model to keep.
 SETTINGS = {"epochs": EPOCHS, "save_steps": SAVE, "seeds": (3,), "learning_rate": 2e-3}
 
-Start = Callable[..., BaseProcess]
+Ran = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Start the training into a folder, in a process of its own; dropout makes the generator matter."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Train into a folder, in a process of its own; its exit status. Dropout makes the generator matter."""
     root = tmp_path_factory.mktemp("killed")
     base = tiny(root / "model", hidden_dropout_prob=0.2)
     data = write_data(root / "data")
 
-    def begin(folder: Path, crash: str = "") -> BaseProcess:
+    def run(folder: Path, crash: str = "") -> int:
         process = forked.context().Process(target=train_alone, args=(base, data, folder, SETTINGS, crash))
         process.start()
-        return process
+        return finish(process)
 
-    return begin
-
-
-def finish(process: BaseProcess) -> int:
-    process.join(SECONDS)
-    assert process.exitcode is not None, "still running"
-    return process.exitcode
-
-
-def kill_when(process: BaseProcess, moment: Callable[[], bool]) -> None:
-    """Kill the process as soon as `moment` has come."""
-    deadline = time.monotonic() + SECONDS
-    while not moment() and time.monotonic() < deadline:
-        assert process.exitcode is None, f"ended by itself ({process.exitcode}) before it could be killed"
-        time.sleep(0.0005)
-    process.kill()
-    assert finish(process) == -signal.SIGKILL
+    return run
 
 
 @pytest.fixture(scope="module")
-def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(ran: Ran, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run without a stop."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert finish(start(folder)) == 0
+    assert ran(folder) == 0
     return folder
 
 
@@ -75,7 +57,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     for before, now in zip(runs[0].epochs, runs[1].epochs, strict=True):
         for name, value in dataclasses.asdict(before).items():
             assert getattr(now, name) == pytest.approx(value, rel=1e-5, abs=1e-7), name
-    assert (runs[1].low, runs[1].high) == pytest.approx((runs[0].low, runs[0].high))
+    assert (runs[1].low, runs[1].high) == pytest.approx((runs[0].low, runs[0].high), nan_ok=True)
     assert runs[0].base_fingerprint == runs[1].base_fingerprint != ""
     lines = (other / "seed-3" / "epochs.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1.0, 2.0, 3.0]
@@ -97,28 +79,33 @@ def test_the_whole_run_keeps_a_model_in_every_epoch(whole: Path) -> None:
     assert not list(whole.glob("seed-3/best-*"))
 
 
-def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(start: Start, whole: Path, tmp_path: Path) -> None:
+def test_killed_between_steps_within_a_checkpoint_and_in_an_epoch(ran: Ran, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     seed = folder / "seed-3"
     # Before there is anything to go on from.
-    kill_when(start(folder), (seed / "settings.json").is_file)
+    assert ran(folder, "step 2") == -signal.SIGKILL
+    assert (seed / "settings.json").is_file()
     assert not list(seed.glob("checkpoint-*"))
     # Within the first epoch, a checkpoint behind it.
-    kill_when(start(folder), (seed / "checkpoint-5" / "trainer_state.json").is_file)
+    assert ran(folder, "step 8") == -signal.SIGKILL
+    assert (seed / "checkpoint-5" / "trainer_state.json").is_file()
     # Within the second epoch, while a checkpoint is being written: the Trainer's state, which comes last, is not there.
-    kill_when(start(folder), (seed / "checkpoint-20").is_dir)
+    assert ran(folder, "checkpoint 20") == -signal.SIGKILL
+    assert (seed / "checkpoint-20").is_dir()
+    assert not (seed / "checkpoint-20" / "trainer_state.json").exists()
     # At the end of the second, with its row written and no checkpoint behind it.
-    kill_when(start(folder), lambda: (seed / "epochs.jsonl").read_text().count("\n") >= 2)
-    assert finish(start(folder)) == 0
+    assert ran(folder, "step 25") == -signal.SIGKILL
+    assert (seed / "epochs.jsonl").read_text().count("\n") == 2
+    assert ran(folder) == 0
     assert_same_run(whole, folder)
 
 
 @pytest.mark.parametrize("crashes", [("model 2", "named"), ("removal", "row"), ("step 7", "done")])
-def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], start: Start, whole: Path, tmp_path: Path) -> None:
+def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], ran: Ran, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     epochs = folder / "seed-3" / "epochs.jsonl"
     for crash in crashes:
-        assert finish(start(folder, crash)) == -signal.SIGKILL
+        assert ran(folder, crash) == -signal.SIGKILL
         # The best model so far is whole, whatever was being done.
         lines = epochs.read_text().splitlines(keepends=True) if epochs.is_file() else []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -127,13 +114,13 @@ def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], start: Start, wh
         best = max(rows, key=lambda row: float(row["scores"]["pearson"]))["epoch"]
         place = folder / "seed-3" / ("model" if crash == "done" else f"best-{best:g}")
         assert load_file(place / "model.safetensors")
-    assert finish(start(folder)) == 0
+    assert ran(folder) == 0
     assert_same_run(whole, folder)
 
 
-def test_a_finished_run_is_left_as_it_is(start: Start, whole: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(ran: Ran, whole: Path) -> None:
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    assert finish(start(whole)) == 0
+    assert ran(whole) == 0
     after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert before.keys() == after.keys()
     # Of finetuned.json the time alone is another.

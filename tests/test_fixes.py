@@ -19,7 +19,7 @@ def correlated(n: int, width: int, seed: int = 0) -> np.ndarray:
     return made
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=5), st.integers(0, 99))
 def test_moments_are_the_same_in_any_pieces(sizes: list[int], seed: int) -> None:
     parts = [correlated(n, 3, seed + i) for i, n in enumerate(sizes)]

@@ -144,7 +144,7 @@ def test_where_texts_differ_in_topic_few_dimensions_pass_by_chance() -> None:
     assert (adjusted(draws[:1], spread(draws)[None], 79) < 0.05).sum() <= 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(5, 40), st.integers(1, 9))
 def test_the_sample_is_the_tokens_with_the_smallest_keys_however_they_come(seed: int, n: int, step: int) -> None:
     random = np.random.default_rng(seed)
@@ -163,7 +163,7 @@ def test_the_sample_is_the_tokens_with_the_smallest_keys_however_they_come(seed:
     assert sample.part("without_special").sum() == ordinary[expected].sum()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(1, 7), st.integers(1, 14))
 def test_means_of_types_are_over_all_their_tokens_however_they_come(seed: int, step: int, size: int) -> None:
     random = np.random.default_rng(seed)
@@ -181,7 +181,7 @@ def test_means_of_types_are_over_all_their_tokens_however_they_come(seed: int, s
         assert mean == pytest.approx(values[counted & (ids == one)].mean(0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.integers(6, 30))
 def test_rank_correlations_are_scipy_s_with_ties_on_both_sides(seed: int, n: int) -> None:
     random = np.random.default_rng(seed)

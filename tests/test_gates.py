@@ -96,7 +96,7 @@ def test_inputs_reach_the_shell_as_variables_alone(place: Path) -> None:
 def test_extras_are_put_together(place: Path) -> None:
     script = step("Install")["run"].replace("python -m pip install --quiet", "echo")
     assert shell(place, script, PACKAGE="outlierlens", EXTRAS="").stdout.strip() == "outlierlens"
-    assert shell(place, script, PACKAGE="a.whl", EXTRAS="gguf,onnx").stdout.strip() == "a.whl[gguf,onnx]"
+    assert shell(place, script, PACKAGE="a.whl", EXTRAS="models,onnx").stdout.strip() == "a.whl[models,onnx]"
 
 
 def test_the_workflow_gives_inputs_that_exist() -> None:

@@ -18,7 +18,7 @@ from outlierlens.geometry.cosines import (
     unit,
 )
 from outlierlens.geometry.resampling import estimate, jackknife, sentence_weights
-from outlierlens.geometry.spread import effective_rank, iso_score, isotropic_iso_score, left_out
+from outlierlens.geometry.spread import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_three_vectors_by_hand() -> None:
     assert unit(np.zeros((1, 2))).tolist() == [[0, 0]]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 12), st.integers(1, 6), st.integers(0, 10_000))
 def test_weighted_mean_cosine_is_brute_force_and_contributions_sum_to_it(n: int, width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -144,36 +144,74 @@ def test_informativity_tells_a_dimension_that_says_everything_from_one_that_says
     assert loud[1] == pytest.approx(expected, abs=1e-9)
 
 
-def test_iso_score_of_known_covariances() -> None:
-    assert iso_score(np.eye(5) * 3) == pytest.approx(1.0)
-    assert iso_score(np.diag([1.0, 0, 0, 0])) == pytest.approx(0.0)
-    # k of n directions with the same variance: (k − 1) / (n − 1), as in the paper
-    assert iso_score(np.diag([2.0, 2, 2, 0, 0])) == pytest.approx(2 / 4)
-    assert np.isnan(iso_score(np.zeros((3, 3))))
+def iso_score(covariance: np.ndarray) -> float:
+    """(trace² / |C|² − 1) / (n − 1), of a covariance."""
+    return float((np.trace(covariance) ** 2 / (covariance**2).sum() - 1) / (len(covariance) - 1))
+
+
+def drawn_scores(vectors: np.ndarray, size: int, n_groups: int = 10) -> np.ndarray:
+    """IsoScores of sentences of `size` vectors each: of all, and without each group."""
+    n = len(vectors) // size
+    group = np.arange(n) % n_groups
+    starts = np.arange(n) * size
+    return iso_scores(scatters(vectors, np.repeat(group, size)), own_scatters(vectors, starts), group)
+
+
+def test_iso_score_takes_pairs_of_different_sentences_alone() -> None:
+    vectors = normal(60, 4) * [1, 2, 3, 4] + 7
+    away = vectors - vectors.mean(0)
+    own = [away[start : start + 5].T @ away[start : start + 5] for start in range(0, 60, 5)]
+    for score, left_out in zip(drawn_scores(vectors, 5, 3), (-1, 0, 1, 2), strict=True):
+        kept = [i for i in range(12) if i % 3 != left_out]
+        pairs = [(i, j) for i in kept for j in kept if i != j]
+        trace = sum(np.trace(own[i]) * np.trace(own[j]) for i, j in pairs)
+        square = sum((own[i] * own[j]).sum() for i, j in pairs)
+        assert score == pytest.approx((trace / square - 1) / 3)
     with pytest.raises(BadInput, match="at least 2 dimensions, got 1"):
-        iso_score(np.eye(1))
+        drawn_scores(normal(60, 1), 5)
+    with pytest.raises(BadInput, match="at least 2 vectors of 2 sentences, got 1"):
+        scatters(vectors[:1], np.zeros(1, dtype=int))
+    nothing = OwnScatters(*np.zeros((3, 4)))
+    assert np.isnan(iso_scores(np.zeros((2, 3, 3)), nothing, np.arange(4) % 2)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 8), st.integers(0, 10_000))
 def test_iso_score_is_what_the_paper_s_steps_give(width: int, seed: int) -> None:
-    vectors = normal(30, width, seed=seed) * np.random.default_rng(seed).uniform(0.1, 5, size=width)
-    covariance = np.cov(vectors.T)
-    variances = np.linalg.eigvalsh(covariance)
+    """Of so many vectors that the few of a sample do not matter."""
+    scale = np.random.default_rng(seed).uniform(0.1, 5, size=width)
+    variances = scale**2
     scaled = variances * np.sqrt(width) / np.linalg.norm(variances)
     distance = np.linalg.norm(scaled - 1) / np.sqrt(2 * (width - np.sqrt(width)))
     phi = (width - distance**2 * (width - np.sqrt(width))) ** 2 / width**2
-    assert iso_score(covariance) == pytest.approx((width * phi - 1) / (width - 1), abs=1e-9)
+    expected = (width * phi - 1) / (width - 1)
+    assert iso_score(np.diag(variances)) == pytest.approx(expected, abs=1e-9)
+    assert drawn_scores(normal(20_000, width, seed=seed) * scale, 4)[0] == pytest.approx(expected, abs=0.05)
 
 
-def test_iso_score_of_gaussian_vectors_reaches_its_ceiling_and_one_loud_dimension_takes_it() -> None:
-    vectors = normal(2000, 50)
-    ceiling = isotropic_iso_score(2000, 50)
-    assert ceiling == pytest.approx(0.975, abs=0.005)
-    assert iso_score(np.cov(vectors.T)) == pytest.approx(ceiling, abs=0.005)
-    assert isotropic_iso_score(60, 50) == pytest.approx(iso_score(np.cov(normal(60, 50).T)), abs=0.03)
-    vectors[:, 3] *= 50
-    assert iso_score(np.cov(vectors.T)) < 0.01
+def test_iso_score_does_not_depend_on_how_few_vectors_there_are() -> None:
+    """Isotropic vectors have 1; of 400 in 50 dimensions the covariance itself says 0.89."""
+    found = [drawn_scores(normal(400, 50, seed=seed), 2)[0] for seed in range(30)]
+    assert np.mean(found) == pytest.approx(1, abs=0.01)
+    assert iso_score(np.cov(normal(400, 50).T)) < 0.91
+    loud = normal(2000, 50)
+    loud[:, 3] *= 50
+    assert drawn_scores(loud, 4)[0] < 0.01
+
+
+def test_intervals_of_iso_scores_cover() -> None:
+    """The interval about the covariance's own score covered 0 to 91 %: it is too small."""
+    width, n, size = 24, 150, 4
+    scale = np.arange(1, width + 1.0) ** -0.2
+    truth = iso_score(np.diag(scale**2))
+    random = np.random.default_rng(0)
+    inside = 0
+    for _ in range(150):
+        sentence = np.repeat(random.standard_normal((n, width)), size, axis=0)
+        found = drawn_scores((0.7 * sentence + 0.7 * random.standard_normal((n * size, width))) * scale, size)
+        one = jackknife(found, None, n)
+        inside += one.low <= truth <= one.high
+    assert inside > 0.93 * 150 - 2 * np.sqrt(0.93 * 0.07 * 150)
 
 
 def test_effective_rank_of_known_spectra() -> None:
@@ -184,26 +222,17 @@ def test_effective_rank_of_known_spectra() -> None:
     assert np.isnan(effective_rank(np.zeros((2, 2))))
 
 
-def test_left_out_covariances_are_those_of_the_rest() -> None:
-    vectors = normal(40, 3) + 7
-    groups = np.arange(40) % 4
-    found = left_out(vectors, groups)
-    assert len(found) == 5
-    assert found[0] == pytest.approx(np.cov(vectors.T))
-    for group in range(4):
-        assert found[1 + group] == pytest.approx(np.cov(vectors[groups != group].T))
-    with pytest.raises(BadInput, match="at least 2 vectors of 2 sentences, got 1"):
-        left_out(vectors[:1], groups[:1])
-
-
 def test_a_jackknife_of_a_mean_is_its_standard_error() -> None:
     values = normal(10)
     left = np.array([np.delete(values, i).mean() for i in range(10)])
-    found = jackknife(np.append(values.mean(), left), None)
+    found = jackknife(np.append(values.mean(), left), None, 100)
     error = values.std(ddof=1) / np.sqrt(10)
     assert found.value - found.low == pytest.approx(2.262 * error)
     assert found.high - found.value == pytest.approx(2.262 * error)
     assert np.isnan(found.change)
+    few = jackknife(np.append(values.mean(), left), None, 99)
+    assert few.value == found.value
+    assert np.isnan([few.low, few.high]).all()  # so few sentences are not settled
 
 
 def test_changes_are_paired() -> None:

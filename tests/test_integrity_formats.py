@@ -228,11 +228,11 @@ def test_gguf_against_the_original_and_against_its_converted_copy(
 
 @pytest.mark.real
 def test_a_real_gguf_matches_its_converted_copy(sample: Any, tmp_path: Path) -> None:
-    from outlierlens.samples.convert import model_directory
+    from outlierlens.model_folder import model_folder
 
     with open_checkpoint(sample("smollm2-135m")) as checkpoint:
         found = fingerprint_checkpoint(checkpoint, FingerprintOptions())
-    with open_checkpoint(str(model_directory("smollm2-135m"))) as copy:
+    with open_checkpoint(str(model_folder("smollm2-135m"))) as copy:
         same = verify_checkpoint(copy, found)
     assert same.matches, same.verdict
     assert same.n_not_compared == 0

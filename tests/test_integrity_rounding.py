@@ -15,7 +15,7 @@ WORD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 # Within the range of all three formats.
 VALUES = st.floats(-60000, 60000, width=32)
 ROW = st.lists(VALUES, min_size=1, max_size=40)
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=40)
 
 
 def row(values: Any) -> np.ndarray:

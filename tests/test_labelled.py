@@ -162,7 +162,7 @@ def test_labels_read_from_data(tmp_path: Path) -> None:
     assert read_examples(named, write(path, texts(2, 0, 1))).labels == (2, 0, 1)  # 0 is none: they count from 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_any_order_of_classes_gives_the_same_names(data: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     """However a file numbers its classes, each example keeps the name that its number stands for there."""

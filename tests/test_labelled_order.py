@@ -31,7 +31,7 @@ def test_every_permutation_of_mnli(order: tuple[int, ...]) -> None:
     assert label_order(MNLI, generic, "task") == (0, 1, 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_order_says_what_each_output_means(data: Any) -> None:
     labels = data.draw(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=2, unique_by=plain))

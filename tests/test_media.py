@@ -275,7 +275,7 @@ def test_recordings_that_lie_or_are_damaged_are_named(tmp_path: Path) -> None:
 def test_other_formats_are_read_by_soundfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(
-        MissingExtra, match=r"reading a\.flac, which is no PCM \.wav, needs soundfile.*outlierlens\[audio\]"
+        MissingExtra, match=r"reading a\.flac, which is no PCM \.wav, needs soundfile.*pip install '\.\[audio\]'"
     ):
         recording(b"fLaC....", "a.flac", max_seconds=1)
     floats = bytearray(made.write_wav(tmp_path / "f.wav", np.zeros(8), width=4).read_bytes())
@@ -304,6 +304,16 @@ def test_other_formats_are_read_by_soundfile(monkeypatch: pytest.MonkeyPatch, tm
     assert (sound.samples.tolist(), sound.rate, sound.cut) == ([0.375] * 20, 10, True)
     with pytest.raises(BadFile, match=r"a\.ogg: cannot be read as a recording \(format not recognised\)"):
         recording(b"OggS", "a.ogg", max_seconds=2)
+
+
+def test_a_flac_file_is_read_as_it_was_written() -> None:
+    soundfile = pytest.importorskip("soundfile")
+    wave_of = np.round(np.sin(np.arange(40) / 3) * 20000).astype(np.int16)
+    written = io.BytesIO()
+    soundfile.write(written, np.stack([wave_of, wave_of // 2], axis=1), 8000, format="FLAC", subtype="PCM_16")
+    sound = recording(written.getvalue(), "a.flac", max_seconds=1)
+    assert (sound.rate, sound.cut) == (8000, False)
+    np.testing.assert_allclose(sound.samples, (wave_of / 2 + wave_of // 2 / 2) / 32768, atol=1e-6)
 
 
 def test_recordings_of_arrays_have_their_own_lengths(tmp_path: Path) -> None:

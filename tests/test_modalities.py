@@ -189,7 +189,11 @@ def test_a_planted_dimension_is_found_by_weights_and_by_damage(
     assert damage.intact.score.value == pytest.approx(0.1)
     assert damage.chosen.change >= 0.35
     assert damage.chosen.change_low > 0.05
-    assert [control.p for control in damage.controls] == pytest.approx([0.1, 0.1, 0.25])
+    assert {control.kind: control.p for control in damage.controls} == {
+        "random": 0.1,
+        "ordinary": None,
+        "matched": None,
+    }
     assert [control.mean for control in damage.controls] == pytest.approx([0, 0, 0], abs=0.05)
     assert damage.fills == damage.continuations == ()
     inert = disable(models(kind), data[kind], [made.INERT], DisableOptions(n_random=0, n_matched=0))
@@ -269,7 +273,7 @@ def test_every_ablation_works_on_items(
     kept = kind == "audio" and mode == "writes"  # a norm's scale brings on what the embeddings wrote
     assert damage.chosen.change == pytest.approx(0, abs=0.05) if kept else damage.chosen.change > 0.2
     if mode == "mean":
-        assert "all tokens of each of these" in damage.notes[0]
+        assert any("all tokens of each of these" in note for note in damage.notes)
 
 
 def test_resampling_never_draws_padding(models: Callable[[str], LoadedModel], data: dict[str, LabelledItems]) -> None:
@@ -376,7 +380,7 @@ def test_what_does_not_fit_is_named(
         with pytest.raises(BadInput, match=message):
             observe(load_model(str(tmp_path / name), PLAIN), data[name])
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(MissingExtra, match=r"reading images needs PIL.*outlierlens\[vision\]"):
+    with pytest.raises(MissingExtra, match=r"reading images needs PIL.*pip install '\.\[vision\]'"):
         observe(models("image"), data["image"])
 
 

@@ -132,7 +132,7 @@ def test_parquet_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"needs pyarrow, which is not installed; run: pip install"):
+    with pytest.raises(MissingExtra, match=r"needs pyarrow, which is not installed; run in a clone"):
         TWO.to_parquet(tmp_path / "o.parquet")
     assert not list(tmp_path.iterdir())
 
@@ -151,7 +151,7 @@ def test_the_command_asks_for_pyarrow_before_it_loads_the_model(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert command(monkeypatch, "observe", str(tmp_path / "no-model"), "--parquet", str(tmp_path / "o.parquet"))
-    assert "--parquet needs pyarrow, which is not installed; run: pip install" in capsys.readouterr().err
+    assert "--parquet needs pyarrow, which is not installed; run in a clone" in capsys.readouterr().err
 
 
 def test_the_command_writes_both_views(

@@ -41,7 +41,7 @@ def brute_force(values: np.ndarray, labels: np.ndarray, n_classes: int, weights:
     return best / weights.sum()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_intervals_are_the_best_there_are(data: st.DataObject) -> None:
     n_classes = data.draw(st.integers(2, 3))
@@ -287,8 +287,7 @@ def test_a_regression_gets_lines(tmp_path: Path) -> None:
     for dim in (0, 3, one.best.dim):
         assert one.value[dim] == pytest.approx(stats.pearsonr(dev.labels, said[:, dim]).statistic, abs=1e-4)
     assert (found.metric, found.majority, one.shifted_mean) == ("pearson", 0.0, None)
-    assert one.best.low < one.best.value < one.best.high
-    assert np.isnan(one.low).sum() == max(0, 32 - len({3, one.best.dim, *np.argsort(-one.value)[:20].tolist()}))
+    assert np.isnan([one.low, one.high]).all()  # 16 examples settle no correlation
     assert "· h +" in one.best.rule
     assert "no dimension at all" in str(charts.one_dimension(found).spec)
 

@@ -176,7 +176,7 @@ def test_weights_of_dynamic_quantization_find_their_scale_by_name(tmp_path: Path
     assert {key: array.tolist() for key, array in values.items()} == {"m.layer.3.lin.weight": [[0.5, 0], [-0.25, 0.25]]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 5), st.sampled_from(["tensor", "axis", "block"]), st.data())
 def test_dequantized_as_the_reference_evaluator_does(rows: int, columns: int, way: str, data: st.DataObject) -> None:
     from tempfile import TemporaryDirectory

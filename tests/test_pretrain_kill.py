@@ -3,9 +3,7 @@
 import json
 import random
 import signal
-import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,22 @@ import pytest
 from safetensors.numpy import load_file
 
 import forked
+from moments import finish
 from outlierlens.rows import read_rows
 from outlierlens.watch_rows import read_activity, read_watch
 from pretrain_runs import recipe_in, train_alone
 
 STEPS, EVERY, SAVE = 60, 5, 10
-SECONDS = 120
 # What a clock says.
 NOT_COMPARED = ("_runtime", "_per_second")
 
 
+Ran = Callable[..., int]
+
+
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], BaseProcess]:
-    """Start the training into a folder, in a process of its own; dropout makes every random generator matter."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Train into a folder, in a process of its own; its exit status. Dropout makes every random generator matter."""
     root = tmp_path_factory.mktemp("killed")
     recipe = recipe_in(root).changed(
         [
@@ -41,36 +42,19 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], BaseProc
         ]  # 960 rows are read of 360: the order of the third epoch counts
     )
 
-    def begin(folder: Path) -> BaseProcess:
-        process = forked.context().Process(target=train_alone, args=(recipe, folder, root / "cache"))
+    def run(folder: Path, crash: str = "") -> int:
+        process = forked.context().Process(target=train_alone, args=(recipe, folder, root / "cache", crash))
         process.start()
-        return process
+        return finish(process)
 
-    return begin
-
-
-def finish(process: BaseProcess) -> int:
-    process.join(SECONDS)
-    assert process.exitcode is not None, "still running"
-    return process.exitcode
-
-
-def kill_when(process: BaseProcess, moment: Callable[[], bool], pause: float = 0.0) -> None:
-    """Kill the process `pause` seconds after `moment` has come."""
-    deadline = time.monotonic() + SECONDS
-    while not moment() and time.monotonic() < deadline:
-        assert process.exitcode is None, f"ended by itself ({process.exitcode}) before it could be killed"
-        time.sleep(0.0005)
-    time.sleep(pause)
-    process.kill()
-    assert finish(process) == -signal.SIGKILL
+    return run
 
 
 @pytest.fixture(scope="module")
-def whole(start: Callable[[Path], BaseProcess], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(ran: Ran, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run without a stop."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert finish(start(folder)) == 0
+    assert ran(folder) == 0
     return folder
 
 
@@ -115,43 +99,29 @@ def assert_same_run(one: Path, other: Path) -> None:
         np.testing.assert_allclose(weights[1][name], tensor, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def last_step(rows: Path) -> int:
-    """The last step that the watch has recorded, -1 before the first."""
-    try:
-        keys = [line[:40] for line in rows.read_text().splitlines() if line.startswith('{"key":"step ')]
-    except FileNotFoundError:
-        return -1
-    return int(keys[-1].split('"')[3].split()[1]) if keys else -1
-
-
-def test_killed_at_random_moments_and_resumed(
-    start: Callable[[Path], BaseProcess], whole: Path, tmp_path: Path
-) -> None:
+def test_killed_at_random_moments_and_resumed(ran: Ran, whole: Path, tmp_path: Path) -> None:
     chance = random.Random(7)
     folder = tmp_path / "run"
-    rows = folder / "watch.jsonl"
     # Before there is a checkpoint: rows of the watch, and nothing to go on from.
-    process = start(folder)
-    first = chance.randrange(0, SAVE, EVERY)
-    kill_when(process, lambda: last_step(rows) >= first)
+    assert ran(folder, f"row {chance.randrange(0, SAVE, EVERY)}") == -signal.SIGKILL
     assert not list(folder.glob("checkpoint-*/trainer_state.json"))
-    # Somewhere between two checkpoints, some way into the middle third.
-    process = start(folder)
-    second = chance.randrange(STEPS // 3, STEPS * 2 // 3, EVERY)
-    kill_when(process, lambda: last_step(rows) >= second, pause=chance.random() * 0.05)
-    # While a checkpoint is being written: its folder is there and the Trainer's state, which comes last, is not.
-    process = start(folder)
+    # Somewhere between two checkpoints, in the middle third.
+    second = chance.randrange(STEPS // 3, STEPS * 2 // 3)
+    assert ran(folder, f"forward {second}") == -signal.SIGKILL
+    # While a checkpoint is being written.
     third = folder / f"checkpoint-{chance.randrange(second + 2 * SAVE, STEPS + 1) // SAVE * SAVE}"
-    kill_when(process, third.is_dir)
+    assert ran(folder, third.name.replace("-", " ")) == -signal.SIGKILL
+    assert third.is_dir()
+    assert not (third / "trainer_state.json").exists()
     assert not (folder / "model").exists()
-    assert finish(start(folder)) == 0
+    assert ran(folder) == 0
     assert list(folder.glob("watch.replayed-*.jsonl"))
     assert_same_run(whole, folder)
 
 
-def test_a_finished_run_is_left_as_it_is(start: Callable[[Path], BaseProcess], whole: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(ran: Ran, whole: Path) -> None:
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    assert finish(start(whole)) == 0
+    assert ran(whole) == 0
     after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert before.keys() == after.keys()
     assert [path.name for path in before if before[path] != after[path]] == []

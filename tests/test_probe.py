@@ -66,6 +66,7 @@ def test_planted_dimensions_are_found(words: Any) -> None:
     assert heat[0].tolist() == [0, 0]  # [CLS] stands there, and was not evaluated
     weights = found.n_at / found.n_at.sum()
     assert weights @ first.heat == pytest.approx(first.contribution[list(first.heat_dims)], rel=1e-5)
+    assert sorted(map(first.weight_rank, range(len(first.weight)))) == list(range(1, 1 + len(first.weight)))
 
 
 def test_without_positions_a_probe_is_no_better_than_chance(words: Any) -> None:
@@ -161,10 +162,10 @@ def test_which_tokens_count(words: Any) -> None:
     special = probe_positions(loaded, split, NONE, ProbeOptions(special=True))
     assert special.n_trained_at.tolist() == [2, 2, 2, 2, 1, 0]
     assert special.n_at.tolist() == [2, 2, 2, 1, 1, 1]
-    capped = probe_positions(loaded, split, NONE, ProbeOptions(positions=3))
+    capped = probe_positions(loaded, split, NONE, ProbeOptions(positions=3, redraws=0))
     assert capped.n_at.tolist() == [0, 2, 1]
     assert capped.notes == ("3 tokens at later positions than the 3 probed were left out",)
-    few = probe_positions(loaded, split, NONE, ProbeOptions(limit=1))
+    few = probe_positions(loaded, split, NONE, ProbeOptions(limit=1, redraws=0))
     assert few.n_train == 1
     assert few.notes == ("1 of 2 texts of t were trained on, drawn by the seed",)
 
@@ -190,6 +191,7 @@ def test_what_cannot_be_probed(words: Any) -> None:
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
         ({"positions": 1}, "positions is 1; it must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
+        ({"redraws": 1}, "redraws is 1; use 2 at least, for one says nothing of a spread, or 0 for none"),
     ):
         with pytest.raises(BadInput, match=message):
             ProbeOptions(**options)  # type: ignore[arg-type]
@@ -279,12 +281,14 @@ def test_the_command(folder: Path, run: Any) -> None:
     assert (code, out.count("accuracy on clipped vectors")) == (0, 1), err
     assert "position of a token among 10, without special tokens (they count as positions); 1 epoch over" in out
     assert "note: positions are added before the first block" in out
-    assert "dim 3 (rank)" in out
+    assert "dim 3 (rank; of |w| alone)" in out
     assert "clipping 1:3: named by hand" in out
     assert "training, epoch 1 of 1" in err
     assert "evaluating" in err
     found = load(result)
     assert found.layers[2].clipped_dims == (3,)
+    assert "intervals hold for other evaluated texts and for other training texts (drawn again 7 times)" in out
+    assert found.layers[2].clipped_change.sd_training is not None
     assert found.provenance.command.startswith("outlierlens probe ")
     assert chart.read_bytes().startswith(b"<svg")
     code, _, err = run(*base, "-o", str(result))
@@ -292,13 +296,16 @@ def test_the_command(folder: Path, run: Any) -> None:
 
     options = ("--full", "--clip", "none", "--json", "--lr", "0.02", "--probe-batch", "16", "--positions", "6", "--no-retrain",
                "--row", "predicted", "--special", "--layers", "embeddings,1", "--dtype", "float32")  # fmt: skip
+    options += ("--redraws", "0")
     code, out, _ = run(*base, *options)
     document = json.loads(out)
     assert (code, document["epochs"], document["row"], document["special"]) == (0, 10, "predicted", True)
     assert (document["learning_rate"], document["batch"], document["n_positions"]) == (0.02, 16, 6)
     assert [one["layer"] for one in document["layers"]] == ["embeddings", "1"]
     assert document["cached"]
-    code, out, err = run(*base, "--no-retrain", "--clip", "3", "--dtype", "float32")
+    assert (document["n_redraws"], document["layers"][0]["raw"]["sd_training"]) == (0, None)
+    code, out, err = run(*base, "--no-retrain", "--clip", "3", "--dtype", "float32", "--redraws", "0")
+    assert "intervals are over the evaluated texts alone: training was not drawn again (--redraws)" in out
     assert (code, "–" in out) == (0, True)
     assert load(result).layers[2].retrained is not None
 

@@ -19,7 +19,7 @@ from outlierlens.pruning.experiment import ExperimentOptions, Pruner, prune_expe
 from outlierlens.pruning.removal import Cells
 from outlierlens.results import load
 
-TEXTS = Texts("made up", tuple(" ".join(f"w{(5 * i + j) % 35}" for j in range(8 + i)) for i in range(6)))
+TEXTS = Texts("made up", tuple(" ".join(f"w{(5 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
 FEW = {"n_random": 2, "n_scattered": 2, "n_matched": 2}
 
 
@@ -112,10 +112,10 @@ def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
     lines = rows.read_text().splitlines()
     assert len(lines) == 1 + 5  # identity; magnitude, chosen, three controls
     changed = [json.loads(line) for line in lines]
-    changed[2]["value"]["per_text"] = [9.0] * 6
+    changed[2]["value"]["per_text"] = [9.0] * 18
     rows.write_text("".join(json.dumps(line) + "\n" for line in changed))
     again = prune_experiment(loaded, TEXTS, options, rows=rows)
-    assert again.chosen.score.per_text == (9.0,) * 6
+    assert again.chosen.score.per_text == (9.0,) * 18
     assert again.magnitude == first.magnitude
     assert again.controls[0].conditions == first.controls[0].conditions
     with pytest.raises(BadInput, match="budget was 6, is 12"):

@@ -63,7 +63,7 @@ def draw_scores(cells: Cells, seed: int, few: bool) -> dict[str, np.ndarray]:
     return {n: random.integers(0, 3, s).astype(float) if few else random.random(s) for n, s in shapes.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
     norm = data.draw(st.booleans())
@@ -119,7 +119,7 @@ def test_no_mask_breaks_the_constraint_and_budgets_are_met(data: Any) -> None:
         assert bool(found.swaps) == bool(found.broken_without["model"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 999), norm=st.booleans(), budget=st.integers(0, 8))
 def test_masks_are_the_cheapest_where_a_cell_needs_all_its_weights(seed: int, norm: bool, budget: int) -> None:
     cells = cells_of(2, 2, Removal(), norm=norm, row=(2,))
@@ -232,7 +232,7 @@ def test_global_pruning_under_guard(family: str) -> None:
     assert model(torch.arange(4)[None]).last_hidden_state.isfinite().all()
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 99), amount=st.floats(0.05, 0.9), steps=st.integers(1, 3))
 def test_pruning_one_tensor_after_the_other(seed: int, amount: float, steps: int) -> None:
     torch.manual_seed(seed)

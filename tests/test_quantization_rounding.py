@@ -82,7 +82,7 @@ def test_what_is_exempt_stays_and_widens_no_range() -> None:
     assert torch.equal(kept[:, 1:], fake_quantize(values[:, 1:], scheme("int8-tensor")))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values=MATRICES, name=st.sampled_from(INTEGERS))
 def test_per_tensor_equals_torch_to_the_last_bit(values: np.ndarray, name: str) -> None:
     tensor, chosen = torch.from_numpy(values), scheme(name.format("tensor"))
@@ -91,7 +91,7 @@ def test_per_tensor_equals_torch_to_the_last_bit(values: np.ndarray, name: str) 
     assert same_bits(fake_quantize(tensor, chosen), wanted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values=MATRICES, name=st.sampled_from(INTEGERS))
 def test_per_channel_and_per_token_equal_torch_to_the_last_bit(values: np.ndarray, name: str) -> None:
     tensor, chosen = torch.from_numpy(values), scheme(name.format("channel"))
@@ -103,7 +103,7 @@ def test_per_channel_and_per_token_equal_torch_to_the_last_bit(values: np.ndarra
     assert same_bits(fake_quantize_inputs(tensor[None], token)[0], wanted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values=MATRICES, number=st.sampled_from(sorted(FP8)), power=st.integers(-20, 4))
 def test_fp8_equals_torch_s_cast_to_the_last_bit(values: np.ndarray, number: str, power: int) -> None:
     # With the format's largest value · 2^k among them the step is 2^k, and scaling is exact.
@@ -127,7 +127,7 @@ def test_fp8_is_the_nearest_of_all_its_codes(number: str) -> None:
     assert torch.isin(found, codes).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(values=MATRICES, name=st.sampled_from(("int8-{}", "int4-{}-asym", "e4m3-{}", "e5m2-{}")))
 def test_a_group_as_long_as_the_row_is_the_channel(values: np.ndarray, name: str) -> None:
     tensor = torch.from_numpy(values)
@@ -135,7 +135,7 @@ def test_a_group_as_long_as_the_row_is_the_channel(values: np.ndarray, name: str
     assert same_bits(group, fake_quantize(tensor, scheme(name.format("channel"))))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(values=MATRICES, name=st.sampled_from(INTEGERS))
 def test_rounded_values_stay_within_half_a_step_and_zeros_stay(values: np.ndarray, name: str) -> None:
     tensor, chosen = torch.from_numpy(values), scheme(name.format("channel"))

@@ -1,6 +1,7 @@
 """What `quant` shows: the command on a shipped model, its text, charts that compile, the report's section."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,13 @@ def test_what_is_printed_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         "int4-channel/none +1; int8-channel/int8-token: no cost that can be told, nothing to keep (nats per token)"
     )
     (row,) = [line.split() for line in lines if "int8-tensor/int8-tensor" in line and "+1.9 to +2.1" in line]
-    assert row[0] == "int8-tensor/int8-tensor"
+    assert row[:6] == ["int8-tensor/int8-tensor", "+2", "+1.9", "to", "+2.1", "0.012"]
     assert row[-1] == "keep"
     assert "(12.5%)" in row
+    (row,) = [line.split() for line in lines if "int8-tensor/int8-tensor" in line and "+1.85 to +1.95" in line]
+    assert row[1:] == ["+1.9", "+1.85", "to", "+1.95", "0.021"] * 2
+    assert made().noise_note in lines
+    assert "1e-6 (3 more runs of 2 texts)" in made().noise_note
     assert any("5: 40 in layer 0 (up), rank 1 of 8, median 2" in line for line in lines)
     assert lines[-1] == "note: a note"
 
@@ -104,10 +109,11 @@ def test_the_report_has_a_section() -> None:
     assert section.sentences[0].startswith("Keep dimension 5 in 16 bit: int8-tensor/int8-tensor +2 → +0.1")
     assert section.sentences[1:] == (
         "int8-tensor/int8-tensor: keeping dimension 5 (20 % of the weights) gives back 95 % of the cost (+1.9, 95 % interval "
-        "+1.85 to +1.95).",
+        "+1.85 to +1.95, noise 0.021).",
     )
     losses, errors = section.tables
     assert losses.rows[0][:2] == ("int8-tensor/int8-tensor", 2.0)
+    assert losses.rows[0][4] == 0.012
     assert [row[-1] for row in losses.rows] == [
         "keep the outliers",
         "no cost that can be told",
@@ -125,6 +131,18 @@ def test_the_report_has_a_section() -> None:
 def test_results_are_read_back_and_tabled() -> None:
     text = to_json(made())
     assert to_json(from_json(text)) == text
+    before = json.loads(text)
+    del before["noise_draws"], before["n_noise_texts"]
+    for one in before["roundings"]:
+        for part in (one["rounded"], one["kept"], one["regained"]):
+            del part["noise"]
+    old = from_json(json.dumps(before))
+    assert (old.noise_draws, math.isnan(old.worst.rounded.noise), math.isnan(old.worst.regained.noise)) == (
+        0,
+        True,
+        True,
+    )
+    assert "was not measured" in old.noise_note
     rows = made().rows()
     assert [row["what"] for row in rows[:4]] == ["intact", "rounded", "kept", "random"]
     assert rows[2]["change"] == pytest.approx(0.1)

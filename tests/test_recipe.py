@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
@@ -138,7 +138,7 @@ recipes = st.builds(
 
 
 @given(recipe=recipes)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_any_recipe_written_out_is_the_same(recipe: Recipe, tmp_path: Path) -> None:
     assert read_recipe(written(tmp_path, "recipe", recipe.to_toml())) == recipe
 

@@ -35,7 +35,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 
 
 def options(said: list[str] | None = None, **more: Any) -> RecoverOptions:
-    settings = FinetuneSettings(epochs=1, batch=8, learning_rate=1e-3, max_length=16, precision="float32")
+    settings = FinetuneSettings(epochs=1, batch=8, learning_rate=1e-3, max_length=16)
     load = LoadOptions(device="cpu", notice=lambda _: None)
     return RecoverOptions(settings=settings, load=load, progress=(said if said is not None else []).append, **more)
 
@@ -227,7 +227,7 @@ def test_result_and_chart(found: Any) -> None:
 def test_the_command(tuned: Any, tmp_path: Path, run: Any) -> None:
     model, (train, _) = tuned
     words = ["--task", "classify", "--data", str(Path(train.source).parent), "--dims", "3,7", "--random", "0"]
-    words += ["--epochs", "1", "--batch-size", "8", "--max-length", "16", "--device", "cpu", "--precision", "float32"]
+    words += ["--epochs", "1", "--batch-size", "8", "--max-length", "16", "--device", "cpu"]
     folder = tmp_path / "run"
     code, out, err = run("recover", model, *words, "-o", str(folder), "--chart", str(tmp_path / "c.svg"))
     assert code == 0, err

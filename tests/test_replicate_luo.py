@@ -1,4 +1,4 @@
-"""All of Luo et al. on a small model and small data: parts are kept, a stopped run goes on, and the page says what they say."""
+"""Luo et al. on a small model and small data: parts are kept, a stopped run goes on, and the page says what they say."""
 
 import json
 from dataclasses import replace
@@ -296,8 +296,24 @@ def test_the_commonest_extremes_stand_beside_the_papers_shares(whole: Any) -> No
 
 def test_published_numbers_stand_beside_scores_chosen_their_way() -> None:
     known = Published("stsb", 0.5660, 0.6061, "Luo et al. 2021, table 2", "the paper's checkpoint")
-    one = Effect("stsb", "Spearman's ρ", "clip", "best", "3", "2", 0.56, 0.60, 0.04, 0.02, 0.06, "helps", known)
-    other = Effect("sickr", "Spearman's ρ", "clip", "best", "3", "2", 0.61, 0.60, -0.01, -0.03, 0.01, "no difference")
+    one = Effect(
+        "stsb", "Spearman's ρ", "clip", "best", "3", "2", 0.56, 0.60, 0.04, 0.02, 0.06, "+2.00 to +6.00", "helps", known
+    )
+    other = Effect(
+        "sickr",
+        "Spearman's ρ",
+        "clip",
+        "best",
+        "3",
+        "2",
+        0.61,
+        0.60,
+        -0.01,
+        -0.03,
+        0.01,
+        "-3.00 to +1.00",
+        "no difference",
+    )
     table = effect_table((one, other), "title")
     assert table.columns[-2:] == ("published raw", "published clipped")
     assert table.rows[0][-2:] == ("56.60", "60.61")

@@ -1,4 +1,4 @@
-"""All of Puccetti et al. on a small model: parts are kept, a stopped run goes on, and the page says what they say."""
+"""Puccetti et al. on a small model: parts are kept, a stopped run goes on, and the page says what they say."""
 
 import json
 from dataclasses import replace

@@ -105,7 +105,7 @@ def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch
     peak = rules.largest(data.observation.stacks[0])
     for ratio, said in (
         (126.0, "Measure what 8-bit activations cost before you keep dimension 507"),
-        (127.0, "Keep dimension 507"),
+        (127.0, "Give 8-bit activations a scale for each token"),
     ):
         monkeypatch.setattr(rules, "largest", lambda stack, ratio=ratio: replace(peak, value=19.0, ratio=ratio))
         (step,) = (one for one in advice(data) if one.topic == "quantize")
@@ -375,6 +375,20 @@ def test_blanks_are_marked_by_sign_and_word_not_by_colour_alone(page):
     assert all(f"({kind})" in spoken for kind, _, _, spoken in marks)
 
 
+def test_a_word_that_is_not_repeated_is_counted_and_explained_where_there_is_one(page):
+    assert "does not repeat" not in page
+    assert '<mark class="changed">' not in page
+    damage = synthetic.damage()
+    last = damage.fills[-1]
+    blanks = (*last.blanks[:2], replace(last.blanks[2], kind="changed"))
+    fills = (*damage.fills[:-1], replace(last, blanks=blanks))
+    changed = render(synthetic.report_data(damages=(replace(damage, fills=fills),)))
+    assert '<mark class="changed"><i>!</i>changed</mark>' in changed
+    assert "1 changed" in changed
+    assert '<span class="hidden"> (changed)</span>' in changed
+    assert "does not repeat" in changed
+
+
 def hostile_data():
     tokens = (HOSTILE, *synthetic.TOKENS[1:], "\u2028", "\u202egnp.exe", "\x00", "\ud800", "<!--<script>")
     data = synthetic.report_data(observed=synthetic.observation(n_layers=6, hidden_size=520, tokens=tokens))
@@ -541,7 +555,7 @@ def browse(page, folder):
     quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--user-data-dir={folder / 'profile'}"]
     command += ["--enable-logging=stderr", "--virtual-time-budget=8000", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import synthetic_report as synthetic
 from conftest import needs_chromium
+from moments import HANGS
 from outlierlens.report import paired, render
 from outlierlens.report.pair_page import render_pair
 
@@ -52,6 +53,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
             color_scheme="dark" if dark else "light",
             java_script_enabled=scripts,
         )
+        context.set_default_timeout(HANGS * 1000)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
@@ -113,6 +115,8 @@ def test_a_model_of_eighty_layers_and_8192_dimensions_can_be_used(opened: Any) -
 
 def test_contents_and_links_of_headings_are_reached_by_keys(opened: Any) -> None:
     from playwright.sync_api import expect
+
+    expect.set_options(timeout=HANGS * 1000)
 
     page = opened("report")
     page.keyboard.press("Tab")

@@ -11,14 +11,17 @@ import pytest
 import typer
 
 import synthetic_report as synthetic
-from outlierlens.charts.pair import BINS, by_layer, changes, mean_size, profiles
+from outlierlens.charts.pair import BINS, by_layer, changes, profiles
+from outlierlens.charts.weights import mean_size
 from outlierlens.cli import report_pair
+from outlierlens.cli.job import Job
 from outlierlens.errors import BadInput
+from outlierlens.models import LoadOptions
 from outlierlens.report import paired, rerender, write, write_pair
 from outlierlens.report.pair import pair_advice, pair_sentences
 from outlierlens.report.pair_page import pair_sections, render_pair
 from outlierlens.report.results import ReportData
-from outlierlens.results import save
+from outlierlens.results import load, save
 
 
 def report(needles: tuple[int, ...], *, name: str = "tuned", dims: tuple[int, ...] = (), **shape: Any) -> ReportData:
@@ -107,16 +110,45 @@ def test_streams_are_matched_by_name_and_what_is_left_is_said(base: ReportData) 
 
 
 def test_what_makes_numbers_incomparable_is_said(base: ReportData) -> None:
-    damage = replace(base.damages[0], data="other.txt", data_digest="cd" * 32, n_texts=3)
+    damage = replace(base.damages[0], n_texts=3)
     rule = replace(base.scan.rule, n_sigma=2.0)
     other = replace(base, damages=(damage,), scan=replace(base.scan, rule=rule))
     assert [note.split(" ")[0:4] for note in paired(base, other).notes] == [
-        ["the", "two", "scans", "used"], ["losses", "were", "measured", "on"], ["smollm2-135m", "(A)", "was", "measured"],
+        ["the", "two", "scans", "used"], ["smollm2-135m", "(A)", "was", "measured"],
     ]  # fmt: skip
     masked = replace(base.damages[0], task="masked loss")
     pair = paired(base, replace(base, damages=(masked,)))
     assert "their numbers have different scales" in pair.notes[0]
     assert changes((base.damages[0], masked), ("a", "b"), name="x").title.startswith("Loss with")
+
+
+@pytest.mark.parametrize("what", ["texts", "length", "damage alone"])
+def test_what_was_measured_on_different_texts_is_not_put_side_by_side(base: ReportData, what: str) -> None:
+    observed, (damage,) = base.observation, base.damages
+    assert observed is not None
+    changes = {"max_length": 64} if what == "length" else {"data": "other.txt", "data_digest": "cd" * 32, "n_texts": 3}
+    other = replace(base, observation=replace(observed, **changes))  # type: ignore[arg-type]
+    if what == "damage alone":
+        base = replace(base, observation=None)
+        other = replace(base, damages=(replace(damage, data="other.txt", data_digest="cd" * 32, n_texts=3),))
+    pair = paired(base, other, ("a/report.html", ""))
+    assert pair.texts is not None
+    said = pair_sentences(pair)[1]
+    assert said.startswith(
+        "What each loses and what it reaches while it runs is not compared, for they read different texts:"
+    )
+    second = "64 tokens each" if what == "length" else "3 texts of other.txt"
+    assert "smollm2-135m (A) 16 texts of excerpt" in said
+    assert second in said.rpartition("smollm2-135m (B) ")[2]
+    page = render_pair(pair)
+    for side_by_side in ("pair-losses", "Losses side by side", "Hidden values side by side", "perplexity", "damaging"):
+        assert side_by_side not in page.split("<script")[0] + page.split("</script>")[-1], side_by_side
+    assert "The numbers stand in the reports of smollm2-135m (A)." in page
+    first = pair_advice(pair)[0]
+    assert first.commands == ("outlierlens report --compare smollm2-135m smollm2-135m",)
+    same = render_pair(paired(base, base))
+    assert "Losses side by side" in same
+    assert "not compared" not in same
 
 
 def test_commands_of_the_advice_can_be_run(base: ReportData) -> None:
@@ -184,6 +216,76 @@ def test_its_files_and_the_way_there_from_finished_runs(base: ReportData, run: A
     assert write_pair(paired(base, base), tmp_path / "again").files[1].name == "report.html"
 
 
+@pytest.mark.usefixtures("no_picture_files")
+def test_a_model_is_measured_on_the_texts_of_the_finished_one(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report on film reviews beside a model that would be measured on the excerpt by itself, and the other way about."""
+    monkeypatch.setattr("outlierlens.cli.job._tracked", lambda _: ())
+    few = ("--random", "1", "--matched", "0", "--no-progress")
+    (tmp_path / "films.txt").write_text("A fine film.\nA bad one, and long.\nThe actors are good.\n", "utf-8")
+    done = ("report", "mini-planted", "--data", str(tmp_path / "films.txt"), "--limit", "2", "--max-length", "16")
+    assert run(*done, *few, "-o", str(tmp_path / "done"))[0] == 0
+    pair = ("report", "--compare", str(tmp_path / "done"), "mini-bert", *few)
+    code, _, err = run(*pair, "-o", str(tmp_path / "both"))
+    assert (code, "note:" in err) == (0, False), err
+    one, other = (load(tmp_path / name / "results.json").observation for name in ("done", "both/b"))
+    assert (one.data_digest, one.n_texts, one.max_length) == (other.data_digest, other.n_texts, other.max_length)
+    assert "Losses side by side" in (tmp_path / "both" / "report.html").read_text("utf-8")
+    # Others are asked for, or what was read is no longer there: said first, and not put side by side.
+    code, _, err = run(*pair, "--data", "reviews", "--limit", "2", "-o", str(tmp_path / "asked"))
+    assert code == 0
+    assert "mini-planted was measured on 2 texts of" in err
+    assert "mini-bert is measured on others (reviews), and the page will not compare what they lose" in err
+    assert "Losses side by side" not in (tmp_path / "asked" / "report.html").read_text("utf-8")
+    (tmp_path / "films.txt").write_text("Another text.\n", "utf-8")
+    read: list[Any] = []
+    monkeypatch.setattr(report_pair, "run", lambda job, *_: read.append(job) or _stop())
+    code, _, err = run(*pair, "-o", str(tmp_path / "gone"))
+    assert (code, read[0].data, read[0].limit) == (1, "reviews", 64)
+    assert "is measured on others (reviews)" in err
+
+
+@pytest.mark.usefixtures("no_picture_files")
+@pytest.mark.parametrize(
+    ("limits", "calls"),
+    [
+        ((512, 512), [("one", 128), ("two", 128)]),
+        ((64, 512), [("one", 128), ("two", 64)]),
+        ((512, 64), [("one", 128), ("two", 128), ("one", 64)]),
+    ],
+)
+def test_both_read_as_many_tokens_of_a_text_as_the_one_that_reads_fewer(
+    base: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], calls: list[Any]
+) -> None:
+    """Models have so many positions; each run is written down, and once finished not repeated."""
+    observed, done = base.observation, []
+    assert observed is not None
+
+    def measure(job: Job, *_: Any) -> None:
+        done.append((job.model, job.max_length))
+        length = min(job.max_length, dict(zip(("one", "two"), limits, strict=True))[job.model])
+        made = replace(base.provenance, model=job.model, command=job.command)
+        save(
+            replace(base, provenance=made, observation=replace(observed, max_length=length)),
+            job.directory / "results.json",
+        )
+        (job.directory / "report.html").touch()
+
+    monkeypatch.setattr(report_pair, "run", measure)
+    job = Job("one", tmp_path, command="outlierlens report --compare one two")
+    page = report_pair.report_pair(("one", "two"), job, LoadOptions(), lambda *_: None)
+    assert done == calls
+    assert "Losses side by side" in page.read_text("utf-8")
+    page.unlink()
+    report_pair.report_pair(("one", "two"), job, LoadOptions(), lambda *_: None)
+    assert done == calls  # finished: nothing is measured again
+
+
+def _stop() -> None:
+    raise BadInput("far enough")
+
+
 def test_what_cannot_be_compared_is_said_before_any_work(base: ReportData, run: Any, tmp_path: Path) -> None:
     save(base.damages[0], tmp_path / "damage.json")
     code, _, err = run("report", "--compare", "mini-bert", str(tmp_path / "damage.json"), "-o", str(tmp_path / "out"))
@@ -220,4 +322,5 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     (tmp_path / "out" / "report.html").unlink()  # as if it had been stopped before the last step
     assert run(*words)[0] == 0
     code, _, err = run(*words[:-1], "--seed", "1", "--overwrite")
-    assert (code, err) == (1, "error: measured again\n")
+    assert code == 1
+    assert err.endswith("error: measured again\n")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 from safetensors.torch import save_file as save_torch
@@ -197,7 +197,7 @@ def test_written_header_is_read_back_by_the_library(tmp_path: Path) -> None:
 SOUND = save(bert())
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     cut=st.integers(0, len(SOUND)),
     flips=st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)), max_size=4),

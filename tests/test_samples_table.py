@@ -1,6 +1,7 @@
 """The table of samples, the cache's place, and what the real samples hold once they are fetched."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from outlierlens import samples
 from outlierlens.checkpoint import open_checkpoint
 from outlierlens.data import SHIPPED
 from outlierlens.errors import UnknownModel
+from outlierlens.model_folder import model_folder
 from outlierlens.samples import SAMPLES, cache
 
 # --- the table ---------------------------------------------------------------------------------------------------
@@ -65,30 +67,22 @@ def test_the_cache_stands_where_the_platform_wants_it(
 # --- the real ones -----------------------------------------------------------------------------------------------
 
 
-def cached(name: str) -> Path:
-    try:
-        return samples.directory(name)
-    except UnknownModel as missing:
-        pytest.skip(str(missing))
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["mpnet-base", "minilm-l6"])
-def test_fetched_samples_open_as_checkpoints(name: str) -> None:
-    folder = cached(name)
+def test_fetched_samples_open_as_checkpoints(name: str, sample: Any) -> None:
+    folder = samples.directory(sample(name))
     with open_checkpoint(name) as checkpoint:
         assert checkpoint.kind == "safetensors"
         assert checkpoint.config["model_type"] == {"mpnet-base": "mpnet", "minilm-l6": "bert"}[name]
-    assert samples.model_directory(name) == folder
+    assert model_folder(name) == folder
 
 
 @pytest.mark.real
-def test_the_tagger_s_onnx_and_its_conversion_hold_the_same_values() -> None:
+def test_the_tagger_s_onnx_and_its_conversion_hold_the_same_values(sample: Any) -> None:
     pytest.importorskip("onnx")
-    cached("distilbert-cased")
     with (
-        open_checkpoint("distilbert-cased") as stored,
-        open_checkpoint(str(samples.model_directory("distilbert-cased"))) as converted,
+        open_checkpoint(sample("distilbert-cased")) as stored,
+        open_checkpoint(str(model_folder("distilbert-cased"))) as converted,
     ):
         assert (stored.kind, converted.kind) == ("onnx", "safetensors")
         assert stored.config["model_type"] == "distilbert"
@@ -102,15 +96,15 @@ def test_the_tagger_s_onnx_and_its_conversion_hold_the_same_values() -> None:
 
 
 @pytest.mark.real
-def test_the_converted_tagger_computes_what_the_onnx_graph_computes() -> None:
+def test_the_converted_tagger_computes_what_the_onnx_graph_computes(sample: Any) -> None:
     """With the static rounding of activations taken out of the graph, logits agree to float32's precision."""
     onnx = pytest.importorskip("onnx")
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from onnx.reference import ReferenceEvaluator
 
-    folder = cached("distilbert-cased")
-    made = samples.model_directory("distilbert-cased")
+    folder = samples.directory(sample("distilbert-cased"))
+    made = model_folder("distilbert-cased")
     tokenizer = transformers.AutoTokenizer.from_pretrained(made)
     model, loading = transformers.AutoModelForTokenClassification.from_pretrained(made, output_loading_info=True)
     assert not any(loading.values())
@@ -141,12 +135,11 @@ def test_the_converted_tagger_computes_what_the_onnx_graph_computes() -> None:
 
 
 @pytest.mark.real
-def test_the_converted_tagger_shows_the_published_outlier() -> None:
+def test_the_converted_tagger_shows_the_published_outlier(sample: Any) -> None:
     """Dimension 557 is the smallest of nearly every token vector in the first three blocks (Luo et al., 2021)."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    cached("distilbert-cased")
-    made = samples.model_directory("distilbert-cased")
+    made = model_folder(sample("distilbert-cased"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(made)
     model = transformers.AutoModelForTokenClassification.from_pretrained(made).eval()
     texts = [

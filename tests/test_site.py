@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from conftest import needs_chromium
+from moments import HANGS
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
@@ -112,11 +113,12 @@ def test_the_reference_tells_of_every_public_name(pages: dict[Path, Page], site:
 @needs_chromium
 def test_the_search_works_from_the_files_alone(site: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.set_default_timeout(HANGS * 1000)
     asked, complaints = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(f"{(site / 'search.html').as_uri()}?q=anisotropy")
-    page.wait_for_selector("ul.search li a", timeout=60_000)
+    page.wait_for_selector("ul.search li a")
     page.wait_for_selector("text=How vectors lie in space")
     assert "outlierlens.charts.anisotropy" in page.text_content("ul.search")
     page.goto((site / "formulas.html").as_uri())

@@ -53,7 +53,7 @@ def test_binary_and_text_hold_the_same(tmp_path: Path, end: bytes) -> None:
         assert found.name == path.name
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.dictionaries(
         st.from_regex(r"\A\w{1,6}\Z"), st.lists(st.floats(-9, 9, width=32), min_size=3, max_size=3), min_size=1

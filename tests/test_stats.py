@@ -80,7 +80,7 @@ def test_moments_of_many_rows_merge_like_fractions(first: int, second: int) -> N
     assert_merges_exactly({-3: first // 4, 5: first - first // 4}, {-2: second // 3, 22_500: second - second // 3})
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     *(st.dictionaries(st.integers(-30_000, 30_000), st.integers(1, 10**12), min_size=1, max_size=4) for _ in range(2))
 )
@@ -105,7 +105,7 @@ def test_a_dimension_that_never_varies_has_no_shape() -> None:
     assert math.isnan(float(found.kurtosis()))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     cuts=st.lists(st.integers(1, 119), max_size=8, unique=True),
@@ -154,7 +154,7 @@ def test_of_equal_extremes_the_first_text_and_position_is_kept() -> None:
         assert (apart.low.tolist(), apart.high.tolist(), apart.top.tolist()) == ([-2, -5], [1, 5], [2, 5])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 200), exponent=st.floats(-6, 5), share=st.floats(0, 1))
 def test_quantiles_are_within_the_stated_error(seed: int, n: int, exponent: float, share: float) -> None:
     random = np.random.default_rng(seed)
@@ -231,7 +231,7 @@ def counted(found: LayerStats, view: str) -> list[list[float]]:
     return [[group.count, inputs.inputs], *(tensor.tolist() for tensor in exact)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), sizes=st.lists(st.integers(2, 30), min_size=3, max_size=5))
 def test_merging_layers_is_exact_and_associative(seed: int, sizes: list[int]) -> None:
     parts = [(values(n, seed + i), i, i % 3) for i, n in enumerate(sizes)]

@@ -42,7 +42,7 @@ def made_pairs(n: int, seed: int, task: str = "stsb") -> StsPairs:
     return pairs_of(first, second, np.random.default_rng(seed).integers(0, 6, n), task)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(2, 15).flatmap(
         lambda n: st.tuples(
@@ -216,7 +216,7 @@ def test_the_same_numbers_in_any_batch_and_for_a_decoder_with_its_final_norm(wor
     assert np.abs(plain.tasks[0].layers.pooled - normed.tasks[0].layers.pooled).max() > 1e-6
 
 
-def synthetic(n: int = 400, width: int = 12) -> tuple[StsPairs, Vectors, Vectors]:
+def synthetic(n: int = 700, width: int = 12) -> tuple[StsPairs, Vectors, Vectors]:
     """Pairs whose cosine says the gold score, but for dimension 4, which is large noise in layer 0 alone; and a fit text."""
     random = np.random.default_rng(7)
     one = random.normal(size=(n, width))
@@ -274,9 +274,9 @@ def test_planted_noise_in_one_dimension_is_found_to_hurt_and_its_clipping_to_hel
 
 
 def test_intervals_hold_the_difference_of_resampled_scipy() -> None:
-    """The BCa interval lies about where a plain percentile bootstrap of scipy's ρ has it."""
+    """Of so many pairs with normal values it lies about where a plain percentile bootstrap of scipy's ρ has it."""
     random = np.random.default_rng(0)
-    n = 150
+    n = 900
     gold = random.normal(size=n)
     cosines = np.stack([gold + random.normal(size=n) * noise for noise in (2.0, 1.0)], axis=1)[:, None]
     texts = tuple(map(str, range(n)))
@@ -285,13 +285,13 @@ def test_intervals_hold_the_difference_of_resampled_scipy() -> None:
     found = list(choices(measured, None, Names(("0",), ("raw", "clip")), seed=0))
     one = next(one for one in found if (one.fix, one.how) == ("clip", "last"))
     drawn = []
-    for _ in range(800):
+    for _ in range(500):
         some = random.integers(0, n, n)
         rho = [stats.spearmanr(gold[some], cosines[some, 0, fix]).statistic for fix in (0, 1)]
         drawn.append(rho[1] - rho[0])
     low, high = np.quantile(drawn, [0.025, 0.975])
-    assert one.low == pytest.approx(low, abs=0.03)
-    assert one.high == pytest.approx(high, abs=0.03)
+    assert one.low == pytest.approx(low, abs=0.02)
+    assert one.high == pytest.approx(high, abs=0.02)
 
 
 def test_where_a_layer_is_chosen() -> None:
@@ -455,14 +455,14 @@ def test_the_models_own_way_agrees_with_sentence_transformers(
     sample: Callable[[str], str], evaluation_data: Path
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
+    from outlierlens.model_folder import model_folder
     from outlierlens.models import LoadOptions, load_model
-    from outlierlens.samples import model_directory
     from outlierlens.similarity.pooling import own_pooling, sentence_vectors
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     name = sample("minilm-l6")
     pairs = read_sts(TASKS["sickr"], evaluation_data / "sts", limit=200)
-    theirs = library.SentenceTransformer(str(model_directory(name)), device="cpu").encode(list(pairs.sentences))
+    theirs = library.SentenceTransformer(str(model_folder(name)), device="cpu").encode(list(pairs.sentences))
     loaded = load_model(name, LoadOptions(dtype="float32", device="cpu"))
     mine = sentence_vectors(
         loaded, pairs.sentences, own_pooling(name), ReadOptions(layers=(5,), final_norm=True)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from outlierlens.bench import DisableOptions, disable
+from outlierlens.controls import random_families
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
@@ -101,9 +102,9 @@ def test_a_plan_layer_by_layer_and_its_controls(bert: LoadedModel) -> None:
     assert effect.label == "layers 0: 5, 9; layers 1: 5"
     plain = disable(bert, MANY, plan, DisableOptions(n_random=0, n_matched=0, avoid=(), task=LINES))
     assert effect.change == pytest.approx(plain.chosen.change, rel=1e-4)
-    (null,) = swept.nulls
+    null = swept.nulls[0]
     assert (null.kind, null.window) == ("random", "layer by layer")
-    assert 2 <= len(null.changes) <= 4  # a set that was drawn twice is measured once
+    assert len(null.changes) == 4
     assert swept.windows_swept == ()
 
 
@@ -144,15 +145,34 @@ def test_ranks_and_their_adjustment_by_hand(bert: LoadedModel) -> None:
 def test_sets_stand_beside_random_and_matched_sets_on_the_same_texts(bert: LoadedModel) -> None:
     options = small(dims=(), sets=((5, 9),), n_random=20, n_matched=5, random_texts=10)
     swept = sweep(bert, MANY, options)
-    random_null, matched = swept.nulls
-    assert (random_null.kind, matched.kind) == ("random", "matched")
-    assert random_null.n_texts == matched.n_texts == 12  # the next look
+    random_null, ordinary, matched = swept.nulls
+    assert (random_null.kind, ordinary.kind, matched.kind) == ("random", "ordinary", "matched")
+    assert len(random_null.changes) == len(ordinary.changes) == 20
+    assert random_null.n_texts == matched.n_texts == 16  # the next look
     assert random_null.changes == tuple(sorted(random_null.changes))
     assert random_null.p == (1 + sum(c >= random_null.change for c in random_null.changes)) / (
         1 + len(random_null.changes)
     )
-    assert swept.effects[0].times_random == random_null.times_mean
-    assert swept.cost.nulls == 12 * (len(random_null.changes) + len(matched.changes))
+    assert (random_null.q, ordinary.p, matched.p) == (random_null.p, None, None)
+    assert swept.effects[0].times_random == ordinary.times_mean
+    named = {5, 9, *swept.found}
+    drawn = [dims for sets in random_families(swept.width, (5, 9), avoid=named, n=20, seed=0).values() for dims in sets]
+    assert swept.cost.nulls == 16 * (
+        len(set(drawn)) + len(matched.changes)
+    )  # most are of both kinds, and measured once
+
+
+def test_a_listed_dimension_is_no_control_of_its_own(bert: LoadedModel) -> None:
+    swept = sweep(bert, MANY, small(dims=(5, 9), n_random=99, exact=True))
+    for effect in swept.effects:
+        null = next(n for n in swept.nulls if n.kind == "random" and n.label == effect.label)
+        assert len(null.changes) == swept.width - 1
+        other = next(one for one in swept.effects if one is not effect)
+        assert any(change == pytest.approx(other.change, rel=1e-6) for change in null.changes)
+        ordinary = next(n for n in swept.nulls if n.kind == "ordinary" and n.label == effect.label)
+        assert len(ordinary.changes) == swept.width - len({5, 9, *swept.found})
+    assert swept.cost.nulls == (swept.width - 2) * swept.n_texts  # each dimension once, swept ones among the effects
+    assert f"{swept.width - 1} random sets of 1 instead of 99: there are no more" in swept.notes
 
 
 def test_rows_resume_and_another_sweep_uses_what_is_there(bert: LoadedModel, tmp_path: Path) -> None:

@@ -6,9 +6,7 @@ import os
 import random
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,11 @@ from typing import Any
 import pytest
 
 from architectures import FAMILIES, build
+from moments import die, end_at, until
 from outlierlens.results import load
 from outlierlens.swept import Sweep
 
 KILLS = 10
-SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +42,12 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[s
     return words
 
 
-def start(words: list[str]) -> int:
-    """Run the real command in a child of this process, which has torch already; its process id."""
+def ran(words: list[str], prepare: Callable[[], None] = lambda: None) -> int:
+    """Run the real command in a child of this process, which has torch already, after `prepare` there; its exit status."""
     pid = os.fork()
     if pid:
-        return pid
+        until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     status = 70
     try:
         from outlierlens.cli import main
@@ -56,6 +55,7 @@ def start(words: list[str]) -> int:
 
         files.can_export = lambda: False  # pictures of charts take a second, and are tested with the report
         sys.argv = ["outlierlens", *words]
+        prepare()
         main()
     except SystemExit as stop:
         status = int(stop.code or 0)
@@ -63,31 +63,14 @@ def start(words: list[str]) -> int:
         os._exit(status)
 
 
-def ended(pid: int) -> int | None:
-    """The exit status of a child (negative for a signal), None while it runs."""
-    done, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if done else None
+def killed_at(size: int) -> Callable[[], None]:
+    """Have the process killed when its rows are so many bytes, wherever in a line that is."""
 
+    def torn(path: Path) -> None:
+        os.truncate(path, size)
+        die()
 
-def finish(pid: int) -> int:
-    """Wait for a child and return its exit status."""
-    deadline = time.monotonic() + SECONDS
-    while (status := ended(pid)) is None:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    return status
-
-
-def kill_when_grown(pid: int, rows: Path, target: int, number: int) -> int:
-    """Send signal `number` once `rows` is at least `target` bytes; the child's exit status."""
-    deadline = time.monotonic() + SECONDS
-    while (status := ended(pid)) is None:
-        if (rows.exists() and rows.stat().st_size >= target) or time.monotonic() > deadline:
-            os.kill(pid, number)
-            return finish(pid)
-        time.sleep(0.0005)
-    return status
+    return lambda: end_at(lambda path, _: path.stat().st_size >= size, torn)
 
 
 def rows_of(path: Path) -> list[tuple[str, Any]]:
@@ -133,14 +116,11 @@ def test_killed_ten_times_and_resumed(command: Any, whole: Path, tmp_path: Path)
     sizes = []
     # Ten moments spread over the whole file, in order: each run gets some way beyond the one before it.
     for target in sorted(chance.randrange(1, int(complete * 0.95)) for _ in range(KILLS)):
-        status = kill_when_grown(
-            start(command(rows.parent)), rows, max(target, sizes[-1] + 1 if sizes else 1), signal.SIGKILL
-        )
-        assert status == -signal.SIGKILL, f"ended by itself ({status}) before it could be killed"
+        assert ran(command(rows.parent), killed_at(target)) == -signal.SIGKILL
         sizes.append(rows.stat().st_size)
-    assert len(sizes) == KILLS
+    assert sizes == sorted(set(sizes))
     assert not (rows.parent / "sweep.json").exists()
-    assert finish(start(command(rows.parent))) == 0
+    assert ran(command(rows.parent)) == 0
     resumed, uninterrupted = rows_of(rows), rows_of(whole / "rows.jsonl")
     keys = [key for key, _ in resumed]
     assert len(keys) == len(set(keys))
@@ -152,25 +132,24 @@ def test_killed_ten_times_and_resumed(command: Any, whole: Path, tmp_path: Path)
 def test_a_line_torn_anywhere_is_measured_again(share: float, command: Any, whole: Path, tmp_path: Path) -> None:
     content = (whole / "rows.jsonl").read_bytes()
     (tmp_path / "rows.jsonl").write_bytes(content[: int(share * len(content))])
-    assert finish(start(command(tmp_path))) == 0
+    assert ran(command(tmp_path)) == 0
     keys = [key for key, _ in rows_of(tmp_path / "rows.jsonl")]
     assert len(keys) == len(set(keys))
     assert_same_table(load(tmp_path / "sweep.json"), load(whole / "sweep.json"))
 
 
-def test_sigterm_ends_the_real_command_with_143_and_the_line_that_resumes_it(command: Any, tmp_path: Path) -> None:
+def test_sigterm_ends_the_real_command_with_143_and_the_line_that_resumes_it(
+    command: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = [word for word in command(tmp_path / "run") if word != "-q"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "outlierlens", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
     rows = tmp_path / "run" / "rows.jsonl"
-    deadline = time.monotonic() + SECONDS
-    while not (rows.exists() and rows.stat().st_size > 2000) and time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr
-        time.sleep(0.002)
-    process.terminate()
-    out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out) == (143, "")
+
+    def terminated() -> None:
+        end_at(lambda path, _: path.stat().st_size > 2000, lambda _: signal.raise_signal(signal.SIGTERM))
+
+    status = ran(words, terminated)
+    out, err = capfd.readouterr()
+    assert (status, out) == (143, "")
     (line,) = [line for line in err.splitlines() if line.startswith("terminated")]
     assert line.startswith(f"terminated; {rows} keeps what was measured; go on with: outlierlens sweep ")
     again = shlex.split(line.partition("go on with: ")[2])

@@ -1,5 +1,6 @@
 """The Ray engine on a cluster of two nodes: what one process gives, whatever dies, is late or fails."""
 
+import contextlib
 import gc
 import json
 import os
@@ -8,11 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 
 from architectures import FAMILIES, build
+from moments import HANGS, until
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput, MissingExtra, OutlierlensError, UnknownModel
 from outlierlens.models import LoadedModel, LoadOptions, from_objects, load_model
@@ -52,7 +52,7 @@ OPTIONS = SweepOptions(
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def unreaped() -> Iterator[None]:
     """Have Ray's handles on its own processes collected here, where it is no news that some are still ending."""
     with warnings.catch_warnings():
@@ -129,7 +129,7 @@ class Slow:
         return self.inner.values(plans, span, only)
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(make: Any, **options: Any) -> Iterator[RayEngine]:
     engine = RayEngine(make, **options)
     try:
@@ -141,11 +141,28 @@ def running(make: Any, **options: Any) -> Iterator[RayEngine]:
 
 def ready(engine: RayEngine, n: int = 2) -> RayEngine:
     """`engine` with `n` workers that wait for work."""
-    until = time.monotonic() + 60
-    while sum(member.awaits == "" for member in engine._crew) < n and time.monotonic() < until:
+
+    def waiting() -> bool:
         engine._step(0.1)
+        return sum(member.awaits == "" for member in engine._crew) == n
+
+    until(waiting)
     assert len(engine._crew) == n
     return engine
+
+
+def is_first(path: Path) -> bool:
+    """Whether this is the first process that asks, as the file that it leaves says."""
+    with contextlib.suppress(FileExistsError):
+        path.touch(exist_ok=False)
+        return True
+    return False
+
+
+def wait_for(path: Path) -> None:
+    """Wait, in a worker that is ended with its engine."""
+    while not path.exists():
+        time.sleep(0.005)
 
 
 def measured(engine: RayEngine, wanted: list[Work]) -> None:
@@ -209,13 +226,12 @@ def test_a_share_that_is_late_is_started_again_and_answered_once(
 ) -> None:
     stuck = tmp_path / "stuck"
 
-    def sleep_once(dim: int) -> None:
-        if dim == 3 and not stuck.exists():
-            stuck.touch()
-            time.sleep(600)
+    def stuck_once(dim: int) -> None:
+        if dim == 3 and is_first(stuck):
+            wait_for(tmp_path / "never")
 
     monkeypatch.setattr(ray_engine, "LATE_SECONDS", 0.3)
-    with running(lambda: Fake(sleep_once), address=cluster.address, rows=4) as engine:
+    with running(lambda: Fake(stuck_once), address=cluster.address, rows=4) as engine:
         measured(ready(engine), works())
         assert stuck.exists()
         # The worker that is stuck counts as busy; the next round is done without it.
@@ -226,19 +242,25 @@ def test_a_share_that_is_late_is_started_again_and_answered_once(
 def test_the_first_of_two_answers_counts_and_the_second_is_dropped(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow_at_first(dim: int) -> None:
-        count = len(list(tmp_path.glob(f"{dim}-*")))
-        (tmp_path / f"{dim}-{count}").touch()
-        if dim == 5:
-            time.sleep(0.8 if count < 2 else 0)
+    first, second, end = (tmp_path / name for name in ("first", "second", "end"))
+
+    def slow(dim: int) -> None:
+        if dim == 5 and is_first(first):
+            wait_for(second)
+        elif dim == 5 and is_first(second):
+            wait_for(end)
 
     monkeypatch.setattr(ray_engine, "LATE_SECONDS", 0.2)
-    with running(lambda: Fake(slow_at_first), address=cluster.address, rows=4) as engine:
+    with running(lambda: Fake(slow), address=cluster.address, rows=4) as engine:
         measured(ready(engine), works(6, spans=1))
-        assert len(list(tmp_path.glob("5-*"))) == 2
-        for _ in range(2):  # the second copy answers while other work is under way
+        assert [member.share.works[0].unit.dims for member in engine._crew if member.share] == [(5,)]
+        end.touch()
+
+        def answered() -> bool:
             measured(engine, works(5, spans=2))
-            time.sleep(0.5)
+            return not any(member.share for member in engine._crew)
+
+        until(answered)  # the second copy, while other work is under way
         assert engine.n_lost == 0
 
 
@@ -284,24 +306,24 @@ def test_what_the_work_itself_raises_is_raised_here_in_one_line(cluster: Any) ->
         measured(engine, works(1, spans=1))  # the workers themselves are well
 
 
-def test_what_a_signal_handler_raises_comes_out_as_it_is(cluster: Any) -> None:
-    class Terminated(KeyboardInterrupt): ...
-
+def test_a_signal_ends_the_wait_for_workers(cluster: Any, tmp_path: Path) -> None:
     def stop(number: int, frame: Any) -> None:
-        raise Terminated
+        raise KeyboardInterrupt
+
+    here = os.getpid()
+
+    def terminate(_: int) -> None:
+        os.kill(here, signal.SIGTERM)
+        wait_for(tmp_path / "never")  # nor does the engine wait for it
 
     before = signal.signal(signal.SIGTERM, stop)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
     try:
-        with running(lambda: Fake(lambda _: time.sleep(30)), address=cluster.address) as engine:
-            ready(engine)
-            timer.start()
-            started = time.monotonic()
-            with pytest.raises(Terminated):
-                measured(engine, works(1))
-            assert time.monotonic() - started < 5
+        with (
+            running(lambda: Fake(terminate), address=cluster.address) as engine,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            measured(ready(engine), works(1))
     finally:
-        timer.cancel()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -318,7 +340,7 @@ def test_a_worker_that_cannot_load_the_model_says_where_and_why(
     cluster: Any, texts: Texts, loaded: LoadedModel
 ) -> None:
     recipe = replace(Recipe.like(make_runner(loaded, texts, OPTIONS), texts), model="/nowhere/model")
-    message = r"^Ray worker on [\d.]+: /nowhere/model: no such directory on this machine"
+    message = r"^Ray worker on [\d.]+: /nowhere/model: no such file or directory on this machine"
     with running(recipe, address=cluster.address) as engine, pytest.raises(UnknownModel, match=message):
         measured(engine, works(1))
 
@@ -351,7 +373,7 @@ def test_ray_started_here_listens_to_this_machine_only_and_leaves_nothing(monkey
     finally:
         with unreaped():
             engine.close()
-    _, alive = psutil.wait_procs(ours, timeout=30)
+    _, alive = psutil.wait_procs(ours, timeout=HANGS)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -461,7 +483,7 @@ def test_the_client_and_ray_itself_are_asked_for_by_name(monkeypatch: pytest.Mon
     with pytest.raises(MissingExtra, match=r"ray://head:10001 needs Ray's client; run: pip install 'ray\[client\]'"):
         connect("ray://head:10001")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"the Ray engine needs ray, .* pip install 'outlierlens\[ray\]'"):
+    with pytest.raises(MissingExtra, match=r"the Ray engine needs ray, .* pip install '\.\[ray\]'"):
         connect(None)
 
 

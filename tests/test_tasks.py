@@ -1,6 +1,5 @@
 """Tasks against plain loops: one text at a time, full logits, no padding."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from architectures import FAMILIES, build
 from outlierlens.ablate import zeroed_weights
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, from_objects
-from outlierlens.tasks import TaskOptions, bootstrap, make_task, weighted_mean
+from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 
 TEXTS = [" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2))]
 MASKED = ("bert", "distilbert", "mpnet", "roberta", "electra-generator", "albert", "deberta-v2", "modernbert")
@@ -186,14 +185,5 @@ def test_wrong_task_and_short_texts(words: Any) -> None:
         TaskOptions(stride=0)
 
 
-def test_bootstrap_covers_and_is_seeded() -> None:
-    random = np.random.default_rng(0)
-    hits = 0
-    for trial in range(200):
-        values = random.normal(3.0, 1.0, 60)
-        low, high = bootstrap(values, np.ones(60), seed=trial, n_draws=400)
-        hits += low <= 3.0 <= high
-    assert 0.88 <= hits / 200 <= 0.99
-    assert bootstrap(values, np.ones(60), seed=1) == bootstrap(values, np.ones(60), seed=1)
-    assert all(math.isnan(x) for x in bootstrap(np.array([1.0]), np.ones(1), seed=0))
+def test_weighted_mean() -> None:
     assert weighted_mean(np.array([1.0, 4.0]), np.array([3.0, 1.0])) == pytest.approx(1.75)

@@ -265,7 +265,7 @@ def test_a_vocabulary_has_a_place_for_every_id(pieces: Any) -> None:
     assert added_around(pieces).tolist() == counted({"[CLS]": 1, "[SEP]": 1})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(BYTES[5:]), st.integers(0, 10**6), min_size=1))
 def test_no_occurrence_is_lost_or_made_where_every_key_has_an_id(byte_pieces: Any, by_token: dict[str, int]) -> None:
     text = dict(zip(BYTES, texts_of(BYTES), strict=True))

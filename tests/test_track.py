@@ -279,6 +279,8 @@ def test_a_trajectory_checks_its_shapes() -> None:
         trajectory(scale, np.array([0, 2, 1]))
     with pytest.raises(BadInput, match=r"states have shape \(2, 4\)"):
         trajectory(scale, states=np.zeros((2, 4)))
+    with pytest.raises(BadInput, match=r"tokens have shape \(2, 5\)"):
+        trajectory(scale, tokens=np.zeros((2, 5)))
     with pytest.raises(BadInput, match="bias has shape"):
         trajectory(scale, bias=np.zeros((3, 2, 5)))
     with pytest.raises(BadInput, match="must ascend, each once"):
@@ -326,6 +328,14 @@ def test_states_of_a_text_are_those_of_the_model(tmp_path: Path) -> None:
         with torch.no_grad():
             hidden = model(**inputs, output_hidden_states=True).hidden_states[read.n_layers // 2 + 1]
         assert np.allclose(row, hidden[0].mean(0).numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        read.tokens, hidden[0].numpy(), atol=1e-6
+    )  # [CLS], three words and [SEP], of the last model
+    long = track([tmp_path], TrackOptions(text="w1 " * 20))
+    inputs = tokenizer("w1 " * 20, return_tensors="pt")
+    with torch.no_grad():
+        hidden = model(**inputs, output_hidden_states=True).hidden_states[read.n_layers // 2 + 1]
+    np.testing.assert_allclose(long.tokens, hidden[0, :16].numpy(), atol=1e-6)
     assert read.bytes_read == read.total_bytes
     assert any("read whole" in note for note in read.notes)
 

@@ -14,6 +14,7 @@ import runs
 import synthetic_report as synthetic
 from outlierlens import charts
 from outlierlens.charts.emergence_marks import named_dims
+from outlierlens.cli.track import print_track
 from outlierlens.errors import BadInput
 from outlierlens.report import rerender
 from outlierlens.report.emergence import track_sentences
@@ -88,24 +89,47 @@ def test_panels_that_have_nothing_to_show_say_so(found: Track) -> None:
         charts.loss_panel(dataclasses.replace(found, curves={}))
     with pytest.raises(BadInput, match="no hidden states were recorded"):
         charts.state_panel(found)
+    with pytest.raises(BadInput, match="no tokens were recorded"):
+        charts.token_panel(found)
     with pytest.raises(BadInput, match=r"output\.LayerNorm has no bias"):
         charts.norm_panel(dataclasses.replace(found, bias=np.zeros((0, 0))), "bias")
     with pytest.raises(BadInput, match="no dimension passed at any step"):
         charts.sigma_panel(dataclasses.replace(found, emergences=()))
 
 
+def test_every_token_is_a_line_over_the_dimensions_and_the_outlier_is_marked(found: Track) -> None:
+    tokens = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
+    tokens[:, 7] = [-9.0, -8.0, -7.5]
+    panel = charts.token_panel(dataclasses.replace(found, tokens=tokens))
+    lines, _, marks = (layer["data"]["values"] for layer in panel.spec["layer"])
+    assert [line["d"] for line in lines] == [list(range(64))] * 3
+    np.testing.assert_allclose([line["v"] for line in lines], tokens, rtol=1e-2)
+    assert [(mark["d"], mark["v"], mark["token"]) for mark in marks] == [
+        (7, -9, "token 0"), (7, -8, "token 1"), (7, -7.5, "token 2"),
+    ]  # fmt: skip
+    assert "one of the first 3 tokens of the probe text after layer 2 at step 10,000; marks are" in panel.reading
+    assert "9.00 in 7" in panel.reading
+
+
 def test_all_panels_make_one_picture(found: Track) -> None:
     random = np.random.default_rng(0)
     whole = dataclasses.replace(found, states=random.normal(size=(21, 64)).astype(np.float32), text="the <b>film</b>")
+    assert [panel["title"]["text"] for panel in charts.emergence(whole).spec["hconcat"][2]["vconcat"]] == [
+        "Hidden state after layer 2"
+    ]
+    whole = dataclasses.replace(whole, tokens=random.normal(size=(4, 64)).astype(np.float32))
     columns = [
         [panel["title"]["text"] for panel in column["vconcat"]] for column in charts.emergence(whole).spec["hconcat"]
     ]
     assert columns == [
         ["Loss over training", "Distance from the other dimensions"],
         ["Scale of output.LayerNorm, layer 2", "Bias of output.LayerNorm, layer 2"],
-        ["Hidden state after layer 2"],
+        ["Tokens after layer 2, step 10,000", "Hidden state after layer 2"],
     ]
     assert "width" not in charts.emergence(whole).plain()
+    assert (
+        charts.emergence(whole).spec["hconcat"][2]["resolve"]["scale"]["shape"] == "independent"
+    )  # a legend of its own
     if charts.can_export():
         assert charts.picture(charts.emergence(whole), "svg").startswith(b"<svg")
     page = chart_page(charts.emergence(whole))
@@ -143,6 +167,20 @@ def test_sentences_claim_no_more_than_the_numbers_hold(found: Track) -> None:
     assert planted[-1] == "What stood out at the first recorded step says nothing about the loss."
     alone = track_sentences(changed(found, passes="scale"))
     assert "no dimension passes for scale and bias both; 7 (scale alone)" in alone[0]
+
+
+def test_an_onset_that_noise_would_show_is_not_settled(found: Track, capsys: pytest.CaptureFixture[str]) -> None:
+    onset = found.emergences[0].onset
+    assert onset is not None
+    print_track(found)
+    assert f"{onset.step:,} [{onset.low:,}, {onset.high:,}]" in capsys.readouterr().out
+    noisy = changed(found, onset=dataclasses.replace(onset, p=0.2), onset_lead=None)
+    sentences = track_sentences(noisy)
+    assert "when its scale starts to leave is not settled (p = 0.2)" in sentences[1]
+    assert not any("starts to leave at step" in one or "last steep fall" in one for one in sentences)
+    print_track(noisy)
+    assert "not settled (p 0.2)" in capsys.readouterr().out
+    assert '<td class="n" colspan="3">not settled</td>' in render(synthetic.report_data(tracks=(noisy,)))
 
 
 def test_the_report_shows_the_run(found: Track) -> None:

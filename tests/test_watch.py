@@ -420,7 +420,9 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
     loop.model.eval()
     with torch.no_grad():
         states = loop.model.bert(ids, output_hidden_states=True).hidden_states[2][0]  # after layer 1 of 0, 1, 2
-    np.testing.assert_allclose(read_watch(tmp_path / "w.jsonl").states[0], states.mean(0), atol=1e-6)
+    found = read_watch(tmp_path / "w.jsonl")
+    np.testing.assert_allclose(found.states[0], states.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found.tokens, states, atol=1e-6)
 
     lines: list[str] = []
     watch(loop.model, tmp_path / "none.jsonl", quiet(notice=lines.append)).close()
@@ -428,7 +430,8 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
         "the weights are watched, hidden states are not: without a tokenizer the probe's texts cannot be read; pass "
         "tokenizer=, or token ids as the probe"
     ]
-    assert read_watch(tmp_path / "none.jsonl").states.shape == (0, 0)
+    nothing = read_watch(tmp_path / "none.jsonl")
+    assert nothing.states.shape == nothing.tokens.shape == (0, 0)
     assert read_activity(tmp_path / "none.jsonl").inf_norm.shape == (1, 0)
 
 
@@ -518,6 +521,27 @@ def test_rows_that_no_watch_wrote_are_malformed(line: str, message: str, tmp_pat
         read_watch(path)
 
 
+def test_tokens_are_the_first_of_the_last_step_and_may_lack(tmp_path: Path) -> None:
+    path, loop = tmp_path / "w.jsonl", Loop()
+    ids = torch.arange(3, 13).repeat(2, 1)  # ten tokens, of which a row keeps eight
+    with watch(loop.model, path, quiet(every=1, probe=ids)) as watcher:
+        for parameter in loop.model.parameters():
+            parameter.data.mul_(1.5)
+        watcher.step()
+    loop.model.eval()
+    with torch.no_grad():
+        states = loop.model.bert(ids, output_hidden_states=True).hidden_states[2][0]
+    before = read_watch(path)
+    np.testing.assert_allclose(before.tokens, states[:8], atol=1e-5)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[1:]:
+        del line["value"]["streams"]["model"]["tokens"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    without = read_watch(path)
+    assert without.tokens.shape == (0, 0)
+    np.testing.assert_array_equal(without.states, before.states)
+
+
 def test_values_that_no_watch_wrote_are_malformed(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
@@ -552,7 +576,7 @@ def test_curves_are_what_was_logged(tmp_path: Path) -> None:
     assert curves["eval_loss"].values.tolist() == [1.25]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(st.integers(0, 30), st.text(max_size=5), max_size=8), st.integers(0, 30), st.booleans())
 def test_rewound_rows_are_those_that_stay(tmp_path_factory: Any, rows: dict[int, str], last: int, torn: bool) -> None:
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
@@ -577,7 +601,7 @@ def test_rewound_rows_are_those_that_stay(tmp_path_factory: Any, rows: dict[int,
     assert not list(path.parent.glob("*.part"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 5), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_a_row_comes_back_bit_for_bit(layers: int, dims: int, seed: int) -> None:
     random_numbers = np.random.default_rng(seed)
@@ -585,7 +609,8 @@ def test_a_row_comes_back_bit_for_bit(layers: int, dims: int, seed: int) -> None
         random_numbers.normal(size=(layers, dims)).astype(np.float32),
         kurtosis_dims=random_numbers.normal(size=layers),
         state=np.array([math.inf, math.nan, -0.0], dtype=np.float32),
+        tokens=random_numbers.normal(size=(2, dims)).astype(np.float32),
     )
     back = StreamRow.from_json(json.loads(json.dumps(row.to_json())))
-    for name in ("scale", "bias", "kurtosis_dims", "state"):
+    for name in ("scale", "bias", "kurtosis_dims", "state", "tokens"):
         np.testing.assert_array_equal(getattr(back, name), getattr(row, name))

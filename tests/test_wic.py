@@ -16,9 +16,9 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import from_objects
 from outlierlens.results import from_json, to_json
-from outlierlens.similar import word_rows
+from outlierlens.similar import WordPairs, word_rows
 from outlierlens.similarity.search import GRID, best, best_cut, chosen, crossed, folds_of, right_at
-from outlierlens.similarity.wic import WicOptions, WicPairs, _ByWord, read_wic, wic
+from outlierlens.similarity.wic import WicOptions, WicPairs, _ByFamily, read_wic, wic
 from outlierlens.vectors.fixes import parse_fixes
 from similar_results import words as made_words
 from test_observe import Oracle, some_texts, wrap
@@ -31,7 +31,7 @@ pairs_of = st.integers(1, 12).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pairs_of)
 def test_the_search_equals_brute_force(drawn: tuple[list[float], list[bool]]) -> None:
     truth = np.array(drawn[1])
@@ -285,15 +285,37 @@ def test_the_command_prints_what_was_found(tmp_path: Path, words: Callable[..., 
     assert (code, err.startswith("error: --special belongs to vectors of sentences")) == (1, True)
 
 
+def of_words(words: list[str], truth: np.ndarray, first: list[str] | None = None) -> WicPairs:
+    """Pairs of these words; every sentence is another, but for those that are given."""
+    n = len(words)
+    place = ((0, 1), (0, 1))
+    one = tuple(first or [f"one {i}" for i in range(n)])
+    return WicPairs("made", "train", tuple(words), one, tuple(f"other {i}" for i in range(n)), (place,) * n, truth)
+
+
 def test_intervals_draw_words_not_pairs() -> None:
     random = np.random.default_rng(0)
     truth, before, after = (random.random(60) < share for share in (0.5, 0.5, 0.6))
     words = [f"w{i}" for i in range(60)]
-    one = _ByWord(words, truth).interval(before, after, seed=0, n_draws=500)
+    one = _ByFamily(of_words(words, truth)).interval(before, after, seed=0, n_draws=500)
     # every pair four times, all of one word: that many more pairs say nothing new
-    copied = _ByWord(words * 4, np.tile(truth, 4))
-    assert copied.interval(np.tile(before, 4), np.tile(after, 4), seed=0, n_draws=500) == pytest.approx(one)
+    many = {"before": np.tile(before, 4), "after": np.tile(after, 4), "seed": 0, "n_draws": 500}
+    assert _ByFamily(of_words(words * 4, np.tile(truth, 4))).interval(**many) == pytest.approx(one)
+    # nor do four words that share a sentence
+    four = [f"{word}{i}" for i in range(4) for word in words]
+    shared = of_words(four, np.tile(truth, 4), [f"sentence {i % 60}" for i in range(240)])
+    assert _ByFamily(shared).interval(**many) == pytest.approx(one)
     change = (after == truth).mean() - (before == truth).mean()
     assert one[0] < change < one[1]
-    back = _ByWord(words, truth).interval(after, before, seed=0, n_draws=500)
+    back = _ByFamily(of_words(words, truth)).interval(after, before, seed=0, n_draws=500)
     assert back == pytest.approx((-one[1], -one[0]), abs=0.02)
+
+
+def test_the_same_answers_are_no_change() -> None:
+    said = np.random.default_rng(0).random(60) < 0.5
+    pairs = of_words([f"w{i % 40}" for i in range(60)], ~said)
+    assert _ByFamily(pairs).interval(said, said, seed=0, n_draws=500) == (0, 0)
+    # 40 words: up to 1 − 0.05^(1/40) = 7.2 % of all may change
+    split = WordPairs("train", "made", 60, len(_ByFamily(pairs).sizes), 0, 0.5, np.zeros((1, 1, 1)))
+    assert split.interval(0.0, 0.0) == "no change on 60 pairs (at most 7.2 % of all, 95 %)"
+    assert split.interval(-0.01, 0.02) == "-1.00 to +2.00"

@@ -48,6 +48,6 @@ def beyond_zero() -> BeyondZero:
     return BeyondZero(
         provenance=Provenance("m", "f", command="outlierlens beyond-zero m", seed=0),
         data="d.txt", data_digest="0", task="causal loss", unit="nats per token", stack="model", layers=(0, 1), max_length=128,
-        n_tokens=40, n_folds=2, no_mean=0.0, n_bootstrap=100, named_by="given", intact=3.0, intact_per_text=(3.0, 3.0),
+        n_tokens=40, n_folds=2, no_mean=0.0, named_by="given", intact=3.0, intact_per_text=(3.0, 3.0),
         texts=(0, 1), weights=(20.0, 20.0), treated=(treated(), treated(dims=(3,))), notes=("a note",),
     )  # fmt: skip

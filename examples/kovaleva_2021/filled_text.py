@@ -18,12 +18,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", default="mini-planted", help="sample, folder or hub id")
     parser.add_argument("--dims", type=int, nargs="+", help="dimensions to switch off; default: what the weights name")
     parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
+    parser.add_argument("--limit", type=int, default=64, help="texts")
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/filled_text"), help="folder")
     args = parser.parse_args(arguments)
 
     dims = args.dims or ol.scan(args.model).stacks[0].dims
     options = ol.DisableOptions(n_random=24, n_matched=0)
-    damage = ol.disable(ol.load_model(args.model), ol.read_texts(args.data, limit=32), dims, options)
+    damage = ol.disable(ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit), dims, options)
     lines = ["| model | text |", "|---|---|"]
     for one in damage.fills:
         pieces = [f"{before}**{blank.filled}**" for before, blank in zip(one.pieces, one.blanks, strict=False)]

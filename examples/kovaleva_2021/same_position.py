@@ -19,11 +19,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", default="mini-planted", help="sample, folder or hub id")
     parser.add_argument("--dims", type=int, nargs="+", default=[], help="outliers; default: what the weights name")
     parser.add_argument("--data", default="reviews", help="texts: a file, a hub id, or reviews / excerpt (packaged)")
+    parser.add_argument("--limit", type=int, default=64, help="texts")
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/kovaleva_2021/same_position"), help="folder")
     args = parser.parse_args(arguments)
 
     options = ExperimentOptions(dims=tuple(args.dims))
-    found = prune_experiment(ol.load_model(args.model), ol.read_texts(args.data), options)
+    found = prune_experiment(ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit), options)
     chart = charts.prune_experiment(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
     python examples/luo_2021/figure_5.py --model distilbert-cased --data sst2/train.parquet --clip 557
 
 The paper probes BERT and RoBERTa on SST-2 for 10 epochs (figures 11 to 15: other models); here it is one epoch, and the
-probe is trained on four fifths of the texts and read on the rest. The packaged reviews are 18, so the default says little:
+probe is trained on four fifths of the texts and read on the rest. The packaged reviews are 64, so the default says little:
 give thousands of sentences. Seconds; a minute with 10,000 sentences and a small model.
 """
 

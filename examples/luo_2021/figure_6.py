@@ -3,7 +3,7 @@
     python examples/luo_2021/figure_6.py --model distilbert-cased --data sst2/train.parquet --clip 557
 
 The paper takes 1,000 pairs of sentences and 1,000 words of SST-2; here as many as the texts give. A word needs two
-sentences by default (the paper: ten), because the packaged reviews are 18. Clipped are dimensions of extracted vectors; half
+sentences by default (the paper: ten), because the packaged reviews are 64. Clipped are dimensions of extracted vectors; half
 of the texts are measured and the other half names what is clipped. Seconds.
 """
 

@@ -1,4 +1,4 @@
-"""Luo et al. (2021), figures 3 and 4 and section 4: outliers in the rows of the position table, and in every norm.
+"""Luo et al. (2021), figures 3 and 4 and section 3: outliers in the rows of the position table, and in every norm.
 
     python examples/luo_2021/figures_3_and_4.py --model distilbert-cased --dims 557
 

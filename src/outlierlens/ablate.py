@@ -274,7 +274,7 @@ def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) 
 def clip(states: Any, dims: Sequence[int]) -> Any:
     """A copy of extracted vectors [..., dim] (NumPy or torch) with `dims` set to zero.
 
-    Luo et al. (2021), section 5: post hoc, on vectors that the intact network produced.
+    Luo et al. (2021), section 4: post hoc, on vectors that the intact network produced.
     """
     _check(dims, states.shape[-1], "these vectors")
     copied = states.clone() if hasattr(states, "clone") else np.array(states)

@@ -2,7 +2,7 @@
 
     activation_outliers(measured, ActivationRules())         # tuple of ActivationOutlier, rule by rule, strongest first
 
-`luo`       the smallest or largest entry of most token vectors (Luo et al. 2021, section 3).
+`luo`       the smallest or largest entry of most token vectors (Luo et al. 2021, section 2).
 `massive`   |h| > 100 and > 1000 × the layer's median |h| (Sun et al. 2024, "Massive Activations", section 2).
 `llm.int8`  |h| >= 6 in >= 6 % of the positions of >= 25 % of the layers (Dettmers et al. 2022, section 4).
 """

@@ -17,12 +17,13 @@ import numpy as np
 
 from outlierlens.ablate import Dims, EditSettings, plan_dims, stream_width
 from outlierlens.arch import Param, live_parameters
-from outlierlens.controls import Plan, compare_with, matched_sets, plan_key, random_sets, relabelled
+from outlierlens.controls import Plan, compared, matched_sets, plan_key, random_families, relabelled
 from outlierlens.damage import Condition, Continuation, Damage, Filled, Score
 from outlierlens.data import Data
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
+from outlierlens.interval_words import unseen_note
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for, tokens_read
 from outlierlens.rows import RowStore
@@ -45,9 +46,8 @@ class DisableOptions:
             "writes" (removed_writes).
         layers: layers to switch off in; None is all.
         stack: stream, where the model has several.
-        avoid: dimensions that no random set may hold; None is what the weight rule finds in the model.
+        avoid: dimensions that no ordinary or matched set may hold; None is what the weight rule finds in the model.
         n_random, n_matched: number of control sets; 0 leaves a control out.
-        also_all: also random sets drawn from all dimensions.
         factor: of mode "scale".
         embeddings: mode "writes" also removes what the embeddings write.
         seed: of control sets, resampling and intervals.
@@ -60,7 +60,6 @@ class DisableOptions:
     avoid: tuple[int, ...] | None = None
     n_random: int = 99
     n_matched: int = 19
-    also_all: bool = True
     factor: float = 0.5
     embeddings: bool = False
     seed: int = 0
@@ -116,7 +115,7 @@ def disable(
                     report(f"{kind} control", 2 + len(done), total)
                     done[key] = bench.measure(label, item)
                 measured.setdefault(kind, []).append(done[key])
-        said = list(bench.say(work, chosen, measured.get("random", [])))
+        said = list(bench.say(work, chosen, measured.get("ordinary", measured.get("random", []))))
         report("done", total, total)
     return Damage(
         provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
@@ -131,10 +130,7 @@ def disable(
         n_tokens=bench.task.n_tokens,
         intact=intact,
         chosen=chosen,
-        controls=tuple(
-            compare_with(kind, chosen, family, bench.closeness if kind == "matched" else None)
-            for kind, family in measured.items()
-        ),
+        controls=compared(measured, chosen, ranked="random", closeness=bench.closeness),
         fills=tuple(item for item in said if isinstance(item, Filled)),
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
         notes=tuple(bench.notes),
@@ -155,8 +151,7 @@ class _Bench:
         self.intact_values, self.weights = self.task.per_text()
         self.rows: RowStore | None = None
         self.notes: list[str] = list(self.task.notes)
-        if self.task.n_texts < 2:
-            self.notes.append("one text: there is no interval, for nothing can be resampled")
+        self.notes.append(unseen_note(self.task.n_texts, texts.plural))
         self.closeness: float | None = None
         settings = EditSettings(factor=options.factor, seed=options.seed)
         if options.mode == "mean":
@@ -179,15 +174,6 @@ class _Bench:
             "stack": self.stack.name,
             "seed": options.seed,
         }
-
-    def avoid(self, plan: Plan) -> set[int]:
-        """What no random set may hold: what the rules found (or the caller named), and what is switched off."""
-        off = {dim for dims in plan.values() for dim in dims}
-        if self.options.avoid is not None:
-            if self.options.avoid:
-                plan_dims(self.stack, self.width, self.options.avoid)
-            return off | set(self.options.avoid)
-        return off | {*scan_stream(self.loaded, self.stack.name).dims}
 
     def _per_text(self, plan: Plan) -> tuple[np.ndarray, dict[str, float], int]:
         """(value of every text, further numbers, values set) with `plan` off: from the rows, or measured now."""
@@ -230,7 +216,7 @@ class _Bench:
         )
 
     def _figures(self, values: np.ndarray) -> tuple[float, float, float, float, float, float]:
-        """(value, low, high, change, low, high) with 95 % bootstrap intervals over texts, that of the change paired."""
+        """(value, low, high, change, low, high) with 95 % intervals over texts."""
         seed, statistic = self.options.seed, self.task.statistic
         own = scored(values, self.weights, statistic, seed=seed)
         if statistic is None and self.task.smallest:
@@ -249,7 +235,7 @@ class _Bench:
     def say(
         self, work: tuple[str, Exercise | None], chosen: Condition, random: Sequence[Condition]
     ) -> Iterator[Filled | Continuation]:
-        """The passage filled in (and continued) intact, with the median random set off, and with the chosen set off."""
+        """The passage filled in (and continued) intact, with the median ordinary set off, and with the chosen set off."""
         passage, blanks = work
         typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2 : len(random) // 2 + 1]
         intact: Filling | None = None
@@ -276,18 +262,19 @@ def _exp(value: float) -> float:
 
 def _control_sets(bench: _Bench, plan: Plan) -> dict[str, list[tuple[str, Plan]]]:
     options = bench.options
-    size = len({dim for dims in plan.values() for dim in dims})
-    avoid = bench.avoid(plan)
+    tested = {dim for dims in plan.values() for dim in dims}
+    if options.avoid:
+        plan_dims(bench.stack, bench.width, options.avoid)
+    found = scan_stream(bench.loaded, bench.stack.name).dims if options.avoid is None else options.avoid
     families: dict[str, list[tuple[str, Plan]]] = {}
     if options.n_random:
-        sets = random_sets(bench.width, size, avoid=avoid, n=options.n_random, seed=options.seed)
-        families["random"] = [(f"random {i + 1}", relabelled(plan, dims)) for i, dims in enumerate(sets.free)]
-        if options.also_all:
-            anywhere = enumerate(sets.anywhere)
-            families["random, all"] = [(f"random {i + 1} of all", relabelled(plan, dims)) for i, dims in anywhere]
+        for kind, sets in random_families(
+            bench.width, tested, avoid=found, n=options.n_random, seed=options.seed
+        ).items():
+            families[kind] = [(f"{kind} {i + 1}", relabelled(plan, dims)) for i, dims in enumerate(sets)]
     if options.n_matched:
         strength = magnitude(bench.loaded, bench.stack)
-        matched = matched_sets(strength, plan, avoid=avoid, n=options.n_matched, seed=options.seed)
+        matched = matched_sets(strength, plan, avoid=found, n=options.n_matched, seed=options.seed)
         families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
         bench.closeness = float(np.median([item.closeness for item in matched]))
     return families

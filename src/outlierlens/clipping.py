@@ -5,7 +5,7 @@
     resolve_clipping("luo-bert-large", loaded)         # a table of a paper, for that shape alone
     resolve_clipping("0-9:896;9-16:678", loaded)       # layers from 0; "557,143" is every block
 
-Clipping is Luo et al.'s (2021, section 5): dimensions of *extracted* vectors are zero, the network itself runs unchanged. A
+Clipping is Luo et al.'s (2021, section 4): dimensions of *extracted* vectors are zero, the network itself runs unchanged. A
 file (.toml or .json) holds the same: `"0-9" = [896]` a line, `embeddings` for what goes into the first block.
 """
 
@@ -78,27 +78,26 @@ class Specification:
         return _by_layer((range(first - 1, last), (dim,)) for first, last, dim in self.ranges)
 
 
-_MAIN = "Luo et al. 2021, section 6"
-_APPENDIX = "Luo et al. 2021, appendix A"
+_FOUND = "Luo et al. 2021, appendix A"
 _CASING = "the paper does not say which casing"
 SPECIFICATIONS = {
-    "luo-bert-base": Specification("bert", 12, 768, ((1, 12, 557),), "Luo et al. 2021, section 3", _CASING),
+    "luo-bert-base": Specification("bert", 12, 768, ((1, 12, 557),), "Luo et al. 2021, section 2", _CASING),
     "luo-roberta-base": Specification(
-        "roberta", 12, 768, ((1, 12, 77), (1, 12, 588)), "Luo et al. 2021, section 3"
+        "roberta", 12, 768, ((1, 12, 77), (1, 12, 588)), "Luo et al. 2021, section 2"
     ),
-    "luo-distilbert": Specification("distilbert", 6, 768, ((1, 6, 557),), _MAIN, _CASING),
-    "luo-distilroberta": Specification("roberta", 6, 768, ((1, 6, 77), (1, 6, 588)), _MAIN),
+    "luo-distilbert": Specification("distilbert", 6, 768, ((1, 6, 557),), _FOUND, _CASING),
+    "luo-distilroberta": Specification("roberta", 6, 768, ((1, 6, 77), (1, 6, 588)), _FOUND),
     "luo-bert-large": Specification(
-        "bert", 24, 1024, ((1, 10, 896), (10, 17, 678), (16, 19, 122), (19, 23, 928)), _MAIN,
+        "bert", 24, 1024, ((1, 10, 896), (10, 17, 678), (16, 19, 122), (19, 23, 928)), _FOUND,
         f"{_CASING}; it names none for the last layer",
     ),
     "luo-roberta-large": Specification(
-        "roberta", 24, 1024, ((1, 24, 673), (1, 9, 981), (15, 24, 631)), _MAIN,
-        "appendix A has dimension 981 in layers 1 to 6 only (counted from 1): luo-roberta-large-appendix",
+        "roberta", 24, 1024, ((1, 24, 673), (1, 9, 981), (15, 24, 631)), "Luo et al. 2021, appendix D.1",
+        "what the paper clips; appendix A finds 673 in layers 1 to 23 and 981 in 1 to 6: luo-roberta-large-found",
     ),
-    "luo-roberta-large-appendix": Specification(
-        "roberta", 24, 1024, ((1, 24, 673), (1, 6, 981), (15, 24, 631)), _APPENDIX,
-        "the main text has dimension 981 in the first 9 layers: luo-roberta-large",
+    "luo-roberta-large-found": Specification(
+        "roberta", 24, 1024, ((1, 23, 673), (1, 6, 981), (15, 24, 631)), _FOUND,
+        "what the paper finds; appendix D.1 clips 673 in all layers and 981 in the first 9: luo-roberta-large",
     ),
 }  # fmt: skip
 

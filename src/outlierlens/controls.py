@@ -1,11 +1,12 @@
 """Fair controls for a set of dimensions: random sets of its size, and weights as large at other positions.
 
-random_sets(width, size, avoid=found, n=99, seed=0)
+random_sets(width, len(dims), n=99, seed=0, other_than=dims)
 matched_sets(magnitude, plan, avoid=found, n=5, seed=0)     # other positions in each layer
 """
 
 import json
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,36 +18,56 @@ Plan = dict[int, tuple[int, ...]]  # {layer: dimensions off}
 NEAREST = 8  # how many weights of about the same size a matched control draws from, per dimension it needs
 
 
-@dataclass(frozen=True)
-class RandomSets:
-    """Random sets of dimensions: `free` avoids what the rules found, `anywhere` does not.
+def random_sets(
+    width: int,
+    size: int,
+    *,
+    n: int,
+    seed: int,
+    other_than: Collection[int] = (),
+    avoid: Collection[int] = (),
+) -> tuple[tuple[int, ...], ...]:
+    """`n` different sets of `size` dimensions, none of them the tested set `other_than`, drawn with `seed`.
 
-    A set drawn from anywhere that misses the found dimensions is as good as one drawn from the free ones, so the two
-    families share such sets and each is measured once.
-    """
-
-    free: tuple[tuple[int, ...], ...]
-    anywhere: tuple[tuple[int, ...], ...]
-
-
-def random_sets(width: int, size: int, *, avoid: Collection[int], n: int, seed: int) -> RandomSets:
-    """`n` sets of `size` dimensions in both families, sorted within a set, drawn with `seed`.
+    They are drawn from all dimensions and may share some with the tested set. A set that is drawn at random itself is
+    exchangeable with them, so its rank among them is a p-value. Sets that `avoid` dimensions, those tested or found,
+    describe ordinary dimensions and give none: a tested set that holds the one dimension that matters has no equal there.
+    There are fewer than `n` where no more exist. Sorted within a set.
 
     Raises:
-        BadInput: fewer than `size` dimensions are left after `avoid`.
+        BadInput: there is no such set.
     """
-    allowed = np.setdiff1d(np.arange(width), np.array(sorted(avoid), dtype=int))
-    if len(allowed) < size:
-        raise BadInput(f"only {len(allowed)} of {width} dimensions are free: too few for a random set of {size}")
+    free, tested = np.setdiff1d(np.arange(width), sorted(avoid)), tuple(sorted(other_than))
+    n_sets = math.comb(len(free), size) - (len(tested) == size and not set(tested) & set(avoid))
+    if n_sets < 1:
+        raise BadInput(
+            f"no other set of {size} can be drawn from {len(free)} of {width} dimensions; name fewer, or ask for 0 random sets"
+        )
     random = np.random.default_rng(seed)
+    sets: dict[tuple[int, ...], None] = {}
+    n_drawn = 0
+    while len(sets) < min(n, n_sets):
+        pool = np.arange(width) if n_drawn < n else free  # the first are the same with and without `avoid`
+        drawn, n_drawn = tuple(sorted(random.choice(pool, size=size, replace=False).tolist())), n_drawn + 1
+        if drawn != tested and not set(drawn) & set(avoid):
+            sets[drawn] = None
+    return tuple(sets)
 
-    def draw(pool: np.ndarray) -> tuple[int, ...]:
-        return tuple(sorted(random.choice(pool, size=size, replace=False).tolist()))
 
-    anywhere = tuple(draw(np.arange(width)) for _ in range(n))
-    free = [dims for dims in anywhere if not set(dims) & set(avoid)]
-    free += [draw(allowed) for _ in range(n - len(free))]
-    return RandomSets(tuple(free), anywhere)
+def random_families(
+    width: int, dims: Collection[int], *, avoid: Collection[int], n: int, seed: int
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Two families: "random", which `dims` are ranked among, and "ordinary", without those that hold one of `dims` or `avoid`.
+
+    The ordinary ones are the same draws, and as many more as `n` needs; they are left out where they are the random ones, and
+    where there are none.
+    """
+    random = random_sets(width, len(dims), n=n, seed=seed, other_than=dims)
+    spared = {*dims, *avoid}
+    if width - len(spared) < len(dims):
+        return {"random": random}
+    ordinary = random_sets(width, len(dims), n=n, seed=seed, avoid=spared)
+    return {"random": random} if ordinary == random else {"random": random, "ordinary": ordinary}
 
 
 def relabelled(plan: Plan, drawn: Sequence[int]) -> Plan:
@@ -73,7 +94,8 @@ def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n
     `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of the plan is
     replaced by one of the positions with the nearest magnitude, never one of the plan's dimensions or of `avoid`, and no
     position serves twice within a set while fresh ones are left: what is taken away is as large, but not in one place.
-    A weight without its like elsewhere gets the nearest there is, and `closeness` says how near that was.
+    A weight without its like elsewhere gets the nearest there is, and `closeness` says how near that was. A rank among
+    them is no p-value: the chosen weights are the most extreme ones, and stand in one place.
     """
     width = magnitude.shape[1]
     taken = {dim for dims in plan.values() for dim in dims} | set(avoid)
@@ -102,8 +124,13 @@ def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n
     return sets
 
 
-def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], closeness: float | None = None) -> Control:
-    """Rank p, median, 95th percentile and mean of a control family, and the chosen change as their multiple."""
+def compare_with(
+    kind: str, chosen: Condition, family: Sequence[Condition], *, ranked: bool, closeness: float | None = None
+) -> Control:
+    """Median, 95th percentile and mean of a control family, and the chosen change as their multiple.
+
+    With `ranked`, the chosen change's rank p among them: for sets that a random one is exchangeable with.
+    """
     # A loss that is no number any more is as bad as one that is infinite.
     changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
     change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
@@ -111,7 +138,7 @@ def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], clos
     return Control(
         kind=kind,
         conditions=tuple(family),
-        p=rank_p(change, changes),
+        p=rank_p(change, changes) if ranked else None,
         median=median,
         percentile_95=high,
         mean=mean,
@@ -119,6 +146,16 @@ def compare_with(kind: str, chosen: Condition, family: Sequence[Condition], clos
         ratio_to_percentile_95=times(change, high),
         ratio_to_mean=times(change, mean),
         closeness=closeness,
+    )
+
+
+def compared(
+    families: Mapping[str, Sequence[Condition]], chosen: Condition, *, ranked: str, closeness: float | None
+) -> tuple[Control, ...]:
+    """`compare_with` of every family; `ranked` names the one that has a p, `closeness` is that of the matched sets."""
+    return tuple(
+        compare_with(kind, chosen, family, ranked=kind == ranked, closeness=closeness if kind == "matched" else None)
+        for kind, family in families.items()
     )
 
 

@@ -12,7 +12,8 @@ from outlierlens.results import Provenance, metric_on, result, table
 if TYPE_CHECKING:
     import pandas
 
-FillKind = Literal["same", "other", "nonsense"]
+FillKind = Literal["same", "other", "nonsense", "changed"]
+SIGNS: dict[FillKind, str] = {"same": "=", "other": "≠", "nonsense": "✗", "changed": "!"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Score:
 
     Attributes:
         value: mean over texts, weighted by tokens: nats per token for a loss; a difference to intact otherwise.
-        low, high: 95 % bootstrap interval of `value`, texts resampled.
+        low, high: 95 % interval of `value` over texts, NaN where it is not settled.
         perplexity: exp(value) for a loss; None for other tasks.
         per_text: value of each text, in the order of the data; of a metric that is no mean, its predictions.
         also: further numbers by name (for output change: "cosine", "kl").
@@ -45,7 +46,8 @@ class Condition:
         by_layer: {layer: dims} where layers differ; empty otherwise.
         layers: layers they are off in.
         score: the task's value.
-        change: score.value − intact value (nats per token for a loss); 95 % paired bootstrap interval low, high.
+        change: score.value − intact value (nats per token for a loss); low, high: its 95 % interval
+            over texts, NaN where it is not settled.
         n_parameters: parameters set to zero (0 for edits of hidden states).
     """
 
@@ -65,10 +67,11 @@ class Control:
     """The chosen set against a family of control sets of the same size.
 
     Attributes:
-        kind: "random" (dimensions that no rule of this run found), "random, all" (any dimension), or
-            "matched" (as large weights, at different positions in each layer).
+        kind: "random" (any other dimensions), "ordinary" (of these draws, and more, those without a dimension that is tested
+            or that the rule finds; only where they differ), or "matched" (as large weights, at different positions by layer).
         conditions: the sets and what they did.
-        p: (1 + #{control >= chosen}) / (1 + n): rank p-value of the chosen set's change.
+        p: (1 + #{control >= chosen}) / (1 + n): rank p-value of the chosen set's change among random sets. None among
+            ordinary and matched ones: the chosen set is none of their kind, and they describe only.
         median, percentile_95, mean: of the controls' changes, nats per token.
         ratio_to_median, ratio_to_percentile_95, ratio_to_mean: chosen change divided by those; None where the
             denominator is not positive (a ratio to nothing says nothing).
@@ -77,7 +80,7 @@ class Control:
 
     kind: str
     conditions: tuple[Condition, ...]
-    p: float
+    p: float | None
     median: float
     percentile_95: float
     mean: float
@@ -89,9 +92,10 @@ class Control:
 
 @dataclass(frozen=True)
 class Blank:
-    """One filled blank of a passage: its text, the intact model's, and the verdict.
+    """What the model says at one position of a passage: its word, the intact model's, and the verdict.
 
-    `kind` is "same" (equal to the intact fill), "other" (another word) or "nonsense", by the rule of `fill.judge`.
+    `kind` of a blank is "same" (equal to the intact fill), "other" (another word) or "nonsense", by the rule of `fill.judge`;
+    "changed" is a word that a masked model was shown, that the intact model repeats, and that this one takes for another.
     """
 
     position: int
@@ -103,12 +107,22 @@ class Blank:
 
 @dataclass(frozen=True)
 class Filled:
-    """The passage under one condition: `pieces` are the texts between blanks, one more than `blanks`."""
+    """The passage under one condition: `pieces` are the texts between `blanks` (changed words among them), one more."""
 
     label: str
     dims: tuple[int, ...]
     pieces: tuple[str, ...]
     blanks: tuple[Blank, ...]
+
+    @property
+    def line(self) -> str:
+        """The passage in one line, words of the model in brackets with their sign; "same" has none."""
+        parts = [self.pieces[0]]
+        for blank, piece in zip(self.blanks, self.pieces[1:], strict=True):
+            gap = "" if parts[-1][-1:].isspace() or not parts[-1] else " "
+            sign = "" if blank.kind == "same" else SIGNS[blank.kind]
+            parts.append(f"{gap}[{sign}{blank.filled}]{piece}")
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -131,8 +145,8 @@ class Damage:
         mode: "zeroed_weights", "zeroed_norms", "edited_hidden zero|mean|scale|resample" or "removed_writes".
         stack: the residual stream that was edited.
         intact, chosen: conditions; controls: families of control sets.
-        fills: the same passage under intact, the median random set and the chosen set, in this order; empty without a
-            head for words.
+        fills: the same passage under intact, the median ordinary (or random) set and the chosen set, in this order; empty
+            without a head for words.
         continuations: of causal models, likewise.
         metric: "mcc" where values are 1 − metric, so that a change above 0 is what the metric loses; "" for losses.
         inputs: what was read: "texts", "images" or "recordings".
@@ -156,6 +170,11 @@ class Damage:
     notes: tuple[str, ...] = ()
     metric: str = ""
     inputs: str = "texts"
+
+    def control(self, *kinds: str) -> Control | None:
+        """The first of these kinds of control sets that was measured."""
+        found = {control.kind: control for control in self.controls}
+        return next((found[kind] for kind in kinds if kind in found), None)
 
     @property
     def of_change(self) -> str:

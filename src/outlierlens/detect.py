@@ -5,10 +5,12 @@
 
 `kovaleva`  |z| >= n_sigma in at least `min_layer_fraction` of the layers, for scale and bias both (Kovaleva et al. 2021).
 `puccetti`  exactly the rule that Puccetti et al. (2022) released: unbiased std, more than three layers, interleaved lists.
-`luo`       rank by layer (Luo et al. 2021, section 4): no threshold, so ranks and their p-value are reported.
+`luo`       rank by layer (Luo et al. 2021, section 3): no threshold, so ranks and their p-value are reported.
 
 p-values are under independent positions per layer: in layer l the flagged positions could as well be any others, so a
-dimension is flagged with probability k_l / d, and the number of its layers is Poisson-binomial. Holm over dimensions.
+dimension is flagged with probability k_l / d, and the number of its layers is Poisson-binomial. Holm over dimensions. Within
+a layer scale and bias may depend on each other in any way: where both must pass in the same layer, the positions that pass
+in both are moved together; where each is counted by itself, the larger p (or twice the smaller) holds under any dependence.
 """
 
 import math
@@ -166,9 +168,7 @@ def _kovaleva(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int]
         counted, p = [scale], position_p(scale)
     elif rule.same_layer:
         both = scale & bias
-        # Positions of scale and bias are independent of each other as well as across layers.
-        chance = scale.mean(axis=1) * bias.mean(axis=1)
-        counted, p = [both], _tail(both.sum(axis=0), chance)
+        counted, p = [both], position_p(both)
     else:
         counted, p = [scale, bias], np.maximum(position_p(scale), position_p(bias))
     passes = np.logical_and.reduce([flags.sum(axis=0) >= needed for flags in counted])
@@ -225,16 +225,11 @@ def position_p(flags: np.ndarray) -> np.ndarray:
     `flags` is bool [layer, dim]. Under the null the k_l flagged positions of layer l are a uniform random subset, so a
     given dimension is flagged with probability k_l / d, independently over layers: a Poisson-binomial count.
     """
-    return _tail(flags.sum(axis=0), flags.mean(axis=1))
-
-
-def _tail(counts: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """P(count >= counts) [dim] of the Poisson-binomial with success probabilities `chance` [layer]."""
     density = np.array([1.0])
-    for probability in chance:
+    for probability in flags.mean(axis=1):
         density = np.append(density, 0.0) * (1 - probability) + np.append(0.0, density) * probability
     tail = np.minimum(1.0, np.cumsum(density[::-1])[::-1])  # summed from the small end: no cancellation
-    return tail[counts]
+    return tail[flags.sum(axis=0)]
 
 
 def hypergeometric_tail(population: int, marked: int, drawn: int, found: int) -> float:

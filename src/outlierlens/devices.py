@@ -1,7 +1,6 @@
-"""Where a model computes, and in which precision.
+"""Where a model computes, and how much at once.
 
 device = pick_device("auto")
-dtype = auto_dtype(device)            # bfloat16 where the hardware computes in it
 tokens = tokens_at_once(device)       # of one forward pass, where nobody says how many
 """
 
@@ -41,18 +40,12 @@ def pick_device(device: str) -> "torch.device":
     return chosen
 
 
-def auto_dtype(device: "torch.device") -> "torch.dtype":
-    """bfloat16 where the hardware computes in it, float32 elsewhere."""
+def whole_float32(device: "torch.device") -> None:
+    """Have float32 computed as float32 on a GPU: its convolutions round to the ten bits of TF32 otherwise."""
     import torch
 
     if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    elif device.type == "cpu":
-        tests = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-        fast = any(test is not None and test() for test in tests)
-    else:
-        fast = False
-    return torch.bfloat16 if fast else torch.float32
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def tokens_at_once(device: "torch.device") -> int:

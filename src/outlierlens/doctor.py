@@ -21,9 +21,11 @@ from typing import Any
 
 from outlierlens._version import __version__
 from outlierlens.devices import cores
+from outlierlens.errors import install
+from outlierlens.samples.cache import network_is_off
 
 PACKAGE = "outlierlens"
-FOR_USERS = ("charts", "models", "gguf", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
+FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
 # Commands that do their work without the extra `models`; only some of their inputs (.bin, .pt) need it.
 MODEL_FREE = (
     *("scan", "compare", "fingerprint", "verify", "prune-check", "protect", "outcomes", "update-check", "doctor"),
@@ -31,12 +33,11 @@ MODEL_FREE = (
 )
 USES = {  # extra -> what it is for, where it is not whole commands
     "charts": "--chart FILE.svg and .png, pictures beside a report",
-    "gguf": "quantized GGUF files, and running the sample smollm2-135m",
     "onnx": "ONNX files, and the sample distilbert-cased",
     "vision": "image data of observe, disable and sweep",
     "audio": "recordings that are no PCM .wav",
     "ray": "sweep --engine ray",
-    "pos": "count --tagger",
+    "pos": "predictions --tagger, replicate puccetti --tagger",
     "explore": "the page of explore (its --show and --json work without)",
 }
 VARIABLES = (
@@ -153,7 +154,7 @@ def examine(*, devices: bool = False, commands: Iterable[str] = ()) -> Diagnosis
         hub_cache=hub,
         hub_models=models,
         hub_bytes=size,
-        offline=os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+        offline=network_is_off(),
         variables={k: "set" if k in SECRET else os.environ[k] for k in VARIABLES if os.environ.get(k)},
         broken=tuple(filter(None, (*problems, wrong, *damaged, unwritable))),
     )
@@ -163,7 +164,7 @@ def _libraries() -> tuple[Library, ...]:
     try:
         lines = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return (Library(PACKAGE, "", "", None, "its metadata is missing; install it: pip install outlierlens"),)
+        return (Library(PACKAGE, "", "", None, f"its metadata is missing; {install()}"),)
     found = []
     for line in lines:
         read = _REQUIREMENT.match(line)
@@ -177,11 +178,10 @@ def _library(name: str, extra: str, wanted: str) -> Library:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        lost = "it is needed by everything; run: pip install outlierlens" if not extra else ""
+        lost = f"it is needed by everything; {install()}" if not extra else ""
         return Library(name, extra, wanted, None, lost)
     if not satisfies(version, wanted):
-        remedy = f"run: pip install --upgrade '{PACKAGE}{f'[{extra}]' if extra else ''}'"
-        return Library(name, extra, wanted, version, f"{wanted} is needed; {remedy}")
+        return Library(name, extra, wanted, version, f"{wanted} is needed; {install(extra)}")
     modules = _modules(name)
     if modules and not any(util.find_spec(module) for module in modules):
         return Library(name, extra, wanted, version, f"its files are gone; run: pip install --force-reinstall {name}")
@@ -221,7 +221,7 @@ def _lacking(libraries: tuple[Library, ...], commands: tuple[str, ...]) -> tuple
             continue
         whole = tuple(one for one in commands if one.split()[0] not in MODEL_FREE)
         needed = (whole or ("every command that runs a model",)) if extra == "models" else (USES[extra],)
-        found.append(Lacking(extra, names, needed, f"pip install '{PACKAGE}[{extra}]'"))
+        found.append(Lacking(extra, names, needed, install(extra)))
     return tuple(found)
 
 

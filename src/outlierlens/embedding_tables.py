@@ -113,8 +113,8 @@ class TablePass:
         self.first_row, self.n_sigma, self.where = first_row, n_sigma, where
         self.block_rows = max(1, BLOCK_VALUES // max(width, 1))
         self._seen = self._read = self._tied = 0
-        self._shares = {end: np.zeros(width) for end in ENDS}
-        self._alone, self._shared = ({end: np.zeros(width, dtype=np.int64) for end in ENDS} for _ in range(2))
+        # {dimensions that share a row's extreme: rows, by dimension}: whole numbers add up alike wherever blocks are cut.
+        self._hits: dict[str, dict[int, np.ndarray]] = {end: {1: np.zeros(width, dtype=np.int64)} for end in ENDS}
         self._far = np.zeros(width, dtype=np.int64)
         self._z_sum, self._z_squares = np.zeros(len(dims)), np.zeros(len(dims))
         self._sum, self._peak = np.zeros(width), np.zeros(width)
@@ -161,10 +161,10 @@ class TablePass:
             hits = rows == extreme[:, None]
             shared = hits.sum(axis=1)
             row, dim = np.nonzero(hits)
-            self._shares[end] += np.bincount(dim, weights=1 / shared[row], minlength=self.width)
+            for sharing in np.unique(shared).tolist():
+                counts = np.bincount(dim[shared[row] == sharing], minlength=self.width)
+                self._hits[end][sharing] = self._hits[end].get(sharing, 0) + counts
             alone = shared[row] == 1
-            self._alone[end] += np.bincount(dim[alone], minlength=self.width)
-            self._shared[end] += np.bincount(dim[~alone], minlength=self.width)
             for named in self.dims.tolist():
                 listed = self._listed[end, named]
                 listed += numbers[row[alone & (dim == named)]][: MAX_LISTED - len(listed)].tolist()
@@ -216,7 +216,12 @@ class TablePass:
         mean_z = _sigmas(means)
         columns = np.concatenate(self._columns)  # [row, named]
         counts = [np.bincount(self._values.bins(column), minlength=BINS)[kept] for column in columns.T]
-        shares = {end: counts / self._read for end, counts in self._shares.items()}
+        alone = {end: counts[1] for end, counts in self._hits.items()}
+        tied = {end: np.sum(list(counts.values()), axis=0) - counts[1] for end, counts in self._hits.items()}
+        shares = {
+            end: np.sum([counts[sharing] / sharing for sharing in sorted(counts)], axis=0) / self._read
+            for end, counts in self._hits.items()
+        }
         far = self._far / self._read
         peak_sigma = _sigmas(self._peak)
         found = [
@@ -228,12 +233,12 @@ class TablePass:
                 argmin_rank=_rank(shares["smallest"], dim),
                 argmax_rank=_rank(shares["largest"], dim),
                 sigma_rank=_rank(far, dim),
-                argmin_alone=int(self._alone["smallest"][dim]),
-                argmax_alone=int(self._alone["largest"][dim]),
+                argmin_alone=int(alone["smallest"][dim]),
+                argmax_alone=int(alone["largest"][dim]),
                 argmin_rows=tuple(self._listed["smallest", dim]),
                 argmax_rows=tuple(self._listed["largest", dim]),
-                argmin_tied=int(self._shared["smallest"][dim]),
-                argmax_tied=int(self._shared["largest"][dim]),
+                argmin_tied=int(tied["smallest"][dim]),
+                argmax_tied=int(tied["largest"][dim]),
                 peak_sigma=float(peak_sigma[dim]),
                 peak_rank=_rank(self._peak, dim),
                 peak_apart=self._apart(i, self._extremes[dim][0].z),
@@ -257,7 +262,6 @@ class TablePass:
             n_tied=self._tied,
             stored=stored,
             values=values,
-            means=histogram_of(means) if self._read > 1 else None,
             value_quantiles=_quantiles(values, others),
             n_mean_outside=int((np.abs(mean_z) >= self.n_sigma).sum()) if self._read > 1 else 0,
             peak_median=float(np.median(self._peak)),

@@ -92,6 +92,7 @@ def summarize(path: Trajectory, options: EmergenceOptions, provenance: Provenanc
         plateau=settled,
         fall=fall,
         states=path.states[:, columns] if path.states.size else no_states(),
+        tokens=path.tokens[:, columns] if path.tokens.size else no_states(),
         notes=_notes(path, loss_name, left_out),
     )
 
@@ -172,7 +173,9 @@ def _emergence(
         lead=_lead((step, after, step), settled) if step is not None and settled and settled.settled else None,
     )
     leaves = made.leaves
-    return replace(made, onset_lead=_lead((leaves.step, leaves.low, leaves.high), fall)) if leaves and fall else made
+    if fall is None or leaves is None or not leaves.sure:
+        return made
+    return replace(made, onset_lead=_lead((leaves.step, leaves.low, leaves.high), fall))
 
 
 def _onset(steps: np.ndarray, mean_z: np.ndarray, dim: int, seed: int) -> ChangePoint | None:

@@ -70,12 +70,16 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
+def install(extra: str = "") -> str:
+    """The remedy that installs outlierlens with `extra`. No package index has it yet, so that a clone is named."""
+    place = f"'.[{extra}]'" if extra else "."
+    return f"run in a clone of outlierlens: pip install {place}"
+
+
 def need(library: str, extra: str, purpose: str) -> ModuleType:
-    """Import and return `library`, or raise `MissingExtra` with the pip line that installs it."""
+    """Import and return `library`, or raise `MissingExtra` with the line that installs it."""
     try:
         return importlib.import_module(library)
     except ImportError as error:
         package = library.split(".", maxsplit=1)[0]
-        raise MissingExtra(
-            f"{purpose} needs {package}, which is not installed; run: pip install 'outlierlens[{extra}]'"
-        ) from error
+        raise MissingExtra(f"{purpose} needs {package}, which is not installed; {install(extra)}") from error

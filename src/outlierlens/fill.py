@@ -5,12 +5,14 @@ now = fill(loaded, work)                    # what the model puts there
 filled(loaded, work, now, intact, ...)      # each blank judged same / other / nonsense, by rule
 continuation(loaded, text)                  # causal models: (prompt, greedy continuation)
 
-Masked models fill [MASK] tokens. Causal models predict each blank from the true text on its left, so that every
-condition answers the same questions; a free continuation is shown beside it.
+Masked models fill [MASK] tokens, and are asked for the words that they are shown too: a broken one does not even repeat
+those. Causal models predict each blank from the true text on its left, so that every condition answers the same questions; a
+free continuation is shown beside it.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,27 +32,35 @@ class Exercise:
     """What the model is to fill.
 
     Attributes:
-        ids: token ids of the passage, [MASK] at the blanks of a masked model.
+        text: the passage as far as it is read.
+        ids: its token ids, [MASK] at the blanks of a masked model.
         blanks: their positions, ascending.
         read_at: the positions whose output predicts each blank: its own (masked) or the one before (causal).
         originals: the words of the passage at the blanks.
         pieces: the text between blanks, one more than there are blanks.
+        spans: of a masked model, where in `text` the token at a position begins and ends; [CLS] and the like have none.
     """
 
+    text: str
     ids: tuple[int, ...]
     blanks: tuple[int, ...]
     read_at: tuple[int, ...]
     originals: tuple[str, ...]
     pieces: tuple[str, ...]
+    spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Filling:
-    """A filled exercise: `words` as the tokenizer writes them, token ids `tokens`, and `probabilities` [blank, token]."""
+    """A filled exercise: `words` as the tokenizer writes them, token ids `tokens`, and `probabilities` [blank, token].
+
+    `everywhere` are the likeliest token ids of all positions.
+    """
 
     words: tuple[str, ...]
     tokens: tuple[int, ...]
     probabilities: np.ndarray
+    everywhere: tuple[int, ...]
 
 
 def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | None:
@@ -68,26 +78,32 @@ def _masked(tokenizer: Any, text: str, start: int, length: int) -> Exercise | No
         return None  # a slow tokenizer cannot say which letters a token stands for
     encoded = tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
-    words = encoded.word_ids()
+    words, special = encoded.word_ids(), set(tokenizer.all_special_ids)
+    spans: dict[int, tuple[int, int]] = {}
+    last = 0
+    for i, (begin, end) in enumerate(offsets):
+        # The bytes of one letter share a span, which then is the first one's; "[SEP]" may be written in the text itself.
+        if begin >= last and words[i] is not None and ids[i] not in special and text[begin:end].strip():
+            spans[i] = begin, end
+            last = end
     # Whole words of one token only: a blank then stands for one word.
     whole = [
-        i
-        for i, word in enumerate(words)
-        if word is not None and words.count(word) == 1 and re.fullmatch(r"\s*\w{2,}", text[slice(*offsets[i])])
+        i for i, span in spans.items() if words.count(words[i]) == 1 and re.fullmatch(r"\s*\w{2,}", text[slice(*span)])
     ]
     if not whole:
         return None
     chosen = whole[start % len(whole) :: EVERY]
     cuts = [offsets[i] for i in chosen]
-    edges = [0, *(edge for cut in cuts for edge in cut), offsets[_last(offsets)][1]]
-    pieces = tuple(text[edges[k] : edges[k + 1]] for k in range(0, len(edges), 2))
+    text = text[: max(end for _, end in offsets)]
     for i in chosen:
         ids[i] = tokenizer.mask_token_id
-    return Exercise(tuple(ids), tuple(chosen), tuple(chosen), tuple(text[slice(*cut)].strip() for cut in cuts), pieces)
+    originals = tuple(text[slice(*cut)].strip() for cut in cuts)
+    return Exercise(text, tuple(ids), tuple(chosen), tuple(chosen), originals, _between(text, cuts), spans)
 
 
-def _last(offsets: Any) -> int:
-    return max(range(len(offsets)), key=lambda i: offsets[i][1])
+def _between(text: str, cuts: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
+    return tuple(text[edges[k] : edges[k + 1]] for k in range(0, len(edges), 2))
 
 
 def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
@@ -104,7 +120,7 @@ def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | No
         tokenizer.decode(ids[edges[k] : edges[k + 1]], skip_special_tokens=True) for k in range(0, len(edges), 2)
     )
     originals = tuple(texts[i] for i in chosen)
-    return Exercise(tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), originals, pieces)
+    return Exercise(text, tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), originals, pieces)
 
 
 def _beginnings(tokenizer: Any, ids: list[int]) -> list[bool]:
@@ -116,7 +132,7 @@ def _beginnings(tokenizer: Any, ids: list[int]) -> list[bool]:
 
 
 def fill(loaded: LoadedModel, work: Exercise) -> Filling:
-    """What the model as it is now puts into each blank, with its whole distribution there."""
+    """What the model as it is now puts into each blank, with its whole distribution there, and its word at every position."""
     import torch
 
     tokenizer: Any = loaded.tokenizer
@@ -126,8 +142,8 @@ def fill(loaded: LoadedModel, work: Exercise) -> Filling:
         there = logits[torch.tensor(work.read_at, device=logits.device)].float().softmax(-1).cpu()
     best = there.argmax(-1).tolist()
     masked = loaded.head == "masked"
-    words = tokenizer.convert_ids_to_tokens(best) if masked else [tokenizer.decode([token]) for token in best]
-    return Filling(tuple(words), tuple(best), there.numpy())
+    words = [_name(tokenizer, token) if masked else tokenizer.decode([token]) for token in best]
+    return Filling(tuple(words), tuple(best), there.numpy(), tuple(logits.argmax(-1).tolist()))
 
 
 def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
@@ -157,7 +173,11 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
 def filled(
     loaded: LoadedModel, work: Exercise, now: Filling, intact: Filling, *, label: str, dims: tuple[int, ...]
 ) -> Filled:
-    """The exercise as filled `now`, each blank judged against what the intact model put there."""
+    """The exercise as filled `now`, each blank judged against what the intact model put there.
+
+    A masked model is held to the words that it is shown as well: those that the intact model repeats and this one does not
+    stand in the passage as "changed".
+    """
     tokenizer: Any = loaded.tokenizer
     special = set(tokenizer.all_special_tokens)
     masked = loaded.head == "masked"
@@ -165,7 +185,7 @@ def filled(
     def shown(word: str) -> str:
         return _readable(tokenizer, word) if masked else word.strip() or word
 
-    blanks = tuple(
+    said = [
         Blank(
             position=work.blanks[i],
             filled=shown(word),
@@ -181,8 +201,19 @@ def filled(
             ),
         )
         for i, word in enumerate(now.words)
-    )
-    return Filled(label, dims, work.pieces, blanks)
+    ]
+    for i, span in work.spans.items():
+        if i not in work.blanks and now.everywhere[i] != intact.everywhere[i] == work.ids[i]:
+            original = work.text[slice(*span)].strip()
+            said.append(Blank(i, shown(_name(tokenizer, now.everywhere[i])), original, original, "changed"))
+    said.sort(key=lambda one: one.position)
+    pieces = _between(work.text, [work.spans[one.position] for one in said]) if work.spans else work.pieces
+    return Filled(label, dims, pieces, tuple(said))
+
+
+def _name(tokenizer: Any, token: int) -> str:
+    """A token as the tokenizer writes it; a model may have rows for tokens that its tokenizer lacks."""
+    return tokenizer.convert_ids_to_tokens(token) or "\ufffd"
 
 
 def _readable(tokenizer: Any, piece: str) -> str:

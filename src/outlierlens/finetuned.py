@@ -40,7 +40,7 @@ class SeedRun:
         folder: of the model of its best epoch.
         low, high: 95 % interval of the first metric, dev examples resampled (whole texts of a token task).
         fingerprint: of the fine-tuned model's parameters. base_fingerprint: of the model's without head, before training.
-        seconds: of the process that finished it. precision: what that computed in, "bfloat16"; weights stay float32.
+        seconds: of the process that finished it.
     """
 
     seed: int
@@ -52,7 +52,6 @@ class SeedRun:
     fingerprint: str
     seconds: float = 0.0
     base_fingerprint: str = ""
-    precision: str = ""
 
     @property
     def best(self) -> EpochScore:

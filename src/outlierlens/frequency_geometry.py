@@ -22,12 +22,12 @@ from outlierlens.frequency.run import Vocabulary
 from outlierlens.frequency_bands import BLOCKS, BY_BAND, OVERALL, FrequencyBands, LayerBands, RandomChange
 from outlierlens.geometry.resampling import estimate
 from outlierlens.hidden import EMBEDDINGS, layer_name
+from outlierlens.labelled.apart import once
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
 from outlierlens.named import named_dims
 from outlierlens.token_bands import Banding, BandMeasure, Drawn, draw
 from outlierlens.token_counts import TokenCounts
-from outlierlens.vectors.apart import once
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, tokenise
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def frequency_geometry(
     distinct = Texts(texts.source, tuple(once(texts.texts).values()), texts.column)
     tokens = tokenise(loaded, distinct, max_length=options.max_length)
     drawn = draw(tokens, counts, vocabulary, options.banding, options.seed)
-    sets = random_sets(width, len(dims), avoid=dims, n=options.n_random, seed=options.seed).free
+    sets = random_sets(width, len(dims), n=options.n_random, seed=options.seed, other_than=dims)
     measure = BandMeasure(drawn, options.n_bootstrap, options.seed)
     vectors = _gathered(loaded, tokens, drawn, options, "reading")
     layers, final_norm = vectors.layers, vectors.final_norm

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ class Chosen:
 
     Attributes:
         layer: its name. value, low, high: metric on the test split with its 95 % interval.
-        change, change_low, change_high: metric of the repair − metric of raw vectors, with its paired 95 % interval.
-        verdict: "helps" or "hurts" where that interval leaves out 0, else "no difference"; "" of raw vectors themselves.
+        change, change_low, change_high: metric of the repair − metric of raw vectors, with its paired 95 % interval; (0, 0)
+            where all is predicted alike.
+        verdict: "helps" or "hurts" where that interval leaves out 0, "not settled" without one, else "no difference"; "" of
+            raw vectors themselves.
     """
 
     layer: str
@@ -130,6 +133,10 @@ class FrozenScores:
             if one.fix == name:
                 return one
         raise BadInput(f"no fix {name!r} in this result; it has {', '.join(one.fix for one in self.fixes)}")
+
+    def interval(self, low: float, high: float, form: str = "+.3f", times: float = 1) -> str:
+        """The interval of a change on the test split in words, its ends multiplied by `times`."""
+        return interval_text(times * low, times * high, form, no_change(self.n_test, "examples"))
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per fix and layer."""

@@ -60,13 +60,13 @@ class LayerGeometry:
         clipped: dimensions that are zero, of fix "clip".
         n_fitted, shrinkage: vectors the fix was fitted on, and shrinkage of the covariance of "whiten".
         anisotropy: mean cosine of all pairs of the drawn tokens, one a sentence, in [−1, 1].
-        pairs_cosine: of Luo et al.'s (2021, section 5) disjoint pairs alone: the same quantity with a wider interval.
+        pairs_cosine: of Luo et al.'s (2021, section 4.1) disjoint pairs alone: the same quantity with a wider interval.
         self_similarity: mean over words of the mean pairwise cosine of a word's vectors in different sentences.
         self_similarity_adjusted: minus the anisotropy. None, both, where the text has no word that is frequent enough.
         intra_sentence: mean over sentences of the mean cosine between a sentence's tokens and their mean (Ethayarajh 2019,
             section 3). intra_sentence_adjusted: minus the anisotropy. None, both, where no sentence has two tokens.
-        iso_score: IsoScore (Rudman et al. 2022) in [0, 1], interval by jackknife over groups of sentences.
-        iso_score_ceiling: what vectors of a perfectly isotropic normal distribution would give, were as few drawn.
+        iso_score: IsoScore (Rudman et al. 2022) in [0, 1] of the vectors that sentences are drawn from, whatever their number;
+            interval by jackknife over groups of sentences.
         effective_rank: exp of the entropy of the normalised singular values of the centred token vectors (Roy and Vetterli
             2007), in [1, width].
         top: dimensions that carry most of the anisotropy, largest first; empty after "whiten", whose coordinates are
@@ -89,7 +89,6 @@ class LayerGeometry:
     intra_sentence: Estimate | None
     intra_sentence_adjusted: Estimate | None
     iso_score: Estimate
-    iso_score_ceiling: float
     effective_rank: float
     top: tuple[Contribution, ...]
     named: tuple[Contribution, ...]
@@ -191,7 +190,7 @@ def geometry_rows(found: Geometry) -> Iterator[dict[str, Any]]:
             for part in ("value", "low", "high", "change", "change_low", "change_high"):
                 key = name if part == "value" else f"{name}_{part}"
                 flat[key] = float("nan") if estimate is None else getattr(estimate, part)
-        flat |= {"iso_score_ceiling": row.iso_score_ceiling, "effective_rank": row.effective_rank}
+        flat |= {"effective_rank": row.effective_rank}
         flat |= {"top_share": row.top_share, "top_dims": ", ".join(str(one.dim) for one in row.top)}
         flat |= {f"share_{one.dim}": one.share for one in row.named}
         flat |= {f"r2_without_{k}": value for k, value in row.informativity.items()}

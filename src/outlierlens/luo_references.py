@@ -35,7 +35,7 @@ _NUMBERS: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "distilroberta-base": (_SAME, {"wic": (63.7, 66.7)}),
 }
 
-# checkpoint: {(end, dimension): share of token vectors}, section 3 (10,000 sentences of SST-2 and of QQP each, all blocks)
+# checkpoint: {(end, dimension): share of token vectors}, section 2 (10,000 sentences of SST-2 and of QQP each, all blocks)
 _SHARES: dict[str, dict[tuple[str, int], float]] = {
     "bert-base-cased": {("smallest entry", 557): 0.9660},
     "roberta-base": {("smallest entry", 77): 0.8819, ("largest entry", 588): 1.0},

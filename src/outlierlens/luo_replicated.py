@@ -1,4 +1,4 @@
-"""All of Luo et al. (2021) for one model, as plain data without torch: what `replicate luo` measures.
+"""The experiments of Luo et al. (2021) for one model, as plain data without torch: what `replicate luo` measures.
 
 found.sts.task("stsb").choice("clip", "best")
 found.effects()                        # what clipping does to every data set, chosen the paper's way and held out
@@ -44,7 +44,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Extreme:
-    """How often a dimension is the smallest or largest entry of a token vector (Luo et al. 2021, section 3).
+    """How often a dimension is the smallest or largest entry of a token vector (Luo et al. 2021, section 2).
 
     Attributes:
         end: "smallest entry" or "largest entry". share: of the token vectors of all blocks, special tokens included.
@@ -81,8 +81,9 @@ class Effect:
         data, metric: "stsb", "Spearman's ρ". fix: "clip".
         how: "best", layer (and threshold) chosen on the very data as in the paper, or "held out" (WiC: cross-validated over
             words); sentence similarity also at the "clipped layer" where raw vectors are best.
-        raw, value: the scores. change, low, high: their difference with its paired 95 % interval.
-        says: "helps", "hurts" or "no difference"; "nothing to clip there" where the chosen layer has no clipped dimension.
+        raw, value: the scores. change, low, high: their difference with its paired 95 % interval. interval: in words, × 100.
+        says: "helps", "hurts", "no difference" or "not settled"; "nothing to clip there" where the chosen layer has no
+            clipped dimension.
         published: the paper's numbers for this checkpoint, chosen its way.
     """
 
@@ -97,6 +98,7 @@ class Effect:
     change: float
     low: float
     high: float
+    interval: str
     says: str
     published: Published | None = None
 
@@ -166,14 +168,15 @@ class LuoReplication:
         if self.words is None or fix not in self.words.fixes:
             return
         one, raw = self.words.choice(fix), self.words.choice("raw")
+        train = self.words.data[0].interval
         at = f"{one.layer} > {one.threshold:g}", f"{raw.layer} > {raw.threshold:g}"
         yield Effect(
             "wic", "accuracy", fix, BEST, *at, raw.accuracy, one.accuracy, one.change, one.low, one.high,
-            verdict(one.low, one.high), self._known("wic", fix, BEST),
+            train(one.low, one.high), verdict(one.low, one.high), self._known("wic", fix, BEST),
         )  # fmt: skip
         yield Effect(
             "wic", "accuracy", fix, HELD_OUT, *at, raw.crossed, one.crossed, one.crossed_change, one.crossed_low,
-            one.crossed_high, one.verdict,
+            one.crossed_high, train(one.crossed_low, one.crossed_high), one.verdict,
         )  # fmt: skip
 
     def _sentences(self, fix: str) -> Iterator[Effect]:
@@ -182,7 +185,7 @@ class LuoReplication:
                 if one.fix == fix and one.how in (BEST, HELD_OUT, CLIPPED_LAYER):
                     yield Effect(
                         task.name, "Spearman's ρ", fix, one.how, one.layer, one.raw_layer, one.raw_score, one.score,
-                        one.change, one.low, one.high, one.verdict, self._known(task.name, fix, one.how),
+                        one.change, one.low, one.high, task.interval(one), one.verdict, self._known(task.name, fix, one.how),
                     )  # fmt: skip
 
     def _classes(self, fix: str) -> Iterator[Effect]:
@@ -194,7 +197,8 @@ class LuoReplication:
             for how, one, before in ((BEST, mine.best, raw.best), (HELD_OUT, mine.selected, raw.selected)):
                 yield Effect(
                     name, part.metric, fix, how, one.layer, before.layer, before.value, one.value, one.change,
-                    one.change_low, one.change_high, one.verdict, self._known(name, fix, how),
+                    one.change_low, one.change_high, part.interval(one.change_low, one.change_high, "+.2f", 100),
+                    one.verdict, self._known(name, fix, how),
                 )  # fmt: skip
 
 

@@ -9,20 +9,23 @@ import contextlib
 import difflib
 import hashlib
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens import arch, variants
 from outlierlens.arch import BoundStack
-from outlierlens.devices import auto_dtype, pick_device
+from outlierlens.checkpoint import WEIGHTS
+from outlierlens.devices import pick_device, whole_float32
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
 from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, load_with_head
 from outlierlens.media.processor import processor_beside
+from outlierlens.model_folder import VOCABULARIES, model_folder, tokenizer_is_made
 from outlierlens.results import Provenance
+from outlierlens.samples import SAMPLES
+from outlierlens.samples.cache import say
 
 if TYPE_CHECKING:
     import torch
@@ -31,36 +34,28 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+STORED = "checkpoint"
+DTYPES = ("float32", "bfloat16", "float16", STORED)
 # Families whose causal classes attend in both directions unless the config says is_decoder.
 ENCODER_FAMILIES = frozenset({
     "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
     "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
 })  # fmt: skip
-VOCABULARIES = (
-    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
-)  # fmt: skip
-
-
-def say(message: str) -> None:
-    """Write one line to stderr."""
-    print(message, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class LoadOptions:
     """How to load: revision, precision, device and trust, as in every command.
 
-    `dtype` "auto" means bfloat16 where the hardware computes in it (CUDA devices that support it, CPUs with AVX512-BF16
-    or AMX) and float32 everywhere else; name one to have the same numbers on every machine. `offline` forbids the
-    network while this model is loaded and changes nothing afterwards. `notice` receives a line before slow work that
-    is done once, such as the conversion of a sample.
+    `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or
+    else its first weight is stored in. `offline` forbids the network while this model is loaded and changes nothing
+    afterwards. `notice` receives a line before slow work that is done once, such as the conversion of a sample.
     """
 
     revision: str | None = None
     subfolder: str = ""
     token: str | None = None
-    dtype: str = "auto"
+    dtype: str = "float32"
     device: str = "auto"
     trust_remote_code: bool = False
     offline: bool = False
@@ -147,7 +142,7 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def load_model(name: str, options: LoadOptions | None = None, head: NewHead | None = None) -> LoadedModel:
-    """Load `name` (sample, directory or hub id) with its tokenizer and bind its residual streams.
+    """Load `name` (sample, directory, weight file or hub id) with its tokenizer and bind its residual streams.
 
     The class is the one the config's `architectures` names; where the file lacks that class's head (sentence
     encoders are often saved so), the bare encoder is loaded instead. A pooler that the file lacks is set to zero: no
@@ -168,10 +163,11 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    source = _source(name, options)
+    source, options = _source(name, options)
     common = _common(options)
     device = pick_device(options.device)
-    dtype = getattr(torch, options.dtype) if options.dtype != "auto" else auto_dtype(device)
+    whole_float32(device)
+    dtype = "auto" if options.dtype == STORED else getattr(torch, options.dtype)
     with _explaining(name, source, options):
         config = transformers.AutoConfig.from_pretrained(source, **common)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
@@ -186,7 +182,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer of `name` (sample, directory or hub id) alone: no weights are read.
+    """The tokenizer of `name` (sample, directory, weight file or hub id) alone: no weights are read.
 
     Raises:
         UnknownModel: there is none.
@@ -195,7 +191,7 @@ def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrained
     options = options or LoadOptions()
     transformers = need("transformers", "models", "reading a tokenizer")
     transformers.utils.logging.set_verbosity_error()
-    source = _source(name, options)
+    source, options = _source(name, options, weights=False)
     with _explaining(name, source, options):
         found = _tokenizer(transformers, source, _common(options))
     if found is None:
@@ -209,7 +205,7 @@ def load_config(name: str, options: LoadOptions | None = None) -> Any:
     """The configuration of `name` (sample, directory or hub id) alone; raises like `load_tokenizer`."""
     options = options or LoadOptions()
     transformers = need("transformers", "models", "reading a configuration")
-    source = _source(name, options)
+    source, options = _source(name, options, weights=False)
     with _explaining(name, source, options):
         return transformers.AutoConfig.from_pretrained(source, **_common(options))
 
@@ -268,21 +264,19 @@ def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensErro
     )
 
 
-def _source(name: str, options: LoadOptions) -> str:
-    from outlierlens import samples
-
-    if samples.is_sample(name):
-        return str(samples.model_directory(name, options.notice))
-    if Path(name).is_dir():
-        return name
-    if Path(name).is_file() or name.startswith((".", "/", "~")):
-        raise UnknownModel(
-            f"{name}: running a model needs its folder (config, tokenizer and weights), a sample or a hub id, not one file"
-        )
-    meant = difflib.get_close_matches(name, samples.SAMPLES, n=1, cutoff=0.8)
+def _source(name: str, options: LoadOptions, *, weights: bool = True) -> tuple[str, LoadOptions]:
+    """Where to load from, and the options that are left: a folder on this machine is named with its subfolder."""
+    found = model_folder(
+        name, subfolder=options.subfolder, offline=options.offline, weights=weights, notice=options.notice
+    )
+    if found is not None:
+        return str(found), replace(options, subfolder="")
+    if name.startswith((".", "/", "~")) or Path(name).suffix in WEIGHTS:
+        raise UnknownModel(f"{name}: no such file or directory")
+    meant = difflib.get_close_matches(name, SAMPLES, n=1, cutoff=0.8)
     if meant:  # as `scan` says; the hub would be asked for minutes otherwise
         raise UnknownModel(f"{name}: no such file or directory; did you mean the sample {meant[0]}?")
-    return name
+    return name, options
 
 
 def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> "nn.Module":
@@ -332,8 +326,10 @@ def _first(names: list[str]) -> str:
 def _tokenizer(transformers: Any, source: str, common: dict[str, Any]) -> Any:
     """The tokenizer beside the model; None where there is none: commands that need texts say so."""
     folder = Path(source) / common["subfolder"]
+    # AutoTokenizer puts rules of its own in the place of some families'.
+    automatic = transformers.PreTrainedTokenizerFast if tokenizer_is_made(folder) else transformers.AutoTokenizer
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **common)
+        tokenizer = automatic.from_pretrained(source, **common)
     except (ImportError, MemoryError):
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file

@@ -104,8 +104,8 @@ class StackObservation:
     def pooled_shares(self, name: str = "all") -> dict[str, np.ndarray]:
         """{"smallest entry", "largest entry"}: share of the token vectors of all blocks pooled [column], embeddings excluded.
 
-        Luo et al. (2021), section 3: "557 is the minimum of 96.60 % of all vectors"; there is no such layer as the embeddings
-        in that count. In a stack with embeddings alone nothing is pooled: NaN.
+        Luo et al. (2021), section 2: 557 is the minimum of 96.60 % of all vectors of BERT; the embeddings do not count
+        there. In a stack with embeddings alone nothing is pooled: NaN.
         """
         statistics = self.view(name)
         blocks = [row for row, layer in enumerate(self.layers) if layer != "embeddings"]

@@ -19,7 +19,7 @@ from outlierlens.arch import BoundStack
 from outlierlens.confusion import confusion, correlations, metric_of
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
-from outlierlens.labelled import Examples, LabelledTask, label_order
+from outlierlens.labelled import Examples, label_order
 from outlierlens.models import LoadedModel
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
 from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifted_mean
@@ -96,7 +96,7 @@ def one_dimension(
     learned, judged = (reader.vectors(scorer, what) for scorer, what in zip(scorers, ("train", "dev"), strict=True))
     said = scorers[1].outputs()
     by_class = task.metric != "accuracy" if options.by_class is None else options.by_class
-    fit = _Fit(task, np.array(train.labels), np.array(dev.labels), by_class and not task.regression, options.seed)
+    fit = _Fit(train, dev, by_class, options.seed)
     scanned = scan_stream(loaded, stack.name)
     z = np.zeros(reader.width)
     z[list(scanned.map_dims)] = np.abs(scanned.z_scale).max(axis=0)
@@ -106,7 +106,7 @@ def one_dimension(
         fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))
         for place, layer in enumerate(reader.layers)
     )
-    low, high = interval(task.metric, said.truth, said.predicted, seed=options.seed)
+    low, high = interval(task.metric, said.truth, said.predicted, seed=options.seed, groups=dev.family)
     return OneDimension(
         provenance=loaded.provenance(command=command, seed=options.seed),
         task=task.name,
@@ -232,12 +232,14 @@ def _pooling(loaded: LoadedModel, stack: BoundStack, options: OneDimOptions, sco
 class _Fit:
     """Fits on training vectors and judges on dev vectors, layer by layer."""
 
-    def __init__(self, task: LabelledTask, train: np.ndarray, dev: np.ndarray, by_class: bool, seed: int):
-        self.task, self.train, self.dev, self.by_class, self.seed = task, train, dev, by_class, seed
-        self.n_classes = len(task.labels)
+    def __init__(self, train: Examples, dev: Examples, by_class: bool, seed: int):
+        self.task, self.seed = dev.task, seed
+        self.train, self.dev, self.family = np.array(train.labels), np.array(dev.labels), dev.family
+        self.by_class = by_class and not self.task.regression
+        self.n_classes = len(self.task.labels)
         self.weights: np.ndarray | None = None
-        if by_class:
-            self.weights = 1 / np.bincount(train, minlength=self.n_classes)[train]
+        if self.by_class:
+            self.weights = 1 / np.bincount(self.train, minlength=self.n_classes)[self.train]
 
     def layer(
         self, name: str, learned: np.ndarray, judged: np.ndarray, z: np.ndarray, named: Sequence[int]
@@ -305,7 +307,7 @@ class _Fit:
             drawn = dict.fromkeys(range(width))
         low, high = np.full(width, np.nan), np.full(width, np.nan)
         for dim in drawn:
-            low[dim], high[dim] = interval(metric, self.dev, predicted[:, dim], seed=self.seed)
+            low[dim], high[dim] = interval(metric, self.dev, predicted[:, dim], seed=self.seed, groups=self.family)
         return value, low, high
 
     def majority(self) -> float:

@@ -4,7 +4,7 @@ found = origin("distilbert-cased")                                       # needs
 found = origin("distilbert-cased", OriginOptions(dims=(143, 283, 557)))
 found.stacks[0].verdicts[2].places[0]                                    # where 557 first stands out
 
-After Luo et al. (2021), section 4 and Figures 3 and 4 (which rows of the position table have the outlier as their minimum
+After Luo et al. (2021), section 3 and Figures 3 and 4 (which rows of the position table have the outlier as their minimum
 or maximum; its rank in scale and bias of the norms), and Kovaleva et al. (2021), Figure 4 (is it outside 3 sigma among the
 token, position and segment embeddings, and in the norm after them).
 """

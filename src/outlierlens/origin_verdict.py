@@ -84,7 +84,7 @@ def _table_places(one: TableOrigin, column: int, n_sigma: float) -> Iterator[Pla
         # Of a table of one or two rows, half is nothing.
         if share >= MOST_ROWS and one.n_read > 2:
             yield Place(f"{one.kind} table", f"{word} of {share:.1%} of its {one.n_read:,} rows", 1)
-    if one.means is not None and abs(dim.mean_z) >= n_sigma:
+    if one.n_read > 1 and abs(dim.mean_z) >= n_sigma:
         why = f"mean over rows: z {signed(dim.mean_z)}, rank {dim.mean_rank}"
         yield Place(f"{one.kind} table", why, one.n_mean_outside)
 
@@ -119,7 +119,7 @@ def _table_sentences(one: TableOrigin, column: int, dims: tuple[int, ...]) -> It
             f"is farthest from a row's mean in {_row_name(one, entry.row, entry.token)}: z {signed(entry.z)}, rank "
             f"{dim.peak_rank} among the dimensions' farthest (their median {one.peak_median:.1f})"
         )
-    if one.means is not None:
+    if one.n_read > 1:
         yield (
             f"its mean over {one.kind} rows has z {signed(dim.mean_z)} among the dimensions' (rank {dim.mean_rank}; "
             f"{one.n_mean_outside} reach the threshold)"

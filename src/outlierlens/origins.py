@@ -165,7 +165,6 @@ class TableOrigin:
         n_tied: rows whose smallest or largest entry several dimensions share (coarsely quantised values).
         stored: the type of the stored values, in the file's own word.
         values: histogram of all values of the rows that are read.
-        means: histogram of the dimensions' means over rows, one value a dimension; None for a single row.
         value_quantiles: of all other dimensions' values, at `QUANTILES`, from `values`: exact to a bin.
         n_mean_outside: dimensions whose mean lies n_sigma or more from the mean of the means.
         peak_median: median over dimensions of the largest |z| that each has within any row.
@@ -183,7 +182,6 @@ class TableOrigin:
     n_tied: int
     stored: str
     values: Histogram
-    means: Histogram | None
     value_quantiles: np.ndarray
     n_mean_outside: int
     peak_median: float
@@ -326,8 +324,8 @@ def table_rows(found: Origin) -> Iterator[dict[str, Any]]:
                     "largest_of": dim.argmax_share,
                     "most_of_others_largest": high.share if high else None,
                     "sigma_share": dim.sigma_share,
-                    "mean_z": dim.mean_z if one.means else None,
-                    "mean_rank": dim.mean_rank if one.means else None,
+                    "mean_z": dim.mean_z if one.n_read > 1 else None,
+                    "mean_rank": dim.mean_rank if one.n_read > 1 else None,
                     "strongest_row": dim.extremes[0].row if dim.extremes else None,
                     "strongest_z": dim.extremes[0].z if dim.extremes else None,
                 }

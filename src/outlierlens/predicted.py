@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ class PartsOfSpeech:
         tagger: name and version of the pipeline. alone: tags are those of single tokens, as in the released code, and
             not of words in their sentence.
         tags: names of rows and columns; "none" is a prediction that is no word (a special token, a part of a character).
-        n: predictions tagged. intact, ablated: how many tokens of each part of speech became which, int [real, predicted].
+        n: predictions tagged, of n_texts texts.
+        intact, ablated: how many tokens of each part of speech became which, int [real, predicted].
         shares: of every part of speech. kept: of predictions with the part of speech of the real token, tag "kept".
     """
 
@@ -184,10 +186,15 @@ class PartsOfSpeech:
     alone: bool
     tags: tuple[str, ...]
     n: int
+    n_texts: int
     intact: np.ndarray
     ablated: np.ndarray
     shares: tuple[TagShare, ...]
     kept: TagShare
+
+    def interval(self, share: TagShare, form: str = "+.1%") -> str:
+        """The interval of a share's change in words."""
+        return interval_text(share.low, share.high, form, no_change(self.n_texts, "texts"))
 
 
 @result
@@ -227,6 +234,11 @@ class Predictions:
     def shifts(self) -> tuple[Shift, ...]:
         """Every intervention on every kind of input."""
         return tuple(shift for heard in self.heard for shift in heard.shifts)
+
+    def interval(self, shift: Shift, measure: str, form: str = "+.2f") -> str:
+        """The interval of what an intervention does to a measure, in words."""
+        change = shift.changes[measure]
+        return interval_text(change.low, change.high, form, no_change(self.of(shift.input).n_texts, "texts"))
 
     def of(self, input: str) -> Heard:
         """One kind of input; raises BadInput with those there are."""

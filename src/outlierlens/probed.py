@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ class ProbeScore:
     """What one probe says of the evaluated tokens.
 
     Attributes:
-        accuracy, low, high: share of tokens in [0, 1] whose position it names, with its 95 % interval (texts drawn with
-            replacement).
+        accuracy, low, high: share of tokens in [0, 1] whose position it names, with its 95 % interval: for other evaluated
+            texts and, where training was drawn again, for other training texts.
         within_one: share whose position it misses by one at most.
         loss: mean cross-entropy, nats per token.
         by_position: accuracy among the tokens of each position [position]; NaN where there is none.
+        se_texts: standard error over evaluated texts: their interval's width / 3.92. sd_training: standard deviation over
+            redraws of the training texts; None where they were not drawn again.
     """
 
     accuracy: float
@@ -36,15 +39,19 @@ class ProbeScore:
     within_one: float
     loss: float
     by_position: np.ndarray
+    se_texts: float | None = None
+    sd_training: float | None = None
 
 
 @dataclass(frozen=True)
 class Change:
-    """An accuracy minus that on the vectors as they are, with its paired 95 % interval over texts."""
+    """An accuracy minus that on the vectors as they are, with its paired 95 % interval, and its parts as in `ProbeScore`."""
 
     value: float
     low: float
     high: float
+    se_texts: float | None = None
+    sd_training: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class LayerProbe:
         clipped_dims: what is clipped here; clipped: the same probe on the clipped vectors; retrained: a probe that was
             trained on clipped vectors. None where nothing is clipped, or no such probe was trained.
         contribution: |w · v| of each dimension, mean over tokens [dim]. mean: over all dimensions.
+        weight: |w| alone of each dimension, mean over the same tokens and rows [dim], w of the vectors as they are.
         named: the dimensions that are clipped in some layer. other: the largest contributor that is none of them.
         heat_dims: the named dimensions and the largest other contributors; heat: their |w · v|, mean over the tokens of
             a position [position, heat_dims], 0 where there is none.
@@ -82,10 +90,15 @@ class LayerProbe:
     retrained_change: Change | None
     contribution: np.ndarray
     mean: float
+    weight: np.ndarray
     named: tuple[Contribution, ...]
     other: Contribution
     heat_dims: tuple[int, ...]
     heat: np.ndarray
+
+    def weight_rank(self, dim: int) -> int:
+        """Rank of the dimension's |w| among all, 1 is largest."""
+        return 1 + int((self.weight > self.weight[dim]).sum())
 
     @property
     def largest(self) -> Contribution:
@@ -96,7 +109,7 @@ class LayerProbe:
 @result
 @dataclass(frozen=True)
 class PositionProbe:
-    """Linear probes without bias that predict a token's position from its hidden state (Luo et al. 2021, section 4).
+    """Linear probes without bias that predict a token's position from its hidden state (Luo et al. 2021, section 3).
 
     Positions count from 0 and count special tokens; the layers are named as elsewhere ("embeddings", "0", "1", …), where
     the paper counts blocks from 1.
@@ -111,6 +124,7 @@ class PositionProbe:
         cached: whether later epochs read the vectors of the first from disk.
         in_embeddings: whether the embeddings of one token differ by its position; None where that could not be seen.
         left_only: whether a token's states depend on what stands before it alone; None where that could not be seen.
+        n_redraws: how often training was drawn again; with 0 the intervals are over evaluated texts alone.
     """
 
     provenance: Provenance
@@ -140,11 +154,16 @@ class PositionProbe:
     left_only: bool | None
     layers: tuple[LayerProbe, ...]
     notes: tuple[str, ...] = ()
+    n_redraws: int = 0
 
     @property
     def named(self) -> tuple[int, ...]:
         """The dimensions that are clipped in some layer."""
         return tuple(one.dim for one in self.layers[0].named) if self.layers else ()
+
+    def interval(self, change: Change, form: str = "+.1%") -> str:
+        """The interval of a change of accuracy in words."""
+        return interval_text(change.low, change.high, form, no_change(self.n_dev, "texts"))
 
     def at(self, layer: str) -> LayerProbe:
         """The probe of one layer; raises BadInput with the layers there are."""
@@ -205,6 +224,15 @@ def bucket_accuracy(found: PositionProbe, score: ProbeScore) -> list[float]:
     tokens = [int(found.n_at[first : last + 1].sum()) for first, last in buckets(found.n_positions)]
     sums = [float(right[first : last + 1].sum()) for first, last in buckets(found.n_positions)]
     return [one / n if n else float("nan") for one, n in zip(sums, tokens, strict=True)]
+
+
+def held_for(found: PositionProbe) -> str:
+    """What the intervals hold for, in a sentence."""
+    if not found.n_redraws:
+        return "intervals are over the evaluated texts alone: training was not drawn again (--redraws)"
+    return (
+        f"intervals hold for other evaluated texts and for other training texts (drawn again {found.n_redraws} times)"
+    )
 
 
 def meaning(found: PositionProbe) -> list[str]:

@@ -1,4 +1,4 @@
-"""All of Puccetti et al. (2022) for one model, as plain data without torch: what `replicate puccetti` measures.
+"""What Puccetti et al. (2022) say of pre-trained encoders, for one model, as plain data without torch.
 
 found.frequency.contrast("raw").difference       # outliers against all other dimensions
 found.story.line("308").link("frequency, raw").rho

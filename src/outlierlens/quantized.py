@@ -31,10 +31,12 @@ class Setting:
         what: "intact"; "rounded" all of it; "kept" with the outliers in high precision; "random" with as many random
             dimensions; "mixed" by LLM.int8's decomposition; "smoothed" by SmoothQuant.
         dims: dimensions in high precision.
-        value: the task's, mean over texts weighted by tokens; low, high: its 95 % bootstrap interval over texts.
+        value: the task's, mean over texts weighted by tokens; low, high: its 95 % interval over texts.
         change: value − intact value, with its paired interval.
         kept: share in [0, 1] of the linears' weights in high precision; "mixed": of their inputs, mean over texts.
         per_text: value of each text, in the order of the data.
+        noise: standard deviation of the value, and so of the change, between runs that differ by noise of 1e-6 in what the
+            first block reads; NaN where it was not measured (`noise_draws` 0, and the intact model, which has no steps).
     """
 
     what: What
@@ -47,15 +49,20 @@ class Setting:
     change_high: float
     kept: float
     per_text: tuple[float, ...]
+    noise: float = math.nan
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of the task's value between two settings, with its paired 95 % bootstrap interval over texts."""
+    """A difference of the task's value between two settings, its 95 % interval over texts, and `noise` as `Setting` has it.
+
+    The settings of a difference read the same noise.
+    """
 
     value: float
     low: float
     high: float
+    noise: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -155,8 +162,8 @@ class Rounding:
         """What the intervals say.
 
         "free": the interval of the cost holds 0 or lies below. "keep": keeping the outliers gives something back, and more than
-        random dimensions do, both intervals above 0. "no use": rounding costs, and that cannot be said. "unclear": no interval
-        (one text, or an infinite value). "not tried": rounding costs, and no random draw was measured beside.
+        random dimensions do, both intervals above 0. "no use": rounding costs, and that cannot be said. "unclear": the interval
+        is not settled (few texts, or an infinite value). "not tried": rounding costs, and no random draw was measured beside.
         """
         if not math.isfinite(self.rounded.change_low):
             return "unclear"
@@ -208,6 +215,8 @@ class Quantized:
         threshold: of "mixed", None where it was not asked for.
         calibration: which texts SmoothQuant's largest values are of. n_error_texts: texts whose hidden states are compared.
         map_dims: dimensions of the columns of `Errors.by_dim`.
+        noise_draws: runs of each setting with noise, whose floor stands beside each figure and is in each interval; 0 without.
+        n_noise_texts: texts that are run with noise.
     """
 
     provenance: Provenance
@@ -233,6 +242,8 @@ class Quantized:
     n_error_texts: int
     map_dims: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    noise_draws: int = 0
+    n_noise_texts: int = 0
 
     def rounding(self, scheme: str) -> Rounding:
         """One scheme; raises BadInput with those there are."""
@@ -245,6 +256,16 @@ class Quantized:
     def worst(self) -> Rounding:
         """The scheme that costs most."""
         return max(self.roundings, key=lambda one: np.nan_to_num(one.rounded.change, nan=np.inf))
+
+    @property
+    def noise_note(self) -> str:
+        """What noise and intervals rest on, in a sentence."""
+        if not self.noise_draws:
+            return "The noise of the last bit was not measured, and the intervals may lack some of it."
+        return (
+            f"Noise: standard deviation between runs whose first block reads noise of 1e-6 ({self.noise_draws} more runs of "
+            f"{self.n_noise_texts:,} texts); the intervals hold it."
+        )
 
     @property
     def verdict(self) -> str:
@@ -295,6 +316,7 @@ def quantized_rows(found: Quantized) -> Iterator[dict[str, Any]]:
             "change": setting.change,
             "change_low": setting.change_low,
             "change_high": setting.change_high,
+            "noise": setting.noise,
             "kept": setting.kept,
         }
 

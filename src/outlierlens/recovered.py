@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Arm:
             while fine-tuned again. "none" with "again" is the model fine-tuned further with nothing off.
         seed: of the fine-tuning; None without one.
         value, low, high: the task's metric with its 95 % interval over examples.
-        lost, lost_low, lost_high: intact metric − value, and its 95 % interval, paired by example.
+        lost, lost_low, lost_high: intact metric − value, and its 95 % interval, paired by example; (0, 0) where every example
+            is predicted alike.
         recovered: share of what was lost when off that is back, 1 − lost / lost when off; None where that interval holds 0.
         best_epoch: of the fine-tuning, chosen by the dev metric.
         regrowth: of the arm's dimensions (of the chosen ones where nothing was off).
@@ -118,6 +120,10 @@ class Recovery:
         raise BadInput(
             f"this result holds no arm {what!r}, {state!r}" + (f" with seed {seed}" if seed is not None else "")
         )
+
+    def interval(self, arm: Arm, form: str = "+.3f") -> str:
+        """The interval of what an arm lost, in words."""
+        return interval_text(arm.lost_low, arm.lost_high, form, no_change(self.n_dev, "examples"))
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row an arm."""

@@ -93,7 +93,7 @@ def recover(
     if options.n_random:
         avoid = (*chosen, *bench.found)
         drawn = random_sets(bench.width, len(chosen), avoid=avoid, n=options.n_random, seed=options.seed)
-        sets += [("random", one) for one in drawn.free]
+        sets += [("random", one) for one in drawn]
     arms = [bench.arm("none", "intact", (), loaded, chosen)]
     for what, off in sets:
         with zeroed_weights(loaded, off, stack=bench.stack.name):
@@ -195,12 +195,12 @@ class _Bench:
             outputs = LabelledScore(loaded, self.dev, self.scorer_options).outputs()
         metric = self.dev.task.metric
         value = outputs.scores[metric]
-        low, high = interval(metric, outputs.truth, outputs.predicted, seed=self.options.seed)
+        low, high = interval(metric, outputs.truth, outputs.predicted, seed=self.options.seed, groups=self.dev.family)
         lost = self.intact_outputs.scores[metric] - value
         lost_low, lost_high = 0.0, 0.0
         if state != "intact":
             before = self.intact_outputs
-            change = Statistic(metric, before.truth)
+            change = Statistic(metric, before.truth, self.dev.family)
             lost_low, lost_high = change.interval(before.predicted, outputs.predicted, seed=self.options.seed)
         now = _weights(loaded, stack)
         return Arm(

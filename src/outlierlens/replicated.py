@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ class Row:
         window: layers they are off in: "all layers", "layer 3".
         value: the metric; of a family its median over sets. low, high: its 95 % interval for the intact model; NaN for
             all others, whose interval is that of what they lose.
-        lost: intact metric − metric, of a family its median; low and high: 95 % interval, paired by example (BCa), of a
-            family its 5th and 95th percentile.
+        lost: intact metric − metric, of a family its median; low and high: 95 % interval, paired by example, (0, 0) where no
+            example changed; of a family its 5th and 95th percentile.
         mean: of a family: mean of what is lost.
         times_random: lost / mean of the random sets of the same size and window; None where that mean is not positive.
         enough: whether that is at least 5 (Puccetti et al. 2022). Where random sets cost nothing on average a ratio says
             nothing, and it is whether the interval of `lost` lies above 0. None without random sets.
-        p: rank p-value among them, (1 + #{random >= lost}) / (1 + n).
+        p: rank p-value among them, (1 + #{random >= lost}) / (1 + n); of a dimension where all were swept, among all others.
         n_parameters: set to zero; share: of all parameters of the model.
         closeness: matched: median of the magnitudes over those wanted; 1 is a perfect match.
     """
@@ -153,6 +154,10 @@ class TaskTable:
         """The row of all outliers, where random sets stand beside it."""
         row = self.outliers_row
         return row if row is not None and row.enough is not None else None
+
+    def interval(self, row: Row, form: str = "+.1f") -> str:
+        """The interval of what a set of dimensions loses in words, × 100."""
+        return interval_text(100 * row.lost_low, 100 * row.lost_high, form, no_change(self.n_examples, "examples"))
 
     def family(self, kind: RowKind, size: int | None = None) -> Row | None:
         """The family of control sets of that kind, of as many dimensions as the outliers unless `size` is given."""

@@ -8,6 +8,7 @@
 Scores lie in [−1, 1] or [0, 1]; reports multiply by 100.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
     import pandas
 
-HELPS, HURTS, NOTHING = "helps", "hurts", "no difference"
+HELPS, HURTS, NOTHING, OPEN = "helps", "hurts", "no difference", "not settled"
 CLIPPED_LAYER = "clipped layer"
 
 
 def verdict(low: float, high: float) -> str:
-    """What a change does whose interval is (low, high): "helps", "hurts" or "no difference"."""
-    return HELPS if low > 0 else HURTS if high < 0 else NOTHING
+    """What a change does whose interval is (low, high): "helps", "hurts", "no difference", or "not settled" without one."""
+    return OPEN if math.isnan(low) else HELPS if low > 0 else HURTS if high < 0 else NOTHING
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Choice:
             also the "clipped layer" where raw vectors are best, which both are then taken from.
         chosen_on: the pairs that the layer was chosen on, in words. chosen_score: ρ there; None where nothing was chosen.
         layer, score: of the fix. raw_layer, raw_score: of raw vectors. change: score − raw_score.
-        low, high: 95 % interval of `change`, paired bootstrap over pairs; the choice of a layer is not drawn again.
+        low, high: 95 % interval of `change`, pairs drawn together, those that share sentences as one; the choice of a layer is
+            not drawn again. (0, 0) where no cosine changed; NaN where it is not settled.
     """
 
     fix: str
@@ -71,7 +74,7 @@ class Choice:
 
     @property
     def verdict(self) -> str:
-        """ "helps", "hurts" or "no difference"; for raw vectors "" ."""
+        """ "helps", "hurts", "no difference" or "not settled"; for raw vectors "" ."""
         return "" if self.fix == "raw" else verdict(self.low, self.high)
 
 
@@ -81,7 +84,7 @@ class TaskScores:
 
     Attributes:
         name, title, source: the row of the table and where its pairs are from.
-        n_pairs, n_sentences: evaluated, sentences counted once.
+        n_pairs, n_sentences: evaluated, sentences counted once. n_families: of pairs that hang together by shared sentences.
         subsets, sizes: its parts, with their pairs. missing: parts of the complete data set that are not among them.
         layers: scores with a row a layer. static: with a row for each of the result's static vectors; no clip: NaN.
         choices: one for each fix and way to choose a layer.
@@ -92,12 +95,18 @@ class TaskScores:
     source: str
     n_pairs: int
     n_sentences: int
+    n_families: int
     subsets: tuple[str, ...]
     sizes: tuple[int, ...]
     missing: tuple[str, ...]
     layers: Scores
     static: Scores
     choices: tuple[Choice, ...]
+
+    def interval(self, one: Choice, form: str = "+.2f") -> str:
+        """The interval of a choice's change in words, × 100."""
+        nothing = no_change(self.n_pairs, "pairs", self.n_families)
+        return interval_text(100 * one.low, 100 * one.high, form, nothing)
 
     def choice(self, fix: str, how: str) -> Choice:
         """The choice of `fix` made `how`; raises BadInput with those there are."""
@@ -216,7 +225,7 @@ def choice_rows(found: Similarity) -> Iterator[dict[str, Any]]:
                 "raw layer": one.raw_layer if changed else None,
                 "raw": f"{100 * one.raw_score:.2f}" if changed else None,
                 "change": f"{100 * one.change:+.2f}" if changed else None,
-                "95 %": f"{100 * one.low:+.2f} to {100 * one.high:+.2f}" if changed else None,
+                "95 %": task.interval(one) if changed else None,
                 "says": one.verdict or None,
             }
 
@@ -227,6 +236,7 @@ class WordPairs:
 
     Attributes:
         split, source: which, and where from. n_pairs: that were compared; left_out: whose word lies behind the longest text.
+        n_families: of pairs that hang together by their word or a sentence.
         all_true: accuracy of always saying that the word means the same.
         accuracy: of saying so where the cosine is above a threshold [layer, fix, threshold].
     """
@@ -234,14 +244,23 @@ class WordPairs:
     split: str
     source: str
     n_pairs: int
+    n_families: int
     left_out: int
     all_true: float
     accuracy: np.ndarray
 
+    def interval(self, low: float | None, high: float | None, form: str = "+.2f") -> str:
+        """An interval of a change of accuracy on this split in words, × 100; "" for none."""
+        if low is None or high is None:
+            return ""
+        nothing = no_change(self.n_pairs, "pairs", self.n_families)
+        return interval_text(100 * low, 100 * high, form, nothing)
+
 
 @dataclass(frozen=True)
 class WordChoice:
-    """The best layer and threshold of a fix; changes are from raw vectors, with 95 % intervals: paired bootstrap over words.
+    """The best layer and threshold of a fix; changes are from raw vectors, with paired 95 % intervals: pairs that share their
+    word or a sentence are drawn as one; (0, 0) where no answer changed.
 
     Attributes:
         thresholds: "grid" (0.1 to 0.9, the paper's) or "any" (all that tell pairs of the choosing split apart).
@@ -336,18 +355,15 @@ def word_rows(found: WordInContext) -> Iterator[dict[str, Any]]:
             "layer": one.layer,
             "above": f"{one.threshold:.3f}",
         }
-        for where, value, *change in (
-            ("train (chosen on it)", one.accuracy, one.change, one.low, one.high),
-            ("cross-validated", one.crossed, one.crossed_change, one.crossed_low, one.crossed_high),
-            ("validation", one.held_out, one.held_out_change, one.held_out_low, one.held_out_high),
+        train, validation = found.data[0], found.data[-1]
+        for where, split, value, change, low, high in (
+            ("train (chosen on it)", train, one.accuracy, one.change, one.low, one.high),
+            ("cross-validated", train, one.crossed, one.crossed_change, one.crossed_low, one.crossed_high),
+            ("validation", validation, one.held_out, one.held_out_change, one.held_out_low, one.held_out_high),
         ):
             if value is not None:
-                row[where] = f"{100 * value:.2f}{_change(*change) if one.fix != 'raw' else ''}"
+                told = (
+                    "" if one.fix == "raw" or change is None else f" {100 * change:+.2f} ({split.interval(low, high)})"
+                )
+                row[where] = f"{100 * value:.2f}{told}"
         yield {**row, "says": one.verdict or None}
-
-
-def _change(change: float | None, low: float | None, high: float | None) -> str:
-    """ " +1.00 (−0.50 to +2.50)" of values in [−1, 1]."""
-    if change is None or low is None or high is None:
-        return ""
-    return f" {100 * change:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"

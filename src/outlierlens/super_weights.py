@@ -63,7 +63,7 @@ class Trial:
     Attributes:
         name: "zeroed", "restored", "× 2", "random 0", "largest". kind: "intact", "zeroed", "restored", "scaled", "random",
             "largest". factor: that the weights were multiplied by; NaN where they were not simply multiplied.
-        value: of the task. change: from intact; low, high: its 95 % interval over texts (paired bootstrap).
+        value: of the task. change: from intact; low, high: its 95 % interval over texts.
     """
 
     name: str

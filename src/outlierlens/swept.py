@@ -29,7 +29,8 @@ class Effect:
         window: name of the layers it is off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2", or
             "layer by layer" for a plan that names dimensions for each layer.
         change: mean change of the task's value against the intact model (nats per token for a loss).
-        low, high: 95 % interval of `change`, calibrated for the rule that stopped the measuring.
+        low, high: 95 % interval of `change`, calibrated for the rule that stopped the measuring; infinite where too few texts,
+            or too few that changed, settle it; 0 and 0 where nothing changed on any text.
         spread: standard deviation of the change over texts.
         n_texts: texts it was measured on, the first of the sweep's order.
         stopped: why no more: "precise" (narrow enough), "all texts", or "unfinished".
@@ -37,9 +38,11 @@ class Effect:
         p: rank p-value, (1 + #{others >= change}) / (1 + n), among the other dimensions of the same window; None for sets.
         q: `p` adjusted over all dimensions of the window (Benjamini & Hochberg 1995).
         q_found: likewise, over the dimensions alone that the weights named beforehand; None for others.
-        times_random: change over the mean change of the dimensions that the weights did not name (or of random sets);
+        times_random: change over the mean change of the dimensions that the weights did not name (or of ordinary sets);
             None where that mean is not positive. Puccetti et al. (2022) ask for 5.
         n_parameters: parameters that are zero while it is off; 0 for edits of hidden states.
+        again: of the strongest that were measured again: texts that `change` rests on, none of which chose it (or all there
+            are); 0 for others.
     """
 
     label: str
@@ -59,6 +62,7 @@ class Effect:
     q_found: float | None = None
     times_random: float | None = None
     n_parameters: int = 0
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,12 @@ class Null:
 
     Attributes:
         label, window: of the set.
-        kind: "random" (dimensions that neither the weights nor the caller named), "matched" (as extreme weights, at
-            other positions by layer), or "dimensions" (every other single dimension of this sweep).
-        dims: of each control set; empty for "matched", where they differ by layer, and for "dimensions".
+        kind: "random" (any other dimensions), "ordinary" (of these draws, and more, those without a dimension that the weights
+            or the caller named; only where they differ), or "matched" (as extreme weights, at other positions by layer).
         changes: of each control set; sorted ascending.
         change: of the set itself on the same texts.
-        p: (1 + #{control >= change}) / (1 + n); q: adjusted over all sets (or listed dimensions) and windows of this sweep
-            that have controls of this kind (Benjamini & Hochberg 1995).
+        p: (1 + #{control >= change}) / (1 + n) among random sets; q: adjusted over all sets (or listed dimensions) and windows
+            of this sweep (Benjamini & Hochberg 1995). None among ordinary and matched ones: they describe only.
         median, percentile_95, mean: of `changes`.
         times_mean: change / mean; None where the mean is not positive.
         closeness: matched only: median of the controls' magnitudes over the wanted ones; 1 is a perfect match.
@@ -85,7 +88,7 @@ class Null:
     n_texts: int
     change: float
     changes: tuple[float, ...]
-    p: float
+    p: float | None
     median: float
     percentile_95: float
     mean: float
@@ -266,9 +269,12 @@ class Sweep:
         )
 
     def top(self, k: int = 5, window: str | None = None) -> tuple[Effect, ...]:
-        """The `k` largest effects (in one window), largest first; of equal ones the smaller dimension first."""
+        """The `k` largest effects (in one window), largest first; of equal ones the smaller dimension first.
+
+        Those that were measured again come before the others, whose order is that of estimates they were chosen by.
+        """
         among = [e for e in self.effects if window in (None, e.window)]
-        return tuple(sorted(among, key=lambda e: (-np.nan_to_num(e.change, nan=np.inf), e.dims))[:k])
+        return tuple(sorted(among, key=lambda e: (not e.again, -np.nan_to_num(e.change, nan=np.inf), e.dims))[:k])
 
     def effect(self, dim: int, window: str | None = None) -> Effect:
         """The effect of one dimension alone (in one window); raises KeyError for one that was not swept."""
@@ -297,6 +303,7 @@ class Sweep:
                 "high": effect.high,
                 "spread": effect.spread,
                 "texts": effect.n_texts,
+                "again": effect.again,
                 "stopped": effect.stopped,
                 "first_order": effect.first_order,
                 "p": effect.p,

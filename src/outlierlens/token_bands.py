@@ -17,7 +17,7 @@ from outlierlens.frequency_bands import BY_BAND, Band
 from outlierlens.geometry.cosines import mean_cosine, unit
 from outlierlens.geometry.drawing import Drawing, kept_tokens
 from outlierlens.geometry.resampling import sentence_weights
-from outlierlens.tasks.ranks import Ranked
+from outlierlens.tasks.ranks import rank_correlations
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import Tokens
 
@@ -202,7 +202,7 @@ class BandMeasure:
         return by_band | {
             "anisotropy": across((every, n_every), (every, n_every), texts),
             "between": across((sums[0], sizes[0]), (sums[-1], sizes[-1]), texts),
-            "spearman": Ranked(self.count, [length]).drawn(weights),
+            "spearman": rank_correlations(self.count, length, weights),
             "norm_ratio": _ratio(by_band["norm"][-1], by_band["norm"][0]),
             "cosine_gap": by_band["cosine"][-1] - by_band["cosine"][0],
             "types_gap": by_band["cosine_types"][-1] - by_band["cosine_types"][0],

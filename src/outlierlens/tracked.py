@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Passes = Literal["scale and bias", "scale", "bias", "neither"]
 # Of the loss curves that may have been logged, the one that a plateau is looked for in: the first of these.
 LOSSES = ("eval_loss", "loss")
+SURE = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ChangePoint:
         until: end of the ramp; the last recorded step where the series still moves.
         before, after: the two levels.
         rho: correlation of successive deviations from the fit that the interval allows for, in [0, 1).
-        p: p-value of "no change at all", by simulation.
+        p: p-value of "no change at all", by simulation; above 0.05 it is not settled that there is one (`sure`).
         n_points: points the fit rests on.
     """
 
@@ -46,6 +47,11 @@ class ChangePoint:
     p: float
     n_points: int
     level: float = 0.95
+
+    @property
+    def sure(self) -> bool:
+        """Whether "no change at all" is rejected at 5 %."""
+        return self.p <= SURE
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,8 @@ class Emergence:
         layers_scale, layers_bias: layers past n_sigma at the last step; bias None without one.
         z_scale, z_bias: mean over layers of |z| at the last step.
         onset: change point of the mean |z| of the scale; onset_bias of the bias.
-        lead: `step` against the loss plateau; onset_lead: `leaves` against the onset of the loss's last steep fall.
+        lead: `step` against the loss plateau; onset_lead: `leaves`, where it is sure, against the onset of the
+            loss's last steep fall.
     """
 
     dim: int
@@ -135,7 +142,7 @@ class Track:
         steps: int [step].
         emergences: followed dimensions, those that pass first.
         layer: the layer whose values `scale` and `bias` hold.
-        dims: dimensions of the columns of `scale`, `bias` and `states`: all, or those followed and an even choice by
+        dims: dimensions of the columns of `scale`, `bias`, `states` and `tokens`: all, or those followed and an even choice by
             rank of the rest.
         scale, bias: [step, column]; bias is (0, 0) where the norm has none.
         scale_range, bias_range: smallest and largest value over all dimensions, [step, 2].
@@ -144,6 +151,7 @@ class Track:
         curves: logged "loss", "eval_loss" (nats per token), "eval_perplexity", at most 1,000 points each.
         plateau: of the loss; fall: onset of its last steep fall; None where no curve shows one.
         states: hidden state after the middle layer, averaged over the tokens of one text, [step, column]; may be empty.
+        tokens: the states of that text's first tokens after the same layer at the last step, [token, column]; may be empty.
         text: that text.
         bytes_read, total_bytes: of all checkpoints together; 0 for watch rows.
     """
@@ -173,6 +181,7 @@ class Track:
     plateau: Plateau | None = None
     fall: ChangePoint | None = None
     states: np.ndarray = field(default_factory=no_states)
+    tokens: np.ndarray = field(default_factory=no_states)
     text: str = ""
     bytes_read: int = 0
     total_bytes: int = 0

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from outlierlens.tracked import Track
 from outlierlens.trajectory import Trajectory, no_bias, no_states
 from outlierlens.weights import Site, View, measure, sites_of
 
+if TYPE_CHECKING:
+    from outlierlens.watch_probe import Activations
+
 DAMAGED = (BadFile, UnknownModel, UnknownArchitecture)
 PROBE_TOKENS = 512
 
@@ -44,7 +48,7 @@ class TrackOptions:
         revisions: hub revisions of one model, each a checkpoint; steps: one for each checkpoint where names do not say.
         log: a trainer_state.json or JSON lines with step and loss; by default what lies in or beside the last checkpoint.
         stack: residual stream, where there are several; norm: which reading norm of pre-norm blocks (default the first).
-        text: record the hidden state of this text at every checkpoint: loads each model whole.
+        text: record the hidden states of this text at every checkpoint: loads each model whole.
         skip_damaged: leave a checkpoint out that cannot be read, with a note, instead of raising.
         row: a TOML file that declares the architecture, instead of the table's row.
         progress: called with a label, the number done and the number in all.
@@ -168,7 +172,8 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
     saved = find_saved(names, revisions=options.revisions, steps=options.steps)
     first: Site | None = None
     kept: list[tuple[Saved, Measured]] = []
-    states, notes = [], []
+    seen: list[Activations] = []
+    notes = []
     bytes_read = total = 0
     for place, one in enumerate(saved):
         options.progress(f"reading {one.name}", place, len(saved))
@@ -177,7 +182,7 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
                 site = _site(checkpoint, options)
                 measured, _ = measure(checkpoint, site, hashlib.sha256())
                 bytes_read, total = bytes_read + checkpoint.bytes_read, total + checkpoint.total_bytes
-            state = _state(one, site, options) if options.text else None
+            shown = [_activations(one, site, options)] if options.text else []
         except DAMAGED as error:
             if not options.skip_damaged:
                 raise type(error)(f"{one.name} (step {one.step}): {error}; --skip-damaged leaves it out") from error
@@ -187,7 +192,7 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
             first = site
         _same(first, site, (kept[0] if kept else (one, measured)), (one, measured))
         kept.append((one, measured))
-        states += [] if state is None else [state]
+        seen += shown
     if first is None:
         raise BadFile(f"none of the {len(saved)} checkpoints can be read: {notes[0]}")
     if options.text:
@@ -205,7 +210,8 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
         scale=np.stack([measured.scale for _, measured in kept]),
         bias=np.stack([m.bias for _, m in kept if m.bias is not None]) if biased else no_bias(),
         curves=find_log([one for one, _ in kept]) if options.log is None else {},
-        states=np.stack(states) if states else no_states(),
+        states=np.stack([one.state for one in seen]) if seen else no_states(),
+        tokens=seen[-1].tokens if seen else no_states(),
     )
     return _Read(path, "revisions" if options.revisions else "checkpoints", bytes_read, total, tuple(notes))
 
@@ -242,8 +248,8 @@ def _same(first: Site, site: Site, before: tuple[Saved, Measured], now: tuple[Sa
             )
 
 
-def _state(saved: Saved, site: Site, options: TrackOptions) -> np.ndarray:
-    """Hidden state of the text after the middle layer, averaged over its tokens, float32 [dim]."""
+def _activations(saved: Saved, site: Site, options: TrackOptions) -> "Activations":
+    """What the text shows in the followed stream."""
     from outlierlens.models import LoadOptions, load_model
     from outlierlens.watch_probe import ProbeSize, make_probe
 
@@ -259,4 +265,4 @@ def _state(saved: Saved, site: Site, options: TrackOptions) -> np.ndarray:
     seen = {} if probe is None else probe.measure()
     if site.stack.name not in seen:
         raise BadInput(f"{saved.name}: stream {site.stack.name} reads no text, so --text has nothing to show")
-    return seen[site.stack.name].state
+    return seen[site.stack.name]

@@ -1,6 +1,6 @@
 """What all trainings with Hugging Face's Trainer have in common: arguments, folder, and measuring between steps.
 
-arguments = training_arguments(folder, device="auto", precision="auto", seed=0, report_to=(), max_steps=100)
+arguments = training_arguments(folder, device="auto", precision="float32", seed=0, report_to=(), max_steps=100)
 refuse_foreign(folder, "recipe.toml")            # before anything is written into it
 with full_precision(model): ...                  # without the rounding that mixed precision wraps around forward
 """
@@ -10,19 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
-from outlierlens.devices import auto_dtype, pick_device
+from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput
-
-
-def computes_in(precision: str, device: torch.device) -> str:
-    """ "float32" or "bfloat16"; `precision` "auto" is the latter where the hardware computes in it."""
-    fast = precision == "auto" and auto_dtype(device) == torch.bfloat16
-    return "bfloat16" if fast or precision == "bfloat16" else "float32"
 
 
 def training_arguments(
@@ -30,7 +23,7 @@ def training_arguments(
 ) -> TrainingArguments:
     """The Trainer's arguments for a resumable run that is quiet and reads its rows in their order; `own` go on top.
 
-    `precision` is as in `computes_in`.
+    `precision` is "float32", or "bfloat16" for the passes alone.
 
     Raises:
         BadInput: a device that the Trainer would not take, or a `report_to` that is not there.
@@ -48,7 +41,7 @@ def training_arguments(
         )
     return TrainingArguments(
         output_dir=str(folder),
-        bf16=computes_in(precision, chosen) == "bfloat16",
+        bf16=precision == "bfloat16",
         use_cpu=str(chosen) == "cpu",
         seed=seed,
         data_seed=seed,

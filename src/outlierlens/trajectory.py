@@ -24,7 +24,7 @@ def no_bias() -> np.ndarray:
 
 
 def no_states() -> np.ndarray:
-    """The `states` where none were recorded: float32 of shape (0, 0)."""
+    """The `states` or `tokens` where none were recorded: float32 of shape (0, 0)."""
     return np.zeros((0, 0), dtype=np.float32)
 
 
@@ -62,6 +62,7 @@ class Trajectory:
         curves: what was logged: "loss" and "eval_loss" in nats per token, "eval_perplexity", and so on.
         states: float32 [step, dim]: hidden state after the middle layer, averaged over the tokens of one probe text;
             shape (0, 0) where it was not recorded.
+        tokens: float32 [token, dim]: of the same layer and text at the last step, the states of its first tokens, or (0, 0).
     """
 
     model: str
@@ -74,10 +75,12 @@ class Trajectory:
     bias: np.ndarray = field(default_factory=no_bias)
     curves: Mapping[str, Curve] = field(default_factory=dict)
     states: np.ndarray = field(default_factory=no_states)
+    tokens: np.ndarray = field(default_factory=no_states)
 
     def __post_init__(self) -> None:
-        for name, kind in (("steps", np.int64), ("scale", np.float32), ("bias", np.float32), ("states", np.float32)):
-            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=kind))
+        object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))
+        for name in ("scale", "bias", "states", "tokens"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float32))
         where = f"{self.model}, {self.stack}"
         if self.scale.ndim != 3 or self.steps.shape != self.scale.shape[:1]:
             raise BadInput(f"{where}: {self.steps.shape} steps and scale {self.scale.shape}, not [step, layer, dim]")
@@ -91,6 +94,8 @@ class Trajectory:
             raise BadInput(
                 f"{where}: states have shape {self.states.shape}, not [step, dim] ({self.n_steps}, {self.width})"
             )
+        if self.tokens.shape != (0, 0) and (self.tokens.ndim != 2 or self.tokens.shape[1] != self.width):
+            raise BadInput(f"{where}: tokens have shape {self.tokens.shape}, not [token, dim] (…, {self.width})")
 
     @property
     def n_steps(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Treatment:
         name: "zero", "mean", "position mean", "resample", "scale 2", "zero, first token kept", "zero, first token only".
         factor: of a scale; 0 and 1 of "zero" and of nothing done are no treatments of their own. NaN otherwise.
         value: the task's value, weighted mean over texts. per_text: of each text, in the order of `BeyondZero.texts`.
-        change: value − intact value; low, high: paired 95 % interval over texts (BCa bootstrap).
+        change: value − intact value; low, high: 95 % interval over texts.
         recovered: 1 − change / change of zero: 0 is no better than zero, 1 as good as intact; NaN where zero does no damage.
             recovered_low, recovered_high: its 95 % interval, texts drawn together for both.
         random: the same change with each random set treated alike [set].
@@ -170,7 +171,6 @@ class BeyondZero:
     n_tokens: int
     n_folds: int
     no_mean: float
-    n_bootstrap: int
     named_by: str
     intact: float
     intact_per_text: tuple[float, ...]
@@ -193,7 +193,7 @@ class BeyondZero:
         zero, mean, by_position, kept = (treated.of(name) for name in (ZERO, MEAN, POSITION_MEAN, BUT_FIRST))
         said = (
             f"{treated.label}: {SAYS[treated.verdict]}. Zero changes the {self.task} by {zero.change:+.3g} {self.unit} "
-            f"(95 % interval {zero.low:+.3g} to {zero.high:+.3g})"
+            f"(95 % interval {interval_text(zero.low, zero.high, '+.3g')})"
         )
         if zero.random:
             said += f", random dimensions by {zero.random_median:+.2g} (median of {len(zero.random)})"

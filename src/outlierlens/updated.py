@@ -20,7 +20,7 @@ class ClientUpdate:
     Attributes:
         norm: its L2 norm over all entries that were read. n_changed: entries that differ.
         share: of its squared norm that is on outlier entries, in [0, 1]. ratio: share / the entries' share of parameters.
-        p: rank p-value of the share among as many random other dimensions of the same tensors.
+        p: rank p-value of the share among different random sets of as many dimensions of the same tensors.
         peak: its largest |change| of an outlier entry over the largest elsewhere.
         n_top: its largest entries that were looked at. n_top_outlier: of them outlier entries. expected_top: of them by chance.
         top_p: probability of as many or more if the largest entries lay anywhere (hypergeometric).

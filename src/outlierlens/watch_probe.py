@@ -28,15 +28,22 @@ from outlierlens.models import LoadedModel
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+TOKENS = 16  # of the first text whose vectors are kept
+
 
 @dataclass(frozen=True)
 class Activations:
-    """What a probe shows in one stream; see `watch_rows.Activity` for the formulas, float64 [layer] and float32 [dim]."""
+    """What a probe shows in one stream; see `watch_rows.Activity` for the formulas, float64 [layer] and float32 [dim].
+
+    `tokens` are the states of the first tokens of the first text after the middle layer, float32 [token, dim]; `state` is the
+    mean over all of that text.
+    """
 
     kurtosis_dims: np.ndarray
     kurtosis_entries: np.ndarray
     inf_norm: np.ndarray
     state: np.ndarray
+    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Probe:
         device = self.loaded.device
         valid = self.batch.valid.to(device)
         seen: dict[str, list[Tensor]] = {stack.name: [] for stack in self.stacks}
-        states: dict[str, Tensor] = {}
+        texts: dict[str, Tensor] = {}
 
         def look(stack: BoundStack, layer: int, found: "Tensor") -> None:
             if layer == EMBEDDINGS:
@@ -85,7 +92,7 @@ class Probe:
             check_padding(stack, layer, found, valid, "the probe's tokens")
             seen[stack.name].append(_describe(found, valid))
             if layer == middle(stack.n_layers):
-                states[stack.name] = found[0][valid[0]].float().mean(0)
+                texts[stack.name] = found[0][valid[0]].float()  # [token, dim]
 
         with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look):
             inputs = {
@@ -97,8 +104,9 @@ class Probe:
             found = {}
             for stack in self.stacks:
                 layers = torch.stack(seen[stack.name]).cpu().double().numpy()  # [layer, measure]
-                state = states[stack.name].cpu().numpy()
-                found[stack.name] = Activations(layers[:, 0], layers[:, 1], layers[:, 2], state)
+                text = texts[stack.name]
+                state, tokens = text.mean(0).cpu().numpy(), text[:TOKENS].cpu().numpy()
+                found[stack.name] = Activations(layers[:, 0], layers[:, 1], layers[:, 2], state, tokens)
         return found
 
 

@@ -22,7 +22,7 @@ from outlierlens.trajectory import Curve, Trajectory, no_bias, no_states
 
 KIND = "watched training"
 # Full precision: a reader can compute any z, rank or share from them afterwards.
-PACKED = ("scale", "bias", "gradient_scale", "gradient_bias", "state")
+PACKED = ("scale", "bias", "gradient_scale", "gradient_bias", "state", "tokens")
 
 
 def nothing() -> np.ndarray:
@@ -41,6 +41,7 @@ class StreamRow:
         kurtosis_entries: of the same, over all entries of a text, averaged over texts [layer].
         inf_norm: of the same, the largest |h| of a text, averaged over texts [layer].
         state: hidden state after the middle layer, averaged over the tokens of the first probe text, float32 [dim].
+        tokens: of the same, those of its first eight tokens, float32 [token, dim].
     """
 
     scale: np.ndarray
@@ -51,6 +52,7 @@ class StreamRow:
     kurtosis_entries: np.ndarray = field(default_factory=nothing)
     inf_norm: np.ndarray = field(default_factory=nothing)
     state: np.ndarray = field(default_factory=nothing)
+    tokens: np.ndarray = field(default_factory=nothing)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: long vectors in base64, one number a layer as it is."""
@@ -61,11 +63,12 @@ class StreamRow:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamRow":
-        """The row that `to_json` made; raises ValueError, KeyError or TypeError for anything else."""
+        """The row that `to_json` made, with or without `tokens`; raises ValueError, KeyError or TypeError for anything else."""
         return cls(
             **{
                 f.name: _unpack(value[f.name]) if f.name in PACKED else np.array(value[f.name], dtype=np.float64)
                 for f in fields(cls)
+                if f.name != "tokens" or f.name in value
             }
         )
 
@@ -132,7 +135,7 @@ def read_watch(path: Path | str, stack: str | None = None) -> Trajectory:
     """
     path = Path(path)
     about, rows, done = _open(path, stack)
-    states = [row.state for row in rows.values()]
+    states, tokens = [row.state for row in rows.values()], list(rows.values())[-1].tokens
     with _malformed(path):
         return Trajectory(
             model=path.stem,
@@ -147,6 +150,7 @@ def read_watch(path: Path | str, stack: str | None = None) -> Trajectory:
             else no_bias(),
             curves=_curves(done),
             states=np.stack(states) if all(state.size for state in states) else no_states(),
+            tokens=tokens if tokens.size else no_states(),
         )
 
 

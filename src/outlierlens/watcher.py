@@ -27,8 +27,9 @@ from outlierlens.arch import Param, live_parameters
 from outlierlens.data import Texts
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, config_dict, say
+from outlierlens.models import LoadedModel, config_dict
 from outlierlens.rows import RowStore
+from outlierlens.samples.cache import say
 from outlierlens.tracking import default_view, tracked_site
 from outlierlens.watch_crossings import Crossings, metrics_of
 from outlierlens.watch_probe import Probe, ProbeSize, bare_model, make_probe
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
+ROW_TOKENS = 8  # vectors of the width, beside the 27 that a row of twelve layers has without them
 SAME_VALUE = 4e-3  # relative: what bfloat16 keeps of a value that a checkpoint rounded
 
 
@@ -262,6 +264,7 @@ class Watcher:
                     "kurtosis_entries": found.kurtosis_entries,
                     "inf_norm": found.inf_norm,
                     "state": found.state,
+                    "tokens": found.tokens[:ROW_TOKENS],
                 }
             row = StreamRow(scale, bias, gradients["scale"], gradients["bias"], **seen)
             streams[name] = row.to_json()

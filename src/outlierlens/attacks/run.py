@@ -264,8 +264,9 @@ class _Run:
                 changes = moves.changes(values, which)
                 changed.append(self.judge(changes)[1])
                 most = max(most, len(changes))
-            worst = np.nan_to_num(np.array(changed), nan=np.inf)
-            yield Control(among, tuple(changed), most, rank_p(made.full.change, worst))
+            # A loss that is no number any more is as bad as one that is infinite.
+            worst = np.nan_to_num(np.array([made.full.change, *changed]), nan=np.inf, posinf=np.inf)
+            yield Control(among, tuple(changed), most, rank_p(worst[0], worst[1:]))
 
     def judged(self, edits: Sequence[Edit], *, deep: bool = False) -> tuple[Edit, ...]:
         """The edits with whether `verify` finds each move when it is made alone."""

@@ -278,15 +278,18 @@ def _client(name: str, digest: str, sums: _Sums, options: UpdateOptions) -> Clie
 
 
 def _rank(sums: _Sums, share: float, options: UpdateOptions) -> float:
-    """(1 + #{random set >= outliers}) / (1 + n): sets of as many other dimensions in the same tensors."""
-    random = np.random.default_rng(options.seed)
-    others = {name: np.setdiff1d(np.arange(width), sums.dims.get(name, ())) for name, width in sums.widths.items()}
-    sizes = {name: min(len(sums.dims.get(name, ())), len(others[name])) for name in others}
-    as_large = 0
-    for _ in range(options.n_draws):
-        drawn = {name: random.choice(others[name], size=sizes[name], replace=False).tolist() for name in others}
-        as_large += sums.share(drawn) >= share
-    return (1 + as_large) / (1 + options.n_draws)
+    """(1 + #{set >= outliers}) / (1 + n): different random sets of as many dimensions of the same tensors, drawn from all."""
+    random, sizes = np.random.default_rng(options.seed), {name: len(dims) for name, dims in sums.dims.items()}
+    n = min(options.n_draws, math.prod(math.comb(sums.widths[name], size) for name, size in sizes.items()) - 1)
+    seen, as_large = {tuple(tuple(sorted(dims)) for dims in sums.dims.values())}, 0
+    while len(seen) <= n:
+        sets = {
+            name: random.choice(sums.widths[name], size=size, replace=False).tolist() for name, size in sizes.items()
+        }
+        if (key := tuple(tuple(sorted(dims)) for dims in sets.values())) not in seen:
+            seen.add(key)
+            as_large += sums.share(sets) >= share
+    return (1 + as_large) / (1 + n)
 
 
 def _judged(clients: Sequence[ClientUpdate], expected: float, options: UpdateOptions) -> list[ClientUpdate]:

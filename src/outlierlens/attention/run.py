@@ -41,7 +41,7 @@ class AttentionOptions:
     Attributes:
         dims: the named dimensions; () for those the scan finds.
         mode, factor, embeddings: how dimensions are switched off, as in `disable`; in all layers.
-        n_random: draws of as many random dimensions, which avoid the named ones and what the scan finds.
+        n_random: draws of as many random dimensions, any but the named set.
         threshold: mean attention on the first token that makes a head a sink.
         paper_compat: correlations as the released code makes them: texts padded to `max_length`, a key's attention is the mean
             over all queries, padding too; the control is the mean r of 10 random dimensions (drawn by `seed`; there unseeded).
@@ -101,7 +101,7 @@ def attention(
     example = _example_layer(stack, options, len(texts))
     tokens = tokenise(loaded, texts, max_length=options.max_length)
     reading = _reading(loaded, stack, texts, tokens, named.dims, options)
-    drawn = random_sets(width, len(named.dims), avoid=avoid, n=options.n_random, seed=options.seed).free
+    drawn = random_sets(width, len(named.dims), n=options.n_random, seed=options.seed, other_than=named.dims)
     intact = measure(_told(reading, options, "intact"), None)
     off = measure(_told(reading, options, "outliers off"), _everywhere(stack, named.dims))
     randoms = [
@@ -111,7 +111,7 @@ def attention(
     control: tuple[int, ...] = ()
     if options.paper_compat:
         size = min(N_CONTROL, width - len(avoid))
-        (control,) = random_sets(width, size, avoid=avoid, n=1, seed=options.seed + 1).free
+        (control,) = random_sets(width, size, avoid=avoid, n=1, seed=options.seed + 1)
     before = _replicates(intact)
     conditions = [_condition("intact", (), intact, before), _condition("off", named.dims, off, before)]
     conditions += [_condition("random", dims, one, before) for dims, one in zip(drawn, randoms, strict=True)]

@@ -39,7 +39,6 @@ class BeyondOptions:
     scales: tuple[float, ...] = SCALES
     n_random: int = 5
     n_folds: int = 4
-    n_bootstrap: int = 2000
     seed: int = 0
     task: TaskOptions = field(default_factory=TaskOptions)
 
@@ -48,11 +47,8 @@ class BeyondOptions:
             raise BadInput(f"unknown finder {self.find!r}; they are {', '.join(FINDERS)}")
         if not all(np.isfinite(factor) for factor in self.scales):
             raise BadInput(f"scales are {self.scales}; they must be numbers")
-        if self.n_random < 0 or self.n_folds < 2 or self.n_bootstrap < 20:
-            raise BadInput(
-                f"n_random is {self.n_random}, n_folds {self.n_folds} and n_bootstrap {self.n_bootstrap}; they must be at "
-                f"least 0, 2 and 20"
-            )
+        if self.n_random < 0 or self.n_folds < 2:
+            raise BadInput(f"n_random is {self.n_random} and n_folds {self.n_folds}; they must be at least 0 and 2")
         if self.task.blocks:
             raise BadInput("blocks join texts, and here each text has a value of its own; leave blocks out")
 

@@ -25,16 +25,14 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.named import Named, named_dims
 from outlierlens.position_means import PositionSums, collected
 from outlierlens.rows import RowStore
+from outlierlens.statistics import mean_interval, ratio_interval
 from outlierlens.tasks import Task, make_task, weighted_mean
-from outlierlens.tasks.metrics import paired_interval
-from outlierlens.tasks.resampled import Sums, bca, ratio
 from outlierlens.treated import BeyondZero, Treated, Treatment
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
 Progress = Callable[[str, int, int], None]
-LEVEL = 0.95
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 
 
@@ -63,20 +61,18 @@ def beyond_zero(
     named, plan = _plan(loaded, texts, (stack, width), dims, options)
     alone = [_only(plan, dim) for dim in named.dims] if options.each and len(named.dims) > 1 else []
     plans = [plan, *alone]
-    random = {size: _random(plans, size, named, width, options) for size in {len(_all(one)) for one in plans}}
-    columns = sorted(
-        {dim for one in plans for dim in _all(one)} | {d for sets in random.values() for s in sets for d in s}
-    )
+    random = [_random(_all(one), width, options) for one in plans]
+    columns = sorted({dim for one in plans for dim in _all(one)} | {d for sets in random for s in sets for d in s})
     hows = treatments(options)
-    total = len(hows) * (len(plans) + sum(len(sets) for sets in random.values()))
+    everything = [*plans, *(relabelled(one, dims) for one, sets in zip(plans, random, strict=True) for dims in sets)]
+    total = len(hows) * len({plan_key(one) for one in everything})
     report("intact", 0, total)
     with ExitStack() as files:
         bench = _Bench(loaded, texts, stack, options, columns)
         if rows:
             bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
         treated = []
-        for one in plans:
-            drawn = random[len(_all(one))]
+        for one, drawn in zip(plans, random, strict=True):
             controls = [relabelled(one, chosen) for chosen in drawn]
             done: list[Treatment] = []
             zero: np.ndarray | None = None
@@ -104,7 +100,6 @@ def beyond_zero(
         n_tokens=bench.n_tokens,
         n_folds=len(bench.folds),
         no_mean=bench.no_mean,
-        n_bootstrap=options.n_bootstrap,
         named_by=named.by,
         intact=weighted_mean(bench.intact, bench.weights),
         intact_per_text=tuple(bench.intact.tolist()),
@@ -245,18 +240,17 @@ def _treatment(
 ) -> Treatment:
     """The numbers of one treatment; `measured` are its values and those of zero."""
     values, zero = measured
-    intact, weights, options = bench.intact, bench.weights, bench.options
+    intact, weights = bench.intact, bench.weights
 
     def change(of: np.ndarray) -> tuple[float, float, float]:
-        low, high = paired_interval(
-            intact, of, seed=options.seed, weights=weights, n_draws=options.n_bootstrap, shares=False
-        )
-        return weighted_mean(of, weights) - weighted_mean(intact, weights), low, high
+        with np.errstate(invalid="ignore"):
+            interval = mean_interval(of - intact, weights)
+        return weighted_mean(of, weights) - weighted_mean(intact, weights), *interval
 
     moved, low, high = change(values)
     does_damage = change(zero)[1] > 0
     nothing = (math.nan, math.nan, math.nan)
-    share = recovered(bench.intact, zero, values, weights, options) if does_damage else nothing
+    share = recovered(bench.intact, zero, values, weights) if does_damage else nothing
     random = tuple(weighted_mean(one, weights) - weighted_mean(intact, weights) for one in others)
     worst = np.nan_to_num(np.array(random), nan=np.inf, posinf=np.inf)  # a loss that is no number is as bad as can be
     return Treatment(
@@ -277,19 +271,17 @@ def _treatment(
 
 
 def recovered(
-    intact: np.ndarray, zero: np.ndarray, other: np.ndarray, weights: np.ndarray, options: BeyondOptions
+    intact: np.ndarray, zero: np.ndarray, other: np.ndarray, weights: np.ndarray
 ) -> tuple[float, float, float]:
     """(share, low, high) of zero's damage that `other` does not do, values [text] each, with its 95 % interval.
 
-    1 − Σ w (other − intact) / Σ w (zero − intact); texts are drawn together for all three (BCa bootstrap). A draw in which
-    zero does no damage counts as nothing recovered. NaN where a value is not finite.
+    1 − Σ w (other − intact) / Σ w (zero − intact), whose three values of a text go together. NaN where a value is not finite.
     """
     with np.errstate(invalid="ignore"):
-        adds = np.stack([weights * (zero - other), weights * (zero - intact)], axis=1)
-    if not np.isfinite(adds).all():
+        above, below = weights * (zero - other), weights * (zero - intact)
+    if not np.isfinite([above, below]).all():
         return math.nan, math.nan, math.nan
-    share = Sums(adds, np.ones(len(adds), dtype=np.int64), lambda sums: ratio(sums[:, 0], sums[:, 1]))
-    return share.whole, *bca(share, seed=options.seed, level=LEVEL, n_draws=options.n_bootstrap)
+    return float(above.sum() / below.sum()), *ratio_interval(above, below)
 
 
 def _plan(
@@ -312,11 +304,8 @@ def _all(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted({dim for dims in plan.values() for dim in dims}))
 
 
-def _random(
-    plans: list[Plan], size: int, named: Named, width: int, options: BeyondOptions
-) -> tuple[tuple[int, ...], ...]:
-    """Random sets of `size` dimensions, none of them treated or found."""
+def _random(dims: tuple[int, ...], width: int, options: BeyondOptions) -> tuple[tuple[int, ...], ...]:
+    """Random sets of as many dimensions; those of several tested sets are the same as far as they can be."""
     if not options.n_random:
         return ()
-    avoid = {*named.found, *(dim for plan in plans for dim in _all(plan))}
-    return random_sets(width, size, avoid=avoid, n=options.n_random, seed=options.seed).free
+    return random_sets(width, len(dims), n=options.n_random, seed=options.seed, other_than=dims)

@@ -2,7 +2,7 @@
 
     from outlierlens import charts
     charts.weight_maps(scan.stacks[0])[0]        # shows itself in a notebook
-    charts.picture(chart, "svg")                 # bytes of a file; needs pip install 'outlierlens[charts]'
+    charts.picture(chart, "svg")                 # bytes of a file; needs the extra `charts`
 
 weight_maps      layers × dimensions of the weights, outliers named
 token_vectors    hidden values of one input's tokens
@@ -35,7 +35,7 @@ recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
 sts_layers       sentence similarity by layer, a panel a task, a line a fix; wic_layers words in context
-emergence        outliers over training: its panels loss_panel, norm_panel, state_panel and sigma_panel in one picture
+emergence        outliers over training: loss_panel, sigma_panel, norm_panel, token_panel and state_panel in one picture
 """
 
 from outlierlens.charts.activations import average_vectors, extreme_shares, largest_values
@@ -67,7 +67,7 @@ from outlierlens.charts.sweep_nulls import sweep_nulls
 from outlierlens.charts.sweep_windows import sweep_map, sweep_windows
 from outlierlens.charts.tasks import figure2
 from outlierlens.charts.tasks_random import outliers_against_random
-from outlierlens.charts.tokens import token_vectors
+from outlierlens.charts.tokens import token_panel, token_vectors
 from outlierlens.charts.vector_panels import vector_panels
 from outlierlens.charts.weights import weight_maps
 
@@ -130,6 +130,7 @@ __all__ = [
     "sweep_nulls",
     "sweep_ranked",
     "sweep_windows",
+    "token_panel",
     "token_vectors",
     "vector_panels",
     "weight_maps",

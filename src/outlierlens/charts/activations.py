@@ -12,6 +12,7 @@ import numpy as np
 from outlierlens.charts.base import (
     PLAIN_NUMBER,
     Chart,
+    Looks,
     Spec,
     chart,
     dim_colour,
@@ -27,6 +28,7 @@ from outlierlens.charts.base import (
     symmetric,
     visible,
 )
+from outlierlens.charts.dim_names import names_at_ends
 from outlierlens.charts.palette import BAND, MUTED
 from outlierlens.observation import StackObservation
 
@@ -71,7 +73,9 @@ def average_vectors(stack: StackObservation, named: Sequence[int], *, prefix: st
         field("std", "standard deviation"),
         field("max", "largest |h|"),
     ]
-    layers += dim_lines(marks, shown, x, y | {"field": "v"}, tooltip)
+    y |= {"field": "v"}
+    span = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    layers += dim_lines(marks, shown, x, y, tooltip, names_at_ends(marks, shown, x, y, span=span))
     farthest = [dim for dim in shown if _outside(mean, dims, dim, others) * 2 >= len(stack.layers)]
     reading = "The grey band holds the averages of all dimensions that are not named (dark: 5 to 95 %). "
     reading += (
@@ -117,8 +121,8 @@ def layer_axis(stack: StackObservation) -> Spec:
     }
 
 
-def dim_lines(marks: list, shown: dict[int, int], x: Spec, y: Spec, tooltip: list[Spec]) -> list[Spec]:
-    """A line and marks for every named dimension, in its colour and shape."""
+def dim_lines(marks: list, shown: Looks, x: Spec, y: Spec, tooltip: list[Spec], ends: list[Spec]) -> list[Spec]:
+    """A line and marks for every named dimension, in its colour and shape, or in ink with its number at the end (`ends`)."""
     if not shown:
         return []
     return [
@@ -138,6 +142,7 @@ def dim_lines(marks: list, shown: dict[int, int], x: Spec, y: Spec, tooltip: lis
                 "tooltip": tooltip,
             },
         },
+        *ends,
     ]
 
 
@@ -172,7 +177,8 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
     ]
     x = layer_axis(stack)
     everything = np.array([r["v"] for r in marks + others + medians] or [1.0], dtype=float)
-    axis = {"values": log_ticks(everything.min(), everything.max()), "labelExpr": PLAIN_NUMBER}
+    span = float(everything.min()), float(everything.max())
+    axis = {"values": log_ticks(*span), "labelExpr": PLAIN_NUMBER}
     y = field("v", "|h| (log scale)", scale={"type": "log", "nice": False, "padding": 8}, axis=axis)
     tooltip = [
         field("layer", "layer", "ordinal"),
@@ -185,7 +191,7 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
     layers: list[Spec] = [
         *_plain_line(medians, x, y, [*tooltip[:1], field("v", "median |h|")], dash=[2, 3]),
         *_plain_line(others, x, y, tooltip, dash=[6, 3]),
-        *dim_lines(marks, shown, x, y, tooltip),
+        *dim_lines(marks, shown, x, y, tooltip, names_at_ends(marks, shown, x, y, span=span)),
         *_end_labels((("largest of the others", others), ("median of all", medians)), x, y),
     ]
     peak = max(marks + others, key=lambda r: r["v"], default=None)
@@ -250,7 +256,7 @@ def _end_labels(named_rows: tuple[tuple[str, list], ...], x: Spec, y: Spec) -> l
 
 
 def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
-    """Share of token vectors whose smallest or largest entry a dimension is (Luo et al. 2021, section 3), by layer."""
+    """Share of token vectors whose smallest or largest entry a dimension is (Luo et al. 2021, section 2), by layer."""
     statistics = stack.view("all")
     dims = np.array(stack.dims)
     shares = {
@@ -286,7 +292,8 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
         "legend": None,  # the sentence below the picture says which is which, in less room
     }
     layers = _plain_line(others, x, y, [tooltip[0], field("share", "most of any other", format=".1%")], dash=[2, 3])
-    lines = dim_lines(rows, {d: n for d, n in shown.items() if any(r["name"] == label(d) for r in rows)}, x, y, tooltip)
+    drawn = {dim: place for dim, place in shown.items() if any(row["name"] == label(dim) for row in rows)}
+    lines = dim_lines(rows, drawn, x, y, tooltip, names_at_ends(rows, drawn, x, y, by=("end",)))
     if lines:
         lines[0]["encoding"]["strokeDash"] = dash
         lines[1]["encoding"]["detail"] = {"field": "end", "type": "nominal"}
@@ -324,7 +331,7 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     )
 
 
-def _pooled_sentence(pooled: dict[str, np.ndarray], dims: np.ndarray, shown: dict[int, int]) -> str:
+def _pooled_sentence(pooled: dict[str, np.ndarray], dims: np.ndarray, shown: Looks) -> str:
     """What the paper counts: all blocks' vectors in one, without the embeddings'; beside the most of any other dimension."""
     said = []
     for end, values in pooled.items():

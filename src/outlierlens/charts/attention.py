@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.attended import KEYS, METRICS, Attention, Keys
-from outlierlens.charts.attention_maps import attention_example, attention_heads, ticks
+from outlierlens.charts.attention_maps import attention_example, attention_heads, ranked, ticks
 from outlierlens.charts.base import (
     CONFIG,
     SCHEMA,
@@ -29,7 +29,8 @@ from outlierlens.charts.base import (
     place,
     round_to,
 )
-from outlierlens.charts.palette import ALARM, BAND, COLOURED, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.dim_names import MOST, names_at_ends
+from outlierlens.charts.palette import ALARM, BAND, FAINT, INK, MUTED, SURFACE
 
 HEIGHT, PANEL, SMALL = 270, 400, 178
 INTACT, OFF, RANDOM, UNIFORM = "intact", "outliers off", "random dimensions off", "all keys alike"
@@ -54,7 +55,7 @@ def attention_correlation(
         | dict(zip(("least", "low", "median", "high", "most"), map(round_to, band[row].tolist()), strict=True))
         for row, layer in enumerate(found.layers)
     ]
-    shown = looks(found.dims, found.dims)
+    shown = looks(ranked(found), found.dims)
     points = [
         {
             "layer": layer,
@@ -69,7 +70,7 @@ def attention_correlation(
         for row, layer in enumerate(found.layers)
         for column, dim in enumerate(found.dims)
     ]
-    drawn = [point for point in points if point["name"] in {label(dim) for dim in shown} and point["value"] is not None]
+    drawn = [point for point in points if point["value"] is not None]
     x = _layers(found)
     y = field("value", "r with attention received", axis={"tickCount": 7})
     tooltip = [
@@ -109,6 +110,7 @@ def attention_correlation(
             "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
             "encoding": {"x": x, "y": y, "color": dim_colour(shown), "shape": dim_shape(shown), "tooltip": tooltip},
         },
+        *names_at_ends(drawn, shown, x, y, span=(-0.5, 0.5)),
     ]
     title = begun(KEYS[keys])
     return chart(
@@ -276,7 +278,7 @@ def _correlation_says(found: Attention, keys: Keys, mean: str | None) -> str:
         f"over {one.n_keys:,} ({KEYS[keys]}). The band holds 90 % of all "
         "other dimensions, the faint one all of them. "
     )
-    for column, dim in list(enumerate(found.dims))[:COLOURED]:
+    for column, dim in list(enumerate(found.dims))[:MOST]:
         if not np.isfinite(one.overall[column]):
             continue
         best = int(np.nanargmax(np.abs(one.every[:, dim])))

@@ -7,8 +7,20 @@ attention_example(found)           # query × key, a panel a head; intact above,
 import numpy as np
 
 from outlierlens.attended import KEYS, Attention, ExampleMaps, Keys
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, number, place, round_to, visible
-from outlierlens.charts.palette import ALARM, DIM_COLOURS, INK, SURFACE
+from outlierlens.charts.base import (
+    CONFIG,
+    SCHEMA,
+    TABLE_ROWS,
+    Chart,
+    Spec,
+    field,
+    number,
+    place,
+    round_to,
+    strongest_first,
+    visible,
+)
+from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, SURFACE
 from outlierlens.errors import BadInput
 
 DIMS = 4  # panels of named dimensions
@@ -19,11 +31,12 @@ FAINTEST = 0.004  # weights below are not drawn
 
 
 def attention_heads(found: Attention, keys: Keys = "without_first", *, name: str = "attention-heads") -> Chart:
-    """r of attention received with |h_d| by head and layer, a panel for each of the first named dimensions."""
+    """r of attention received with |h_d| by head and layer, a panel for each of the strongest four named dimensions."""
     one = found.correlation(keys)
     top = max(0.1, float(np.nanmax(np.abs(one.heads), initial=0.0)))
     panels: list[Spec] = []
     rows = []
+    drawn = ranked(found, DIMS)[:DIMS]
     for column, dim in enumerate(found.dims):
         cells = [
             {"layer": layer, "head": head, "value": value, "kind": "negative r" if value < 0 else "positive r"}
@@ -32,7 +45,7 @@ def attention_heads(found: Attention, keys: Keys = "without_first", *, name: str
             if (value := round_to(float(one.heads[row, head, column]), 3)) is not None
         ]
         rows += [(dim, cell["layer"], cell["head"], cell["value"]) for cell in cells]
-        if column < DIMS:
+        if dim in drawn:
             panels.append(_head_panel(found, dim, cells, top))
     best = _strongest(found, one.heads)
     reading = (
@@ -76,6 +89,12 @@ def attention_example(found: Attention, *, name: str = "attention-example") -> C
     rows = tuple((head, round_to(float(change[head]))) for head in range(len(change)))
     title = f"Attention maps of one text, layer {example.layer}"
     return Chart(name, title, reading, spec, ("head", "attention that moves elsewhere"), rows[:TABLE_ROWS], len(rows))
+
+
+def ranked(found: Attention, room: int = COLOURED) -> tuple[int, ...]:
+    """The named dimensions, for `looks`: of more than there is room for those of largest mean |r| over layers first."""
+    overall = dict(zip(found.dims, np.asarray(found.correlation("without_first").overall).tolist(), strict=True))
+    return strongest_first(found.dims, lambda dim: overall[dim], room)
 
 
 def ticks(found: Attention) -> list[str]:

@@ -8,7 +8,7 @@ import base64
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ PLAIN_NUMBER = "format(datum.value, ',')"  # an axis label as 10,000 rather than
 Spec = dict[str, Any]
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Cell = str | int | float | None
+Looks = dict[int, int | None]
+"""Dimension -> number of its colour and shape; None is ink."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,13 @@ def round_to(value: float, digits: int = 4) -> float | None:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
+def bar(low: float, high: float, *, times: float = 1) -> dict[str, float | None]:
+    """{"low", "high"} of an interval bar of a change, times a factor; None both where there is none to draw: the interval is
+    not settled, or nothing changed at all."""
+    drawn = math.isfinite(low) and math.isfinite(high) and not low == high == 0
+    return {"low": round_to(times * low), "high": round_to(times * high)} if drawn else {"low": None, "high": None}
+
+
 def drawable(values: np.ndarray) -> np.ndarray:
     """Values as float64 in which an undefined one is 0 and an infinite one the largest float32, so that it still shows."""
     top = float(np.finfo(np.float32).max)
@@ -179,31 +188,52 @@ def label(dim: int) -> str:
     return f"dim {dim}"
 
 
-def looks(named: Sequence[int], among: Sequence[int] | np.ndarray) -> dict[int, int]:
-    """Dimension -> number of its colour and shape, for the named dimensions that have one and are `among` the drawn.
+def looks(named: Sequence[int], among: Sequence[int] | np.ndarray) -> Looks:
+    """Dimension -> number of its colour and shape, None for ink, for all of `named` that are `among` the drawn.
 
-    The number is the place in `named`, so a dimension looks the same in every chart, whichever others are drawn there.
+    `named` begins with the strongest: the first six have colours, the others are ink and have their number beside them. The
+    number is the place in `named`, so a dimension looks the same in every chart, whichever others are drawn there.
     """
     drawn = {int(dim) for dim in among}
-    return {dim: number for number, dim in enumerate(list(named)[:COLOURED]) if dim in drawn}
+    return {dim: place if place < COLOURED else None for place, dim in enumerate(dict.fromkeys(named)) if dim in drawn}
 
 
-def dim_colour(shown: dict[int, int], *, legend: bool = True) -> Spec:
+def strongest_first(dims: Iterable[int], strength: Callable[[int], float], room: int = COLOURED) -> tuple[int, ...]:
+    """`dims` for `looks`, by falling strength where they are more than there is `room` for; else as they are."""
+    unique = tuple(dict.fromkeys(dims))
+    if len(unique) <= room:
+        return unique
+    return tuple(sorted(unique, key=lambda dim: -np.nan_to_num(strength(dim), nan=-np.inf)))
+
+
+def dim_colour(shown: Looks, *, legend: bool = True) -> Spec:
     """Colour by dimension, of `looks`."""
-    return _by_dim(shown, DIM_COLOURS, legend)
+    return _by_dim(shown, DIM_COLOURS, INK, legend)
 
 
-def dim_shape(shown: dict[int, int], *, legend: bool = True) -> Spec:
+def dim_strokes(shown: Looks) -> Spec:
+    """Colour by dimension, of `looks`, with a legend of lines."""
+    colour = _by_dim(shown, DIM_COLOURS, INK, legend=True)
+    return colour | {"legend": colour["legend"] and colour["legend"] | {"symbolType": "stroke", "symbolStrokeWidth": 3}}
+
+
+def dim_shape(shown: Looks, *, legend: bool = True) -> Spec:
     """Shape by dimension; goes with `dim_colour` so that colour is never the only sign."""
-    return _by_dim(shown, SHAPES, legend)
+    return _by_dim(shown, SHAPES, "circle", legend)
 
 
-def _by_dim(shown: dict[int, int], values: Sequence[str], legend: bool) -> Spec:
+def _by_dim(shown: Looks, values: Sequence[str], ink: str, legend: bool) -> Spec:
+    coloured = [label(dim) for dim, place in shown.items() if place is not None]
+    # Those in ink have their number beside them.
+    entries = {"title": None} | ({"values": coloured} if len(coloured) < len(shown) else {})
     return {
         "field": "name",
         "type": "nominal",
-        "scale": {"domain": [label(dim) for dim in shown], "range": [values[place] for place in shown.values()]},
-        "legend": {"title": None} if legend else None,
+        "scale": {
+            "domain": [label(dim) for dim in shown],
+            "range": [ink if place is None else values[place] for place in shown.values()],
+        },
+        "legend": entries if legend and coloured else None,
     }
 
 

@@ -6,7 +6,7 @@ sweep from 0 (zero) over 1 (nothing done) to the largest factor, random dimensio
 
 import math
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, round_to
+from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, bar, field, round_to
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
 from outlierlens.treated import BeyondZero, Treated, Treatment, treatment_rows
@@ -108,7 +108,7 @@ def _sweep(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, shape: S
     rows, random = [], []
     for treated in drawn:
         for factor, one in treated.scales:
-            ends = _ends(one) if one is not None else {"change": 0.0, "low": 0.0, "high": 0.0}
+            ends = _ends(one) if one is not None else {"change": 0.0, "low": None, "high": None}
             rows.append({"set": treated.label, "factor": factor, **ends})
     for number in range(len(drawn[0].random_dims)):
         for factor, one in drawn[0].scales:
@@ -136,7 +136,7 @@ def _sweep(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, shape: S
 
 
 def _ends(one: Treatment) -> dict[str, float | None]:
-    return {"change": round_to(one.change), "low": round_to(one.low), "high": round_to(one.high)}
+    return {"change": round_to(one.change), **bar(one.low, one.high)}
 
 
 def _says(one: Treatment) -> str:

@@ -23,17 +23,17 @@ from outlierlens.charts.base import (
     looks,
     number,
     round_to,
+    strongest_first,
 )
+from outlierlens.charts.dim_names import HALO, MOST, names_beside
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, FAINT, INK, MUTED, SURFACE
-from outlierlens.charts.sweep_marks import HALO, names_beside
 from outlierlens.errors import BadInput
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension
 from outlierlens.survived import Survival, TunedSurvival
 
 PANEL = 370  # pixels of a panel of two side by side
 MAX_DOTS = 1500
-NAMED_MOST = 12
 
 
 def survival(survived: Survival, model: int = 0, *, name: str = "survival") -> Chart:
@@ -42,7 +42,8 @@ def survival(survived: Survival, model: int = 0, *, name: str = "survival") -> C
     Of more than 1,500 dots the most extreme are drawn. On the diagonal nothing moved.
     """
     tuned = survived.tuned[model]
-    dims = list(dict.fromkeys(dim.dim for dim in tuned.dims))
+    size = {dim.dim: max(abs(dim.scale.z_before), abs(dim.scale.z_after)) for dim in tuned.dims}
+    dims = list(strongest_first(size, lambda dim: size[dim]))
     panels, drawn, total = [], 0, 0
     for part in ("scale", "bias"):
         cells = _cells(survived, tuned, part)
@@ -123,7 +124,7 @@ def _z_panel(cells: list[Spec], dims: list[int], part: str, n_sigma: float) -> S
     )
     named = [cell | {"name": label(cell["dim"])} for cell in cells if cell["dim"] in dims]
     layers += _named_marks(named, dims, x, y, tooltip)
-    tips = [max((c for c in named if c["dim"] == dim), key=lambda c: abs(c["before"])) for dim in dims[:NAMED_MOST]]
+    tips = [max((c for c in named if c["dim"] == dim), key=lambda c: abs(c["before"])) for dim in dims[:MOST]]
     at = [tuple((c[key] - domain[0]) / (domain[1] - domain[0]) for key in ("before", "after")) for c in tips]
     layers += names_beside(tips, at, dims, x, y)
     return {"width": PANEL, "height": PANEL, "layer": layers}
@@ -133,18 +134,12 @@ def _named_marks(
     rows: list[Spec], dims: Sequence[int], x: Spec, y: Spec, tooltip: list[Spec], size: int = 70
 ) -> list[Spec]:
     """Named dimensions in their colour and shape; those beyond the colours in ink."""
+    if not rows:
+        return []
     shown = looks(dims, [row["dim"] for row in rows])
-    encoding = {"x": x, "y": y, "tooltip": tooltip}
     look = {"color": dim_colour(shown, legend=False), "shape": dim_shape(shown, legend=False)}
-    coloured, plain = ([row for row in rows if (row["dim"] in shown) == wanted] for wanted in (True, False))
-    layers: list[Spec] = []
-    if coloured:
-        mark = {"type": "point", "filled": True, "size": size, "opacity": 1}
-        layers.append({"data": {"values": coloured}, "mark": mark, "encoding": encoding | look})
-    if plain:
-        mark = {"type": "circle", "color": INK, "size": size * 0.7, "opacity": 1}
-        layers.append({"data": {"values": plain}, "mark": mark, "encoding": encoding})
-    return layers
+    mark = {"type": "point", "filled": True, "size": size, "opacity": 1}
+    return [{"data": {"values": rows}, "mark": mark, "encoding": {"x": x, "y": y, "tooltip": tooltip} | look}]
 
 
 def _line(rows: list[Spec], x: Spec, y: Spec, dash: list[int], colour: str = MUTED) -> Spec:

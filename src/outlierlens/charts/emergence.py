@@ -3,7 +3,8 @@
 emergence(track)             # all panels as one picture, for a file
 loss_panel(track)            # loss over steps, perplexity on the right
 norm_panel(track, "scale")   # every dimension's scale in one layer, outliers in colour; likewise "bias"
-state_panel(track)           # hidden state of one text, every dimension a line
+token_panel(track)           # hidden states of one text's tokens at the last step, every token a line; of `charts.tokens`
+state_panel(track)           # their mean over steps, every dimension a line
 sigma_panel(track)           # |z| averaged over layers, against the threshold
 """
 
@@ -26,14 +27,15 @@ from outlierlens.charts.base import (
     looks,
     round_to,
 )
+from outlierlens.charts.dim_names import names_at_ends
 from outlierlens.charts.emergence_marks import (
     CURVES,
     MAX_POINTS,
     choice_words,
     curve_names,
+    dim_strokes,
     emerged_words,
     events,
-    line_legend,
     loss_words,
     losses_of,
     named_dims,
@@ -43,6 +45,7 @@ from outlierlens.charts.emergence_marks import (
     thinned,
 )
 from outlierlens.charts.palette import BAND, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.tokens import token_panel
 from outlierlens.errors import BadInput
 from outlierlens.tracked import Track
 
@@ -123,7 +126,7 @@ def loss_panel(track: Track, named: Sequence[int] | None = None, *, name: str = 
 def norm_panel(
     track: Track, part: Part = "scale", named: Sequence[int] | None = None, *, name: str | None = None
 ) -> Chart:
-    """Scale or bias of one layer over steps, every dimension a line, the named ones in colour.
+    """Scale or bias of one layer over steps, every dimension a line, the named ones in colour or ink.
 
     Raises:
         BadInput: the norm has no bias.
@@ -170,7 +173,7 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
     if not track.emergences:
         raise BadInput("no dimension passed at any step, so none is followed; name some with --dims")
     named = named_dims(track) if named is None else named
-    coloured = looks(named, track.followed)
+    shown = looks(named, track.followed)
     parts: list[tuple[Part, np.ndarray, np.ndarray]] = [("scale", track.z_scale, track.layers_scale)]
     parts += [("bias", track.z_bias, track.layers_bias)] if track.has_bias else []
     rows = [
@@ -180,7 +183,7 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
         }
         for part, z, layers in parts
         for column, dim in enumerate(track.followed)
-        if dim in coloured
+        if dim in shown
         for i, step in enumerate(track.steps)
     ]  # fmt: skip
     x, y = step_axis(track), field("z", "|z|, mean over layers", scale={"zero": True})
@@ -200,8 +203,9 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
         {
             "data": {"values": rows},
             "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": line_legend(coloured), "strokeDash": dash, "tooltip": tooltip},
+            "encoding": {"x": x, "y": y, "color": dim_strokes(shown), "strokeDash": dash, "tooltip": tooltip},
         },
+        *names_at_ends(rows, shown, x, y, by=("part",), span=(0.0, max([float(r["z"] or 0.0) for r in rows], default=1.0))),
         *events(track, named, x, legend=True),
     ]  # fmt: skip
     return chart(
@@ -219,13 +223,19 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
 
 
 def emergence(track: Track, named: Sequence[int] | None = None, *, name: str = "emergence") -> Chart:
-    """Loss, scale and bias, and hidden states where they were recorded, side by side as in the paper's figure 3."""
+    """Loss, scale and bias, and hidden states where they were recorded, side by side as in the paper's figure 3.
+
+    There the states are those of one text's tokens at the end; below them their mean over steps.
+    """
     named = named_dims(track) if named is None else named
     middle = [norm_panel(track, part, named) for part in (("scale", "bias") if track.has_bias else ("scale",))]
     left = [loss_panel(track, named)] if losses_of(track) else []
     left += [sigma_panel(track, named)] if track.emergences else []
-    groups = [group for group in (left, middle, [state_panel(track, named)] if track.states.size else []) if group]
-    independent = {"resolve": {"scale": {"color": "independent", "x": "independent", "strokeDash": "independent"}}}
+    right = [token_panel(track, named)] if track.tokens.size else []
+    right += [state_panel(track, named)] if track.states.size else []
+    groups = [group for group in (left, middle, right) if group]
+    apart = ("color", "shape", "x", "strokeDash")
+    independent = {"resolve": {"scale": dict.fromkeys(apart, "independent")}}
     columns = [independent | {"vconcat": [_panel(one) for one in group], "spacing": 30} for group in groups]
     panels = [one for group in groups for one in group]
     reading = " ".join(panel.reading for panel in panels)
@@ -267,8 +277,8 @@ class _Words:
 def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence[int], words: _Words) -> Chart:
     what = words.what
     x, y = step_axis(track), field("value", what, scale={"zero": False})
-    coloured = looks(named, track.dims)
-    plain = [column for column, dim in enumerate(track.dims) if dim not in coloured]
+    shown = looks(named, track.dims)
+    plain = [column for column, dim in enumerate(track.dims) if dim not in shown]
     most = max(MAX_POINTS // max(len(track.steps), 1), 8)
     if len(plain) > most:
         ranked = sorted(plain, key=lambda column: float(values[-1, column]))
@@ -282,7 +292,7 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
             for i, step in enumerate(track.steps)
         ]
 
-    marked = rows([column for column, dim in enumerate(track.dims) if dim in coloured])
+    marked = rows([column for column, dim in enumerate(track.dims) if dim in shown])
     band = [
         {"step": int(step), "low": round_to(float(low), 6), "high": round_to(float(high), 6)}
         for step, (low, high) in zip(track.steps, spread, strict=True)
@@ -300,14 +310,15 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
             "encoding": {"x": x, "y": y, "detail": {"field": "dim", "type": "nominal"}, "tooltip": tooltip},
         },
     ]
-    if coloured:
+    if shown:
         layers.append(
             {
                 "data": {"values": marked},
                 "mark": {"type": "line", "strokeWidth": 2.4},
-                "encoding": {"x": x, "y": y, "color": line_legend(coloured), "tooltip": tooltip},
+                "encoding": {"x": x, "y": y, "color": dim_strokes(shown), "tooltip": tooltip},
             }
         )
+        layers += names_at_ends(marked, shown, x, y, span=(float(np.min(spread)), float(np.max(spread))))
     return chart(
         name=words.name,
         title=words.title,

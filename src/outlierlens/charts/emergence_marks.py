@@ -5,7 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import PLAIN_NUMBER, Spec, dim_colour, field, label, looks, number, round_numbers
+from outlierlens.charts.base import (
+    PLAIN_NUMBER,
+    Spec,
+    dim_colour,
+    dim_strokes,
+    field,
+    label,
+    looks,
+    number,
+    round_numbers,
+)
+from outlierlens.charts.dim_names import MOST
 from outlierlens.charts.palette import ALARM, COLOURED, INK, MUTED
 from outlierlens.tracked import Track
 from outlierlens.trajectory import Curve
@@ -16,9 +27,9 @@ CURVES = {"loss": "training loss", "eval_loss": "evaluation loss"}
 
 
 def named_dims(track: Track) -> tuple[int, ...]:
-    """Dimensions that get a colour: those that pass at the end, else the first that are followed."""
+    """Dimensions that get a name: those that pass at the end, the strongest first; else the first that are followed."""
     passing = tuple(one.dim for one in track.emergences if one.passes != "neither")
-    return (passing or track.followed)[:COLOURED]
+    return passing or track.followed[:COLOURED]
 
 
 def step_axis(track: Track) -> Spec:
@@ -52,21 +63,16 @@ def round_values(ends: Sequence[float | None]) -> list[float]:
     return round_numbers(low, high, (1,) if many else (1, 2, 5))
 
 
-def line_legend(shown: dict[int, int]) -> Spec:
-    """Colour by dimension with a legend of lines."""
-    return dim_colour(shown) | {"legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 3}}
-
-
 def events(track: Track, named: Sequence[int], x: Spec, *, legend: bool = False) -> list[Spec]:
     """Upright lines where a dimension emerged, and where the loss starts its last fall and reaches its plateau.
 
     `legend`: the panel has one of lines by dimension, which these lines then share.
     """
-    coloured = looks(named, track.followed)
+    shown = looks(named, track.followed)
     emerged = [
         {"step": one.step, "name": label(one.dim), "what": f"dimension {one.dim} emerged"}
         for one in track.emergences
-        if one.step is not None and one.dim in coloured
+        if one.step is not None and one.dim in shown
     ]
     loss = [{"step": track.fall.step, "what": "the loss starts its last steep fall"}] if track.fall else []
     if track.plateau and track.plateau.settled:
@@ -84,7 +90,7 @@ def events(track: Track, named: Sequence[int], x: Spec, *, legend: bool = False)
             }
         )
     if emerged:
-        colour = line_legend(coloured) if legend else dim_colour(coloured, legend=False)
+        colour = dim_strokes(shown) if legend else dim_colour(shown, legend=False)
         made.append(
             {
                 "data": {"values": emerged},
@@ -129,8 +135,9 @@ def emerged_words(track: Track) -> str:
     passing = [one for one in track.emergences if one.step is not None]
     if not passing:
         return "No dimension stands out for good in enough layers."
-    said = "; ".join(f"{one.dim} ({one.passes}) from step {one.step:,}" for one in passing[:COLOURED])
-    return f"Dashed lines are where dimensions stand out for good: {said}."
+    said = "; ".join(f"{one.dim} ({one.passes}) from step {one.step:,}" for one in passing[:MOST])
+    more = f"; and {len(passing) - MOST} more" if len(passing) > MOST else ""
+    return f"Dashed lines are where dimensions stand out for good: {said}{more}."
 
 
 def choice_words(track: Track, named: Sequence[int]) -> str:
@@ -149,4 +156,5 @@ def named_words(track: Track, values: np.ndarray, named: Sequence[int], what: st
     others = np.delete(last, [column for _, column in columns])
     quarters = [number(float(np.quantile(others, q))) for q in (0.25, 0.75)] if len(others) else []
     middle = f"; the middle half of the others lies between {' and '.join(quarters)}" if quarters else ""
-    return f"in colour, with the {what} at the last step: {said}{middle}."
+    inks = " or ink" if len(named) > COLOURED else ""
+    return f"in colour{inks}, with the {what} at the last step: {said}{middle}."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from outlierlens.charts.base import Chart
+from outlierlens.charts.png import smaller
 from outlierlens.errors import need
 
 PNG_SCALE = 2.0
@@ -34,5 +35,5 @@ def pictures(chart: Chart, kinds: Sequence[PictureKind]) -> dict[PictureKind, by
         if "svg" in kinds:
             made["svg"] = svg.encode()
         if "png" in kinds:
-            made["png"] = convert.svg_to_png(svg, scale=PNG_SCALE)
+            made["png"] = smaller(convert.svg_to_png(svg, scale=PNG_SCALE))
     return made

@@ -25,7 +25,9 @@ from outlierlens.charts.base import (
     number,
     place,
     round_to,
+    strongest_first,
 )
+from outlierlens.charts.dim_names import MOST, names_at_ends
 from outlierlens.charts.palette import BAND, COLOURED, DIM_COLOURS, INK, MUTED, SURFACE
 from outlierlens.errors import BadInput
 from outlierlens.frequent import BLOCKS, VIEWS, Cloud, Frequency
@@ -49,7 +51,7 @@ def frequency_layers(
     """
     values = found.view(view).measure(measure)
     low, high = values.interval(found.reach)
-    dims = _drawn(found)
+    dims = _named(found)
     shown = looks(dims, dims)
     others = np.delete(np.asarray(values.value, dtype=float), list(dims), axis=1)
     band = []
@@ -104,6 +106,7 @@ def frequency_layers(
             "mark": {"type": "point", "filled": True, "opacity": 1, "size": 60},
             "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
         },
+        *names_at_ends(points, shown, x, y, span=(-0.5, 0.5)),
     ]
     return chart(
         name=name,
@@ -145,12 +148,12 @@ def frequency_types(found: Frequency, dim: int | None = None, *, name: str = "fr
         field("y2", "to"),
         field("n", "types"),
     ]
-    dims = _drawn(found)
-    turn = dims.index(one.dim) if one.dim in dims[:COLOURED] else 0
+    dims = _named(found)
+    turn = looks(dims, dims).get(one.dim)
     layers: list[Spec] = [
         {
             "data": {"values": boxes},
-            "mark": {"type": "rect", "color": DIM_COLOURS[turn]},
+            "mark": {"type": "rect", "color": MUTED if turn is None else DIM_COLOURS[turn]},
             "encoding": {
                 "x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}, "tooltip": tooltip,
                 "opacity": {
@@ -238,9 +241,15 @@ def _one_scale(panels: list[Chart]) -> None:
             layer["encoding"]["y"]["scale"] = {"domain": ends, "nice": False}
 
 
-def _drawn(found: Frequency) -> tuple[int, ...]:
-    """Named dimensions that a picture has looks for; where none is named, those that follow frequency most."""
-    return found.dims[:COLOURED] or tuple(one.dim for one in found.clouds)[:COLOURED]
+def _named(found: Frequency) -> tuple[int, ...]:
+    """Dimensions with a name: those of the result; where there are none, the few that follow frequency most."""
+    return _strongest(found) or tuple(one.dim for one in found.clouds)[:COLOURED]
+
+
+def _strongest(found: Frequency) -> tuple[int, ...]:
+    """Those of the result, for `looks`: of more than there are colours those whose |r| is largest in any layer first."""
+    values = np.abs(np.asarray(found.view("without_special").measure("log").value, dtype=float))
+    return strongest_first(found.dims, lambda dim: float(np.nan_to_num(values[:, dim], nan=-1.0).max()))
 
 
 def _boxes(one: Cloud) -> list[dict[str, Any]]:
@@ -267,7 +276,7 @@ def _layers_reading(found: Frequency, view: str, measure: str) -> str:
         f"are 95 % intervals over texts, the band holds the middle 90 % of all other dimensions, the dashed line their median. "
     )
     said = []
-    for dim in _drawn(found):
+    for dim in _named(found)[:MOST]:
         sizes = np.nan_to_num(np.abs(values[:, dim]), nan=-1.0)
         row = int(sizes.argmax())
         if sizes[row] >= 0:

@@ -3,7 +3,7 @@
 A line a repair, raw vectors in ink with their 95 % intervals; a mark with its change where the dev split chooses the layer.
 """
 
-from outlierlens.charts.base import Chart, Spec, chart, field, number, round_to
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
 from outlierlens.charts.fixes import colours, drawn, left_out, scale, shapes
 from outlierlens.charts.palette import INK, MUTED
 from outlierlens.frozen_scores import FrozenScores, frozen_rows
@@ -91,8 +91,8 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
         height=360,
         columns=("fix", "layer", found.metric, "95 % from", "to", "− raw", "95 % from", "to", "on dev", "on train"),
         rows=(
-            [row["fix"], row["layer"], *(round_to(row[key]) for key in
-             ("test", "low", "high", "change", "change_low", "change_high", "dev", "train"))]
+            [row["fix"], row["layer"], *(round_to(row[key]) for key in ("test", "low", "high", "change")),
+             *bar(row["change_low"], row["change_high"]).values(), round_to(row["dev"]), round_to(row["train"])]
             for row in frozen_rows(found)
         ),
     )  # fmt: skip
@@ -108,7 +108,7 @@ def _reading(found: FrozenScores) -> str:
     for one in found.fixes[1:]:
         at = one.selected
         text += (
-            f"{one.fix}, layer {at.layer}: {number(at.value)}, {at.change:+.3f} ({at.change_low:+.3f} to "
-            f"{at.change_high:+.3f}), {at.verdict}. "
+            f"{one.fix}, layer {at.layer}: {number(at.value)}, {at.change:+.3f} "
+            f"({found.interval(at.change_low, at.change_high)}), {at.verdict}. "
         )
     return text + "Circled: the layer that the dev split chooses. Bars: intervals of raw vectors."

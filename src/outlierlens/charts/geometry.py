@@ -23,6 +23,7 @@ from outlierlens.charts.base import (
     place,
     round_to,
 )
+from outlierlens.charts.dim_names import MOST
 from outlierlens.charts.fixes import colours, left_out, scale, shapes
 from outlierlens.charts.fixes import drawn as shown_fixes
 from outlierlens.charts.palette import COLOURED, FAINT, INK, MUTED, SURFACE
@@ -33,6 +34,7 @@ HEIGHT = 290
 PANEL = 370  # pixels of a panel of two side by side
 BEHIND = 140  # size of the marks of raw vectors, which a fix that does nothing would hide
 SEEN = 0.02  # share of the tallest bar below which a dimension would be a line without a name
+OTHERS = "all others"
 LABELLED = 0.1  # share of a bar that has room for its dimension's number
 
 
@@ -61,9 +63,9 @@ def self_similarity(found: Geometry, *, name: str = "self-similarity") -> Chart:
 
 
 def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosine-shares") -> Chart:
-    """The mean cosine of each layer as a stack of what single dimensions add; the largest, six at most, in colour with numbers.
+    """The mean cosine of each layer as a stack of what single dimensions add, and all others together.
 
-    `fix` is the first of the result unless named.
+    The six that add most have colours, named dimensions beyond them are ink. `fix` is the first of the result unless named.
 
     Raises:
         BadInput: the result has no such fix, or it has no dimensions of the model (whitening turns them).
@@ -76,9 +78,14 @@ def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosin
     for row in rows:
         for one in _known(row).values():
             largest[one.dim] = max(largest.get(one.dim, 0.0), one.contribution)
-    ranked = sorted(largest, key=lambda dim: -largest[dim])[:COLOURED]
+    ranked = sorted(largest, key=lambda dim: -largest[dim])
     least = SEEN * max(row.anisotropy.value for row in rows)
-    named = [dim for dim in ranked if dim == ranked[0] or largest[dim] >= least]
+    outliers = {one.dim for row in rows for one in row.named}
+    named = [
+        dim
+        for place, dim in enumerate(ranked)
+        if dim in outliers or not place or (place < COLOURED and largest[dim] >= least)
+    ]
     shown = looks(named, named)
     bars: list[Spec] = []
     for row in rows:
@@ -87,7 +94,7 @@ def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosin
             if dim in known:
                 rest -= known[dim].contribution
                 bars.append(_bar(row, label(dim), known[dim].contribution, known[dim].share, turn))
-        bars.append(_bar(row, "all others", rest, rest / row.anisotropy.value, COLOURED))
+        bars.append(_bar(row, OTHERS, rest, rest / row.anisotropy.value, len(named)))
     x, y = _layer_axis(found), field("value", "mean cosine, by dimension", axis={"tickCount": 6})
     tooltip = [
         field("layer", "layer", "ordinal"),
@@ -97,9 +104,11 @@ def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosin
     ]
     colour = dim_colour(shown)
     colour["scale"] = {
-        "domain": [*colour["scale"]["domain"], "all others"],
+        "domain": [*colour["scale"]["domain"], OTHERS],
         "range": [*colour["scale"]["range"], FAINT],
     }
+    if "values" in colour["legend"]:
+        colour["legend"]["values"].append(OTHERS)
     order = {"field": "turn", "type": "quantitative"}
     x = x | {"scale": {"type": "band", "paddingInner": 0.25, "paddingOuter": 0.15}}
     layers: list[Spec] = [
@@ -268,7 +277,7 @@ def _texts(bars: list[Spec]) -> list[Spec]:
         if bar["layer"] != layer:
             up, down, layer = 0.0, 0.0, bar["layer"]
         start = up if bar["value"] >= 0 else down
-        if bar["value"] >= LABELLED * tallest / 2 and bar["turn"] < COLOURED:
+        if bar["value"] >= LABELLED * tallest / 2 and bar["name"] != OTHERS:
             says = bar["name"].removeprefix("dim ")
             found.append({"layer": bar["layer"], "middle": round_to(start + bar["value"] / 2), "says": says})
         if bar["value"] >= 0:
@@ -312,7 +321,7 @@ def _shares_reading(found: Geometry, rows: list[LayerGeometry], fix: str) -> str
     most = max(known, key=lambda row: row.top[0].share)
     text += f"The largest share has dimension {most.top[0].dim} in {place(most.layer)}: {most.top[0].share:.0%}. "
     outliers = list(dict.fromkeys((*found.weights_name, *(dim for dims in found.clipped.values() for dim in dims))))
-    for dim in outliers[:COLOURED]:
+    for dim in outliers[:MOST]:
         shares = [(one.share, row.layer) for row in known for one in row.named if one.dim == dim]
         if shares:
             share, layer = max(shares)

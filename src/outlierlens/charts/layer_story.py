@@ -98,6 +98,8 @@ def _reading(story: LayerStory) -> str:
         f"Above: change of the {story.task} ({story.unit}) with a dimension switched off in one layer alone. Below: how the "
         f"size of its values in that layer's output goes with token frequency or received attention. Bars: 95 % intervals. "
     )
+    if len(story.lines) > COLOURED:
+        text += f"Drawn are the {COLOURED} of {len(story.lines)} lines with the largest change in any layer. "
     for row in link_rows(story):
         if math.isfinite(row["rho"]):
             text += (

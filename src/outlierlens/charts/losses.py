@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, begun, chart, field, number, round_to, symmetric
+from outlierlens.charts.base import Chart, Spec, bar, begun, chart, field, number, round_to, symmetric
 from outlierlens.charts.palette import ALARM, INK, MUTED
-from outlierlens.damage import Condition, Damage
+from outlierlens.damage import Condition, Control, Damage
+from outlierlens.interval_words import interval_text
 
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
 
@@ -16,9 +17,7 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     """Change of the task's value with the chosen dimensions off and with each control set off, intact = 0."""
     chosen = damage.chosen
     families: list[tuple[str, Sequence[Condition]]] = [(_chosen_name(chosen.dims), (chosen,))]
-    families += [
-        (f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in damage.controls
-    ]
+    families += [(f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in _drawn(damage)]
     rows = [
         _row(
             condition,
@@ -80,15 +79,21 @@ def reading(damage: Damage) -> str:
         return f"With {few(chosen.dims)} off the {damage.measured} is infinite or undefined, which no scale can show."
     text = (
         f"With {few(chosen.dims)} off the {damage.measured} changes by {chosen.change:+.3g} {damage.of_change} "
-        f"(95 % interval {chosen.change_low:+.3g} to {chosen.change_high:+.3g}). "
+        f"(95 % interval {interval_text(chosen.change_low, chosen.change_high, '+.3g')}). "
     )
-    for control in damage.controls:
+    for control in _drawn(damage):
         text += (
             f"{control.kind.capitalize()} sets of the same size: median {control.median:+.3g}, "
-            f"95th percentile {control.percentile_95:+.3g}, mean {control.mean:+.3g}; "
-            f"rank p of the chosen set {control.p:.3g}. "
+            f"95th percentile {control.percentile_95:+.3g}, mean {control.mean:+.3g}"
+            + ("" if control.p is None else f"; rank p of the chosen set {control.p:.3g}")
+            + ". "
         )
     return text.strip()
+
+
+def _drawn(damage: Damage) -> list[Control]:
+    """Without ordinary sets: most of them are random ones."""
+    return [control for control in damage.controls if control.kind != "ordinary"]
 
 
 def _chosen_name(dims: Sequence[int]) -> str:
@@ -110,8 +115,7 @@ def _row(condition: Condition, family: str, spread: float, *, chosen: bool = Fal
         "label": condition.label,
         "dims": dims,
         "change": round_to(condition.change),
-        "low": round_to(condition.change_low),
-        "high": round_to(condition.change_high),
+        **bar(condition.change_low, condition.change_high),
         "value": round_to(condition.score.value),
         "perplexity": None if perplexity is None else round_to(perplexity),
         "says": f"{number(condition.change)} {unit}" if perplexity is None else f"perplexity {number(perplexity)}",

@@ -15,6 +15,7 @@ from outlierlens.charts.base import (
     SCHEMA,
     TABLE_ROWS,
     Chart,
+    Looks,
     Spec,
     begun,
     chart,
@@ -25,8 +26,18 @@ from outlierlens.charts.base import (
     looks,
     number,
     round_to,
+    strongest_first,
 )
-from outlierlens.charts.origin_panels import PANEL_WIDTH, Panel, histogram_panel, panels_of, rank_panel, ranked_norms
+from outlierlens.charts.dim_names import names_at_ends
+from outlierlens.charts.origin_panels import (
+    PANEL_WIDTH,
+    Panel,
+    histogram_panel,
+    panels_of,
+    percent,
+    rank_panel,
+    ranked_norms,
+)
 from outlierlens.charts.palette import BAND, INK, SURFACE
 from outlierlens.errors import BadInput
 from outlierlens.origins import StackOrigin, TableOrigin
@@ -74,6 +85,14 @@ def _listed(stack: StackOrigin) -> str:
     return ", ".join(map(str, stack.dims[:6])) + (" and more" if len(stack.dims) > 6 else "")
 
 
+def _named(stack: StackOrigin) -> tuple[int, ...]:
+    """The named dimensions, for `looks`: of more than there are colours those of largest |z| in any norm first."""
+    size = {
+        dim: max((float(np.abs(n.z[:, c]).max()) for n in stack.norms), default=0.0) for c, dim in enumerate(stack.dims)
+    }
+    return strongest_first(stack.dims, lambda dim: size[dim])
+
+
 def has_rows(stack: StackOrigin) -> bool:
     """Whether the stack has a position table whose rows were kept."""
     return any(one.kind == "position" and one.rows is not None for one in stack.tables)
@@ -89,7 +108,7 @@ def origin_rows(stack: StackOrigin, named: Sequence[int] | None = None, *, prefi
     if table.rows is None:
         raise BadInput(f"{table.name} has {table.n_rows:,} rows, too many to keep one by one")
     rows, dims = table.rows, list(stack.dims)
-    shown = looks(dims if named is None else named, dims)
+    shown = looks(_named(stack) if named is None else named, dims)
     marked = _marked(table, dims, shown)
     drawn = _drawn(table, {mark["row"] for mark in marked})
     band = [{"row": row, "low": round_to(rows.low[row]), "high": round_to(rows.high[row])} for row in drawn]
@@ -131,6 +150,7 @@ def origin_rows(stack: StackOrigin, named: Sequence[int] | None = None, *, prefi
                 "encoding": {"x": x, "y": y, "color": colour, "shape": dim_shape(shown), "tooltip": tooltip},
             },
             *_row_labels(table, marked, x, y),
+            *names_at_ends(lines, shown, x, y, span=(float(rows.low.min()), float(rows.high.max()))),
         ]
     columns = ("row", "position", "smallest entry", "dimension", "largest entry", "dimension", "largest |z|")
     return chart(
@@ -150,7 +170,7 @@ def origin_rows(stack: StackOrigin, named: Sequence[int] | None = None, *, prefi
     )
 
 
-def _marked(table: TableOrigin, dims: list[int], shown: dict[int, int]) -> list[Spec]:
+def _marked(table: TableOrigin, dims: list[int], shown: Looks) -> list[Spec]:
     """Rows whose extreme a named dimension alone is; and every one of them in the first row that is read."""
     assert table.rows is not None
     rows, marks = table.rows, []
@@ -208,7 +228,7 @@ def _drawn(table: TableOrigin, marked: set[int]) -> list[int]:
     return sorted({*spread, *read[:16], *some})
 
 
-def _rows_reading(table: TableOrigin, dims: list[int], shown: dict[int, int]) -> str:
+def _rows_reading(table: TableOrigin, dims: list[int], shown: Looks) -> str:
     assert table.rows is not None
     text = (
         f"Band: from the smallest to the largest entry of each of the {table.n_read:,} position rows; lines: the named "
@@ -236,24 +256,35 @@ def _rows_reading(table: TableOrigin, dims: list[int], shown: dict[int, int]) ->
 def origin_histograms(
     stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = 3.0, prefix: str = ""
 ) -> Chart:
-    """Means of all dimensions over each embedding table, and the embedding norm, with the named dimensions marked.
+    """All entries of each embedding table and of the embedding norm, with the named dimensions' own among them.
+
+    Kovaleva et al. (2021), figure 4: each histogram normalised to its own total. Here on a logarithmic scale, on which single
+    entries show.
 
     Raises:
         BadInput: there is neither a table nor an embedding norm.
     """
-    panels = panels_of(stack)
+    panels = panels_of(stack, n_sigma)
     if not panels:
         raise BadInput(f"stack {stack.stack!r} has neither an embedding table of its width nor an embedding norm")
-    shown = looks(stack.dims if named is None else named, stack.dims)
+    shown = looks(_named(stack) if named is None else named, stack.dims)
     drawn = [histogram_panel(panel, shown, n_sigma) for panel in panels]
     rows = [{"hconcat": drawn[start : start + 2], "spacing": 40} for start in range(0, len(drawn), 2)]
     reading = (
-        "How often a value occurs among the dimensions (square-root scale): of a table, each dimension's mean over its "
-        f"rows; of the norm, its scale and bias. Shaded: within {n_sigma:g} standard deviations. Marks: the named dimensions. "
+        "How often a value occurs (density, logarithmic), grey: all entries of a table, or scale and bias of the norm. "
+        f"Shaded: within {n_sigma:g} standard deviations of their mean. Lines: the entries of a named dimension; marks: its "
+        "mean over rows, with the share of its entries beyond, or its value in the norm. "
     )
     reading += " ".join(_panel_sentence(panel, shown, n_sigma) for panel in panels)
     numbers = [
-        [panel.title, dim, round_to(value), round_to(panel.histogram.sigma(value), 3), panel.n_outside]
+        [
+            panel.title,
+            dim,
+            round_to(value),
+            round_to(panel.histogram.sigma(value), 3),
+            panel.shares.get(dim),
+            panel.outside,
+        ]
         for panel in panels
         for dim, value in panel.values.items()
     ]
@@ -262,17 +293,23 @@ def origin_histograms(
         "Embeddings and the norm after them: named dimensions among all",
         reading.strip(),
         _page(rows, reading.strip(), spacing=26),
-        ("of", "dimension", "value", "standard deviations from the mean", "dimensions outside"),
+        ("of", "dimension", "value (of a table: mean)", "standard deviations from the mean", "share of its entries beyond",
+         "of all"),
         tuple(tuple(row) for row in numbers[:TABLE_ROWS]),
         len(numbers),
-    )
+    )  # fmt: skip
 
 
-def _panel_sentence(panel: Panel, shown: dict[int, int], n_sigma: float) -> str:
+def _panel_sentence(panel: Panel, shown: Looks, n_sigma: float) -> str:
+    if not shown:
+        return ""
+    if panel.counts:
+        said = ", ".join(f"{percent(panel.shares[dim])} of {dim}'s" for dim in shown)
+        return f"{begun(panel.title)}: beyond are {percent(panel.outside)} of all entries, {said}."
     sigmas = {dim: panel.histogram.sigma(panel.values[dim]) for dim in shown}
     outside = [f"{dim} ({sigma:+.1f})".replace("-", "−") for dim, sigma in sigmas.items() if abs(sigma) >= n_sigma]
     named = f"outside are {', '.join(outside)}" if outside else "none of the named is outside"
-    return f"{begun(panel.title)}: {named}; {panel.n_outside} dimensions are." if shown else ""
+    return f"{begun(panel.title)}: {named}; {panel.n_outside} dimension{' is' if panel.n_outside == 1 else 's are'}."
 
 
 def origin_ranks(stack: StackOrigin, named: Sequence[int] | None = None, *, prefix: str = "") -> Chart:
@@ -284,7 +321,7 @@ def origin_ranks(stack: StackOrigin, named: Sequence[int] | None = None, *, pref
     norms = ranked_norms(stack)
     if not norms:
         raise BadInput(f"stack {stack.stack!r}: no norm of its blocks is known, and their writes were not read")
-    shown = looks(stack.dims if named is None else named, stack.dims)
+    shown = looks(_named(stack) if named is None else named, stack.dims)
     drawn = [rank_panel(stack, norm, shown) for norm in norms]
     pairs = [{"hconcat": drawn[start : start + 2], "spacing": 40} for start in range(0, len(drawn), 2)]
     first = [

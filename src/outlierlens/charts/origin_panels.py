@@ -1,59 +1,107 @@
 """Panels of the pictures in `charts.origin`: a histogram with marks, ranks by layer."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.charts.base import Spec, dim_colour, dim_shape, field, label, round_to
+from outlierlens.charts.base import Looks, Spec, decades, dim_colour, dim_shape, field, label, round_to
+from outlierlens.charts.dim_names import HALO, names_at_ends
 from outlierlens.charts.palette import BAND, FAINT, INK, MUTED, SURFACE
 from outlierlens.origins import Histogram, NormOrigin, StackOrigin
 
-PANEL_WIDTH, PANEL_HEIGHT = 390, 190  # pixels
+PANEL_WIDTH, PANEL_HEIGHT = 390, 210  # pixels
 BARS = 70
+SAID = 12  # marks of a panel that have words
 NAMES = {"token": "token embeddings", "position": "position embeddings", "segment": "segment embeddings"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A histogram over the dimensions, the value of each named dimension, and how many of all lie outside."""
+    """A histogram of all values of a table or a vector, and where the named dimensions lie in it.
+
+    Attributes:
+        values: of each named dimension its value; of a table its mean over rows.
+        counts: of each named dimension its own entries [bin], of tables of more than one row.
+        shares: which share of these lies outside, in [0, 1].
+        outside: the share of all values; n_outside: their number where there is one value a dimension.
+    """
 
     title: str
     subtitle: str
     axis: str
     histogram: Histogram
     values: dict[int, float]
+    counts: dict[int, np.ndarray]
+    shares: dict[int, float]
+    outside: float
     n_outside: int
 
+    def says(self, dim: int) -> str:
+        """What stands beside a dimension's mark."""
+        if self.counts:
+            return f"{dim}: {percent(self.shares[dim])} beyond"
+        return f"{dim}: {self.histogram.sigma(self.values[dim]):+.1f}σ".replace("-", "−")
 
-def panels_of(stack: StackOrigin) -> list[Panel]:
+
+def percent(share: float) -> str:
+    """A share with one decimal, or with the digit that it begins with."""
+    if not share:
+        return "none"
+    return f"{100 * share:.1f} %" if share >= 0.001 else f"{100 * share:.1g} %"
+
+
+def share_outside(histogram: Histogram, n_sigma: float) -> float:
+    """The share of values n_sigma standard deviations or more from the mean; the bin of the limit is divided evenly."""
+    total = np.concatenate([[0.0], np.cumsum(histogram.counts)])
+    below, above = (histogram.mean + sign * n_sigma * histogram.std for sign in (-1, 1))
+    under, over = np.interp([below, above], histogram.edges, total)
+    return float((under + total[-1] - over) / total[-1])
+
+
+def panels_of(stack: StackOrigin, n_sigma: float = 3.0) -> list[Panel]:
     """A panel for each table and for scale and bias of the embedding norm."""
     panels = []
     for table in stack.tables:
-        one_row = table.means is None
+        several = table.n_read > 1
         title = NAMES.get(table.kind, f"{table.kind} embedding")
-        rows = "one row" if one_row else f"mean over {table.n_read:,} rows"
+        rows = (
+            f"{table.n_read:,} rows × {stack.hidden_size:,} dimensions"
+            if several
+            else f"{stack.hidden_size:,} dimensions"
+        )
+        share = share_outside(table.values, n_sigma)
         panels.append(
             Panel(
                 title,
-                f"{rows}, {stack.hidden_size:,} dimensions",
-                "entry" if one_row else "mean over rows",
-                table.means or table.values,
+                f"{rows}; {percent(share)} of the entries beyond {n_sigma:g} sigma",
+                "entry",
+                table.values,
                 {dim.dim: dim.mean for dim in table.dims},
-                table.n_mean_outside if table.means else int(table.rows.n_far[-1]) if table.rows else 0,
+                {dim.dim: dim.counts for dim in table.dims} if several else {},
+                {dim.dim: dim.outside_share for dim in table.dims},
+                share,
+                round(share * table.values.total),
             )
         )
-    panels += [
-        Panel(
-            f"embedding norm, {norm.part}",
-            f"{norm.module}, {stack.hidden_size:,} dimensions",
-            norm.part,
-            norm.histogram,
-            dict(zip(stack.dims, norm.value[0].tolist(), strict=True)),
-            int(norm.n_outside[0]),
-        )
-        for norm in stack.norms
-        if norm.histogram is not None
-    ]
+    for norm in stack.norms:
+        if norm.histogram is not None:
+            n = int(norm.n_outside[0])
+            values = dict(zip(stack.dims, norm.value[0].tolist(), strict=True))
+            panels.append(
+                Panel(
+                    f"embedding norm, {norm.part}",
+                    f"{norm.module}, {stack.hidden_size:,} dimensions; {n} beyond {n_sigma:g} sigma",
+                    norm.part,
+                    norm.histogram,
+                    values,
+                    {},
+                    {},
+                    n / stack.hidden_size,
+                    n,
+                )
+            )
     return panels
 
 
@@ -75,50 +123,68 @@ def heading(title: str, subtitle: str) -> Spec:
     }
 
 
-def coarser(histogram: Histogram, bars: int = BARS) -> tuple[np.ndarray, np.ndarray]:
-    """(left edges, counts) with at most about `bars` bins: neighbours merged by a power of two, empty bins left out."""
+def coarser(
+    histogram: Histogram, bars: int = BARS, parts: Sequence[np.ndarray] = ()
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """(edges, counts, counts of each of `parts`) in at most about `bars` bins: neighbours merged by a power of two."""
     factor = 1
     while len(histogram.counts) > bars * factor:
         factor *= 2
-    width = histogram.width * factor
     skip = round(histogram.low / histogram.width) % factor
-    padded = np.concatenate([np.zeros(skip, dtype=np.int64), histogram.counts])
-    padded = np.concatenate([padded, np.zeros(-len(padded) % factor, dtype=np.int64)])
-    counts = padded.reshape(-1, factor).sum(axis=1)
-    edges = histogram.low - skip * histogram.width + width * np.arange(len(counts) + 1)
-    filled = np.flatnonzero(counts)
-    return np.stack([edges[filled], edges[filled + 1]], axis=1), counts[filled]
+
+    def merged(counts: np.ndarray) -> np.ndarray:
+        padded = np.concatenate([np.zeros(skip, dtype=np.int64), counts])
+        padded = np.concatenate([padded, np.zeros(-len(padded) % factor, dtype=np.int64)])
+        return np.asarray(padded.reshape(-1, factor).sum(axis=1))
+
+    counts = merged(histogram.counts)
+    edges = histogram.low - skip * histogram.width + histogram.width * factor * np.arange(len(counts) + 1)
+    return edges, counts, [merged(np.asarray(part)) for part in parts]
 
 
-def histogram_panel(panel: Panel, shown: dict[int, int], n_sigma: float) -> Spec:
-    """Bars over the dimensions, the span within n_sigma shaded, and the named dimensions as marks on the axis."""
-    edges, counts = coarser(panel.histogram)
+def histogram_panel(panel: Panel, shown: Looks, n_sigma: float) -> Spec:
+    """Bars over all values, the span within n_sigma shaded, the named dimensions' own values as lines, and their marks.
+
+    Each histogram is normalised to its own total, as in Kovaleva et al.'s figure 4; theirs is linear.
+    """
+    edges, counts, own = coarser(panel.histogram, parts=[panel.counts[dim] for dim in shown] if panel.counts else ())
     mean, std = panel.histogram.mean, panel.histogram.std
+    ends = list(itertools.pairwise(edges.tolist()))
+    densities = [one / (max(one.sum(), 1) * np.diff(edges)) for one in (counts, *own)]
+    least = 0.5 * min(float(one[one > 0].min(initial=np.inf)) for one in densities)
+    most = 1.8 * max(float(one.max()) for one in densities)
     bars = [
-        {"from": round_to(low, 6), "to": round_to(high, 6), "count": int(count)}
-        for (low, high), count in zip(edges, counts, strict=True)
+        {"from": round_to(low, 6), "to": round_to(high, 6), "count": int(count), "density": round_to(density)}
+        for (low, high), count, density in zip(ends, counts, densities[0], strict=True)
+        if count
     ]
-    top = float(counts.max())
-    # Marks stand at heights of their own, so that neighbours stay apart; the square root is the axis' scale.
+    lines = [
+        {"from": round_to(at, 6), "density": round_to(max(float(density), least)), "name": label(dim)}
+        for dim, mine in zip(shown, densities[1:], strict=False)
+        for (low, high), density in zip(ends, mine, strict=True)
+        for at in (low, high)
+    ]
+    low, high = float(edges[0]), float(edges[-1])
     marks = [
         {
             "from": round_to(panel.values[dim], 6),
-            "count": round_to(top * (0.88 - 0.13 * (place % 6)) ** 2),
+            "density": round_to(least * (most / least) ** _level(place, len(shown))),
             "name": label(dim),
             "sigma": round_to(panel.histogram.sigma(panel.values[dim]), 3),
-            "says": f"{dim}: {panel.histogram.sigma(panel.values[dim]):+.1f}σ".replace("-", "−"),
+            "share": panel.shares.get(dim),
+            "says": panel.says(dim),
         }
         for place, dim in enumerate(shown)
     ]
-    low, high = float(edges.min()), float(edges.max())
     scale = {"domain": [round_to(low, 6), round_to(high, 6)], "nice": False, "padding": 6, "zero": False}
     x = field("from", panel.axis, scale=scale, axis={"grid": False, "tickCount": 6})
     y = field(
-        "count",
-        "dimensions",
-        scale={"type": "sqrt", "domain": [0, round_to(top)], "nice": False},
-        axis={"tickCount": 5},
+        "density",
+        "density (log scale)",
+        scale={"type": "log", "domain": [round_to(least), round_to(most)], "nice": False},
+        axis={"values": decades(least, most), "format": "~g"},
     )
+    floor = {"datum": round_to(least)}
     inside = [max(mean - n_sigma * std, low), min(mean + n_sigma * std, high)]
     layers: list[Spec] = [
         {
@@ -128,65 +194,79 @@ def histogram_panel(panel: Panel, shown: dict[int, int], n_sigma: float) -> Spec
         },
         {
             "data": {"values": bars},
-            "mark": {"type": "bar", "color": FAINT},
+            "mark": {"type": "bar", "color": FAINT, "opacity": 0.75 if lines else 1},
             "encoding": {
                 "x": x,
                 "x2": {"field": "to"},
                 "y": y,
-                "y2": {"datum": 0},
-                "tooltip": [field("from", "from"), field("to", "to"), field("count", "dimensions")],
+                "y2": floor,
+                "tooltip": [
+                    field("from", "from"),
+                    field("to", "to"),
+                    field("count", "values"),
+                    field("density", "density"),
+                ],
             },
         },
     ]
-    if marks:
-        colour = dim_colour(shown)
-        middle = (low + high) / 2
-        tooltip = [
-            field("name", "dimension", "nominal"),
-            field("from", panel.axis),
-            field("sigma", "standard deviations"),
-        ]
-        layers += [
+    if not marks:
+        return _titled(panel, layers)
+    colour = dim_colour(shown)
+    if lines:
+        layers.append(
             {
-                "data": {"values": marks},
-                "mark": {"type": "rule", "strokeWidth": 1.4},
-                "encoding": {"x": x, "y": y, "y2": {"datum": 0}, "color": colour},
+                "data": {"values": lines},
+                "mark": {"type": "line", "strokeWidth": 1.6},
+                "encoding": {"x": x, "y": y, "color": colour, "order": {"field": "from", "type": "quantitative"}},
+            }
+        )
+    tooltip = [field("name", "dimension", "nominal"), field("from", "mean over rows" if panel.counts else panel.axis)]
+    tooltip.append(field("sigma", "standard deviations from the mean"))
+    if panel.counts:
+        tooltip.append(field("share", f"of its entries beyond {n_sigma:g} sigma", format=".2%"))
+    layers += [
+        {
+            "data": {"values": marks},
+            "mark": {"type": "rule", "strokeWidth": 1.4} | ({"strokeDash": [3, 3]} if lines else {}),
+            "encoding": {"x": x, "y": y, "y2": floor, "color": colour},
+        },
+        {
+            "data": {"values": marks},
+            "mark": {"type": "point", "filled": True, "size": 75, "opacity": 1},
+            "encoding": {
+                "x": x, "y": y, "color": colour, "shape": dim_shape(shown, legend=False), "tooltip": tooltip
             },
-            {
-                "data": {"values": marks},
-                "mark": {"type": "point", "filled": True, "size": 75, "opacity": 1},
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": colour,
-                    "shape": dim_shape(shown, legend=False),
-                    "tooltip": tooltip,
-                },
-            },
-        ]
-        for align, offset, side in (("left", 9, True), ("right", -9, False)):
-            mine = [mark for mark in marks if (float(mark["from"] or 0) <= middle) == side]
-            text: Spec = {"type": "text", "align": align, "dx": offset, "fontWeight": 600, "fontSize": 12}
-            # A rim in the colour of the page keeps the words legible on bars and lines.
-            rim = {"stroke": SURFACE, "strokeWidth": 3.5, "strokeJoin": "round"}
-            layers += [
-                {
-                    "data": {"values": mine},
-                    "mark": text | more,
-                    "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-                }
-                for more in (rim, {})
-                if mine
-            ]
+        },
+    ]  # fmt: skip
+    return _titled(panel, layers + _words(marks[:SAID], (low + high) / 2, x, y))
+
+
+def _level(place: int, n: int) -> float:
+    """Where on the axis a mark stands, from 0 to 1: each at a height of its own, so that neighbours stay apart."""
+    return 0.92 - 0.12 * place if n <= 7 else 0.92 - 0.8 * place / (n - 1)
+
+
+def _words(marks: list[Spec], middle: float, x: Spec, y: Spec) -> list[Spec]:
+    """What the marks say, growing inwards, on a rim in the colour of the page that keeps them legible."""
+    layers = []
+    for align, offset, side in (("left", 9, True), ("right", -9, False)):
+        mine = [mark for mark in marks if (float(mark["from"] or 0) <= middle) == side]
+        text: Spec = {"type": "text", "align": align, "dx": offset, "fontWeight": 600, "fontSize": 12}
+        said = {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}}
+        layers += [{"data": {"values": mine}, "mark": text | more, "encoding": said} for more in (HALO, {}) if mine]
+    return layers
+
+
+def _titled(panel: Panel, layers: list[Spec]) -> Spec:
     return {
         "width": PANEL_WIDTH,
         "height": PANEL_HEIGHT,
         "layer": layers,
-        "title": heading(panel.title, f"{panel.subtitle}; {panel.n_outside} beyond {n_sigma:g} sigma"),
+        "title": heading(panel.title, panel.subtitle),
     }
 
 
-def rank_panel(stack: StackOrigin, norm: NormOrigin, shown: dict[int, int]) -> Spec:
+def rank_panel(stack: StackOrigin, norm: NormOrigin, shown: Looks) -> Spec:
     """Ranks by |z| in one part of one norm, with the embedding norm before and the final norm after it."""
     role = {"reads": "reads", "after a write": "after a write", "last": "last of the block"}[norm.role]
     around = [one for one in stack.norms if one.role in ("embedding norm", "final norm") and one.part == norm.part]
@@ -258,6 +338,7 @@ def rank_panel(stack: StackOrigin, norm: NormOrigin, shown: dict[int, int]) -> S
                     "tooltip": tooltip,
                 },
             },
+            *names_at_ends(rows, shown, x, y),
         ]
     part = {"weight": "norm of the rows that write"}.get(norm.part, norm.part)
     return {

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, begun, chart, drawable, field, number, round_to, symmetric
+from outlierlens.charts.base import Chart, Spec, bar, begun, chart, drawable, field, number, round_to, symmetric
+from outlierlens.charts.dim_names import MOST, names_above, words_at_ends
 from outlierlens.charts.losses import GOLDEN, few
 from outlierlens.charts.palette import ALARM, BAND, COLOURED, DIM_COLOURS, FAINT, INK, MUTED, SHAPES
-from outlierlens.charts.weights import names_above
+from outlierlens.charts.weights import mean_size
 from outlierlens.damage import Condition, Damage
 from outlierlens.scanned import StackScan
 
@@ -88,12 +89,6 @@ def profiles(
     )
 
 
-def mean_size(stack: StackScan) -> np.ndarray:
-    """Mean |z| over layers, and over scale and bias, of each column of the map [column]."""
-    size = np.abs(drawable(stack.z_scale)).mean(axis=0)
-    return (size + np.abs(drawable(stack.z_bias)).mean(axis=0)) / 2 if stack.z_bias.size else size
-
-
 def _sky(stack: StackScan, size: np.ndarray, side: int, width: int) -> list[Spec]:
     """The largest of every bin of dimensions; every dimension where they are few."""
     dims = np.array(stack.map_dims)
@@ -135,8 +130,11 @@ def by_layer(
                     }
                     for layer, value in enumerate(column.tolist())
                 ]
-    labels = list(dict.fromkeys(str(row["label"]) for row in values))[:COLOURED]
-    values = [row for row in values if row["label"] in labels]
+    most: dict[str, float] = {}
+    for row in values:
+        most[row["label"]] = max(most.get(row["label"], 0.0), abs(row["z"] or 0.0))
+    labels = list(most) if len(most) <= COLOURED else sorted(most, key=lambda label: -most[label])
+    inks = [INK] * (len(labels) - COLOURED)
     size = np.array([row["z"] or 0.0 for row in values])
     scale = symmetric(size) if values else symmetric(np.zeros(1))
     x = field(
@@ -145,12 +143,16 @@ def by_layer(
     y = field(
         "z", "z of the scale" + (" (symmetric log scale)" if scale.log else ""), scale=scale.scale, axis=scale.axis
     )
-    colour = field("label", "", "nominal", scale={"domain": labels, "range": list(DIM_COLOURS[: len(labels)])})
-    shape = field("label", "", "nominal", scale={"domain": labels, "range": list(SHAPES[: len(labels)])})
+    colour = field("label", "", "nominal", scale={"domain": labels, "range": [*DIM_COLOURS[: len(labels)], *inks]})
+    shape = field(
+        "label", "", "nominal", scale={"domain": labels, "range": [*SHAPES[: len(labels)], *("circle" for _ in inks)]}
+    )
     dash = field("model", "", "nominal", scale={"domain": list(names), "range": [[1, 0], [5, 3]]})
     for channel in (colour, shape, dash):
         channel["legend"] = {"title": None}
         del channel["title"]
+    if inks:
+        colour["legend"]["values"] = shape["legend"]["values"] = labels[:COLOURED]
     dash["legend"] |= {"symbolType": "stroke", "symbolStrokeWidth": 2, "symbolStrokeColor": INK, "symbolSize": 300}
     tooltip = [field("model", "model", "nominal"), field("label", "dimension", "nominal"), field("layer", "layer")]
     tooltip += [field("z", "z")]
@@ -167,6 +169,9 @@ def by_layer(
             "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
             "encoding": position | {"color": colour, "shape": shape, "tooltip": tooltip},
         },
+        *words_at_ends(
+            values, {label: label.removeprefix("dim ") for label in labels[COLOURED:][:MOST]}, x, y, ("label", "model")
+        ),
     ]
     strongest = {
         (label, model): max((row["z"] for row in values if (row["label"], row["model"]) == (label, model)), key=abs)
@@ -240,8 +245,7 @@ def _change(condition: Condition, family: str, spread: float, *, chosen: bool = 
         "family": family,
         "dims": few(condition.dims),
         "change": round_to(condition.change),
-        "low": round_to(condition.change_low),
-        "high": round_to(condition.change_high),
+        **bar(condition.change_low, condition.change_high),
         "spread": round(spread, 3),
         "chosen": chosen,
     }

@@ -7,7 +7,7 @@ parts_of_speech(found)                               # change of the share of ea
 
 from collections.abc import Iterable
 
-from outlierlens.charts.base import Chart, Spec, chart, field, log_ticks, round_to
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, log_ticks, round_to
 from outlierlens.charts.palette import DIM_COLOURS, FAINT, INK, MUTED, SHAPES
 from outlierlens.errors import BadInput
 from outlierlens.predicted import INPUTS, Curve, PartsOfSpeech, Predictions
@@ -98,8 +98,8 @@ def parts_of_speech(found: Predictions, *, name: str = "parts-of-speech") -> Cha
     tags = sorted(largest, key=lambda tag: -largest[tag])[:SHOWN_TAGS]
     kinds = [OFF[one.intervention] for one in speech]
     rows = [
-        {"tag": share.tag, "kind": OFF[one.intervention], "change": round_to(share.change), "low": round_to(share.low),
-         "high": round_to(share.high), "intact": round_to(share.intact), "ablated": round_to(share.ablated)}
+        {"tag": share.tag, "kind": OFF[one.intervention], "change": round_to(share.change), **bar(share.low, share.high),
+         "intact": round_to(share.intact), "ablated": round_to(share.ablated)}
         for one in speech for share in one.shares if share.tag in tags
     ]  # fmt: skip
     styles = dict(zip(OFF.values(), zip(DIM_COLOURS, SHAPES, strict=True), strict=False))

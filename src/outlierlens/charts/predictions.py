@@ -6,7 +6,7 @@ prediction_shifts(found)                 # change of the predicted tokens' log f
 
 import math
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, chart, field, number, round_to
+from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, bar, chart, field, number, round_to
 from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
 from outlierlens.charts.prediction_panels import KINDS, OFF, parts_of_speech, prediction_curves
 from outlierlens.errors import BadInput
@@ -130,8 +130,7 @@ def _row(shift: Shift, change: Change) -> Spec:
     return {
         "label": f"{SHORT[shift.input]}: {OFF[shift.intervention]}",
         "change": round_to(change.change),
-        "low": round_to(change.low),
-        "high": round_to(change.high),
+        **bar(change.low, change.high),
         "random": round_to(change.random_median),
         "p": None if change.p is None else round_to(change.p),
         "says": f"{'+' if change.change > 0 else '−' if change.change < 0 else ''}{number(abs(change.change))}",
@@ -153,6 +152,6 @@ def _shifts_reading(found: Predictions, measure: str) -> str:
         change = shift.changes[measure]
         if math.isfinite(change.change):
             text += f"{_row(shift, change)['label'].capitalize()} {change.change:+.2f}"
-            text += f" ({change.low:+.2f} to {change.high:+.2f})" if math.isfinite(change.low) else ""
+            text += f" ({found.interval(shift, measure)})"
             text += f", random {change.random_median:+.2f}. " if change.random else ". "
     return text.strip()

@@ -23,9 +23,12 @@ from outlierlens.charts.base import (
     number,
     place,
     round_to,
+    strongest_first,
     symmetric,
 )
+from outlierlens.charts.dim_names import words_at_ends
 from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.interval_words import interval_text
 from outlierlens.probed import LayerProbe, PositionProbe
 
 WIDTH = 760  # pixels of a panel of the picture with all three
@@ -36,11 +39,12 @@ MEAN, OTHER = "mean of all", "highest other"
 
 @dataclass(frozen=True)
 class Look:
-    """How a line is drawn."""
+    """How a line is drawn; `says` stands at its end where it is not in the legend."""
 
     colour: str
     shape: str
     dash: tuple[int, ...] = (1, 0)
+    says: str = ""
 
 
 AS_THEY_ARE, SAME, AGAIN, NEAR = "as they are", "clipped", "clipped, trained again", "as they are, within 1 position"
@@ -143,12 +147,16 @@ def probe_accuracy(found: PositionProbe, *, name: str = "probe-accuracy") -> Cha
 
 def probe_contributions(found: PositionProbe, *, name: str = "probe-contributions") -> Chart:
     """|w · v|, mean over tokens, by layer: the named dimensions, the mean of all and the highest other one."""
-    named = found.named[:COLOURED]
-    looks = {label(dim): Look(DIM_COLOURS[i], SHAPES[i]) for i, dim in enumerate(named)}
-    looks |= {OTHER: Look(INK, "circle"), MEAN: Look(MUTED, "triangle-down")}
-    rows = []
+    most = {
+        dim: max(part.value for one in found.layers for part in one.named if part.dim == dim) for dim in found.named
+    }
+    named = strongest_first(found.named, lambda dim: most[dim])
+    inks = {label(dim): Look(INK, "circle", says=str(dim)) for dim in named[COLOURED:]}
+    lines = {label(dim): Look(DIM_COLOURS[i], SHAPES[i]) for i, dim in enumerate(named[:COLOURED])}
+    lines |= {OTHER: Look(INK, "circle", (4, 3) if inks else (1, 0)), MEAN: Look(MUTED, "triangle-down")}
+    rows: list[dict[str, Any]] = []
     for one in found.layers:
-        for part in one.named[: len(named)]:
+        for part in one.named:
             rows.append(_row(one, label(part.dim), part.dim, part.value, part.rank))
         rows.append(_row(one, OTHER, one.other.dim, one.other.value, one.other.rank))
         rows.append({"layer": one.layer, "line": MEAN, "value": round_to(one.mean)})
@@ -159,7 +167,7 @@ def probe_contributions(found: PositionProbe, *, name: str = "probe-contribution
         name=name,
         title="What single dimensions add to the probe's answer",
         reading=_contribution_words(found),
-        layers=_lines(rows, _layers(found), y, list(looks), looks),
+        layers=_lines(rows, _layers(found), y, [*lines, *inks], lines | inks),
         height=HEIGHT,
         columns=("layer", "what", "dimension", "|w · v|", "rank"),
         rows=([r["layer"], r["line"], r.get("dim"), r["value"], r.get("rank")] for r in rows),
@@ -235,11 +243,13 @@ def _layers(found: PositionProbe) -> Spec:
 
 def _of_lines(drawn: Sequence[str], part: str, looks: dict[str, Look] = LINES) -> Spec:
     """Colour, shape or dash by line."""
+    legend: Spec = {"title": None, "labelLimit": 320}
+    entries = [line for line in drawn if not looks[line].says]
     return {
         "field": "line",
         "type": "nominal",
         "scale": {"domain": list(drawn), "range": [getattr(looks[line], part) for line in drawn]},
-        "legend": {"title": None, "labelLimit": 320},
+        "legend": legend | ({"values": entries} if len(entries) < len(drawn) else {}),
     }
 
 
@@ -261,6 +271,7 @@ def _lines(
             "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1},
             "encoding": {"x": x, "y": y, "tooltip": tooltip} | look,
         },
+        *words_at_ends(rows, {line: looks[line].says for line in drawn if looks[line].says}, x, y, ("line",)),
     ]
 
 
@@ -290,7 +301,7 @@ def _accuracy_words(found: PositionProbe) -> str:
         layer, most = max(changes, key=lambda pair: abs(pair[1].value))
         text += (
             f" Clipping changes the accuracy of the same probe by {100 * most.value:+.1f} points at most ({place(layer)}; "
-            f"95 % interval {100 * most.low:+.1f} to {100 * most.high:+.1f})."
+            f"95 % interval {interval_text(100 * most.low, 100 * most.high, '+.1f')})."
         )
     return text
 

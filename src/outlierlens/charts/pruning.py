@@ -12,6 +12,7 @@ import numpy as np
 from outlierlens.charts.base import (
     Chart,
     Spec,
+    bar,
     chart,
     dim_colour,
     dim_shape,
@@ -20,10 +21,13 @@ from outlierlens.charts.base import (
     looks,
     number,
     round_to,
+    strongest_first,
     symmetric,
 )
+from outlierlens.charts.dim_names import MOST, inked_dims, names_beside
 from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
 from outlierlens.damage import Condition
+from outlierlens.interval_words import interval_text
 from outlierlens.pruned import PruneCheck, PruneExperiment, StackCheck
 
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
@@ -33,7 +37,7 @@ def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "prune
     """Layers in which each position is removed: a tick a position, outliers as shapes, the constraint as a line."""
     counts = np.asarray(stack.layers_removed)
     hits = {hit.dim: hit for hit in stack.outliers}
-    shown = looks(list(hits), list(hits))
+    shown = looks(strongest_first(hits, lambda dim: float(counts[dim])), list(hits))
     points = [
         {"dim": int(dim), "layers": int(counts[dim])} for dim in np.flatnonzero(counts) if int(dim) not in hits
     ]  # fmt: skip
@@ -81,6 +85,9 @@ def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "prune
                 "tooltip": [*tooltip, field("share", "share gone")],
             },
         })  # fmt: skip
+        inked: list[Spec] = [{"dim": dim, "layers": int(counts[dim])} for dim in inked_dims(shown)[:MOST]]
+        at = [(row["dim"] / max(stack.hidden_size - 1, 1), row["layers"] / top) for row in inked]
+        layers += names_beside(inked, at, (), x, y)
     order = np.lexsort((np.arange(len(counts)), -counts))
     return chart(
         name=name,
@@ -103,7 +110,7 @@ def _positions_reading(stack: StackCheck, found: PruneCheck) -> str:
         f"{touched:,} of {stack.hidden_size:,} positions are removed in some layer, {len(stack.broken):,} in {stack.needed} of "
         f"{stack.n_layers} layers or more. Removed means: {stack.definition}. "
     )
-    for hit in stack.outliers[:6]:
+    for hit in stack.outliers[:MOST]:
         said += f"Outlier {hit.dim} is removed in {len(hit.layers)} layers. "
     return said + f"{found.verdict[:1].upper()}{found.verdict[1:]}."
 
@@ -192,8 +199,7 @@ def _row(one: Condition, family: str, spread: float, *, chosen: bool) -> Spec:
         "family": family,
         "label": one.label,
         "change": round_to(one.change),
-        "low": round_to(one.change_low),
-        "high": round_to(one.change_high),
+        **bar(one.change_low, one.change_high),
         "value": round_to(one.score.value),
         "says": ("+" if one.change > 0 else "") + number(one.change).replace("-", "−"),
         "spread": round(spread, 3),
@@ -207,9 +213,10 @@ def _experiment_reading(found: PruneExperiment) -> str:
     said = (
         f"Every condition prunes {found.budget:,} weights of {found.site}. "
         f"By magnitude the {found.task} changes by {small.change:+.3g} "
-        f"{found.unit} ({small.change_low:+.3g} to {small.change_high:+.3g}); with {found.forced:,} of them forced onto "
+        f"{found.unit} ({interval_text(small.change_low, small.change_high, '+.3g')}); "
+        f"with {found.forced:,} of them forced onto "
         f"{', '.join(map(str, found.dims))} in all layers by {chosen.change:+.3g} "
-        f"({chosen.change_low:+.3g} to {chosen.change_high:+.3g}). "
+        f"({interval_text(chosen.change_low, chosen.change_high, '+.3g')}). "
     )
     for one in found.controls:
         if math.isfinite(one.median):

@@ -7,18 +7,7 @@ import math
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    Chart,
-    Spec,
-    begun,
-    chart,
-    field,
-    number,
-    round_to,
-    symmetric,
-)
+from outlierlens.charts.base import CONFIG, SCHEMA, Chart, Spec, bar, begun, chart, field, number, round_to, symmetric
 from outlierlens.charts.palette import DIM_COLOURS, INK, MUTED, SURFACE
 from outlierlens.quantized import Quantized, Rounding, Setting, named
 
@@ -66,6 +55,7 @@ def quantization_losses(found: Quantized, *, name: str = "quantization-losses") 
         field("change", "change"),
         field("low", "95 % from"),
         field("high", "to"),
+        field("noise", "noise"),
         field("value", found.task),
     ]
     known = [row for row in drawn if row["low"] is not None and row["high"] is not None and row["single"]]
@@ -98,8 +88,10 @@ def quantization_losses(found: Quantized, *, name: str = "quantization-losses") 
         reading=_losses_reading(found),
         layers=layers,
         height=40 + 22 * len(shown) * len(found.roundings),
-        columns=("weights / inputs", "setting", "kept", "change", "95 % from", "to", found.task),
-        rows=([row[key] for key in ("scheme", "what", "dims", "change", "low", "high", "value")] for row in rows),
+        columns=("weights / inputs", "setting", "kept", "change", "95 % from", "to", "noise", found.task),
+        rows=(
+            [row[key] for key in ("scheme", "what", "dims", "change", "low", "high", "noise", "value")] for row in rows
+        ),
     )
 
 
@@ -196,8 +188,8 @@ def _row(one: Rounding, setting: Setting) -> Spec:
         "what": LOOKS[setting.what][0],
         "dims": ", ".join(map(str, setting.dims)),
         "change": round_to(setting.change),
-        "low": round_to(setting.change_low),
-        "high": round_to(setting.change_high),
+        **bar(setting.change_low, setting.change_high),
+        "noise": round_to(setting.noise),
         "value": round_to(setting.value),
         "single": setting.what != "random",  # intervals of several draws would lie on one another
     }
@@ -236,7 +228,7 @@ def _losses_reading(found: Quantized) -> str:
         if one.random:
             text += f", {number(one.random_change)} with random ones"
         text += ". "
-    return text.strip()
+    return text + found.noise_note
 
 
 def _errors_reading(found: Quantized, one: Rounding) -> str:

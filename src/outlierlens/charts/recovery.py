@@ -5,7 +5,7 @@ One row an arm: intact, dimensions off, fine-tuned again free and held at zero, 
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, chart, field, number, round_to
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, INK, MUTED
 from outlierlens.recovered import STATES, Arm, Recovery
@@ -66,8 +66,8 @@ def recovery(found: Recovery, *, name: str = "recovery") -> Chart:
         height=50 + 34 * len(rows),
         columns=("model", "off", "seed", found.metric, "95 % from", "to", "lost", "95 % from", "to", "recovered", "grown back"),
         rows=(
-            [r["arm"], r["dims"], r["seed"], r["value"], r["low"], r["high"], r["lost"], round_to(a.lost_low),
-             round_to(a.lost_high), a.recovered, r["regrown"]]
+            [r["arm"], r["dims"], r["seed"], r["value"], r["low"], r["high"], r["lost"],
+             *bar(a.lost_low, a.lost_high).values(), a.recovered, r["regrown"]]
             for r, a in zip(rows, found.arms, strict=True)
         ),
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _recovery_reading(found: Recovery) -> str:
         arms = [arm for arm in found.arms if (arm.what, arm.state) == (what, state)]
         if arms:
             arm = arms[0]
-            text += f"{words} {arm.lost:+.3f} (95 % interval {arm.lost_low:+.3f} to {arm.lost_high:+.3f}); "
+            text += f"{words} {arm.lost:+.3f} (95 % interval {found.interval(arm)}); "
     regrown = [
         one.regrown for arm in found.arms if (arm.what, arm.state) == ("chosen", "again") for one in arm.regrowth
     ]

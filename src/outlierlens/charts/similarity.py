@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 
 from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, place, round_to
+from outlierlens.charts.dim_names import HALO
 from outlierlens.charts.fixes import colours, drawn, left_out, scale, shapes
 from outlierlens.charts.palette import INK, MUTED, SURFACE
-from outlierlens.charts.sweep_marks import HALO
-from outlierlens.similar import Similarity, TaskScores, WordInContext, similarity_rows
+from outlierlens.similar import HELPS, HURTS, NOTHING, OPEN, Similarity, TaskScores, WordInContext, similarity_rows
 
 WIDTH, HEIGHT = 370, 230  # pixels of a panel
 PER_ROW = 2
-WORDS = {"helps": "helps", "hurts": "hurts", "no difference": "makes no difference that can be told from chance"}
+WORDS = {
+    HELPS: "helps", HURTS: "hurts", NOTHING: "makes no difference that can be told from chance", OPEN: "settles nothing",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ def _task_says(task: TaskScores, fixes: Sequence[str]) -> str:
         if fix == "raw":
             continue
         one = task.choice(fix, how)
-        parts.append(f"{fix} {100 * one.change:+.1f} ({100 * one.low:+.1f} to {100 * one.high:+.1f}; {one.verdict})")
+        parts.append(f"{fix} {100 * one.change:+.1f} ({task.interval(one, '+.1f')}; {one.verdict})")
     return f"{task.title}, each {chosen}: {', '.join(parts)}."
 
 
@@ -233,5 +235,5 @@ def _wic_reading(found: WordInContext) -> str:
             text += (
                 f"{one.fix} {WORDS[one.verdict]}: {100 * one.change:+.1f} on train, {100 * one.crossed_change:+.1f} "
             )
-            text += f"({100 * one.crossed_low:+.1f} to {100 * one.crossed_high:+.1f}) cross-validated. "
+            text += f"({found.data[0].interval(one.crossed_low, one.crossed_high, '+.1f')}) cross-validated. "
     return text.strip()

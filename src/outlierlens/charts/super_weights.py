@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.charts.base import CONFIG, SCHEMA, Chart, Spec, begun, field, number, round_to, symmetric
+from outlierlens.charts.base import CONFIG, SCHEMA, Chart, Spec, bar, begun, field, number, round_to, symmetric
 from outlierlens.charts.palette import ALARM, DIM_COLOURS, INK, MUTED, SURFACE
 from outlierlens.defined import Detectors
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 from outlierlens.super_weights import SuperWeights
 
 WIDTH, HEIGHT, ROW = 700, 230, 24
@@ -68,7 +69,7 @@ def reading(found: SuperWeights) -> str:
         said.append(
             f"Without {'it' if len(found.weights) == 1 else 'them'} the {found.task} goes from "
             f"{number(found.trial('intact').value)} to {number(zeroed.value)} {found.unit} "
-            f"({zeroed.low:+.3f} to {zeroed.high:+.3f}), with the activation put back to {number(restored.value)}."
+            f"({interval_text(zeroed.low, zeroed.high)}), with the activation put back to {number(restored.value)}."
         )
     return " ".join(said)
 
@@ -118,7 +119,7 @@ def _spikes(found: SuperWeights) -> Spec:
 def _trials(found: SuperWeights) -> Spec:
     shown = [one for one in found.trials if one.kind != "intact" and math.isfinite(one.change)]
     rows = [
-        {"name": one.name, "change": round_to(one.change), "low": round_to(one.low), "high": round_to(one.high),
+        {"name": one.name, "change": round_to(one.change), **bar(one.low, one.high),
          "alarm": one.kind in ("zeroed", "restored")}
         for one in shown
     ]  # fmt: skip

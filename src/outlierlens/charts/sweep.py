@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to
+from outlierlens.charts.dim_names import names_beside
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import BAND, MUTED
 from outlierlens.charts.sweep_marks import (
@@ -23,7 +24,6 @@ from outlierlens.charts.sweep_marks import (
     marks,
     measured,
     names,
-    names_beside,
     row,
     scale_from,
     scale_of,
@@ -31,6 +31,7 @@ from outlierlens.charts.sweep_marks import (
     titled,
 )
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 from outlierlens.swept import Effect, Sweep
 
 BAND_FROM = 20  # fewer ordinary dimensions make no band of 5 to 95 %
@@ -212,7 +213,7 @@ def _band(sweep: Sweep, effects: list[Effect], y: Spec) -> list[Spec]:
 
 def _largest(effects: list[Effect], sweep: Sweep) -> str:
     first = sorted(effects, key=lambda e: (-e.change, e.dims))[:3]
-    said = [f"{e.dims[0]} {e.change:+.3g} ({e.low:+.3g} to {e.high:+.3g})" for e in first]
+    said = [f"{e.dims[0]} {e.change:+.3g} ({interval_text(e.low, e.high, '+.3g')})" for e in first]
     return f"Largest: {', '.join(said)} {sweep.of_change}. "
 
 
@@ -231,7 +232,13 @@ def _names_say(sweep: Sweep, marked: list[Effect]) -> str:
     found = [e.dims[0] for e in marked if e.dims[0] in sweep.found]
     rest = [e.dims[0] for e in marked if e.dims[0] not in sweep.found]
     text = f"Bold numbers: named by the weights beforehand ({few(found)}). " if found else ""
-    return text + (f"Other numbers: among the {sweep.top_k} largest. " if rest else "")
+    if not rest:
+        return text
+    top = set(names(sweep, marked[0].window)) >= set(rest)
+    return (
+        text
+        + f"Other numbers: among the {sweep.top_k} largest{'' if top else ', or named by what else was measured'}. "
+    )
 
 
 def _ranks_say(sweep: Sweep, rank: dict[int, int]) -> str:

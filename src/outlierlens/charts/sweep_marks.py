@@ -15,21 +15,15 @@ from outlierlens.charts.base import (
     label,
     looks,
     round_to,
+    strongest_first,
     symmetric,
 )
-from outlierlens.charts.palette import FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.palette import FAINT, MUTED
 from outlierlens.errors import BadInput
 from outlierlens.swept import Effect, Sweep
 
 MAX_MARKS = 1024  # ordinary dimensions drawn one by one
 MAX_TICKS = 13
-HALO = {"stroke": SURFACE, "strokeWidth": 4, "strokeJoin": "round"}
-# Where a name may stand beside its mark: alignment, shift right and down in pixels; the first that is free is taken.
-PLACES = (
-    *(("left", 9, 0), ("right", -9, 0), ("center", 0, -15), ("center", 0, 15)),
-    *(("right", -9, 15), ("left", 9, -15), ("right", -9, -15), ("left", 9, 15)),
-)
-CANVAS = (740, 300)  # pixels that names are kept apart for
 
 
 def measured(sweep: Sweep, window: str | None) -> tuple[str, list[Effect]]:
@@ -45,7 +39,7 @@ def measured(sweep: Sweep, window: str | None) -> tuple[str, list[Effect]]:
 
 
 def names(sweep: Sweep, window: str | None = None) -> tuple[int, ...]:
-    """Dimensions with a name: those that the weights name, then the `top_k` largest above the tolerance.
+    """Dimensions with a name, for `looks`: those that the weights name, then the `top_k` largest above the tolerance.
 
     Above with the whole interval: the largest of many that do nothing are noise, and get no name.
     """
@@ -53,7 +47,8 @@ def names(sweep: Sweep, window: str | None = None) -> tuple[int, ...]:
     swept = {e.dims[0] for e in effects}
     above = sorted((e for e in effects if e.low > sweep.tolerance), key=lambda e: (-e.change, e.dims))
     top = list(dict.fromkeys(e.dims[0] for e in above))[: sweep.top_k]
-    return tuple(dict.fromkeys([dim for dim in sweep.found if dim in swept] + top))
+    most = {dim: max(e.change for e in effects if e.dims[0] == dim) for dim in sweep.found if dim in swept}
+    return tuple(dict.fromkeys([*strongest_first(most, lambda dim: most[dim]), *top]))
 
 
 def thin(effects: Sequence[Effect]) -> tuple[list[Effect], str]:
@@ -194,69 +189,16 @@ def _bars(x: Spec, y: Spec, mark: Spec, **more: Spec) -> Spec:
 
 
 def marks(rows: list[Spec], named: Sequence[int], sweep: Sweep, x: Spec, y: Spec) -> list[Spec]:
-    """The named dimensions, data of `row`: mark and interval in their colour and shape."""
+    """The named dimensions, data of `row`: mark and interval in their colour and shape, or in ink."""
     shown = looks(named, [one["dim"] for one in rows])
-    coloured = [one | {"name": label(one["dim"])} for one in rows if one["dim"] in shown]
-    rest = [one for one in rows if one["dim"] not in shown]
+    colour, shape = dim_colour(shown, legend=False), dim_shape(shown, legend=False)
     layers: list[Spec] = []
     for of_weights in (True, False):  # apart, because only those that the weights name have a q among them
-        some = [one for one in coloured if ("qf" in one) == of_weights]
+        some = [one | {"name": label(one["dim"])} for one in rows if ("qf" in one) == of_weights]
         if some:
-            colour, shape = dim_colour(shown, legend=False), dim_shape(shown, legend=False)
             point: Spec = {
                 "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(sweep, some)},
             }
             layers.append({"data": {"values": some}, "layer": [_bars(x, y, {"strokeWidth": 2}, color=colour), point]})
-    if rest:
-        point = {
-            "mark": {"type": "circle", "color": INK, "size": 50, "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip(sweep, rest)},
-        }
-        layers.append({"data": {"values": rest}, "layer": [_bars(x, y, {"color": INK, "strokeWidth": 1.5}), point]})
     return layers
-
-
-def names_beside(
-    rows: list[Spec],
-    at: Sequence[tuple[float, float]],
-    bold: Sequence[int],
-    x: Spec,
-    y: Spec,
-    first: int = 0,
-    canvas: tuple[int, int] = CANVAS,
-) -> list[Spec]:
-    """The number of each dimension beside its mark, kept apart from other marks and names, on a halo.
-
-    `at` are the marks' positions from 0 to 1, right and up, in `canvas` pixels; numbers of dimensions in `bold` are bold;
-    the place in `PLACES` numbered `first` is tried first.
-    """
-    width, height = canvas
-    marked = [(right * width, (1 - up) * height) for right, up in at]
-    taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in marked]
-    order = (first, *(i for i in range(len(PLACES)) if i != first))
-    layers: list[Spec] = []
-    for one, (px, py) in zip(rows, marked, strict=True):
-        wide = 8.0 * len(str(one["dim"]))
-        boxes = []
-        for align, dx, dy in PLACES:
-            left = px + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]
-            boxes.append((left, py + dy - 8, left + wide, py + dy + 8))
-        own = (px - 6, py - 6, px + 6, py + 6)
-        others = [box for box in taken if box != own]
-        inside = [i for i in order if boxes[i][0] > 0 and boxes[i][2] < width]
-        chosen = next((i for i in inside if not any(_overlap(boxes[i], other) for other in others)), first)
-        taken.append(boxes[chosen])
-        align, dx, dy = PLACES[chosen]
-        mark = {"type": "text", "align": align, "dx": dx, "dy": dy, "fontSize": 12.5}
-        mark |= {"fontWeight": 700 if one["dim"] in bold else 400}
-        text = {"x": x, "y": y, "text": {"field": "text", "type": "nominal"}}
-        layers += [
-            {"data": {"values": [one | {"text": str(one["dim"])}]}, "mark": mark | ink, "encoding": text}
-            for ink in (HALO | {"color": SURFACE}, {"color": INK})
-        ]
-    return layers
-
-
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from outlierlens.charts.base import Chart, Spec, chart, field, round_to
+from outlierlens.charts.dim_names import HALO
 from outlierlens.charts.losses import GOLDEN
 from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
-from outlierlens.charts.sweep_marks import HALO, scale_from, titled
+from outlierlens.charts.sweep_marks import scale_from, titled
 from outlierlens.errors import BadInput
 from outlierlens.swept import Null, Sweep
 
@@ -22,7 +23,7 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
     Raises:
         BadInput: nothing was compared with controls.
     """
-    nulls = [null for null in sweep.nulls if null.changes]
+    nulls = [null for null in sweep.nulls if null.changes and null.kind != "ordinary"]  # most of those are random ones
     if not nulls:
         raise BadInput("this sweep holds no control sets; sweep a set, with n_random or n_matched above 0")
     kept = sorted(nulls, key=lambda null: -np.nan_to_num(null.change, nan=np.inf))[:MAX_NULLS]
@@ -35,7 +36,13 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
         if math.isfinite(change)
     ]
     chosen: list[Spec] = [
-        {"family": f, "change": round_to(n.change), "p": round_to(n.p, 3), "texts": n.n_texts, "says": f"p = {n.p:.2g}"}
+        {
+            "family": f,
+            "change": round_to(n.change),
+            "p": None if n.p is None else round_to(n.p, 3),
+            "texts": n.n_texts,
+            "says": "" if n.p is None else f"p = {n.p:.2g}",
+        }
         for n, f in zip(kept, families, strict=True)
         if math.isfinite(n.change)
     ]
@@ -101,7 +108,9 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
                 n.kind,
                 len(n.changes),
                 n.n_texts,
-                *map(round_to, (n.change, n.p, n.median, n.percentile_95)),
+                round_to(n.change),
+                None if n.p is None else round_to(n.p),
+                *map(round_to, (n.median, n.percentile_95)),
             ]
             for n in nulls
         ),
@@ -109,9 +118,8 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
 
 
 def _family(null: Null) -> str:
-    what = {"dimensions": "other dimensions"}.get(null.kind, f"{null.kind} sets")
     where = "" if null.window == "all layers" or null.window in null.label else f", {null.window}"
-    return f"{_short(null.label)}{where}|{len(null.changes):,} {what}"
+    return f"{_short(null.label)}{where}|{len(null.changes):,} {null.kind} sets"
 
 
 def _short(label: str) -> str:
@@ -133,7 +141,9 @@ def _say(sweep: Sweep, nulls: list[Null], kept: list[Null]) -> str:
         f"{first.median:+.3g} in the median, {first.percentile_95:+.3g} at the 95th percentile"
     )
     text += f", {first.times_mean:.3g} times their mean" if first.times_mean is not None else ""
-    text += f"; rank p {first.p:.2g}, which can be {1 / (1 + len(first.changes)):.2g} at best. "
+    if first.p is not None:
+        text += f"; rank p {first.p:.2g}, which can be {1 / (1 + len(first.changes)):.2g} at best"
+    text += ". "
     matched = [null for null in kept if null.kind == "matched" and null.closeness is not None]
     if matched:
         worst = min(matched, key=lambda null: null.closeness or 0.0)

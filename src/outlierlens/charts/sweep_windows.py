@@ -9,12 +9,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, label, looks, round_to
+from outlierlens.charts.base import (
+    PLAIN_NUMBER,
+    Chart,
+    Spec,
+    begun,
+    chart,
+    dim_colour,
+    dim_shape,
+    field,
+    label,
+    looks,
+    round_to,
+)
+from outlierlens.charts.dim_names import inked_dims, names_above, names_at_ends
 from outlierlens.charts.losses import few
-from outlierlens.charts.palette import ALARM, BAND, DIM_COLOURS, INK, MUTED, SHAPES, variable
+from outlierlens.charts.palette import ALARM, BAND, INK, MUTED, variable
 from outlierlens.charts.sweep_marks import change_axis, level, names, scale_from, scale_of
-from outlierlens.charts.weights import names_above
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 from outlierlens.swept import Effect, Sweep
 
 MAX_CATEGORIES = 40  # more dimensions than that are drawn along a line of numbers
@@ -157,7 +170,7 @@ def _map_says(sweep: Sweep, singles: list[Effect], changes: np.ndarray, step: in
     text = (
         f"Rows are the layers ({len(changes)} windows), columns the {int((~np.isnan(changes)).any(axis=0).sum()):,} "
         f"dimensions that were switched off; the stronger the colour, the larger the change (symmetric log scale). "
-        f"The largest: {most.label} {most.change:+.3g} {sweep.of_change} ({most.low:+.3g} to {most.high:+.3g})"
+        f"The largest: {most.label} {most.change:+.3g} {sweep.of_change} ({interval_text(most.low, most.high, '+.3g')})"
     )
     second = next((e for e in singles if e.dims != most.dims), None)
     text += f"; of any other dimension: {second.label} {second.change:+.3g}. " if second else ". "
@@ -183,7 +196,7 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
     shown = looks(named, [e.dims[0] for e in singles])
     sets = list(dict.fromkeys(e.dims for e in finite if len(e.dims) > 1))[:MAX_SETS]
     together = {one: f"{few(one)} together" for one in sets}
-    lines = [(label(e.dims[0]), e) for e in singles if e.dims[0] in shown]
+    lines = [(label(e.dims[0]), e) for e in singles]
     lines += [(together[e.dims], e) for e in finite if e.dims in together]
     if not lines:
         raise BadInput("no named dimension or set was measured in these layers; pass named= to draw others")
@@ -200,12 +213,16 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
         "layer", title, axis={"tickMinStep": 1, "format": "d", "grid": False}, scale={"nice": False, "padding": 8}
     )
     y = change_axis(sweep, scale)
-    domain = [*(label(dim) for dim in shown), *together.values()]
-    colours = [*(DIM_COLOURS[place] for place in shown.values()), *(INK, MUTED, MUTED)[: len(sets)]]
-    shapes = [*(SHAPES[place] for place in shown.values()), *SET_SHAPES[: len(sets)]]
-    legend = {"title": None, "labelLimit": 260}
-    colour = {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": colours}, "legend": legend}
-    shape = {"field": "name", "type": "nominal", "scale": {"domain": domain, "range": shapes}, "legend": legend}
+    colour, shape = dim_colour(shown), dim_shape(shown)
+    inked = inked_dims(shown)
+    legend: Spec = {"title": None, "labelLimit": 260}
+    if inked:  # their numbers stand at the ends of their lines
+        legend["values"] = [*(label(dim) for dim in shown if dim not in inked), *together.values()]
+    for channel, of_sets in ((colour, (INK, MUTED, MUTED)), (shape, SET_SHAPES)):
+        scale_of_names = channel["scale"]
+        scale_of_names["domain"] += together.values()
+        scale_of_names["range"] += of_sets[: len(sets)]
+        channel["legend"] = legend
     tooltip = [
         field("off", "off", "nominal"),
         field("change", f"change, {sweep.of_change}"),
@@ -236,7 +253,8 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
                     "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
                 },
             ],
-        }
+        },
+        *names_at_ends(sorted(rows, key=lambda r: r["layer"]), shown, x, y),
     ]
     most = max(rows, key=lambda r: abs(r["change"]))
     reading = f"Lines: the change with each off, by layer ({title}), shaded their {level(sweep)} intervals. {what}"

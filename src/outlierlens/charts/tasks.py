@@ -17,6 +17,7 @@ from outlierlens.charts.base import (
     SCHEMA,
     TABLE_ROWS,
     Chart,
+    Looks,
     Spec,
     dim_colour,
     dim_shape,
@@ -24,10 +25,12 @@ from outlierlens.charts.base import (
     label,
     looks,
     round_to,
+    strongest_first,
 )
+from outlierlens.charts.dim_names import inked_dims, names_beside
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import BAND, INK, MUTED, SURFACE
-from outlierlens.charts.sweep_marks import level, measured, names_beside, thin
+from outlierlens.charts.sweep_marks import level, measured, thin
 from outlierlens.errors import BadInput
 from outlierlens.swept import Effect, Sweep
 
@@ -90,7 +93,8 @@ def figure2(
     outliers = tuple(dict.fromkeys(dim for one in sweeps for dim in one.found)) if named is None else tuple(named)
     panels = [_panel(sweep, outliers) for sweep in sweeps]
     swept = {effect.dims[0] for panel in panels for effect in panel.effects}
-    shown = looks([dim for dim in outliers if dim in swept], sorted(swept))
+    lost = {dim: max(e.change for panel in panels for e in panel.effects if e.dims == (dim,)) for dim in swept}
+    shown = looks(strongest_first([dim for dim in outliers if dim in swept], lambda dim: lost[dim]), sorted(swept))
     rows = [panels[start : start + PER_ROW] for start in range(0, len(panels), PER_ROW)]
     reading = _reading(panels, shown)
     spec: Spec = {
@@ -138,7 +142,7 @@ def _panel(sweep: Sweep, outliers: tuple[int, ...]) -> _Panel:
     return _Panel(sweep, effects, mine, tuple(e.dims[0] for e in strongest), band)
 
 
-def _drawn(panel: _Panel, shown: dict[int, int]) -> Spec:
+def _drawn(panel: _Panel, shown: Looks) -> Spec:
     sweep = panel.sweep
     plain, _ = thin([e for e in panel.effects if e.dims[0] not in panel.named])
     marked = [e for e in panel.effects if e.dims[0] in panel.named]
@@ -221,7 +225,7 @@ def _band_marks(panel: _Panel, y: Spec) -> list[Spec]:
     ]
 
 
-def _marks(rows: list[Spec], shown: dict[int, int], x: Spec, y: Spec, tooltip: list[Spec]) -> list[Spec]:
+def _marks(rows: list[Spec], shown: Looks, x: Spec, y: Spec, tooltip: list[Spec]) -> list[Spec]:
     """Named dimensions with their intervals: outliers in colour and shape, the strongest others in ink."""
     layers: list[Spec] = []
     coloured = [row | {"name": label(row["dim"])} for row in rows if row["dim"] in shown]
@@ -245,13 +249,13 @@ def _marks(rows: list[Spec], shown: dict[int, int], x: Spec, y: Spec, tooltip: l
     return layers
 
 
-def _reading(panels: Sequence[_Panel], shown: dict[int, int]) -> str:
+def _reading(panels: Sequence[_Panel], shown: Looks) -> str:
     text = (
         "Each dot is one dimension switched off in a fine-tuned model that is not trained again; line: intact; "
         "band: the middle 90 % of random dimensions. "
     )
     if shown:
-        text += f"In colour and bold: {few(tuple(shown))}. "
+        text += f"In colour{' or ink' if inked_dims(shown) else ''} and bold: {few(tuple(shown))}. "
     return (text + " ".join(_says(panel) for panel in panels)).strip()
 
 

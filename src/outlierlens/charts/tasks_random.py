@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from outlierlens.charts.base import Chart, Spec, chart, field, round_to
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, round_to
+from outlierlens.charts.dim_names import HALO
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, BAND, INK, MUTED, SURFACE
-from outlierlens.charts.sweep_marks import HALO
 from outlierlens.errors import BadInput
 from outlierlens.replicated import ENOUGH, Replication, Row, TaskTable, where_enough
 
@@ -39,7 +39,7 @@ def outliers_against_random(replications: Sequence[Replication], *, name: str = 
         })  # fmt: skip
         if off is not None and math.isfinite(off.lost):
             chosen.append({
-                "family": family, "lost": _points(off.lost), "low": _points(off.lost_low), "high": _points(off.lost_high),
+                "family": family, "lost": _points(off.lost), **bar(off.lost_low, off.lost_high, times=100),
                 "says": _times(off), "off": off.label, "p": None if off.p is None else round_to(off.p, 3),
             })  # fmt: skip
     scale = {"domain": _domain([*bands, *chosen]), "nice": False}
@@ -138,7 +138,7 @@ def _reading(kept: Sequence[tuple[Replication, TaskTable]]) -> str:
         assert off is not None
         text += (
             f"Most is lost by {_where(made, one)} without {few(off.dims)}: {100 * off.lost:.1f} points "
-            f"({100 * off.lost_low:.1f} to {100 * off.lost_high:.1f}). "
+            f"({one.interval(off, '.1f')}). "
         )
     without = [_where(made, one) for made, one in kept if one.outliers_row is None]
     if without:
@@ -166,7 +166,7 @@ def _numbers(made: Replication, one: TaskTable) -> list[Any]:
     mine: list[Any] = ["–", None, None, None, None]
     tests: list[Any] = [None, None, None]
     if off is not None:
-        mine = [off.label, *map(round_to, (off.value, off.lost, off.lost_low, off.lost_high))]
+        mine = [off.label, round_to(off.value), round_to(off.lost), *bar(off.lost_low, off.lost_high).values()]
         tests = [None if off.times_random is None else round_to(off.times_random, 3)]
         tests += [off.passes]
         tests += [None if off.p is None else round_to(off.p, 3)]

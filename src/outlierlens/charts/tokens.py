@@ -1,11 +1,17 @@
-"""The token vectors of one input, outliers marked: `token_vectors(passage, named)`, after Kovaleva et al.'s first figure."""
+"""The token vectors of one input, outliers marked, after Kovaleva et al.'s figures 1 and 3.
+
+token_vectors(passage, named)                # of an observed text
+token_panel(track)                           # of a text at the end of a training
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from outlierlens.charts.base import (
     Chart,
+    Looks,
     Spec,
     chart,
     dim_colour,
@@ -20,8 +26,12 @@ from outlierlens.charts.base import (
     symmetric,
     visible,
 )
+from outlierlens.charts.dim_names import inked_dims, names_above
+from outlierlens.charts.emergence_marks import named_dims
 from outlierlens.charts.palette import FAINT
+from outlierlens.errors import BadInput
 from outlierlens.observation import Passage
+from outlierlens.tracked import Track
 
 MAX_TOKENS = 24
 MAX_COLUMNS = 1024
@@ -31,8 +41,47 @@ def token_vectors(passage: Passage, named: Sequence[int], *, layer: str | None =
     """Hidden values of each token by dimension at one layer (the middle one, unless given)."""
     row = len(passage.layers) // 2 if layer is None else passage.layers.index(layer)
     tokens = [visible(token) for token in passage.tokens[:MAX_TOKENS]]
-    states = drawable(passage.states[row, : len(tokens)])  # [token, column]
-    dims = np.array(passage.dims)
+    where = place(passage.layers[row])
+    words = _Words(
+        f"{prefix}token-vectors",
+        f"Token vectors of one input after {where}",
+        f"one of {len(tokens)} tokens of one input after {where}",
+    )
+    return _vectors(drawable(passage.states[row, : len(tokens)]), np.array(passage.dims), tokens, named, words)
+
+
+def token_panel(track: Track, named: Sequence[int] | None = None, *, name: str = "emergence-tokens") -> Chart:
+    """Hidden values of the first tokens of one text after the middle layer at the last step, every token a line.
+
+    Raises:
+        BadInput: no states of tokens were recorded.
+    """
+    if not track.tokens.size:
+        raise BadInput("no tokens were recorded; track checkpoints with --text, or watch the training")
+    states = drawable(np.asarray(track.tokens))
+    where, step = f"layer {track.n_layers // 2}", f"{int(track.steps[-1]):,}"
+    of = f"“{track.text[:60]}”" if track.text else "the probe text"
+    choice = f" (an even choice of the {track.width:,} dimensions)" if len(track.dims) < track.width else ""
+    words = _Words(
+        name,
+        f"Tokens after {where}, step {step}",
+        f"one of the first {len(states)} tokens of {of} after {where} at step {step}{choice}",
+    )
+    tokens = [f"token {number}" for number in range(len(states))]
+    return _vectors(states, np.array(track.dims), tokens, named_dims(track) if named is None else named, words)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """File name and title of a picture, and what a line of it is."""
+
+    name: str
+    title: str
+    line: str
+
+
+def _vectors(states: np.ndarray, dims: np.ndarray, tokens: list[str], named: Sequence[int], words: _Words) -> Chart:
+    """A line a token through `states` [token, column]."""
     if len(dims) > MAX_COLUMNS:
         size = np.abs(states).max(axis=0) + np.where(np.isin(dims, named), np.inf, 0)
         kept = np.sort(np.argsort(-size)[:MAX_COLUMNS])
@@ -69,15 +118,12 @@ def token_vectors(passage: Passage, named: Sequence[int], *, layer: str | None =
     ]
     columns = {dim: int(np.flatnonzero(dims == dim)[0]) for dim in shown}
     rest = np.abs(np.where(np.isin(dims, list(shown))[None], 0.0, states))
-    where = place(passage.layers[row])
-    reading = (
-        f"Each grey line is one of {len(tokens)} tokens of one input after {where}; marks are the named dimensions. "
-    )
+    reading = f"Each grey line is {words.line}; marks are the named dimensions. "
     reading += _largest({dim: float(np.abs(states[:, i]).max()) for dim, i in columns.items()})
     reading += f"{number(float(rest.max()))} in all others (dimension {int(dims[rest.max(axis=0).argmax()])})."
     return chart(
-        name=f"{prefix}token-vectors",
-        title=f"Token vectors of one input after {where}",
+        name=words.name,
+        title=words.title,
         reading=reading,
         layers=_token_layers(x, y, lines, spans, marks, shown),
         height=340,
@@ -100,7 +146,7 @@ def _largest(values: dict[int, float]) -> str:
     return f"Largest |value|: {listed}; " if listed else "Largest |value|: "
 
 
-def _token_layers(x: Spec, y: Spec, lines: list, spans: list, marks: list, shown: dict[int, int]) -> list[Spec]:
+def _token_layers(x: Spec, y: Spec, lines: list, spans: list, marks: list, shown: Looks) -> list[Spec]:
     layers: list[Spec] = [
         {
             "data": {"values": lines},
@@ -143,4 +189,4 @@ def _token_layers(x: Spec, y: Spec, lines: list, spans: list, marks: list, shown
             },
         }
     )
-    return layers
+    return layers + names_above(inked_dims(shown), int(x["scale"]["domain"][1]), x)

@@ -8,8 +8,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, drawable, field, label, looks, round_to
-from outlierlens.charts.palette import BAND, DIM_COLOURS, FAINT, INK, SURFACE
+from outlierlens.charts.base import (
+    CONFIG,
+    SCHEMA,
+    TABLE_ROWS,
+    Chart,
+    Looks,
+    Spec,
+    dim_strokes,
+    drawable,
+    field,
+    label,
+    looks,
+    round_to,
+)
+from outlierlens.charts.dim_names import inked_dims
+from outlierlens.charts.palette import BAND, FAINT, INK, SURFACE
 from outlierlens.observation import StackObservation
 
 WIDTH, HEIGHT = 252, 110  # pixels of a panel
@@ -22,7 +36,8 @@ def vector_panels(
 ) -> Chart:
     """Mean over tokens of every dimension (across), a panel a layer, on one scale.
 
-    `named` dimensions have colours; in each panel the `per_layer` lowest and highest averages are numbered.
+    `named` are the dimensions with a name, the strongest first; in each panel the `per_layer` lowest and highest averages are
+    numbered.
     """
     mean = drawable(stack.view(view).mean)  # [layer, column]
     dims = np.array(stack.dims)
@@ -32,9 +47,10 @@ def vector_panels(
     domain = (low - room, high + room)
     panels = [_panel(stack, row, mean[row], dims, shown, domain, per_layer) for row in range(len(stack.layers))]
     rows = [{"hconcat": panels[start : start + PER_ROW], "spacing": 22} for start in range(0, len(panels), PER_ROW)]
+    inks = " or in ink" if inked_dims(shown) else ""
     reading = (
-        "Mean over tokens of every dimension, a panel a layer, all on one scale; coloured: the named dimensions; numbered: the "
-        "lowest and highest averages. "
+        f"Mean over tokens of every dimension, a panel a layer, all on one scale; coloured{inks}: the named dimensions; "
+        "numbered: the lowest and highest averages. "
     ) + _reading(stack, mean, dims, shown)
     numbers = [
         [stack.layers[row], end, rank + 1, int(dims[column]), round_to(mean[row, column])]
@@ -57,7 +73,7 @@ def vector_panels(
     )
 
 
-def _reading(stack: StackObservation, mean: np.ndarray, dims: np.ndarray, shown: dict[int, int]) -> str:
+def _reading(stack: StackObservation, mean: np.ndarray, dims: np.ndarray, shown: Looks) -> str:
     blocks = [row for row, layer in enumerate(stack.layers) if layer != "embeddings"]
     said = []
     for dim in shown:
@@ -83,7 +99,7 @@ def _panel(
     row: int,
     mean: np.ndarray,
     dims: np.ndarray,
-    shown: dict[int, int],
+    shown: Looks,
     domain: tuple[float, float],
     per_layer: int,
 ) -> Spec:
@@ -106,6 +122,11 @@ def _panel(
         *_apart(np.argsort(mean), dims, stack.hidden_size, per_layer),
         *_apart(np.argsort(-mean), dims, stack.hidden_size, per_layer),
     ]
+    for dim in inked_dims(shown):  # theirs too, where there is room
+        column = int(np.flatnonzero(dims == dim)[0])
+        beside = [other for other in ends if (mean[other] < 0) == (mean[column] < 0)]
+        if all(abs(dim - int(dims[other])) > 0.1 * stack.hidden_size for other in beside):
+            ends.append(column)
     drawn = np.sort(np.argsort(-np.abs(mean))[:MAX_STICKS])
     plain = [
         {"dim": int(dims[column]), "mean": round_to(mean[column], 3)}
@@ -131,15 +152,7 @@ def _panel(
         {"data": {"values": [{"mean": 0}]}, "mark": {"type": "rule", "color": BAND}, "encoding": {"y": y}},
     ]
     if marked:
-        colour = {
-            "field": "name",
-            "type": "nominal",
-            "scale": {
-                "domain": [label(dim) for dim in shown],
-                "range": [DIM_COLOURS[place] for place in shown.values()],
-            },
-            "legend": {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 3},
-        }
+        colour = dim_strokes(shown)
         layers.append(
             {
                 "data": {"values": marked},

@@ -9,8 +9,21 @@ from typing import Literal
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, chart, dim_colour, dim_shape, field, label, looks, round_to
-from outlierlens.charts.palette import FAINT, INK
+from outlierlens.charts.base import (
+    Chart,
+    Spec,
+    chart,
+    dim_colour,
+    dim_shape,
+    drawable,
+    field,
+    label,
+    looks,
+    round_to,
+    strongest_first,
+)
+from outlierlens.charts.dim_names import names_above
+from outlierlens.charts.palette import FAINT
 from outlierlens.scanned import StackScan
 
 MAX_DOTS = 2500
@@ -20,9 +33,10 @@ LOWEST_Z = 2.0
 def weight_maps(stack: StackScan, named: Sequence[int] | None = None, prefix: str = "") -> tuple[Chart, ...]:
     """One map of z for the scale and one for the bias where the stack has one.
 
-    `named` are the dimensions with a colour (the outliers found, unless given); `prefix` goes before the file names.
+    `named` are the dimensions with a name, the strongest first (the outliers found, unless given); `prefix` goes before the
+    file names.
     """
-    named = tuple(stack.dims if named is None else named)
+    named = found_first(stack) if named is None else tuple(named)
     parts: tuple[Literal["scale", "bias"], ...] = ("scale", "bias") if stack.z_bias.size else ("scale",)
     return tuple(_map(stack, part, named, prefix) for part in parts)
 
@@ -53,7 +67,7 @@ def _map(stack: StackScan, part: Literal["scale", "bias"], named: tuple[int, ...
     tooltip = [field("layer", "layer"), field("dim", "dimension"), field("z", f"z of the {what}")]
     tooltip += [field("other", other_name)] if other is not None else []
     layers = _layers(stack, {"dots": dots, "marks": marks}, named, tooltip)
-    counts = {dim: int((np.abs(z[:, dims == dim]) >= stack.n_sigma).sum()) for dim in named if dim in dims}
+    counts = {dim: int((np.abs(z[:, dims == dim]) >= stack.n_sigma).sum()) for dim in sorted(named) if dim in dims}
     reading = (
         f"Every dot is a dimension (across) whose {what} in a layer (down, layer 0 on top) is {floor:.2g} or more "
     )
@@ -80,6 +94,18 @@ def dot_threshold(size: np.ndarray) -> float:
     if (flat >= LOWEST_Z).sum() <= MAX_DOTS:
         return LOWEST_Z
     return math.ceil(float(np.partition(flat, -MAX_DOTS)[-MAX_DOTS]) * 10 + 1e-9) / 10
+
+
+def mean_size(stack: StackScan) -> np.ndarray:
+    """Mean |z| over layers, and over scale and bias, of each column of the map [column]."""
+    size = np.abs(drawable(stack.z_scale)).mean(axis=0)
+    return (size + np.abs(drawable(stack.z_bias)).mean(axis=0)) / 2 if stack.z_bias.size else size
+
+
+def found_first(stack: StackScan) -> tuple[int, ...]:
+    """The dimensions found, for `looks`: of more than there are colours those of largest mean |z| first."""
+    size = dict(zip(stack.map_dims, mean_size(stack).tolist(), strict=True))
+    return strongest_first(stack.dims, lambda dim: size[dim])
 
 
 def _named_sentence(counts: dict[int, int], stack: StackScan) -> str:
@@ -109,8 +135,8 @@ def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], t
         "legend": None,
     }
     drawn = [dim for dim in named if any(mark["dim"] == dim for mark in values["marks"])]
-    coloured = looks(named, drawn)
-    colour, shape = dim_colour(coloured, legend=False), dim_shape(coloured, legend=False)
+    shown = looks(named, drawn)
+    colour, shape = dim_colour(shown, legend=False), dim_shape(shown, legend=False)
     position = {"x": x, "y": y}
     layers: list[Spec] = [
         {
@@ -123,7 +149,7 @@ def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], t
         return layers
     layers.append(
         {
-            "data": {"values": [mark for mark in values["marks"] if mark["dim"] in coloured]},
+            "data": {"values": values["marks"]},
             "mark": {"type": "point", "opacity": 1},
             "encoding": position
             | {
@@ -135,32 +161,4 @@ def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], t
             },
         }
     )
-    rest = [mark for mark in values["marks"] if mark["dim"] not in coloured]
-    if rest:
-        layers.append(
-            {
-                "data": {"values": rest},
-                "mark": {"type": "circle", "color": INK},
-                "encoding": position | {"size": size, "tooltip": tooltip},
-            }
-        )
     return layers + names_above(drawn, stack.hidden_size, x)
-
-
-def names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
-    """The dimensions' numbers above their columns, on as many lines as their nearness needs."""
-    lines: list[list[int]] = []
-    for dim in sorted(dims):
-        line = next((line for line in lines if dim - line[-1] > 0.07 * width), None)
-        if line is None:
-            lines.append([dim])
-        else:
-            line.append(dim)
-    return [
-        {
-            "data": {"values": [{"dim": dim, "text": str(dim)} for dim in line]},
-            "mark": {"type": "text", "y": -9 - 14 * number, "fontWeight": 700, "fontSize": 13},
-            "encoding": {"x": x, "text": {"field": "text", "type": "nominal"}},
-        }
-        for number, line in enumerate(lines)
-    ]

@@ -13,10 +13,10 @@ from pathlib import Path
 from outlierlens.checkpoint.base import Checkpoint, TensorInfo, load_config
 from outlierlens.errors import BadFile, UnknownModel
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "weight_file"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
-_SUFFIXES = (".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
+WEIGHTS = (".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
 
 
 def open_checkpoint(
@@ -40,13 +40,13 @@ def open_checkpoint(
     if path.is_file():
         return _open_file(path, model)
     if samples.is_sample(model):
-        return _open_directory(samples.directory(model), model)
+        return _open_directory(samples.directory(model, offline=offline), model)
     if path.is_dir():
         return _open_directory(path / subfolder, model)
     near = difflib.get_close_matches(model, samples.SAMPLES, n=1, cutoff=0.8)
     if near:
         raise UnknownModel(f"{model}: no such file or directory; did you mean the sample {near[0]}?")
-    if path.suffix in _SUFFIXES or model.startswith((".", "/", "~")) or not HUB_ID.match(model):
+    if path.suffix in WEIGHTS or model.startswith((".", "/", "~")) or not HUB_ID.match(model):
         raise UnknownModel(
             f"{model}: no such file or directory, and not a hub id; samples are {', '.join(samples.SAMPLES)}"
         )
@@ -79,10 +79,22 @@ def _open_file(path: Path, name: str) -> Checkpoint:
         from outlierlens.checkpoint.torchbin import open_bin
 
         return open_bin(path, name=name, config=config)
-    raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(_SUFFIXES)}")
+    raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(WEIGHTS)}")
 
 
 def _open_directory(folder: Path, name: str) -> Checkpoint:
+    found = weight_file(folder)
+    if found is None:
+        raise BadFile(f"{folder}: holds no weight file (safetensors, .bin, GGUF or ONNX)")
+    return _open_file(found, name)
+
+
+def weight_file(folder: Path) -> Path | None:
+    """The one weight file in a folder, or the index of many; None where there is none.
+
+    Raises:
+        BadFile: there are several of a kind and no index.
+    """
     # The order is that of trust and cost: safetensors needs neither torch nor another library.
     for pattern in (
         "model.safetensors",
@@ -96,10 +108,11 @@ def _open_directory(folder: Path, name: str) -> Checkpoint:
     ):
         found = sorted(folder.glob(pattern))
         if len(found) > 1:
+            others = ", ".join(file.name for file in found[1:4])
             raise BadFile(
-                f"{folder}: {len(found)} files match {pattern} and there is no index; name one of "
-                f"{', '.join(file.name for file in found[:4])}"
+                f"{folder}: {len(found)} files match {pattern} and there is no index; name one of them as the model: "
+                f"{found[0]} (or {others}{', …' if len(found) > 4 else ''})"
             )
         if found:
-            return _open_file(found[0], name)
-    raise BadFile(f"{folder}: holds no weight file (safetensors, .bin, GGUF or ONNX)")
+            return found[0]
+    return None

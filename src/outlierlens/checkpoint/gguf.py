@@ -4,8 +4,8 @@
         checkpoint.config["num_hidden_layers"]
         dict(checkpoint.read(["model.layers.0.mlp.down_proj.weight"]))       # float32, [out, in]
 
-The header is walked in `gguf_header`, names are translated by the table in `gguf_names`. Floats are read here; blocks
-of quantized values go through the dequantizers of the `gguf` package, which is imported only for them.
+The header is walked in `gguf_header`, names are translated by the table in `gguf_families`. Floats are read here; blocks
+of quantized values go through the dequantizers of the `gguf` package, imported only for them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from outlierlens.checkpoint.base import ITEM_BYTES, Checkpoint, TensorInfo, raw_rows, row_spans, widen
+from outlierlens.checkpoint.gguf_families import family_of
 from outlierlens.checkpoint.gguf_header import Header, read_header
-from outlierlens.checkpoint.gguf_names import Family, Translation, family_of
+from outlierlens.checkpoint.gguf_names import Family, Translation
 from outlierlens.checkpoint.safetensors import Placed
 from outlierlens.errors import BadFile, need
 
@@ -26,7 +27,9 @@ CHUNK_VALUES = 2**20  # dequantized at a time: bounds what the dequantizers hold
 class GGUFCheckpoint(Checkpoint):
     """One local GGUF file read through a memory map.
 
-    Architectures that `gguf_names.FAMILIES` does not know keep their names, and `config` holds only their own word
+    Beside what every `Checkpoint` has: `path`, `metadata` (scalars and short strings by key), `stored_names` (GGUF's own) and
+    `family` (a `Family`, or None).
+    Architectures that `gguf_families.FAMILIES` does not know keep their names, and `config` holds only their own word
     for the model type, so that the architecture table can say what is missing.
 
     Raises:
@@ -37,7 +40,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def __init__(self, path: Path, *, name: str):
         header = read_header(path)
-        self.name, self._path = name, path
+        self.name, self.path = name, path
         self.total_bytes = path.stat().st_size
         self.bytes_read = header.nbytes
         parts = header.metadata.get("split.count", 1)
@@ -46,18 +49,23 @@ class GGUFCheckpoint(Checkpoint):
                 f"{path}: is one part of a model in {parts} files; merge them with `llama-gguf-split --merge` first"
             )
         architecture = header.metadata.get("general.architecture")
-        family = family_of(architecture, header.tensors) if isinstance(architecture, str) else None
+        self.metadata, self.stored_names = header.metadata, frozenset(header.tensors)
+        self.family = family = family_of(architecture, header.tensors) if isinstance(architecture, str) else None
         self._stored = _translate(header, family, str(path))
         self.tensors = {hf_name: _info(place, translation) for hf_name, (place, translation) in self._stored.items()}
         self.config = _config(header, family, str(path))
         self._dequantized: set[str] = set()
 
+    def translation(self, name: str) -> Translation:
+        """What is known of the tensor that is called `name` here."""
+        return self._stored[name][1]
+
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        mapped = np.memmap(self._path, dtype=np.uint8, mode="r")
+        mapped = np.memmap(self.path, dtype=np.uint8, mode="r")
         for name in names:
             place, translation = self._stored[name]
             raw = mapped[place.start : place.end]
-            where = f"{self._path}: {name}"
+            where = f"{self.path}: {name}"
             if len(raw) != place.info.nbytes:
                 raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
             self.bytes_read += place.info.nbytes
@@ -76,12 +84,12 @@ class GGUFCheckpoint(Checkpoint):
         if translation.swap:  # its stored rows are columns
             yield from super().read_rows(name, n_rows)
             return
-        where = f"{self._path}: {name}"
+        where = f"{self.path}: {name}"
         plain = place.info.dtype in ITEM_BYTES
         if not plain:
             self._dequantized.add(place.info.dtype)
             self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        with self._path.open("rb") as file:  # a map would stay in memory page by page
+        with self.path.open("rb") as file:  # a map would stay in memory page by page
             file.seek(place.start)
             for start, end, shape in row_spans(place.info, n_rows):
                 raw = np.frombuffer(file.read(end - start), np.uint8)
@@ -96,8 +104,8 @@ class GGUFCheckpoint(Checkpoint):
         place, translation = self._stored[name]
         if translation.swap:  # its stored rows are columns
             return super().take_rows(name, rows)
-        where = f"{self._path}: {name}"
-        raw = raw_rows(self._path, place.start, place.info, rows, where)
+        where = f"{self.path}: {name}"
+        raw = raw_rows(self.path, place.start, place.info, rows, where)
         self.bytes_read += len(raw)
         info = TensorInfo(place.info.dtype, (len(rows), place.info.shape[-1]), len(raw))
         if info.dtype in ITEM_BYTES:
@@ -147,7 +155,7 @@ def _dequantize(raw: np.ndarray, info: TensorInfo, where: str) -> np.ndarray:
     """float32 values of quantized blocks, `CHUNK_VALUES` at a time."""
     if info.dtype.startswith("type "):
         raise BadFile(f"{where}: is stored as ggml {info.dtype}, which is not known; take a file of a usual type")
-    gguf = need("gguf", "gguf", f"reading {info.dtype} values")
+    gguf = need("gguf", "", f"reading {info.dtype} values")
     kind = getattr(gguf.GGMLQuantizationType, info.dtype, None)
     unable = BadFile(
         f"{where}: the gguf package cannot dequantize {info.dtype}; run: pip install -U gguf, "

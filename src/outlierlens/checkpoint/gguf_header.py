@@ -1,7 +1,7 @@
 """A walk over a GGUF header in which nothing is believed before the file has been seen to hold it.
 
     header = read_header(path)
-    header.metadata["general.architecture"]         # scalars and short strings; arrays are stepped over
+    header.metadata["general.architecture"]         # scalars and short strings; arrays are stepped over unless named
     header.tensors["blk.0.ffn_down.weight"]         # Placed(TensorInfo("Q4_1", (576, 1536), 552960), start, end)
 
 Layout (GGUF specification, versions 2 and 3): magic, version, number of tensors, number of metadata entries; the
@@ -11,7 +11,7 @@ readers build every array and trust every count, so that a file of 200 bytes can
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Header:
     """What stands before the data.
 
     Attributes:
-        metadata: scalars and strings of at most `MAX_TEXT_BYTES` by key.
+        metadata: scalars, strings of at most `MAX_TEXT_BYTES`, and the arrays that were asked for (as lists), by key.
         tensors: declaration and place by stored name; shapes are slowest axis first, as in numpy.
         nbytes: length of the header.
     """
@@ -76,8 +76,10 @@ class Header:
     nbytes: int
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, arrays: Collection[str] = ()) -> Header:
     """The header of a GGUF file with every count, length and offset checked against the file's size.
+
+    `arrays` names those that are read; all others are stepped over.
 
     Raises:
         BadFile: the file is malformed, truncated, big-endian or of an unknown version.
@@ -86,14 +88,14 @@ def read_header(path: Path) -> Header:
     if size < 24:
         raise BadFile(f"{path}: {size} bytes is too short for a GGUF file; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
-        return _Walk(raw, str(path)).header()
+        return _Walk(raw, str(path), arrays).header()
 
 
 class _Walk:
     """A position in the file that never passes its end."""
 
-    def __init__(self, raw: mmap.mmap, where: str):
-        self.raw, self.size, self.where = raw, len(raw), where
+    def __init__(self, raw: mmap.mmap, where: str, arrays: Collection[str] = ()):
+        self.raw, self.size, self.where, self.arrays = raw, len(raw), where, frozenset(arrays)
         self.position = 0
         self.n_strings = 0
 
@@ -165,7 +167,7 @@ class _Walk:
             raise BadFile(f"{self.where}: {what} is not UTF-8 ({raw[:20]!r}); the file is corrupt") from None
 
     def value(self, key: str) -> Any:
-        """The value at the position, or None for what is only stepped over: arrays, long and undecodable strings."""
+        """The value at the position, or None for what is only stepped over: arrays not asked for, long strings."""
         kind = self.scalar(_U32, f"the type of metadata {_short(key)}")
         if kind in _SCALARS:
             value = self.scalar(_SCALARS[kind], f"the value of metadata {_short(key)}")
@@ -182,25 +184,31 @@ class _Walk:
                 return None
             return self.raw[self.position - length : self.position].decode("utf-8", errors="replace")
         if kind == _ARRAY:
-            self.step_over_array(key)
-            return None
+            return self.array(key)
         raise BadFile(f"{self.where}: metadata {_short(key)} has the unknown type {kind}; the file is corrupt")
 
-    def step_over_array(self, key: str) -> None:
+    def array(self, key: str) -> list[Any] | None:
+        """The items, or None where they are only stepped over."""
         kind = self.scalar(_U32, f"the item type of metadata {_short(key)}")
         count = self.scalar(_U64, f"the length of metadata {_short(key)}")
         if kind in _SCALARS:
-            self.need(count * _SCALARS[kind].size, f"metadata {_short(key)}, an array of {count:,} items,")
-            self.position += count * _SCALARS[kind].size
+            start, nbytes = self.position, count * _SCALARS[kind].size
+            self.need(nbytes, f"metadata {_short(key)}, an array of {count:,} items,")
+            self.position += nbytes
+            if key in self.arrays:
+                return [value for (value,) in _SCALARS[kind].iter_unpack(self.raw[start : start + nbytes])]
         elif kind == _STRING:
             self.check_count(count, 8, MAX_STRINGS - self.n_strings, f"strings in metadata {_short(key)}")
             self.n_strings += count
+            if key in self.arrays:
+                return [self.name(f"string {number} of metadata {_short(key)}") for number in range(count)]
             self.step_over_strings(count, key)
         elif kind == _ARRAY:
             # No writer nests arrays and llama.cpp refuses them; followed blindly, they multiply a small file's work.
             raise BadFile(f"{self.where}: metadata {_short(key)} is an array of arrays, which no model needs")
         else:
             raise BadFile(f"{self.where}: metadata {_short(key)} has items of the unknown type {kind}; it is corrupt")
+        return None
 
     def step_over_strings(self, count: int, key: str) -> None:
         length_at, raw, position, last = _U64.unpack_from, self.raw, self.position, self.size - 8

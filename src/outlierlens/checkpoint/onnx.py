@@ -88,6 +88,7 @@ class OnnxCheckpoint(Checkpoint):
             self._stored[key] = tensor
         self._placed = {key: _place(key, tensor, path) for key, tensor in self._stored.items()}
         outside = {place.file: place.file.stat().st_size for place in self._placed.values() if place.file is not None}
+        self.outside = tuple(outside)  # external data files
         self.bytes_read = path.stat().st_size
         self.total_bytes = self.bytes_read + sum(outside.values())
         self._sources = _name_sources(graph, self._placed, str(path))
@@ -99,6 +100,11 @@ class OnnxCheckpoint(Checkpoint):
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name in names:
             yield name, self._values(name, self._sources[name])
+
+    def holds_floats(self, name: str) -> bool:
+        """Whether the values of a tensor are floats, stored as such or as integers with their scale."""
+        source = self._sources[name]
+        return bool(source.scale) or "FLOAT" in self._placed[source.stored].dtype
 
     def close(self) -> None:
         self._stored.clear()

@@ -9,6 +9,7 @@ from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.attacked import Attack, Attacked
@@ -137,14 +138,14 @@ def print_attack(found: "Attack", verbose: bool = False) -> None:
 
 
 def _heads(found: "Attack") -> list[str]:
-    measured = ["change", "95 % from", "to", *(["times", f"edits for × {found.factor:g}"] if found.factor else [])]
+    measured = ["change", "95 % interval", *(["times", f"edits for × {found.factor:g}"] if found.factor else [])]
     drawn = [f"random, {control.among}" for control in found.kinds[0].controls]
     return ["kind", "edits", *measured, *drawn, "rank p", "verify"]
 
 
 def _row(found: "Attack", one: "Attacked") -> list[Any]:
     full = one.full
-    cells: list[Any] = [one.kind, full.n_edits, f"{full.change:+.4g}", f"{full.low:+.4g}", f"{full.high:+.4g}"]
+    cells: list[Any] = [one.kind, full.n_edits, f"{full.change:+.4g}", interval_text(full.low, full.high, "+.4g")]
     if found.factor:
         cells += [f"{full.times:.3g}", one.smallest.n_edits if one.smallest else None]
     controls = [one.control(control.among) for control in found.kinds[0].controls]

@@ -11,6 +11,7 @@ from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.cli.labelled import Labelling, Reading
 from outlierlens.cli.measure import StackOption
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
@@ -62,7 +63,6 @@ def beyond_zero(
         float, typer.Option("--mask-fraction", help="Masked loss: share of tokens to mask.")
     ] = 0.15,
     batch_size: common.BatchSize = 16,
-    bootstrap: common.Bootstrap = 2000,
     seed: common.Seed = 0,
     rows: common.Rows = None,
     chart: common.Chart = None,
@@ -96,7 +96,6 @@ def beyond_zero(
         scales=parse_scales(scales),
         n_random=n_random,
         n_folds=folds,
-        n_bootstrap=bootstrap,
         seed=seed,
         task=settings,
     )
@@ -165,7 +164,7 @@ def _cells(one: "Treatment") -> list[Any]:
     return [
         one.name,
         f"{one.change:+.4f}",
-        f"{one.low:+.4f} to {one.high:+.4f}" if math.isfinite(one.low) else None,
+        interval_text(one.low, one.high, "+.4f"),
         f"{one.recovered:.1%}" if known else None,
         f"{one.recovered_low:.1%} to {one.recovered_high:.1%}" if math.isfinite(one.recovered_low) else None,
         f"{one.random_median:+.4f}" if one.random else None,

@@ -29,7 +29,7 @@ Subfolder = Annotated[str, typer.Option("--subfolder", help="Folder inside the m
 Token = Annotated[str | None, typer.Option("--token", envvar="HF_TOKEN", help="Hub token.", show_envvar=False)]
 Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0, mps.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16; auto is bfloat16 where it is fast.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16, checkpoint (as stored).")]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts in one forward pass.")]
 MaxLength = Annotated[int, typer.Option("--max-length", min=2, help="Tokens of a text (or window) at most.")]
 RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings. Off.")]
@@ -60,7 +60,7 @@ LOADING: tuple[tuple[str, Any, Any], ...] = (
     ("subfolder", Subfolder, ""),
     ("token", Token, None),
     ("device", Device, "auto"),
-    ("dtype", Dtype, "auto"),
+    ("dtype", Dtype, "float32"),
     ("trust_remote_code", RemoteCode, False),
     ("offline", Offline, False),
 )
@@ -324,30 +324,28 @@ def parse_bytes(text: str) -> int:
         raise BadInput(f"cannot read the size {text!r}; write it as 500MB or 2GB") from None
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: a batch system wants its machine back."""
-
-
 @contextmanager
 def resumable(rows: Path | None) -> Iterator[None]:
     """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143."""
+    terminated = False
 
     def terminate(*_: Any) -> NoReturn:
-        raise Terminated
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt  # nothing finer: some libraries raise a bare one for whatever a handler raised in them
 
     # Only the main thread may set a handler, and only it is interrupted.
     here = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, terminate) if here else None
     try:
         yield
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt:
         again = reproduce().replace(" --overwrite", "")
         kept = f"{rows} keeps what was measured; go on with: {again}" if rows else "nothing was kept (no --rows FILE)"
         if rows and not rows.exists():
             kept = f"nothing was measured yet; start again with: {again}"
-        by_signal = isinstance(stop, Terminated)
-        warn(f"{'terminated' if by_signal else 'interrupted'}; {kept}")
-        raise typer.Exit(143 if by_signal else 130) from None
+        warn(f"{'terminated' if terminated else 'interrupted'}; {kept}")
+        raise typer.Exit(143 if terminated else 130) from None
     finally:
         if here:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -10,6 +10,7 @@ from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.defined import Detectors, Found
@@ -177,7 +178,7 @@ def print_super_weights(found: "SuperWeights") -> None:
                 one.name,
                 f"{one.value:.4g}",
                 f"{one.change:+.3g}",
-                f"{one.low:+.3g} to {one.high:+.3g}" if one.kind != "intact" else None,
+                interval_text(one.low, one.high, "+.3g") if one.kind != "intact" else None,
             ]
             for one in found.trials
         ]

@@ -56,14 +56,14 @@ def print_diagnosis(found: "Diagnosis") -> None:
     free = f", {found.free / 1e9:,.1f} GB free" if found.free is not None else ""
     say(f"cache: {found.cache}{free}")
     for one in found.samples:
-        size = f", {one.n_bytes / 1e6:,.1f} MB" if one.n_bytes else f" (outlierlens fetch {one.name})"
+        size = f", {one.n_bytes / 1e6:,.1f} MB" if one.n_bytes else ", comes with the first command that names it"
         say(f"  sample {one.name}: {one.state}{size}")
     say(f"hub cache: {found.hub_cache}, {found.hub_models} models, {found.hub_bytes / 1e6:,.1f} MB")
     say(f"offline: {'yes, by HF_HUB_OFFLINE' if found.offline else 'no; --offline of a command, or HF_HUB_OFFLINE=1'}")
     for name, value in found.variables.items():
         say(f"  {name}={value}")
     for lack in found.lacking:
-        say(f"missing for {', '.join(lack.needed_by)}: {', '.join(lack.libraries)}; run: {lack.remedy}")
+        say(f"missing for {', '.join(lack.needed_by)}: {', '.join(lack.libraries)}; {lack.remedy}")
     for problem in found.broken:
         say(f"broken: {problem}")
     if not found.broken:

@@ -12,6 +12,7 @@ from outlierlens.cli.common import Progress, Show, parse_seeds, plain_dims, prin
 from outlierlens.cli.finetune import trains_a_model
 from outlierlens.cli.labelled import Labelling, Reading
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.labelled import Examples
@@ -232,7 +233,7 @@ def print_one_dimension(found: "OneDimension") -> None:
     vector = "mean of all tokens" if found.pooling == "mean" else f"{found.pooling} token"
     say(f"from one dimension of the {vector}; fitted on {found.n_train:,} examples, {fitted}")
     rows = [
-        [row["layer"], row["dim"], row["value"], f"{row['low']:.4f} to {row['high']:.4f}", row["rank"], row["train"],
+        [row["layer"], row["dim"], row["value"], interval_text(row["low"], row["high"], ".4f"), row["rank"], row["train"],
          row["variance_ratio"], row["z"], row["why"], row["rule"]]
         for row in one_dimension_rows(found)
     ]  # fmt: skip
@@ -244,7 +245,7 @@ def print_one_dimension(found: "OneDimension") -> None:
             said = f"{probe.above} above {probe.mean:.3g} {probe.shift:+g}"
             say(
                 f"layer {layer.layer}: shifted mean of the dimension of largest variance, {probe.dim} ({said}): "
-                f"{found.metric} {probe.value:.4f} ({probe.low:.4f} to {probe.high:.4f})"
+                f"{found.metric} {probe.value:.4f} ({interval_text(probe.low, probe.high, '.4f')})"
             )
         say(
             f"layer {layer.layer}: over dimensions, rank correlation of the {found.metric} with the variance "
@@ -273,9 +274,7 @@ def recover(
     train_limit: Annotated[
         int | None, typer.Option("--train-limit", min=2, help="Train on N examples drawn at random.")
     ] = None,
-    precision: Annotated[
-        str, typer.Option("--precision", help="float32 or bfloat16; auto is the latter where fast.")
-    ] = "auto",
+    precision: Annotated[str, typer.Option("--precision", help="Of a training: float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option("--seed", help="Of the random sets and of intervals.")] = 0,
     chart: common.Chart = None,
     output: Annotated[
@@ -337,12 +336,11 @@ def print_recovery(found: "Recovery") -> None:
 
     say(f"{found.provenance.model} on {found.task}: dimensions {', '.join(map(str, found.dims))} of {found.stack}")
     rows = []
-    for row in recovery_rows(found):
-        interval = f"{row['low']:.4f} to {row['high']:.4f}"
-        paired = f"{row['lost_low']:+.4f} to {row['lost_high']:+.4f}"
+    for arm, row in zip(found.arms, recovery_rows(found), strict=True):
+        interval = interval_text(row["low"], row["high"], ".4f")
         value, lost = f"{row[found.metric]:.4f}", f"{row['lost']:+.4f}"
         known = [row["off"], row["state"], row["dims"], row["seed"]]
-        rows.append([*known, value, interval, lost, paired, row["recovered"], row["regrown"]])
+        rows.append([*known, value, interval, lost, found.interval(arm, "+.4f"), row["recovered"], row["regrown"]])
     heads = ["off", "model", "dims", "seed", found.metric, "95 %", "lost", "95 %, paired", "recovered", "grown back"]
     print_table("", heads, rows)
     say(

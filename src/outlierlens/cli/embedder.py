@@ -58,7 +58,7 @@ def export_embedder(
     spec = _fix(fix, k)
     if fitting.clip != "auto" and spec.kind != "clip":
         raise BadInput(f"--clip {fitting.clip} belongs to --fix clip, not to {spec.name}")
-    if load.dtype not in ("auto", "float32"):
+    if load.dtype != "float32":
         raise BadInput(f"--dtype {load.dtype}: an embedder is written in float32; leave --dtype out")
     check_place(output, overwrite=overwrite)
     with Progress(not no_progress and show.format != "quiet") as progress:

@@ -142,14 +142,9 @@ def print_explored(found: "Explored") -> None:
     state: State = found.state
     for one in found.conditions[1:]:
         say(f"{one.label}: {', '.join(map(str, one.dims))} off in layers {state.first}-{state.last}, mode {state.mode}")
-    marks = {"same": "", "other": "≠", "nonsense": "✗"}
     if found.passage:
         for filled in found.passage.fills:
-            words = (
-                f"{piece}[{marks[blank.kind]}{blank.filled}]"
-                for piece, blank in zip(filled.pieces, filled.blanks, strict=False)
-            )
-            say(f"{filled.label:>7}: {''.join(words)}{filled.pieces[-1]}")
+            say(f"{filled.label:>7}: {filled.line}")
         for said in found.passage.continuations:
             say(f"{said.label:>7}: {said.prompt} → {said.text}")
     if found.loss and not found.loss.missing:

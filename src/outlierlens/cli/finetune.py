@@ -9,6 +9,7 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, parse_seeds, plain_dims, print_table, resumable, say, warn
 from outlierlens.cli.labelled import Labelling, Reading
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.finetuned import FineTuned
@@ -68,9 +69,7 @@ def finetune(
     train_limit: Annotated[
         int | None, typer.Option("--train-limit", min=2, help="Train on N examples drawn at random.")
     ] = None,
-    precision: Annotated[
-        str, typer.Option("--precision", help="float32 or bfloat16; auto is the latter where fast.")
-    ] = "auto",
+    precision: Annotated[str, typer.Option("--precision", help="Of a training: float32 or bfloat16.")] = "float32",
     save_steps: Annotated[
         int | None, typer.Option("--save-steps", min=1, help="Steps between checkpoints. Default: an epoch.")
     ] = None,
@@ -164,7 +163,7 @@ def print_finetuned(tuned: "FineTuned") -> None:
             f"{run.best_epoch:g} of {len(run.epochs)}",
             f"{run.best.loss:.4f}",
             *(f"{run.best.scores[name]:.4f}" for name in names),
-            f"{run.low:.4f} to {run.high:.4f}",
+            interval_text(run.low, run.high, ".4f"),
         ]
         for run in tuned.seeds
     ]

@@ -11,6 +11,7 @@ from outlierlens.cli.labelled import Labelling
 from outlierlens.cli.labelled import Reading as Labelled
 from outlierlens.cli.vectors import READING, REPAIRS, Fitting, Reading
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.frozen_scores import FrozenScores
@@ -168,8 +169,8 @@ def print_frozen(found: "FrozenScores") -> None:
             row["fix"],
             row["layer"],
             row["value"],
-            f"{row['low']:.4f} to {row['high']:.4f}",
-            *_change(row),
+            interval_text(row["low"], row["high"], ".4f"),
+            *_change(found, row),
         ]
         for row in chosen_rows(found)
     ]
@@ -179,10 +180,11 @@ def print_frozen(found: "FrozenScores") -> None:
         say(f"note: {note}")
 
 
-def _change(row: dict[str, Any]) -> list[str]:
+def _change(found: "FrozenScores", row: dict[str, Any]) -> list[str]:
     if not row["verdict"]:
         return ["", "", ""]
-    return [f"{row['change']:+.4f}", f"{row['change_low']:+.4f} to {row['change_high']:+.4f}", row["verdict"]]
+    interval = found.interval(row["change_low"], row["change_high"], "+.4f")
+    return [f"{row['change']:+.4f}", interval, row["verdict"]]
 
 
 def _clipped(found: "FrozenScores") -> str:

@@ -9,6 +9,7 @@ from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.cli.vectors import Fitting, Reading, reads_vectors, repairs
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.data import Texts
@@ -41,7 +42,6 @@ MORE = (
     "pairs",
     "95 %",
     "IsoScore 95 %",
-    "isotropic",
     "r² −1",
     "r² −3",
     "r² −5",
@@ -175,14 +175,13 @@ def _cells(row: "LayerGeometry") -> list[Any]:
 
 def _more(row: "LayerGeometry") -> list[Any]:
     change = row.anisotropy
-    cells = [f"{change.change:+.3f}", f"{change.change_low:+.3f} to {change.change_high:+.3f}"]
+    cells = [f"{change.change:+.3f}", interval_text(change.change_low, change.change_high)]
     cells += [f"{row.pairs_cosine.value:.3f}", _interval(row.pairs_cosine), _interval(row.iso_score)]
-    cells.append(f"{row.iso_score_ceiling:.3f}")
     return [*cells, *(f"{row.informativity[k]:.2f}" if k in row.informativity else None for k in (1, 3, 5))]
 
 
 def _interval(one: "Estimate") -> str:
-    return f"{one.low:.3f} to {one.high:.3f}"
+    return interval_text(one.low, one.high, ".3f")
 
 
 def _share(share: float) -> str:

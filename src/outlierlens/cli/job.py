@@ -22,7 +22,7 @@ from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.joined import Joined, with_result
 from outlierlens.results import load, to_json
-from outlierlens.samples import recorded_norms
+from outlierlens.samples import recorded_norms, texts_for
 from outlierlens.scanned import Scan
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
@@ -44,16 +44,16 @@ PLACES: dict[type, str] = {
 class Job:
     """What the main job runs on and how much of it.
 
-    `dims` overrides what the scan finds; where the scan finds nothing, the strongest dimensions by activations are
-    switched off, or else those that stand out in scale alone or in bias alone, and the report says so. `sweeps` are
-    result files of `sweep` and `results` of other commands, shown in the same report.
+    `data` None is what suits the model. `dims` overrides what the scan finds; where the scan finds nothing, the strongest
+    dimensions by activations are switched off, or else those that stand out in scale alone or in bias alone, and the report
+    says so. `sweeps` are result files of `sweep` and `results` of other commands, shown in the same report.
     """
 
     model: str
     directory: Path
-    data: str = EXCERPT
+    data: str | None = None
     text_column: str | None = None
-    limit: int | None = 16
+    limit: int | None = 64
     dims: str | None = None
     n_random: int = 19
     n_matched: int = 5
@@ -66,6 +66,12 @@ class Job:
     results: tuple[Path, ...] = ()
 
 
+def suited(*models: str) -> str:
+    """The shipped texts that resemble what these models learned from: those of packaged samples, else the excerpt."""
+    found = {texts_for(model) for model in models}
+    return found.pop() if len(found) == 1 else EXCERPT
+
+
 def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) -> Path:
     """Run the whole job and return the path of `report.html`.
 
@@ -75,7 +81,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     refuse_finished(job)
     sweeps = read_sweeps(job.sweeps)
     results = read_results(job.results)
-    texts = read_texts(job.data, column=job.text_column, limit=job.limit, offline=load.offline)
+    texts = read_texts(job.data or suited(job.model), column=job.text_column, limit=job.limit, offline=load.offline)
     progress("loading the model", 0, 1)
     loaded = load_model(job.model, load)
     found = scan_of(job.model, loaded, load, job.command)

@@ -11,6 +11,7 @@ from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_labels
 from outlierlens.cli.sweep_show import counted
 from outlierlens.errors import BadInput, need
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.damage import Condition, Damage
@@ -24,7 +25,7 @@ ModeOption = Annotated[
     str, typer.Option("--mode", help="weights, norms, zero, mean, scale, resample (hidden states) or writes.")
 ]
 FactorOption = Annotated[float, typer.Option("--factor", help="Factor of mode scale.")]
-TEXTS = 16  # of `disable`, where no number is given
+TEXTS = 64  # of `disable`, where no number is given
 EmbeddingsOption = Annotated[bool, typer.Option("--embeddings", help="Mode writes: the embeddings' writes too.")]
 
 
@@ -161,7 +162,7 @@ def disable(
     factor: FactorOption = 0.5,
     embeddings: EmbeddingsOption = False,
     avoid: Annotated[
-        str, typer.Option("--avoid", help="Dimensions no random set may hold; default: what scan finds.")
+        str, typer.Option("--avoid", help="Dimensions no ordinary set may hold; default: what scan finds.")
     ] = "",
     n_random: Annotated[int, typer.Option("--random", min=0, help="Random sets of the same size.")] = 99,
     n_matched: Annotated[
@@ -237,8 +238,7 @@ def print_damage(damage: "Damage") -> None:
     rows: list[list[Any]] = []
     for label, condition in (("intact", damage.intact), ("off: " + _off(damage.chosen), damage.chosen)):
         score = condition.score
-        known = condition.dims and condition.change_low == condition.change_low  # NaN: one text has no interval
-        interval = f"[{condition.change_low:+.3f}, {condition.change_high:+.3f}]" if known else None
+        interval = interval_text(condition.change_low, condition.change_high) if condition.dims else None
         change = f"{condition.change:+.4f}" if condition.dims else None
         perplexity = None if score.perplexity is None else f"{score.perplexity:,.2f}"
         shown = f"{1 - score.value if damage.metric else score.value:.4f}"
@@ -266,13 +266,8 @@ def print_damage(damage: "Damage") -> None:
     before = damage.intact.score.also
     for name, value in damage.chosen.score.also.items():
         say(f"{name}: " + (f"{before[name]:.4f} intact, {value:.4f} off" if name in before else f"{value:.4f} off"))
-    marks = {"same": "", "other": "≠", "nonsense": "✗"}
     for filled in damage.fills:
-        words = "".join(
-            f"{piece} [{marks[blank.kind]}{blank.filled}]"
-            for piece, blank in zip(filled.pieces, filled.blanks, strict=False)
-        )
-        say(f"{filled.label:>7} {_dims(filled.dims)}: {words}{filled.pieces[-1]}")
+        say(f"{filled.label:>7} {_dims(filled.dims)}: {filled.line}")
     for said in damage.continuations:
         say(f"{said.label:>7} {_dims(said.dims)}: {said.prompt} → {said.text}")
     for note in damage.notes:

@@ -153,7 +153,7 @@ def _table_row(table: "TableOrigin", dim: "TableDim", dims: tuple[int, ...]) -> 
     first = None
     if table.rows is not None and table.first_row < table.n_rows:
         first = float(table.rows.z[table.first_row, dims.index(dim.dim)])
-    mean = [dim.mean_z, dim.mean_rank] if table.means else [None, None]
+    mean = [dim.mean_z, dim.mean_rank] if table.n_read > 1 else [None, None]
     place = f"{entry.row} {entry.token}".strip()
     shares = [f"{dim.argmin_share:.2%}", f"{dim.argmax_share:.2%}"]
     return [table.kind, dim.dim, f"{table.n_read:,}", *shares, first, entry.z, place, *mean]

@@ -10,10 +10,11 @@ from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.cli.measure import StackOption
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
-    from outlierlens.predicted import Change, Heard, PartsOfSpeech, Predictions, Spoken
+    from outlierlens.predicted import Heard, PartsOfSpeech, Predictions, Shift, Spoken
     from outlierlens.predictions.speech import Tagger
 
 HEADS = (
@@ -160,14 +161,13 @@ def print_predictions(found: "Predictions", verbose: bool = False) -> None:
     )
     rows = []
     for shift in found.shifts:
-        log, expected = shift.changes["log_frequency"], shift.changes["expected_log_frequency"]
         cells = [
             shift.input,
             shift.intervention,
             shift.direction,
             f"{shift.times:.2f}",
-            *_cells(log),
-            *_cells(expected),
+            *_cells(found, shift, "log_frequency"),
+            *_cells(found, shift, "expected_log_frequency"),
         ]
         rows.append(cells)
     print_table("corpus frequency of predicted tokens, ablated − intact", HEADS, rows)
@@ -175,7 +175,8 @@ def print_predictions(found: "Predictions", verbose: bool = False) -> None:
     if verbose:
         every = [
             [row["input"], row["intervention"], row["measure"], f"{row['intact']:.4f}", f"{row['ablated']:.4f}",
-             f"{row['change']:+.4f}", f"{row['low']:+.4f} to {row['high']:+.4f}", _signed(row["random_median"]), _p(row["p"])]
+             f"{row['change']:+.4f}", interval_text(row["low"], row["high"], "+.4f"),
+             _signed(row["random_median"]), _p(row["p"])]
             for row in prediction_rows(found)
         ]  # fmt: skip
         print_table("every measure", EVERY, every)
@@ -192,7 +193,7 @@ def print_speech(speech: "PartsOfSpeech", verbose: bool = False) -> None:
     """Shares of parts of speech, the largest change first; with `verbose`, what became what."""
     how = "single tokens" if speech.alone else "words in their sentence"
     rows = [
-        [one.tag, f"{one.intact:.1%}", f"{one.ablated:.1%}", f"{one.change:+.1%}", f"{one.low:+.1%} to {one.high:+.1%}"]
+        [one.tag, f"{one.intact:.1%}", f"{one.ablated:.1%}", f"{one.change:+.1%}", speech.interval(one)]
         for one in (speech.kept, *sorted(speech.shares, key=lambda one: -abs(one.change)))
     ]
     title = f"parts of speech: {speech.input}, {speech.intervention}; {speech.n:,} predictions, {how} ({speech.tagger})"
@@ -203,8 +204,9 @@ def print_speech(speech: "PartsOfSpeech", verbose: bool = False) -> None:
             print_table(f"{name}: real part of speech (rows) and predicted", ("real", *speech.tags), cells)
 
 
-def _cells(change: "Change") -> list[Any]:
-    return [_signed(change.change), _interval(change), _signed(change.random_median), change.p]
+def _cells(found: "Predictions", shift: "Shift", measure: str) -> list[Any]:
+    change = shift.changes[measure]
+    return [_signed(change.change), found.interval(shift, measure), _signed(change.random_median), change.p]
 
 
 def _said(heard: "Heard") -> list[list[Any]]:
@@ -219,10 +221,6 @@ def _numbers(spoken: "Spoken") -> list[str]:
 
 def _words(spoken: "Spoken") -> str:
     return ", ".join(f"{word.token} {word.share:.0%}" for word in spoken.top[:5])
-
-
-def _interval(change: "Change") -> str | None:
-    return f"{change.low:+.2f} to {change.high:+.2f}" if math.isfinite(change.low) else None
 
 
 def _signed(value: float) -> str | None:

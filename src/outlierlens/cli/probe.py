@@ -10,6 +10,7 @@ from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.cli.vectors import Fitting, Reading, clips, reads_vectors
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.data import Texts
@@ -58,6 +59,12 @@ def probe(
     retrain: Annotated[
         bool, typer.Option("--retrain/--no-retrain", help="Also train a probe on the clipped vectors of each layer.")
     ] = True,
+    redraws: Annotated[
+        int,
+        typer.Option(
+            "--redraws", min=0, help="Draw training again N times for intervals; 0: over evaluated texts alone."
+        ),
+    ] = 7,
     seed: common.Seed = 0,
     chart: common.Chart = None,
     output: common.Output = None,
@@ -97,6 +104,7 @@ def probe(
             whole=full,
             row=row,  # type: ignore[arg-type]
             retrain=retrain,
+            redraws=redraws,
             seed=seed,
         )
         clipping = fitting.clipping(
@@ -113,7 +121,7 @@ def probe(
 
 def _to_observe(fitting: Fitting, train: "Texts", dev: "Texts", offline: bool) -> "Texts":
     """What `--clip auto` observes: --fit-data without the evaluated texts, or some of the training texts."""
-    from outlierlens.vectors.apart import apart
+    from outlierlens.labelled.apart import apart
 
     fit = fitting.texts(offline=offline)
     if fit is None:
@@ -123,7 +131,7 @@ def _to_observe(fitting: Fitting, train: "Texts", dev: "Texts", offline: bool) -
 
 def print_probe(found: "PositionProbe") -> None:
     """Accuracy by layer and by position, contributions by layer, and what clipping does to the accuracy."""
-    from outlierlens.probed import bucket_accuracy, buckets, meaning
+    from outlierlens.probed import bucket_accuracy, buckets, held_for, meaning
 
     special = "with special tokens" if found.special else "without special tokens (they count as positions)"
     epochs = "1 epoch" if found.epochs == 1 else f"{found.epochs} epochs"
@@ -144,7 +152,8 @@ def print_probe(found: "PositionProbe") -> None:
     _print_contributions(found)
     if any(one.clipped for one in found.layers):
         heads = ["layer", "clipped", "accuracy", "same probe", "change", "95 %", "trained again", "change", "95 %"]
-        print_table("accuracy on clipped vectors", heads, [_clipped(one) for one in found.layers if one.clipped])
+        print_table("accuracy on clipped vectors", heads, [_clipped(found, one) for one in found.layers if one.clipped])
+    say(held_for(found))
     say(f"clipping {found.clip}: {found.clip_source}")
     for note in found.notes:
         say(f"note: {note}")
@@ -154,30 +163,30 @@ def _print_contributions(found: "PositionProbe") -> None:
     shown = found.named[:NAMED_MOST]
     rows = [
         [one.layer, one.largest.dim, one.largest.value,
-         *(f"{named.value:.3g} ({named.rank})" for named in one.named[:NAMED_MOST]),
+         *(f"{named.value:.3g} ({named.rank}; {one.weight_rank(named.dim)})" for named in one.named[:NAMED_MOST]),
          one.mean, one.other.dim, one.other.value]
         for one in found.layers
     ]  # fmt: skip
-    named = [f"dim {dim} (rank)" for dim in shown]
+    named = [f"dim {dim} (rank; of |w| alone)" for dim in shown]
     heads = ["layer", "largest dim", "largest", *named, "mean of all", "highest other dim", "highest other"]
     print_table(f"contribution |w · v|, mean over tokens, row of the {found.row} position", heads, rows)
     if len(found.named) > NAMED_MOST:
         say(f"{len(found.named) - NAMED_MOST} more named dimensions stand in the result: {found.named[NAMED_MOST:]}")
 
 
-def _clipped(one: "LayerProbe") -> list[str | None]:
+def _clipped(found: "PositionProbe", one: "LayerProbe") -> list[str | None]:
     cells: list[str | None] = [one.layer, ", ".join(map(str, one.clipped_dims)), f"{one.raw.accuracy:.1%}"]
     for score, change in ((one.clipped, one.clipped_change), (one.retrained, one.retrained_change)):
-        cells += [None] * 3 if score is None or change is None else [f"{score.accuracy:.1%}", *_change(change)]
+        cells += [None] * 3 if score is None or change is None else [f"{score.accuracy:.1%}", *_change(found, change)]
     return cells
 
 
-def _change(change: "Change") -> tuple[str, str]:
-    return f"{change.value:+.1%}", f"{change.low:+.1%} to {change.high:+.1%}"
+def _change(found: "PositionProbe", change: "Change") -> tuple[str, str]:
+    return f"{change.value:+.1%}", found.interval(change)
 
 
 def _interval(score: "ProbeScore") -> str:
-    return f"{score.low:.1%} to {score.high:.1%}"
+    return interval_text(score.low, score.high, ".1%")
 
 
 def _percent(share: float) -> str | None:

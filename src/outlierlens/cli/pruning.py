@@ -9,6 +9,7 @@ from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
@@ -253,8 +254,7 @@ def print_experiment(found: "PruneExperiment") -> None:
     )
     rows: list[list[Any]] = []
     for family, one in found.conditions()[:3]:
-        known = family != "intact" and one.change_low == one.change_low
-        interval = f"[{one.change_low:+.4f}, {one.change_high:+.4f}]" if known else None
+        interval = interval_text(one.change_low, one.change_high, "+.4f") if family != "intact" else None
         change = f"{one.change:+.4f}" if family != "intact" else None
         rows.append([family, f"{one.score.value:.4f}", change, interval, one.n_parameters, found.swaps.get(one.label)])
     heads = ["condition", "value", "change", "95 % interval", "weights pruned", "not by magnitude"]

@@ -9,13 +9,18 @@ from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.data import Texts
     from outlierlens.models import LoadOptions
     from outlierlens.quantized import Quantized, Rounding, Setting
 
-HEADS = ("scheme", "rounded", "95 %", "outliers kept", "95 %", "random kept", "p", "mixed", "smoothed", "says")
+HEADS = (
+    *("scheme", "rounded", "95 %", "noise", "outliers kept", "95 %", "noise"),
+    *("random kept", "p", "mixed", "smoothed", "says"),
+)
+REGAINED = ("scheme", "than all rounded", "95 %", "noise", "than random kept", "95 %", "noise")
 ERRORS = (
     "scheme",
     "weights",
@@ -39,7 +44,7 @@ def quant(
     model: common.Model,
     data: common.Data = "excerpt",
     text_column: common.TextColumn = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first N texts.")] = 32,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Use the first N texts.")] = 64,
     schemes: Annotated[str | None, typer.Option("--schemes", help=SCHEMES)] = None,
     dims: Annotated[
         str | None, typer.Option("--dims", help="308,381: keep these; else what weights or activations name.")
@@ -56,6 +61,10 @@ def quant(
     error_texts: Annotated[
         int, typer.Option("--error-texts", min=1, help="Compare hidden states, block by block, on the first N texts.")
     ] = 8,
+    noise_draws: Annotated[
+        int,
+        typer.Option("--noise-draws", min=0, help="Runs with noise of the last bit, on 16 texts; 0 leaves it out."),
+    ] = 3,
     max_length: common.MaxLength = 128,
     batch_size: common.BatchSize = 16,
     seed: common.Seed = 0,
@@ -88,6 +97,7 @@ def quant(
         threshold=spare,
         alpha=alpha,
         n_error_texts=error_texts,
+        noise_draws=noise_draws,
         seed=seed,
         task=TaskOptions(max_length=max_length, batch_size=batch_size, seed=seed),
     )
@@ -131,6 +141,8 @@ def print_quantized(found: "Quantized", verbose: bool = False) -> None:
         f"intact {found.intact.value:.4f} {found.unit}; outliers: {named(found.dims)} ({found.dims_source})"
     )
     print_table(f"change, {found.unit}", HEADS, [_cells(one) for one in found.roundings])
+    print_table(f"better with outliers kept, {found.unit}", REGAINED, [_regained(one) for one in found.roundings])
+    say(found.noise_note)
     print_table(
         "relative squared error: median over linears, and of the last block's output",
         ERRORS,
@@ -152,14 +164,31 @@ def _cells(one: "Rounding") -> list[Any]:
         return None if setting is None else signed(setting.change)
 
     def span(setting: "Setting | None") -> str | None:
-        if setting is None or not math.isfinite(setting.change_low):
-            return None
-        return f"{signed(setting.change_low)} to {signed(setting.change_high)}"
+        return None if setting is None else interval_text(setting.change_low, setting.change_high, "+.3g")
 
     random = signed(one.random_change) if one.random else None
     mixed = None if one.mixed is None else f"{signed(one.mixed.change)} ({one.mixed.kept:.1%})"
-    cells = [one.scheme, change(one.rounded), span(one.rounded), change(one.kept), span(one.kept), random, one.p]
-    return [*cells, mixed, change(one.smoothed), one.says]
+    cells: list[Any] = [one.scheme]
+    for setting in (one.rounded, one.kept):
+        cells += [change(setting), span(setting), _noise(setting.noise)]
+    return [*cells, random, one.p, mixed, change(one.smoothed), one.says]
+
+
+def _regained(one: "Rounding") -> list[Any]:
+    from outlierlens.quantized import signed
+
+    cells: list[Any] = [one.scheme]
+    for better in (one.regained, one.beyond_random):
+        if better is None:
+            cells += [None] * 3
+        else:
+            cells += [signed(better.value), interval_text(better.low, better.high, "+.3g"), _noise(better.noise)]
+    return cells
+
+
+def _noise(floor: float) -> str | None:
+    """A noise floor for reading, with two significant digits."""
+    return None if math.isnan(floor) else f"{floor:.2g}"
 
 
 def _errors(one: "Rounding") -> list[Any]:

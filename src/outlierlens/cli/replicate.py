@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +12,12 @@ import typer
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, parse_seeds, plain_dims, print_table, resumable, say, warn
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.cli.sweep_progress import SweepView
     from outlierlens.models import LoadOptions
-    from outlierlens.replicated import Replication, Row
+    from outlierlens.replicated import Replication, Row, TaskTable
 
 
 @common.loads_a_model
@@ -209,14 +209,14 @@ def print_replication(made: "Replication") -> None:
         heads = ["off", one.metric, "lost", "95 % interval", "× random", "≥ 5 ×", "p", "parameters", "share"]
         published = any(row.reference for row in one.rows)
         print_table("switched off in all layers, not trained again", [*heads, *(["published"] if published else [])],
-                    [_line(row, published) for row in one.rows])  # fmt: skip
+                    [_line(one, row, published) for row in one.rows])  # fmt: skip
         if any(row.kind in ("random", "matched") for row in one.rows):
             say("of control sets: the median, and the 5th to 95th percentile over sets in place of an interval")
         if one.windows:
             print_table(
                 "in single layers",
                 ["off", "layer", "lost", "95 % interval", "p"],
-                [_window(row) for row in one.windows],
+                [_window(one, row) for row in one.windows],
             )
         for reference in (row.reference for row in one.rows if row.reference):
             say(f"published: {reference.paper}, {reference.checkpoint}: {reference.source} ({reference.evidence})")
@@ -240,16 +240,19 @@ def verdict(made: "Replication") -> str:
     return f"{made.base}: {what} at least 5 times what random sets cost in {where}"
 
 
-def _line(row: "Row", published: bool) -> list[Any]:
+def _line(table: "TaskTable", row: "Row", published: bool) -> list[Any]:
     family = row.kind in ("random", "matched")
     intact = row.kind == "intact"
-    ends = (row.low, row.high) if intact else (row.lost_low, row.lost_high)
+    if intact:
+        interval = interval_text(100 * row.low, 100 * row.high, ".1f")
+    else:
+        interval = interval_text(100 * row.lost_low, 100 * row.lost_high, "+.1f") if family else table.interval(row)
     mean = f" (mean {100 * row.mean:+.2f})" if row.mean is not None else ""
     said = [
         row.label + (" together" if row.kind == "together" else f", {row.kind}" if row.kind.startswith("at") else ""),
         f"{100 * row.value:.1f}",
         None if intact else f"{100 * row.lost:+.2f}{mean}",
-        _ends(ends, signed=not intact),
+        interval,
         "random ≤ 0" if row.times_random is None and row.enough is not None else row.times_random,
         row.passes,
         row.p,
@@ -275,14 +278,6 @@ def _reference(row: "Row") -> str | None:
     return f"{ends}{100 * known.lost:+.1f}"
 
 
-def _window(row: "Row") -> list[Any]:
+def _window(table: "TaskTable", row: "Row") -> list[Any]:
     layer = row.window.removeprefix("layer ")
-    return [", ".join(map(str, row.dims)), layer, f"{100 * row.lost:+.2f}", _ends((row.lost_low, row.lost_high)), row.p]
-
-
-def _ends(ends: tuple[float, float], *, signed: bool = True) -> str | None:
-    """ "[+1.0, +2.0]" in points; None where there is no interval."""
-    if not all(map(math.isfinite, ends)):
-        return None
-    form = "+.1f" if signed else ".1f"
-    return f"[{100 * ends[0]:{form}}, {100 * ends[1]:{form}}]"
+    return [", ".join(map(str, row.dims)), layer, f"{100 * row.lost:+.2f}", table.interval(row), row.p]

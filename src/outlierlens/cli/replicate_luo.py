@@ -18,7 +18,7 @@ PARTS = "origin,probe,geometry,words,sts,frozen-sst2,frozen-sst5,frozen-imdb"
 
 @common.loads_a_model
 def luo(
-    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)],
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),

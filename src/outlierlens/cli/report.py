@@ -12,7 +12,7 @@ from outlierlens.errors import BadInput
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
 
-DEFAULT = "smollm2-135m"
+DEFAULT = "mini-planted"
 ReportTexts = Annotated[
     str | None,
     typer.Option(
@@ -28,12 +28,13 @@ def report(
     model: Annotated[
         str | None,
         typer.Argument(
-            help=f"Sample name, directory or hub id; mini-* need no download. Default: {DEFAULT}.", show_default=False
+            help=f"Sample name, directory, weight file or hub id; mini-* need no download. Default: {DEFAULT}.",
+            show_default=False,
         ),
     ] = None,
     data: ReportTexts = None,
     text_column: common.TextColumn = None,
-    limit: common.Limit = 16,
+    limit: common.Limit = 64,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL.")] = None,
     dims: Annotated[
         str | None, typer.Option("--dims", help="Dimensions to switch off; default: what scan finds.")
@@ -87,13 +88,10 @@ def report(
         return
     from outlierlens.cli.job import Job, run
     from outlierlens.cli.report_pair import directory_of, report_pair
-    from outlierlens.data import EXCERPT
-    from outlierlens.samples import texts_for
 
     names = compare or (model or DEFAULT,)
-    shipped = {texts_for(name) for name in names}
     job = Job(
-        model=names[0], data=data or (shipped.pop() if len(shipped) == 1 else EXCERPT), text_column=text_column,
+        model=names[0], data=data, text_column=text_column,
         limit=limit, dims=dims, n_random=n_random,
         n_matched=n_matched, max_length=max_length, batch_size=batch_size, seed=seed,
         directory=output or Path("runs") / directory_of(names), overwrite=overwrite, command=common.reproduce(),

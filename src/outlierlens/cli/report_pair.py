@@ -7,17 +7,21 @@ A model that is measured gets a whole report of its own, in folder a or b of the
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.job import Job, refuse_finished, run
-from outlierlens.errors import BadInput
+from outlierlens.cli.common import warn
+from outlierlens.cli.job import Job, refuse_finished, run, suited
+from outlierlens.data import read_texts
+from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models import LoadOptions
 from outlierlens.report import ReportData, paired, write_pair
 from outlierlens.results import load as read
 from outlierlens.scanned import Scan
 
 RESULTS = "results.json"
+_Side = tuple[ReportData, Path | None]  # results, and the directory of their page
 
 
 def directory_of(models: Sequence[str]) -> str:
@@ -35,22 +39,48 @@ def report_pair(
     """
     refuse_finished(job)
     finished = [_finished(Path(model)) for model in models]  # both are read before either is measured
-    sides, pages = [], []
-    for letter, model, known in zip("ab", models, finished, strict=True):
-        there = known
-        if there is None:
-            own = replace(job, model=model, directory=job.directory / letter)
-            if job.overwrite or not _is_of(own):
-                again = job.overwrite or (own.directory / "report.html").exists()  # else its rows go on
-                run(replace(own, overwrite=again), load, progress)
-            there = (_report(own.directory / RESULTS), own.directory)
-        sides.append(there[0])
-        pages.append(_link(there[1], job.directory))
-    pair = paired(sides[0], sides[1], (pages[0], pages[1]))
+    job = _on_same_texts(job, models, finished, load)
+
+    def measured(place: int, length: int) -> _Side:
+        """What the job says of one model, measured now where it was not before."""
+        own = replace(job, model=models[place], directory=job.directory / "ab"[place], max_length=length)
+        if job.overwrite or not _is_of(own):
+            again = job.overwrite or (own.directory / "report.html").exists()  # else its rows go on
+            run(replace(own, overwrite=again), load, progress)
+        return _report(own.directory / RESULTS), own.directory
+
+    sides, length = list(finished), job.max_length
+    for place in (0, 1, 0):  # the first once more where the second reads fewer tokens of a text
+        if finished[place] is None and (sides[place] is None or _length(sides[place]) > length):
+            sides[place] = measured(place, length)
+            length = min(length, _length(sides[place]))
+    (ours, first), (theirs, second) = (side for side in sides if side is not None)
+    pair = paired(ours, theirs, (_link(first, job.directory), _link(second, job.directory)))
     return write_pair(pair, job.directory, overwrite=True, command=job.command).page
 
 
-def _finished(path: Path) -> tuple[ReportData, Path | None] | None:
+def _on_same_texts(job: Job, models: Sequence[str], finished: Sequence[_Side | None], load: LoadOptions) -> Job:
+    """`job` on one text for both: that of the model that is finished, unless others are asked for or it cannot be had."""
+    new = [model for model, side in zip(models, finished, strict=True) if side is None]
+    own = replace(job, data=job.data or suited(*new))
+    seen = next((side[0].observation for side in finished if side and side[0].observation), None)
+    if seen is None or not new:
+        return own
+    if job.data is None and (job.limit, job.max_length) == (Job.limit, Job.max_length):
+        own = replace(job, data=seen.data, limit=seen.n_texts, max_length=seen.max_length)
+    with suppress(OutlierlensError):  # what cannot be read now is said when it is to be measured
+        texts = read_texts(own.data or "", column=job.text_column, limit=own.limit, offline=load.offline)
+        if (texts.digest, own.max_length) == (seen.data_digest, seen.max_length):
+            return own
+    own = replace(job, data=job.data or suited(*new))
+    warn(
+        f"note: {seen.provenance.model} was measured on {seen.n_texts:,} texts of {seen.data}, {seen.max_length} tokens each; "
+        f"{new[0]} is measured on others ({own.data}), and the page will not compare what they lose"
+    )
+    return own
+
+
+def _finished(path: Path) -> _Side | None:
     """The results in a run directory or file, and the directory of its page; None for a model that must be run."""
     if (path / RESULTS).is_file():
         return _report(path / RESULTS), path
@@ -70,9 +100,18 @@ def _report(path: Path) -> ReportData:
 
 
 def _is_of(job: Job) -> bool:
-    """Whether the job's directory holds what this very command measured before it was stopped."""
+    """Whether the job's directory holds what this very command measured before it was stopped, on as many tokens at most."""
     path = job.directory / RESULTS
-    return path.is_file() and _report(path).provenance.command == job.command
+    if not path.is_file():
+        return False
+    found = _report(path)
+    return found.provenance.command == job.command and _length((found, None)) <= job.max_length
+
+
+def _length(side: _Side | None) -> int:
+    """Tokens that were read of each text; 0 where none were."""
+    seen = side[0].observation if side else None
+    return seen.max_length if seen else 0
 
 
 def _link(directory: Path | None, here: Path) -> str:

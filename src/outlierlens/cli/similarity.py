@@ -171,7 +171,7 @@ def _choice_row(found: "Similarity", task: "TaskScores", alike: "list[Choice]") 
         ", ".join(choice.how for choice in alike),
         one.layer,
         *(f"{100 * way[row, column]:.2f}" for way in ways),
-        f"{100 * one.change:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f})" if changed else None,
+        f"{100 * one.change:+.2f} ({task.interval(one)})" if changed else None,
         one.raw_layer if changed else None,
         f"{one.verdict}: nothing to clip there" if nothing else one.verdict or None,
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.cli.common import print_table, say
 from outlierlens.cli.sweep_progress import duration
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.damage import Damage
@@ -218,9 +219,12 @@ def _orderable(change: float) -> float:
 
 
 def _interval(effect: "Effect") -> str | None:
-    """ "[low, high]", None where there is none: of one text, or of a model that broke down."""
-    known = math.isfinite(effect.low) and math.isfinite(effect.high)
-    return f"[{signed(effect.low)}, {signed(effect.high)}]" if known else None
+    """ "[low, high]", None of a model that broke down."""
+    if not math.isfinite(effect.change):
+        return None
+    if effect.low == effect.high == 0 or not math.isfinite(effect.high - effect.low):
+        return interval_text(effect.low, effect.high)
+    return f"[{signed(effect.low)}, {signed(effect.high)}]"
 
 
 def signed(value: float) -> str:

@@ -12,7 +12,7 @@ from outlierlens.cli.measure import StackOption
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from outlierlens.tracked import Track
+    from outlierlens.tracked import ChangePoint, Track
 
 TRACK = "track.json"
 
@@ -48,7 +48,7 @@ def track(
         str | None, typer.Option("--norm", help="Pre-norm blocks: which reading norm. Default: the first.")
     ] = None,
     text: Annotated[
-        str, typer.Option("--text", help="Record this text's hidden state: loads every checkpoint whole.")
+        str, typer.Option("--text", help="Record this text's hidden states: loads every checkpoint whole.")
     ] = "",
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Leave out checkpoints that cannot be read, with a note.")
@@ -152,7 +152,7 @@ def print_track(found: "Track") -> None:
             *([f"{one.layers_bias}/{found.n_layers}"] if found.has_bias else []),
             one.z_scale,
             *([one.z_bias] if found.has_bias else []),
-            f"{one.leaves.step:,} [{one.leaves.low:,}, {one.leaves.high:,}]" if one.leaves else None,
+            _leaves(one.leaves),
             f"{one.lead.steps:+,} [{one.lead.low:+,}, {one.lead.high:+,}]" if one.lead else None,
         ]
         for one in found.emergences
@@ -167,6 +167,12 @@ def print_track(found: "Track") -> None:
         say(f"read {found.bytes_read:,} of {found.total_bytes:,} bytes ({share:.2%})")
     for note in found.notes:
         say(f"note: {note}")
+
+
+def _leaves(onset: "ChangePoint | None") -> str | None:
+    if onset is None:
+        return None
+    return f"{onset.step:,} [{onset.low:,}, {onset.high:,}]" if onset.sure else f"not settled (p {onset.p:.2g})"
 
 
 def _step(step: int | None) -> str | None:

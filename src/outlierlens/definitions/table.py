@@ -63,7 +63,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "scale and bias of every norm of the blocks",
             "|z| among the luo_rank largest of its vector",
             "in more blocks than chance allows: Holm's p <= luo_rank_p / norms",
-            "Positional Artefacts, section 3.2",
+            "Positional Artefacts, section 3",
             "the p-value: the paper lists ranks, without a cut-off",
         ),
         one(
@@ -73,7 +73,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             BLOCK,
             "smallest, or largest, entry of luo_share of the token vectors",
             "in luo_layer_fraction of the blocks",
-            "Positional Artefacts, section 3.1",
+            "Positional Artefacts, section 2",
             "both thresholds: the paper gives none",
         ),
         one(

@@ -21,8 +21,9 @@ from outlierlens.definitions.linears import last_linears
 from outlierlens.errors import BadInput
 from outlierlens.hidden import valid_tokens
 from outlierlens.models import LoadedModel
+from outlierlens.statistics import mean_interval
 from outlierlens.super_weights import SuperWeights, Trial
-from outlierlens.tasks import Task, bootstrap, weighted_mean
+from outlierlens.tasks import Task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,7 @@ def with_trials(
             values = _per_text(task, feeds, back.restored if back else lambda _: nullcontext())
         restored = back.count if back and chosen == places else restored
         change = values - intact
-        low, high = bootstrap(change, task.weights, seed=options.seed)
+        low, high = mean_interval(change, task.weights)
         trials.append(
             Trial(
                 name, kind, factor, weighted_mean(values, task.weights), weighted_mean(change, task.weights), low, high

@@ -23,11 +23,11 @@ from outlierlens.embedder.reader import Reader, readers
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
 from outlierlens.hidden import EMBEDDINGS
+from outlierlens.labelled.apart import apart
 from outlierlens.models import LoadedModel
 from outlierlens.results import save
 from outlierlens.similarity.scores import spearman
 from outlierlens.similarity.table import StsPairs
-from outlierlens.vectors.apart import apart
 from outlierlens.vectors.fixes import ENOUGH, Fix, FixSpec, make_fix
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions, gather, tokenise

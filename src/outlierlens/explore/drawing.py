@@ -9,11 +9,11 @@ Text goes through `escaped`, which also keeps what the page's templates would re
 
 import base64
 import html
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from outlierlens.charts.png import indexed
 
 COLUMNS = 400  # of a drawn vector: dimensions that share a column show their smallest and largest value
 LABELLED = 32  # tokens that an attention map names at most
@@ -103,15 +103,7 @@ def png(shares: np.ndarray) -> str:
     levels = np.linspace(0, 1, 256)[:, None]
     palette = (np.array([255, 255, 255]) * (1 - levels) + np.array([0, 62, 110]) * levels).astype(np.uint8)
     pixels = (np.nan_to_num(shares) * 255).round().astype(np.uint8)
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    height, width = pixels.shape
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    parts = (chunk(b"IHDR", head), chunk(b"PLTE", palette.tobytes()), chunk(b"IDAT", zlib.compress(rows)))
-    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b"")).decode()
+    return base64.b64encode(indexed(pixels, palette)).decode()
 
 
 def lines(layers: Sequence[str], series: Mapping[str, np.ndarray], about: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.damage import SIGNS, Filled
 from outlierlens.explore import drawing, snippets
 from outlierlens.explore.drawing import escaped
 from outlierlens.explored import (
@@ -23,13 +24,12 @@ from outlierlens.explored import (
     Vectors,
     spans,
 )
+from outlierlens.interval_words import interval_text
 
 if TYPE_CHECKING:
-    from outlierlens.damage import Filled
     from outlierlens.explore.look import Explorer
 
-SIGNS = {"same": "=", "other": "≠", "nonsense": "✗"}
-MEANING = {"same": "as intact", "other": "another word", "nonsense": "nonsense"}
+MEANING = {"same": "as intact", "other": "another word", "nonsense": "nonsense", "changed": "shown, and not repeated"}
 TITLES = {
     "passage": "What it says",
     "loss": "Loss of this text",
@@ -38,7 +38,7 @@ TITLES = {
     "attention": "Attention",
     "anisotropy": "Anisotropy of this text's tokens",
 }
-_UNCERTAIN = "no interval"
+COLUMNS = 24  # dimensions in the table of every token
 
 
 def drawn(explorer: "Explorer", found: Explored) -> dict[str, str]:
@@ -115,12 +115,15 @@ def _named(label: str, conditions: tuple[Off, ...]) -> str:
 
 
 def passage(view: Passage, conditions: tuple[Off, ...]) -> str:
-    """The text under each condition, blanks coloured and signed by what became of them; blanks are buttons."""
+    """The text under each condition, words coloured and signed by what became of them; blanks are buttons."""
     rows = "".join(
         f'<tr data-condition="{one.label}"><th scope="row">{_named(one.label, conditions)}</th><td>{_filled(one)}</td></tr>'
         for one in view.fills
     )
-    legend = " · ".join(f'<mark class="{kind}"><i>{SIGNS[kind]}</i> {MEANING[kind]}</mark>' for kind in SIGNS)
+    kinds = {"same", "other", "nonsense"} | {blank.kind for one in view.fills for blank in one.blanks}
+    legend = " · ".join(
+        f'<mark class="{kind}"><i>{sign}</i> {MEANING[kind]}</mark>' for kind, sign in SIGNS.items() if kind in kinds
+    )
     table = (
         f'<table class="ol-fills">{rows}</table><p class="ol-small">{legend}. Press a blank for its guesses.</p>'
         if rows
@@ -136,24 +139,29 @@ def passage(view: Passage, conditions: tuple[Off, ...]) -> str:
     return (_missing(view.missing) if view.missing else "") + table
 
 
-def _filled(one: "Filled") -> str:
+def _filled(one: Filled) -> str:
     parts = [escaped(one.pieces[0])]
-    for number, (blank, piece) in enumerate(zip(one.blanks, one.pieces[1:], strict=True)):
-        about = f"blank {number + 1}: {blank.filled}, {MEANING[blank.kind]}; the text says {blank.original}"
+    number = 0
+    for blank, piece in zip(one.blanks, one.pieces[1:], strict=True):
         # A decoder's words carry the space before them, which its filled words have lost.
         gap = "" if parts[-1][-1:].isspace() or not parts[-1] else " "
-        parts.append(
-            f'{gap}<button type="button" class="{blank.kind}" data-blank="{number}" aria-label="{escaped(about)}">'
-            f"<i>{SIGNS[blank.kind]}</i>{escaped(blank.filled)}</button>"
-        )
+        about = f"{blank.filled}, {MEANING[blank.kind]}; the text says {blank.original}"
+        word = f"<i>{SIGNS[blank.kind]}</i>{escaped(blank.filled)}"
+        if blank.kind == "changed":
+            spoken = f'<span class="ol-hidden"> ({escaped(MEANING["changed"])}; the text says {escaped(blank.original)})</span>'
+            parts.append(f'{gap}<mark class="changed" title="{escaped(about)}">{word}{spoken}</mark>')
+        else:
+            parts.append(
+                f'{gap}<button type="button" class="{blank.kind}" data-blank="{number}" '
+                f'aria-label="blank {number + 1}: {escaped(about)}">{word}</button>'
+            )
+            number += 1
         parts.append(escaped(piece))
     return "".join(parts)
 
 
 def _interval(low: float, high: float, sign: str = "") -> str:
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return _UNCERTAIN
-    return f"{low:{sign}.2f} to {high:{sign}.2f}"
+    return interval_text(low, high, f"{sign}.2f")
 
 
 def loss(view: Loss) -> str:
@@ -237,16 +245,17 @@ def vectors(view: Vectors, found: Explored) -> str:
 
 
 def _token_table(view: Vectors, labels: list[str]) -> str:
-    shown = view.named[:6]
+    shown = view.named[:COLUMNS]
     heads = "".join(f'<th scope="col">{dim}<small>{label}</small></th>' for dim in shown for label in labels)
     heads += "".join(f'<th scope="col">length<small>{label}</small></th>' for label in labels)
+    few = f", in the first {len(shown)} of {len(view.named)} dimensions" if len(shown) < len(view.named) else ""
     rows = []
     for token, word in enumerate(view.tokens):
         cells = [f"<td>{view.marked[i, token, k]:.2f}</td>" for k in range(len(shown)) for i in range(len(labels))]
         cells += [f"<td>{view.lengths[i, token]:.2f}</td>" for i in range(len(labels))]
         rows.append(f'<tr><th scope="row">{token} {escaped(word)}</th>{"".join(cells)}</tr>')
     return (
-        '<details><summary>Every token’s values</summary><div class="ol-scroll" tabindex="0"><table><thead><tr>'
+        f'<details><summary>Every token’s values{few}</summary><div class="ol-scroll" tabindex="0"><table><thead><tr>'
         f'<th scope="col">token</th>{heads}</tr></thead>{"".join(rows)}</table></div></details>'
     )
 

@@ -18,7 +18,8 @@ from outlierlens.explored import Guess, Guesses, GuessList, Loss, LossRow, Off, 
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation
-from outlierlens.tasks import TaskOptions, bootstrap, make_task
+from outlierlens.statistics import mean_interval
+from outlierlens.tasks import TaskOptions, make_task
 
 LENGTH = 96  # tokens of the text that are read, as many as a filled passage has
 COPIES = 8  # of a masked model's text, each masked anew: 15 % of a sentence's tokens are too few for an interval
@@ -114,12 +115,11 @@ def loss(bench: Bench) -> Loss:
 
 
 def _row(label: str, values: np.ndarray, intact: np.ndarray) -> LossRow:
-    same = np.ones(len(values))
     change = values - intact
     return LossRow(
         label,
         float(values.mean()),
-        *bootstrap(values, same, seed=0),
+        *mean_interval(values),
         float(change.mean()),
-        *bootstrap(change, same, seed=0),
+        *mean_interval(change),
     )

@@ -94,7 +94,7 @@ class Explorer:
         return next(one for one in self.scan.stacks if one.stack == name)
 
     def listed(self, name: str = "") -> tuple[Listed, ...]:
-        """The dimensions that the rule found in a stream, strongest first; the strongest by |z| where it found none."""
+        """The dimensions that the rule found in a stream, of smallest p first; the strongest by |z| where it found none."""
         scanned = self._scanned(self.stack(name).name)
         found = [outlier.dim for outlier in scanned.outliers]
         return tuple(_listed(scanned, dim, found=bool(found)) for dim in found or scanned.strongest_dims(STRONGEST))
@@ -142,7 +142,7 @@ class Explorer:
     def random_dims(self, state: State, n: int = 1) -> tuple[int, ...]:
         """`n` dimensions that are neither listed nor chosen, drawn with the state's seed."""
         avoid = {one.dim for one in self.listed(state.stack)} | set(state.dims)
-        return random_sets(self.width(state.stack), n, avoid=avoid, n=1, seed=state.seed).free[0]
+        return random_sets(self.width(state.stack), n, avoid=avoid, n=1, seed=state.seed)[0]
 
     def settled(self, state: State) -> State:
         """`state` with its defaults filled in; raises BadInput as `look`."""

@@ -1,7 +1,13 @@
-// Runs once a piece of the page: presses of blanks go to Python, presses of "Copy" to the clipboard.
+// Runs once a piece of the page: presses of blanks set their control, presses of "Copy" to the clipboard.
 element.addEventListener('click', (event) => {
   const blank = event.target.closest('[data-blank]');
-  if (blank) { trigger('click', { blank: Number(blank.dataset.blank) }); return; }
+  if (blank) {
+    // The number of the blank is a control like any other, though one that nobody sees.
+    const number = document.querySelector('#ol-blank input');
+    number.value = blank.dataset.blank;
+    number.dispatchEvent(new Event('input', { bubbles: true }));
+    return;
+  }
   const copy = event.target.closest('[data-copy]');
   if (!copy) return;
   const text = copy.parentElement.querySelector('pre').textContent;

@@ -6,14 +6,16 @@ blocks.launch(**launch_options())
 Controls hold a person's state in their browser; the server keeps none. Each change makes a state, the state makes the views.
 """
 
+import asyncio
 import contextlib
 import os
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from outlierlens.charts.palette import DARK, LIGHT, css
 from outlierlens.errors import BadInput, OutlierlensError, need
@@ -39,9 +41,15 @@ def gradio() -> ModuleType:
     """The library, with everything of it that connects to the outside switched off; raises MissingExtra."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    # Behind every answer it would sum up its own events, by means that pandas warns of; nobody reads them.
+    os.environ["GRADIO_ANALYTICS_CACHE_FREQUENCY"] = str(sys.maxsize)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of tools for sound that the page does not use
-        return need("gradio", "explore", "the live page")
+        found: Any = need("gradio", "explore", "the live page")
+    # For each of these it would make an event loop and never close it; since Python 3.10 they need none.
+    found.utils.safe_get_lock = found.queueing.safe_get_lock = asyncio.Lock
+    found.utils.safe_get_stop_event = asyncio.Event
+    return cast(ModuleType, found)
 
 
 def launch_options() -> dict[str, Any]:
@@ -94,7 +102,9 @@ class _Page:
         last = self.explorer.stack().n_layers - 1
         layers = ["embeddings", *map(str, range(max(stack.n_layers for stack in self.explorer.stacks)))]
         with gr.Row():
-            self.controls["vector_layer"] = gr.Dropdown(layers, value=str(last), label="Vectors after layer")
+            self.controls["vector_layer"] = gr.Dropdown(
+                layers, value=str(last), label="Vectors after layer", elem_id="ol-vector"
+            )
             self.controls["vector_token"] = gr.Textbox(label="Token number (empty: mean of all)", max_lines=1)
         self.pieces["vectors"] = self._piece("vectors")
         with gr.Row():
@@ -131,102 +141,79 @@ class _Page:
             label="Link to what you see", interactive=False, max_lines=1, buttons=["copy"], elem_id="ol-link"
         )
         self.query = gr.Textbox(visible="hidden", elem_id="ol-query")
-        put["seed"], put["blank"] = gr.State(0), gr.State(0)
+        put["seed"], put["blank"] = (self._number(name) for name in ("seed", "blank"))
+        put["wrong"] = gr.Textbox(visible="hidden")
+        self.turn = self._number("turn")
+
+    def _number(self, name: str) -> Any:
+        """A number that is part of the state and that nobody sees."""
+        return self.gr.Number(0, precision=0, visible="hidden", elem_id=f"ol-{name}")
 
     def _choices(self, stack: str) -> list[tuple[str, int]]:
         return [(html.listed_label(one), one.dim) for one in self.explorer.listed(stack)]
 
     def _wire(self, blocks: Any) -> None:
-        gr, put = self.gr, self.controls
-        names = list(put)
-        every = [put[name] for name in names]
+        """One function shows the page, and it takes every control as it then is.
 
-        def state_of(values: Sequence[Any]) -> State:
-            return _state(self.explorer, dict(zip(names, values, strict=True)))
+        Gradio drops what happens while a function answers; asked to, it calls it once more after that (`always_last`). With
+        several functions, or with one that knew what had been pressed, the last answer could be that of an earlier state.
+        """
+        gr, put, last = self.gr, self.controls, {"trigger_mode": "always_last"} | _QUIETLY
+        every = list(put.values())
+        # `input` is what a person does; what the page itself sets does not come back to it, but for the turn.
+        typed, silent = ("text", "others", "vector_token"), ("seed", "stack", "wrong")
+        chosen = [one.input for name, one in put.items() if name not in (*typed, *silent)]
+        triggers = [self.run.click, *(put[name].submit for name in typed), *chosen, self.turn.change]
+        shown = [*(self.pieces[name] for name in ("head", "said", *VIEWS)), self.query, put["wrong"]]
+        done = gr.on(triggers, lambda *values: [*self._shown(self._given(values)), ""], every, shown, **last)
+        done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
 
-        def show(views: Sequence[str]) -> Callable[..., list[Any]]:
-            return lambda *values: self._shown(lambda: state_of(values), views)
+        def then_show(first: Any) -> None:
+            """Show the page once all that `first` sets is set: what one change sets off sees half of the others."""
+            first.then(None, self.turn, self.turn, js="(turn) => turn + 1", **_QUIETLY)
 
-        def listen(triggers: list[Any], views: Sequence[str]) -> None:
-            outputs = [*(self.pieces[name] for name in ("head", "said", *views)), self.query]
-            self._then(gr.on(triggers, show(views), every, outputs, **_QUIETLY))
-
-        # `input` is what a person does; what the page itself sets does not come back to it.
-        boxes = [put[name].input for name in ("listed", "mode", "factor", "first", "last")]
-        listen([self.run.click, *boxes, *(put[name].submit for name in ("text", "others"))], VIEWS)
-        listen([put["vector_layer"].input, put["vector_token"].submit], ["vectors"])
-        listen([put["attention_layer"].input, put["head"].input], ["attention"])
         put["mode"].change(lambda mode: gr.update(visible=mode == "scale"), put["mode"], put["factor"], **_QUIETLY)
-
-        everything = [*(self.pieces[name] for name in ("head", "said", *VIEWS)), self.query]
-
-        def pressed(event: Any, *values: Any) -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            # The number comes from a browser: whatever it is, `_state` holds it against what a blank can be.
-            pressed_blank = (event._data or {}).get("blank")
-            given["blank"] = given["blank"] if pressed_blank is None else pressed_blank
-            return [given["blank"], *self._shown(lambda: _state(self.explorer, given), ["guesses"])]
-
-        # gradio hands over what a function's annotations name; only here does it have names.
-        pressed.__annotations__["event"] = gr.EventData
-        guesses = [self.pieces[name] for name in ("head", "said", "guesses")]
-        press = self.pieces["passage"].click(pressed, every, [put["blank"], *guesses, self.query], **_QUIETLY)
-        self._then(press)
-
-        def another(*values: Any) -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            given["seed"] += 1
-            return [given["seed"], *self._shown(lambda: _state(self.explorer, given), VIEWS)]
-
-        self._then(self.again.click(another, every, [put["seed"], *everything], **_QUIETLY))
+        then_show(self.again.click(None, put["seed"], put["seed"], js="(seed) => seed + 1", **_QUIETLY))
 
         def drawn(*values: Any) -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            given["seed"] += 1
+            given = self._given(values)
+            seed = given["seed"] = given["seed"] + 1
             try:
                 state = replace(_state(self.explorer, given | {"listed": [], "others": ""}), dims=())
-                text = ", ".join(map(str, self.explorer.random_dims(state)))
+                return [[], ", ".join(map(str, self.explorer.random_dims(state))), seed, ""]
             except OutlierlensError as error:
-                return [given["seed"], [], given["others"], *self._failed(error, VIEWS)]
-            given |= {"listed": [], "others": text}
-            return [given["seed"], [], text, *self._shown(lambda: _state(self.explorer, given), VIEWS)]
+                return [given["listed"], given["others"], seed, str(error)]
 
-        outputs = [put["seed"], put["listed"], put["others"], *everything]
-        self._then(self.draw.click(drawn, every, outputs, **_QUIETLY))
+        then_show(self.draw.click(drawn, every, [put[name] for name in ("listed", "others", "seed", "wrong")], **last))
 
         def streamed(*values: Any) -> list[Any]:
-            given = dict(zip(names, values, strict=True))
-            last = self.explorer.stack(given["stack"]).n_layers - 1
-            given |= {"listed": [], "others": "", "first": 0, "last": last, "vector_layer": str(last)}
-            given["attention_layer"] = str(last)
-            state = _state(self.explorer, given)
-            return [*self._set(state), *self._shown(lambda: state, VIEWS)]
+            given = self._given(values)
+            mode, factor, seed = str(given["mode"]), float(given["factor"]), int(given["seed"])
+            return self._set(
+                State(str(given["text"] or ""), mode=mode, factor=factor, stack=str(given["stack"]), seed=seed)
+            )
 
-        self._then(put["stack"].input(streamed, every, [*every, *everything], **_QUIETLY))
-
-        self._open(blocks, [*every, *everything])
-
-    def _open(self, blocks: Any, outputs: list[Any]) -> None:
-        """What somebody sees who opens the page: the state of their link, or the first one."""
+        then_show(put["stack"].input(streamed, every, every, **last))
 
         def opened(request: Any) -> list[Any]:
+            """What somebody sees who opens the page: the state of their link, or the first one."""
             given = dict(request.query_params) if request else {}
             wanted = [name for name in given if name in State.__dataclass_fields__]
             try:
-                state = State.from_query(given) if wanted else self.first
-                controls = self._set(state)
+                return self._set(State.from_query(given) if wanted else self.first)
             except OutlierlensError as error:
-                return [*self._set(self.first), *self._failed(error, VIEWS)]
-            return [*controls, *self._shown(lambda: state, VIEWS)]
+                return self._set(self.first, str(error))
 
-        opened.__annotations__["request"] = self.gr.Request
-        self._then(blocks.load(opened, None, outputs, **_QUIETLY))
+        # gradio hands over what a function's annotations name; only here does it have names.
+        opened.__annotations__["request"] = gr.Request
+        then_show(blocks.load(opened, None, every, **_QUIETLY))
 
-    def _then(self, done: Any) -> None:
-        done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
+    def _given(self, values: Sequence[Any]) -> dict[str, Any]:
+        """{name of a control: what it holds}."""
+        return dict(zip(self.controls, values, strict=True))
 
-    def _set(self, state: State) -> list[Any]:
-        """What the controls show for `state`, in their order."""
+    def _set(self, state: State, wrong: str = "") -> list[Any]:
+        """What the controls hold for `state`, in their order; `wrong` is said in place of the views."""
         gr, explorer = self.gr, self.explorer
         stack = explorer.stack(state.stack)
         choices = self._choices(stack.name)
@@ -247,24 +234,26 @@ class _Page:
             "head": state.head,
             "seed": state.seed,
             "blank": state.blank,
+            "wrong": wrong,
         }
         return [values[name] for name in self.controls]
 
-    def _shown(self, state: Callable[[], State], views: Sequence[str]) -> list[Any]:
-        """The head, what is said, the views and the link of a state; or the message that says what is wrong with it."""
+    def _shown(self, given: dict[str, Any]) -> list[Any]:
+        """The head, what is said, the views and the link of what the controls hold; or the message that says what is wrong."""
         try:
-            given = state()
-            found = self.explorer.look(given, views)
+            if given["wrong"]:
+                raise BadInput(given["wrong"])
+            found = self.explorer.look(_state(self.explorer, given))
         except OutlierlensError as error:
-            return self._failed(error, views)
+            return self._failed(error)
         pieces = html.drawn(self.explorer, found)
         query = found.state.query()
         head = html.head(self.explorer, found.state.stack)
-        return [head, html.said(found), *(pieces[view] for view in views), f"?{query}" if query else ""]
+        return [head, html.said(found), *(pieces[view] for view in VIEWS), f"?{query}" if query else ""]
 
-    def _failed(self, error: OutlierlensError, views: Sequence[str]) -> list[Any]:
+    def _failed(self, error: OutlierlensError) -> list[Any]:
         # Numbers of an earlier state beside the message would be taken for those of this one.
-        return [html.head(self.explorer, ""), html.alert(str(error)), *("" for _ in views), self.gr.skip()]
+        return [html.head(self.explorer, ""), html.alert(str(error)), *("" for _ in VIEWS), self.gr.skip()]
 
 
 _QUIETLY: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}

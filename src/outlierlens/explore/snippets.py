@@ -23,7 +23,7 @@ MEAN_TEXTS = 16  # of the shipped excerpt, over which mode "mean" takes its mean
 # What differs from view to view: imports, then what is done once, then what is done under each condition.
 _IMPORTS = {
     "passage": "from outlierlens.fill import continuation, exercise, fill, filled",
-    "loss": "import numpy as np\n\nfrom outlierlens.tasks import TaskOptions, bootstrap, make_task",
+    "loss": ("from outlierlens.statistics import mean_interval\nfrom outlierlens.tasks import TaskOptions, make_task"),
     "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.fill import exercise, fill",
     "vectors": "from outlierlens.hidden import tapped\nfrom outlierlens.reading import TextReading",
     "attention": "from outlierlens.attention_maps import tapped_attention\nfrom outlierlens.reading import TextReading",
@@ -57,8 +57,8 @@ _UNDER = {
     "loss": """\
     with ablation.off(plan):
         values, _ = measure()
-    change, same = values - intact, np.ones(len(values))
-    result[label] = (values.mean(), bootstrap(values, same, seed=0), change.mean(), bootstrap(change, same, seed=0))
+    change = values - intact
+    result[label] = (values.mean(), mean_interval(values), change.mean(), mean_interval(change))
 """,
     "guesses": """\
     with ablation.off(plan):

@@ -6,6 +6,7 @@ from typing import Any
 
 from outlierlens.errors import need, printable
 from outlierlens.finetuned import FineTuned, SeedRun
+from outlierlens.interval_words import interval_text
 
 # What the hub calls metrics; a model-index has these types and our names beside them.
 HUB_METRICS = {
@@ -29,8 +30,6 @@ def card(tuned: FineTuned, run: SeedRun) -> str:
         for row in run.epochs
     )
     shown = {**tuned.settings, "seed": run.seed}
-    if run.precision:  # what "auto" was
-        shown["precision"] = run.precision
     settings = "\n".join(f"- {name}: {value}" for name, value in shown.items())
     base, train, dev, command = (
         printable(text)
@@ -42,7 +41,7 @@ def card(tuned: FineTuned, run: SeedRun) -> str:
 # {base} fine-tuned on {tuned.task}
 
 Epoch {run.best_epoch:g} of {len(run.epochs)}, the one with the best {tuned.metric} on {tuned.n_dev:,} dev examples:
-{scores} (95 % interval of {tuned.metric} {run.low:.4f} to {run.high:.4f}, examples resampled).
+{scores} (95 % interval of {tuned.metric} {interval_text(run.low, run.high, ".4f")}, examples resampled).
 The dev set chose the epoch, so these numbers are slightly optimistic.
 
 | epoch | dev loss | {" | ".join(names)} |

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outlierlens.checkpoint import WEIGHTS
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.finetune.settings import differences
 from outlierlens.finetuned import EpochScore, SeedRun
@@ -71,11 +72,12 @@ def claim(folder: Path, identity: Mapping[str, Any], seeds: Sequence[int], *, ov
 
 
 def named_by_weights(model: str, subfolder: str = "") -> dict[str, str]:
-    """What tells one model from another: its name; of a folder, which may be moved, a SHA-256 of its weights (1 s/GB)."""
-    if is_sample(model) or not Path(model).is_dir():
+    """What tells one model from another: its name; of files, which may be moved, a SHA-256 of the weights (1 s/GB)."""
+    if is_sample(model) or not Path(model).exists():
         return {"model": model}
     digest = hashlib.sha256()
-    for path in sorted(file for file in Path(model, subfolder).glob("*") if file.suffix in (".safetensors", ".bin")):
+    inside = [Path(model)] if Path(model).is_file() else Path(model, subfolder).glob("*")
+    for path in sorted(file for file in inside if file.suffix in WEIGHTS):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return {"weights": digest.hexdigest()}

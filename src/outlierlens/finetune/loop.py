@@ -24,7 +24,6 @@ import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from outlierlens.ablate import zero_weights_
-from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput
 from outlierlens.finetune.batches import Collator, Rows
 from outlierlens.finetune.card import card
@@ -44,7 +43,7 @@ from outlierlens.run_files import newest_checkpoint
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.tasks.metrics import interval
-from outlierlens.training import computes_in, full_precision, training_arguments
+from outlierlens.training import full_precision, training_arguments
 
 LOGS_PER_EPOCH = 4
 LOG_AT_LEAST = 50  # steps
@@ -160,12 +159,13 @@ def _one(
     _train(loaded, rows, scorer, kept, settings, options)
     where = kept.finish()
     with np.load(where / PREDICTIONS) as said:
-        words = scorer.weights if dev.task.level == "token" else None
-        low, high = interval(dev.task.metric, said["truth"], said["predicted"], seed=settings.seed, words=words)
+        groups = dev.family  # of pairs; words go by their text
+        if dev.task.level == "token":
+            groups = np.repeat(np.arange(len(dev)), scorer.weights.astype(np.int64))
+        low, high = interval(dev.task.metric, said["truth"], said["predicted"], seed=settings.seed, groups=groups)
     run = SeedRun(
         settings.seed, str(where), tuple(kept.epochs), kept.best_epoch, low, high,
         fingerprint(load_model(str(where), exact).model), time.monotonic() - started, base,
-        computes_in(settings.precision, pick_device(options.load.device)),
     )  # fmt: skip
     write_text(folder / DONE, json.dumps(dataclasses.asdict(run)))
     return run

@@ -7,7 +7,7 @@ from typing import Any
 
 from outlierlens.errors import BadInput
 
-PRECISIONS = ("auto", "float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FinetuneSettings:
         batch: examples of a step. weight_decay: of AdamW, not on norms and biases.
         max_length: tokens at which examples are cut.
         train_limit: so many examples drawn at random (by `seed`) from the training split; None takes all.
-        precision: "auto" is bfloat16 where the hardware computes in it.
+        precision: what a training computes in, "float32" or "bfloat16"; weights stay float32.
         seed: of the head's first weights, the order of examples and dropout.
         save_steps: steps between checkpoints to continue from; None is one an epoch.
         off: dimensions whose weights are set to zero in all layers before training, as `zeroed_weights` does; the model
@@ -35,7 +35,7 @@ class FinetuneSettings:
     warmup: float = 0.0
     max_length: int = 256
     train_limit: int | None = None
-    precision: str = "auto"
+    precision: str = "float32"
     seed: int = 42
     save_steps: int | None = None
     off: tuple[int, ...] = ()

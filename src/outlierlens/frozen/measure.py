@@ -192,7 +192,7 @@ class _Scores:
     def __init__(self, metric: str, splits: Splits, layers: tuple[str, ...], said: Sequence[np.ndarray], seed: int):
         self.metric, self.layers, self.seed, self.said = metric, layers, seed, said
         self.truth = [np.array(part.labels) for part in (splits.train, splits.dev, splits.test)]
-        self.statistic = Statistic(metric, self.truth[2])
+        self.statistic = Statistic(metric, self.truth[2], splits.test.family)
         # By split [fix, layer].
         self.values = [
             np.array([[score(metric, truth, layer) for layer in fix] for fix in part])
@@ -202,7 +202,12 @@ class _Scores:
     def fix(self, i: int, spec: FixSpec, fixes: Sequence[Fix], loss: np.ndarray) -> FixScores:
         """Scores of the repair number `i`."""
         test = self.said[2]
-        ends = np.array([interval(self.metric, self.truth[2], layer, seed=self.seed) for layer in test[i]])
+        ends = np.array(
+            [
+                interval(self.metric, self.truth[2], layer, seed=self.seed, groups=self.statistic.groups)
+                for layer in test[i]
+            ]
+        )
         layers = range(len(self.layers))
         changes = np.array([self._change((0, layer), (i, layer)) for layer in layers])
         by_dev, by_test = (self._chosen(i, values, ends) for values in self.values[1:])

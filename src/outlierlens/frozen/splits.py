@@ -12,7 +12,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.labelled import Examples, LabelledTask, read_examples
-from outlierlens.vectors.apart import plain
+from outlierlens.labelled.apart import plain
 
 HELD_OUT = 1000  # examples of a dev split that is held out of train, at most a fifth of it
 
@@ -22,7 +22,7 @@ class Protocol:
     """How a task is read and trained on unless asked otherwise.
 
     Attributes:
-        train_batch: examples of a step (Luo et al. 2021, section 5.4, for the paper's tasks).
+        train_batch: examples of a step (Luo et al. 2021, section 4.4, for the paper's tasks).
         limit, test_limit: training examples, and test examples, drawn by the seed; None takes all.
         dev, test: names of the splits; without `dev` it is held out of train, without `test` it is the task's evaluated one.
     """

@@ -25,7 +25,7 @@ BLOCK_BYTES = 200_000_000  # of vectors in float64 that predictions are made of 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How the classifiers are trained: cross-entropy by Adam (Luo et al. 2021, section 5.4).
+    """How the classifiers are trained: cross-entropy by Adam (Luo et al. 2021, section 4.4).
 
     Attributes:
         n_classes: number of classes.

@@ -42,7 +42,7 @@ def mean_cosine(units: np.ndarray, weights: np.ndarray | None = None) -> np.ndar
 
 
 def pair_cosines(units: np.ndarray) -> np.ndarray:
-    """Cosine of rows 0 and 1, 2 and 3, … [pair]: pairs that share no row (Luo et al. 2021, section 5)."""
+    """Cosine of rows 0 and 1, 2 and 3, … [pair]: pairs that share no row (Luo et al. 2021, section 4.1)."""
     n = len(units) // 2 * 2
     return (units[0:n:2] * units[1:n:2]).sum(1)
 

@@ -21,7 +21,7 @@ from outlierlens.geometry.cosines import (
 )
 from outlierlens.geometry.drawing import Sample
 from outlierlens.geometry.resampling import GROUPS, estimate, jackknife, sentence_weights
-from outlierlens.geometry.spread import effective_rank, iso_score, isotropic_iso_score, left_out
+from outlierlens.geometry.spread import effective_rank, iso_scores, own_scatters, scatters
 from outlierlens.vectors.fixes import Fix, FixSpec
 
 TOP = 10  # dimensions of largest contribution that are kept
@@ -70,7 +70,8 @@ class LayerMeasure:
         first = random.integers(n, size=PAIRS)
         self.pairs = np.stack([first, (first + random.integers(1, n, size=PAIRS)) % n], axis=1)
         size = np.diff(np.append(sample.starts, sample.whole.stop - sample.whole.start))
-        self.group = np.repeat(np.arange(len(sample.starts)) % min(GROUPS, max(len(sample.starts), 1)), size)
+        self.group = np.arange(len(sample.starts)) % min(GROUPS, max(len(sample.starts), 1))  # [sentence]
+        self.group_of_token = np.repeat(self.group, size)
 
     def rows(self, layer: str, vectors: np.ndarray, fixes: Sequence[FixedLayer]) -> tuple[LayerGeometry, ...]:
         """Every fix of one layer, of `vectors` [span, dim] as the model gives them; differences are from the raw ones.
@@ -79,33 +80,34 @@ class LayerMeasure:
             BadInput: fewer than two token vectors of whole sentences.
         """
         whole = np.asarray(vectors[self.sample.whole], dtype=np.float64)
-        covariances = left_out(whole, self.group)
+        parts = scatters(whole, self.group_of_token)
         raw: _Measured | None = None
         found = []
         for one in sorted(fixes, key=lambda fixed: fixed.spec.kind != "raw"):
-            row, measured = self._row(layer, vectors, covariances, one, raw)
+            row, measured = self._row(layer, vectors, parts, one, raw)
             raw = measured if one.spec.kind == "raw" else raw
             found.append(row)
         order = [one.spec.name for one in fixes]
         return tuple(sorted(found, key=lambda row: order.index(row.fix)))
 
     def _row(
-        self, layer: str, vectors: np.ndarray, covariances: list[np.ndarray], one: FixedLayer, raw: _Measured | None
+        self, layer: str, vectors: np.ndarray, parts: np.ndarray, one: FixedLayer, raw: _Measured | None
     ) -> tuple[LayerGeometry, _Measured]:
         sample, fix = self.sample, one.fix
         tokens = unit(fix.apply(vectors[sample.pairs]))
         words = intra = None
+        whole = fix.apply(vectors[sample.whole])
         if len(sample.word):
             words = self_similarity(unit(fix.apply(vectors[sample.contexts])), sample.word, self.of_contexts)
         if self.of_whole is not None:
-            intra = _weighted(to_the_mean(fix.apply(vectors[sample.whole]), sample.starts), self.of_whole)
-        moved = [_moved(covariance, fix.matrix) for covariance in covariances]
+            intra = _weighted(to_the_mean(whole, sample.starts), self.of_whole)
+        moved = _moved(parts, fix.matrix)
         measured = _Measured(
             cosine=mean_cosine(tokens, self.of_tokens),
             pairs=_weighted(pair_cosines(tokens), self.of_pairs),
             words=words,
             intra=intra,
-            iso=np.array([iso_score(covariance) for covariance in moved]),
+            iso=iso_scores(moved, own_scatters(whole, sample.starts), self.group),
         )
         if one.spec.kind == "raw":
             raw = measured
@@ -127,9 +129,8 @@ class LayerMeasure:
             self_similarity_adjusted=_estimate("words", measured, raw, adjusted=True),
             intra_sentence=_estimate("intra", measured, raw),
             intra_sentence_adjusted=_estimate("intra", measured, raw, adjusted=True),
-            iso_score=jackknife(measured.iso, None if raw is None else raw.iso),
-            iso_score_ceiling=isotropic_iso_score(len(self.group), width),
-            effective_rank=effective_rank(moved[0]),
+            iso_score=jackknife(measured.iso, None if raw is None else raw.iso, len(self.group)),
+            effective_rank=effective_rank(moved.sum(0)),
             top=tuple(_contribution(dim, every, total) for dim in largest) if coordinates else (),
             named=tuple(_contribution(dim, every, total) for dim in self.named) if coordinates else (),
             top_share=float(every[largest[:3]].sum() / total),
@@ -161,6 +162,6 @@ def _weighted(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.divide(weights[:, there] @ values[there], total, out=found, where=total > 0)
 
 
-def _moved(covariance: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Covariance of x · matrix."""
-    return covariance * np.outer(matrix, matrix) if matrix.ndim == 1 else matrix.T @ covariance @ matrix
+def _moved(parts: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Scatters [group, dim, dim] of x · matrix."""
+    return parts * np.outer(matrix, matrix) if matrix.ndim == 1 else matrix.T @ parts @ matrix

@@ -14,6 +14,7 @@ LEVEL = 0.95
 # 97.5th percentile of Student's t at 1 to 9 degrees of freedom, of a jackknife over as many groups and one.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 GROUPS = len(STUDENT) + 1
+FEWEST_SENTENCES = 100  # of a jackknife
 
 
 def sentence_weights(n: int, n_bootstrap: int, seed: int) -> np.ndarray:
@@ -37,11 +38,14 @@ def estimate(values: np.ndarray, raw: np.ndarray | None) -> Estimate:
     return Estimate(float(values[0]), low, high, float(change[0]), *_percentiles(change))
 
 
-def jackknife(values: np.ndarray, raw: np.ndarray | None) -> Estimate:
-    """Value and interval of `values`: all sentences, then without each group in turn; and of their difference from `raw`.
+def jackknife(values: np.ndarray, raw: np.ndarray | None, n: int) -> Estimate:
+    """Value and interval of `values`: all `n` sentences, then without each group in turn; and of their difference from `raw`.
 
-    Of groups left out a t interval: a bootstrap draws vectors twice, which makes any spread look smaller than it is.
+    Of groups left out a t interval: a bootstrap draws vectors twice, which makes any spread look smaller than it is. NaN, not
+    settled, of fewer than 100 sentences.
     """
+    if n < FEWEST_SENTENCES:
+        values = np.concatenate([values[:1], np.full(len(values) - 1, np.nan)])
     low, high = _student(values)
     if raw is None:
         return Estimate(float(values[0]), low, high, *(float("nan"),) * 3)

@@ -19,8 +19,8 @@ from outlierlens.errors import BadInput
 from outlierlens.geometrical import Geometry, LayerGeometry
 from outlierlens.geometry.drawing import Drawing, Sample, draw, kept_tokens
 from outlierlens.geometry.layers import FixedLayer, LayerMeasure
+from outlierlens.labelled.apart import apart, once
 from outlierlens.models import LoadedModel
-from outlierlens.vectors.apart import apart, once
 from outlierlens.vectors.fixes import ENOUGH, USUAL, FixSpec, make_fix, parse_fixes
 from outlierlens.vectors.moments import Moments
 from outlierlens.vectors.read import (
@@ -241,8 +241,8 @@ def _notes(sample: Sample, fitted: _Fitted, options: GeometryOptions, width: int
     n_tokens = sample.whole.stop - sample.whole.start
     if n_tokens < ENOUGH * width:
         notes.append(
-            f"IsoScore and effective rank rest on {n_tokens:,} token vectors, fewer than {ENOUGH} a dimension: both are "
-            f"too small, also those of isotropic vectors (see the ceiling)"
+            f"the effective rank rests on {n_tokens:,} token vectors, fewer than {ENOUGH} a dimension: it is too small, also "
+            f"that of isotropic vectors"
         )
     short = sorted({spec.name for spec in options.fixes if spec.kind == "whiten"})
     if short and fitted.moments and fitted.n_vectors < ENOUGH * width:

@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.labelled.apart import families, plain
 from outlierlens.labelled.labels import are_numbers, finder, places_among
 from outlierlens.labelled.table import TASKS, LabelledTask
 from outlierlens.tables import ENDINGS, Table, joined, open_table
@@ -56,6 +59,16 @@ class Examples(Texts):
             digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
         digest.update(repr(self.labels).encode())
         return digest.hexdigest()
+
+    @property
+    def family(self) -> np.ndarray | None:
+        """Which pairs of texts with a similarity hang together by texts that they share, int [text].
+
+        None where examples are single texts, or have classes: those are taken one by one.
+        """
+        if not (self.pairs and self.task.regression):
+            return None
+        return families(*([plain(text) for text in side] for side in (self.texts, self.pairs)))
 
     def first(self, n: int) -> "Examples":
         """The first `n` examples (or all)."""

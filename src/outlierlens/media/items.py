@@ -138,6 +138,7 @@ class LabelledItems(Items):
 
     task: LabelledTask
     labels: tuple[int, ...]
+    family: None = None  # items are no pairs: none hangs together with another
 
     def _hashed(self) -> Any:
         digest = super()._hashed()

@@ -116,10 +116,10 @@ def predictions(
     options = options or PredictionOptions()
     inputs = _inputs(loaded, options)
     stack = text_stack(loaded, options.stack)
-    outliers = scan_stream(loaded, stack.name).dims
-    if dims is None and not outliers:
+    found = scan_stream(loaded, stack.name).dims if dims is None else dims
+    if not found:
         raise BadInput(f"the scan of {loaded.name} finds no outlier to switch off; name dimensions (--dims)")
-    plan = plan_dims(stack, stream_width(loaded.model, stack), outliers if dims is None else dims)
+    plan = plan_dims(stack, stream_width(loaded.model, stack), found)
     switches = Switches.make(loaded, stack, options.mode, texts, options.task, head_norm=options.paper_compat)
     tasks = {name: INPUT_TASKS[name](loaded, texts.texts, options.task) for name in inputs}
     first = tasks[inputs[0]]
@@ -129,7 +129,7 @@ def predictions(
     heard: list[Heard] = []
     speech: list[PartsOfSpeech] = []
     for number, (name, task) in enumerate(tasks.items()):
-        conditions = _conditions(task, unigram, plan, interventions, (switches.width, outliers, options))
+        conditions = _conditions(task, unigram, plan, interventions, switches.width, options)
         report = _reporter(progress, name, number, len(tasks))
         _hear(task, switches, conditions, report)
         heard.append(_summed(name, task, unigram, counts, conditions, options))
@@ -238,17 +238,16 @@ def _conditions(
     unigram: Unigram,
     plan: Plan,
     interventions: Sequence[str],
-    drawn: tuple[int, Sequence[int], PredictionOptions],
+    width: int,
+    options: PredictionOptions,
 ) -> list[_Condition]:
     """Intact first, then every intervention with the chosen and the random dimensions."""
-    width, outliers, options = drawn
     scale = Scale.of(unigram, task.loaded.device)
     groups = min(GROUPS, task.n_texts)
     chosen = every(plan)
     sets: tuple[tuple[int, ...], ...] = ()
     if options.n_random:
-        avoid = {*chosen, *outliers}
-        sets = random_sets(width, len(chosen), avoid=avoid, n=options.n_random, seed=options.task.seed).free
+        sets = random_sets(width, len(chosen), n=options.n_random, seed=options.task.seed, other_than=chosen)
 
     def made(label: str, intervention: str, off: Plan, *, whole: bool) -> _Condition:
         tally = Tally(scale, n_texts=task.n_texts, n_groups=groups if whole else 1, keep=whole)

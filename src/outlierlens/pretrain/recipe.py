@@ -140,7 +140,7 @@ class TrainingRecipe:
         batch: rows of an optimizer step on one process, `accumulation` forward passes together.
         mask_share: share of the ordinary tokens to predict.
         schedule: of the learning rate after the warm-up: linear or cosine to zero, polynomial (power 1, to 1e-7), constant.
-        precision: auto (bfloat16 where the hardware computes in it), float32 or bfloat16.
+        precision: what a step computes in, float32 or bfloat16; weights stay float32.
         clip_norm: largest norm of the gradient; 0 never clips.
         save_every, evaluate_every, log_every, watch_every: in steps; 0 saves or evaluates at the end only.
         evaluate_rows: held-out rows that an evaluation reads, always the same; 0 reads all of them.
@@ -161,7 +161,7 @@ class TrainingRecipe:
     adam_epsilon: float = 1e-8
     clip_norm: float = 1.0
     mask_share: float = 0.15
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
     save_every: int = 0
     evaluate_every: int = 0

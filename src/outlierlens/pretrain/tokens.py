@@ -43,11 +43,9 @@ def train_tokenizer(sentences: Iterable[str], recipe: TokenizerRecipe, length: i
 def load_tokenizer(source: str, *, offline: bool = False) -> Any:
     """The tokenizer in a directory, of a sample or of a hub id; raises BadInput when it is none of these or lacks a mask."""
     transformers = need("transformers", "models", "reading a tokenizer")
-    from outlierlens import samples
+    from outlierlens.model_folder import model_folder
 
-    folder = source
-    if samples.is_sample(source):
-        folder = str(samples.model_directory(source, lambda _message: None))
+    folder = model_folder(source, offline=offline, weights=False) or source
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=offline)
     # KeyError: a file of tokens that is JSON of something else.

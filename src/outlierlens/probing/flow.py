@@ -2,7 +2,7 @@
 
     flow = Flow(loaded, tokens, FlowOptions(reading, n_positions=66, seed=0))
     for epoch in range(n_epochs):
-        for states, positions in flow.steps(epoch): …       # [layer, token, dim], [token]; 128 tokens at a time
+        for states, positions, texts in flow.steps(epoch): …    # [layer, token, dim], [token], [token]; 128 tokens a time
 
 Texts come in an order drawn anew each epoch, in pools of a few thousand tokens: within a pool they are sorted by length, so
 that little is padding, and its tokens are shuffled before they are dealt out, so that a step sees long and short texts
@@ -83,25 +83,25 @@ class Flow:
         """What the vectors of all tokens take."""
         return 4 * int(np.prod(self._shape, dtype=np.int64))
 
-    def steps(self, epoch: int) -> Iterator[tuple["Tensor", "Tensor"]]:
-        """(states [layer, token, dim], positions [token]), `batch` tokens at a time, and what is left at the end."""
+    def steps(self, epoch: int) -> Iterator[tuple["Tensor", "Tensor", "Tensor"]]:
+        """(states [layer, token, dim], positions [token], texts [token]), `batch` tokens at a time, and what is left."""
         import torch
 
         random = np.random.default_rng([self.options.seed, 17, epoch])
         size, held = self.options.batch, Held()
-        for states, positions in self._read(epoch, self._order(random)):
-            held.add(states, positions)
+        for states, positions, texts in self._read(epoch, self._order(random)):
+            held.add(states, positions, texts)
             if held.n >= self.pool:
-                pool, places = held.take()
+                pool, places, of = held.take()
                 order = torch.from_numpy(random.permutation(len(places))).to(places.device)
                 whole = len(order) - len(order) % size
                 for some in order[:whole].split(size):
-                    yield pool[:, some], places[some]
-                held.add(pool[:, order[whole:]], places[order[whole:]])
+                    yield pool[:, some], places[some], of[some]
+                held.add(pool[:, order[whole:]], places[order[whole:]], of[order[whole:]])
         if held.n:
-            pool, places = held.take()
+            pool, places, of = held.take()
             for some in torch.from_numpy(random.permutation(len(places))).to(places.device).split(size):
-                yield pool[:, some], places[some]
+                yield pool[:, some], places[some], of[some]
 
     def _order(self, random: np.random.Generator) -> list[int]:
         """Texts in random order, sorted by length within a pool."""
@@ -119,8 +119,8 @@ class Flow:
     def _by_length(self, pool: list[int]) -> list[int]:
         return sorted(pool, key=lambda text: -len(self.tokens.encoded["input_ids"][text]))
 
-    def _read(self, epoch: int, order: list[int]) -> Iterator[tuple["Tensor", "Tensor"]]:
-        """(states, positions) of a few texts at a time, in `order`: out of the model, or out of the cache."""
+    def _read(self, epoch: int, order: list[int]) -> Iterator[tuple["Tensor", "Tensor", "Tensor"]]:
+        """(states, positions, texts) of a few texts at a time, in `order`: out of the model, or out of the cache."""
         import torch
 
         reading, label = self.options.reading, f"training, epoch {epoch + 1} of {self.options.n_epochs}"
@@ -133,17 +133,18 @@ class Flow:
             for start in range(0, len(order), reading.batch_size):
                 texts = order[start : start + reading.batch_size]
                 states = torch.from_numpy(self._cache[self._rows(texts)]).to(self.loaded.device)
-                places = np.concatenate([self.positions[text] for text in texts])
-                yield states.transpose(0, 1), torch.from_numpy(places).to(self.loaded.device)
+                places = torch.from_numpy(np.concatenate([self.positions[text] for text in texts]))
+                of = torch.tensor(texts).repeat_interleave(torch.tensor([len(self.positions[text]) for text in texts]))
+                yield states.transpose(0, 1), places.to(self.loaded.device), of.to(self.loaded.device)
                 progress("", start + len(texts), len(order))
             return
         if self.options.cache and not epoch:
             self._cache = allocate(self._shape, reading.budget, what="vectors of all tokens")
         for batch in token_batches(self.loaded, self.tokens, replace(reading, progress=progress), order=order):
-            states, positions, _ = taken(batch, self.options.special, self.options.n_positions)
+            states, positions, rows = taken(batch, self.options.special, self.options.n_positions)
             if self._cache is not None:
                 self._cache[self._rows(batch.texts)] = states.transpose(0, 1).cpu().numpy()
-            yield states, positions
+            yield states, positions, torch.tensor(batch.texts, device=rows.device)[rows]
 
     def _rows(self, texts: Sequence[int]) -> np.ndarray:
         """Rows of the cache that hold the tokens of `texts`, text after text."""
@@ -151,23 +152,24 @@ class Flow:
 
 
 class Held:
-    """States and positions that wait until there are enough of them. `n` tokens."""
+    """States, positions and texts of tokens that wait until there are enough of them. `n` tokens."""
 
     def __init__(self) -> None:
         self.n = 0
-        self._parts: list[tuple[Tensor, Tensor]] = []
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add(self, states: "Tensor", positions: "Tensor") -> None:
+    def add(self, states: "Tensor", positions: "Tensor", texts: "Tensor") -> None:
         """Take in some tokens."""
-        self._parts.append((states, positions))
+        self._parts.append((states, positions, texts))
         self.n += len(positions)
 
-    def take(self) -> tuple["Tensor", "Tensor"]:
-        """All of them, [layer, token, dim] and [token]; nothing is held any more."""
+    def take(self) -> tuple["Tensor", "Tensor", "Tensor"]:
+        """All of them, [layer, token, dim], [token] and [token]; nothing is held any more."""
         import torch
 
         parts, self._parts, self.n = self._parts, [], 0
-        return torch.cat([states for states, _ in parts], dim=1), torch.cat([places for _, places in parts])
+        states, positions, texts = zip(*parts, strict=True)
+        return torch.cat(states, dim=1), torch.cat(positions), torch.cat(texts)
 
 
 def counted(

@@ -5,7 +5,8 @@ judged.right[0].sum() / judged.n.sum()             # accuracy of the first varia
 judged.contribution[3].sum(0) / judged.n_at.sum()  # mean |w · v| of layer 3 [dim]
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from outlierlens.models import LoadedModel
 from outlierlens.probed import Change, ProbeScore
 from outlierlens.probing.flow import taken
+from outlierlens.probing.redrawn import LEVEL, deviation, with_training
 from outlierlens.tasks.resampled import bca, mean_value
 from outlierlens.vectors.read import ReadOptions, Tokens, token_batches
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 N_DRAWS = 2000
+NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,13 @@ class Variants:
         of: row of the states that each reads [variant]; the first are 0, 1, 2, … for each layer.
         weight: [variant, dim, position].
         scale: of each layer's vectors [layer].
+        redrawn: weights of each variant where training was drawn again [variant] of [dim, redraw, position]; () if it was not.
     """
 
     of: tuple[int, ...]
     weight: "Tensor"
     scale: "Tensor"
+    redrawn: tuple["Tensor", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Judged:
         n_at: tokens [position]. right_at: [variant, position].
         loss: mean cross-entropy in nats [variant].
         contribution: sum of |w · v| over the tokens of each position [layer, position, dim].
+        weight: mean of |w| over the same tokens [layer, dim], w of vectors that are divided by their layer's scale.
+        redrawn: accuracy of each variant where training was drawn again [redraw, variant].
     """
 
     n: np.ndarray
@@ -64,27 +71,42 @@ class Judged:
     right_at: np.ndarray
     loss: np.ndarray
     contribution: np.ndarray
+    weight: np.ndarray
+    redrawn: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def score(self, variant: int, *, seed: int) -> ProbeScore:
-        """Of one variant, with its interval: texts drawn with replacement (BCa, see `tasks.resampled`)."""
+        """Of one variant, with its interval: evaluated texts drawn with replacement (BCa, see `tasks.resampled`), and the
+        spread over redraws of training (see `redrawn.with_training`)."""
         with np.errstate(invalid="ignore"):
             by_position = self.right_at[variant] / self.n_at
         low, high = self._interval(2 * self._share(variant) - 1, seed)  # in [−1, 1], where a difference of shares lies
         total = self.n.sum()
+        accuracy = float(self.right[variant].sum() / total)
+        redrawn = self._redrawn(variant)
+        ends = ((low + 1) / 2, (high + 1) / 2)
+        low, high = np.clip(with_training(accuracy, ends, redrawn), 0, 1).tolist()
         return ProbeScore(
-            accuracy=float(self.right[variant].sum() / total),
-            low=(low + 1) / 2,
-            high=(high + 1) / 2,
+            accuracy=accuracy,
+            low=low,
+            high=high,
             within_one=float(self.near[variant].sum() / total),
             loss=float(self.loss[variant]),
             by_position=by_position,
+            se_texts=_error(ends),
+            sd_training=deviation(redrawn),
         )
 
     def change(self, variant: int, layer: int, *, seed: int) -> Change:
-        """Accuracy of a variant minus that of `layer`'s vectors as they are, with its paired interval."""
-        low, high = self._interval(self._share(variant) - self._share(layer), seed)
-        value = (self.right[variant].sum() - self.right[layer].sum()) / self.n.sum()
-        return Change(float(value), low, high)
+        """Accuracy of a variant minus that of `layer`'s vectors as they are, with its paired interval: on the same texts, and
+        in the same redraw of training."""
+        ends = self._interval(self._share(variant) - self._share(layer), seed)
+        value = float((self.right[variant].sum() - self.right[layer].sum()) / self.n.sum())
+        redrawn = self._redrawn(variant) - self._redrawn(layer)
+        low, high = np.clip(with_training(value, ends, redrawn), -1, 1).tolist()
+        return Change(value, low, high, _error(ends), deviation(redrawn))
+
+    def _redrawn(self, variant: int) -> np.ndarray:
+        return self.redrawn[:, variant] if len(self.redrawn) else np.zeros(0)
 
     def _share(self, variant: int) -> np.ndarray:
         """Accuracy in each text that has a token."""
@@ -93,6 +115,11 @@ class Judged:
     def _interval(self, values: np.ndarray, seed: int) -> tuple[float, float]:
         value = mean_value(values, self.n[self.n > 0].astype(np.float64), shares=True)
         return bca(value, seed=seed, level=0.95, n_draws=N_DRAWS)
+
+
+def _error(ends: tuple[float, float]) -> float:
+    """The standard error that an interval stands for."""
+    return (ends[1] - ends[0]) / 2 / NORMAL
 
 
 def judge(loaded: LoadedModel, tokens: Tokens, variants: Variants, options: JudgeOptions) -> Judged:
@@ -109,12 +136,14 @@ def judge(loaded: LoadedModel, tokens: Tokens, variants: Variants, options: Judg
     of, n_positions = list(variants.of), variants.weight.shape[2]
     n_variants, device = len(of), variants.weight.device
     rows = variants.weight[: len(variants.scale)].transpose(1, 2).contiguous()  # [layer, position, dim]
-    contribution = torch.zeros_like(rows)
+    contribution, used = torch.zeros_like(rows), torch.zeros(rows.shape[:2], device=device)
     n = np.zeros(len(tokens.texts), dtype=np.int64)
     right, near = (np.zeros((n_variants, len(tokens.texts)), dtype=np.int64) for _ in range(2))
     n_at = torch.zeros(n_positions, dtype=torch.int64, device=device)
     right_at = torch.zeros(n_variants, n_positions, dtype=torch.int64, device=device)
     loss = torch.zeros(n_variants, dtype=torch.float64)
+    n_redraws = variants.redrawn[0].shape[1] if variants.redrawn else 0
+    redrawn = torch.zeros(n_redraws, n_variants, dtype=torch.int64, device=device)
     for batch in token_batches(loaded, tokens, options.reading):
         states, positions, rows_of = taken(batch, options.special, n_positions)
         states = states / variants.scale[:, None, None]
@@ -129,9 +158,14 @@ def judge(loaded: LoadedModel, tokens: Tokens, variants: Variants, options: Judg
             near[variant] += np.bincount(text[close.cpu().numpy()], minlength=len(n))
             right_at[variant] += torch.bincount(positions[hit], minlength=n_positions)
             loss[variant] += torch.nn.functional.cross_entropy(logits, positions, reduction="sum").cpu().double()
+            if n_redraws:
+                weight = variants.redrawn[variant]  # [dim, redraw, position]
+                logits = (states[layer] @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+                redrawn[:, variant] += (logits.argmax(-1) == positions[:, None]).sum(0)
             if variant < len(variants.scale):
                 row = positions if options.row == "gold" else said
                 contribution[layer].index_add_(0, positions, (states[layer] * rows[layer][row]).abs())
+                used[layer] += torch.bincount(row, minlength=n_positions)
     return Judged(
         n=n,
         right=right,
@@ -140,4 +174,6 @@ def judge(loaded: LoadedModel, tokens: Tokens, variants: Variants, options: Judg
         right_at=right_at.cpu().numpy(),
         loss=(loss / max(1, n.sum())).numpy(),
         contribution=contribution.cpu().numpy(),
+        weight=(torch.einsum("lp,lpd->ld", used, rows.abs()) / max(1, n.sum())).cpu().numpy(),
+        redrawn=redrawn.cpu().numpy() / max(1, n.sum()),
     )

@@ -17,6 +17,7 @@ from outlierlens.probing.flow import Flow, FlowOptions, counted
 from outlierlens.probing.joint import Plan, Probes, scales_of
 from outlierlens.probing.judge import Judged, JudgeOptions, Variants, judge
 from outlierlens.probing.kind import in_embeddings, left_only
+from outlierlens.probing.redrawn import FEWEST, times_drawn
 from outlierlens.probing.texts import Split
 from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack, tokenise, wanted_layers
 
@@ -25,6 +26,7 @@ ROWS = ("gold", "predicted")
 TRAIN_TOKENS = 100_000
 DEV_TOKENS = 40_000
 MOST_TEXTS = 50_000  # that are tokenised to find so many tokens
+REDRAWS = 7  # benchmarks/probe.py
 HEAT_DIMS = 12  # largest contributors that a heat map shows beside the named dimensions
 
 
@@ -41,7 +43,8 @@ class ProbeOptions:
         whole: all texts of both sides; else those evaluated end at 40,000 tokens.
         row: "gold" or "predicted": whose row of W contributions are of.
         retrain: also train probes on clipped vectors, where a layer has something to clip.
-        seed: of the order of the tokens and of intervals.
+        redraws: how often training is drawn again for the intervals (see `redrawn`); 0 leaves that out, 1 says nothing.
+        seed: of the order of the tokens, of redraws and of intervals.
     """
 
     reading: ReadOptions = field(default_factory=ReadOptions)
@@ -55,6 +58,7 @@ class ProbeOptions:
     whole: bool = False
     row: Row = "gold"
     retrain: bool = True
+    redraws: int = REDRAWS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +68,10 @@ class ProbeOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadInput(f"{name} is {value}; it must be at least {least}")
+        if self.redraws < 0 or self.redraws == 1:
+            raise BadInput(
+                f"redraws is {self.redraws}; use 2 at least, for one says nothing of a spread, or 0 for none"
+            )
         if not 0 < self.learning_rate < 10:
             raise BadInput(f"learning_rate is {self.learning_rate}; it must be above 0 and below 10")
 
@@ -71,7 +79,7 @@ class ProbeOptions:
 def probe_positions(
     loaded: LoadedModel, split: Split, clipping: Clipping, options: ProbeOptions | None = None, *, command: str = ""
 ) -> PositionProbe:
-    """One linear probe without bias a layer, trained on `split.train`, evaluated on `split.dev` (Luo et al. 2021, section 4).
+    """One linear probe without bias a layer, trained on `split.train`, evaluated on `split.dev` (Luo et al. 2021, section 3).
 
     All layers are trained by one forward pass an epoch and evaluated by one more. Contributions are |w · v| of single
     tokens, absolute first and averaged over all evaluated tokens then; the paper leaves both the row and the order open.
@@ -95,6 +103,9 @@ def probe_positions(
     variants, clipped, retrained = _variants(probes, clipping, names)
     told = reading.told("evaluating")
     judged = judge(loaded, dev, variants, JudgeOptions(told, options.row, options.special))
+    few = _few(flow, options)
+    if few:
+        judged = replace(judged, redrawn=np.full_like(judged.redrawn, np.nan))
     majority = int(trained_at.argmax())
     named = clipping.every
     layers = tuple(
@@ -131,7 +142,8 @@ def probe_positions(
         in_embeddings=in_embeddings(loaded, dev, reading),
         left_only=left_only(loaded, dev, reading),
         layers=layers,
-        notes=(*split.notes, *_notes(split, train, dev, flow, left_out)),
+        notes=(*split.notes, *_notes(split, train, dev, flow, left_out), *few),
+        n_redraws=options.redraws,
     )
 
 
@@ -168,6 +180,8 @@ def _train(
     options: ProbeOptions,
 ) -> tuple[Probes, Flow]:
     """All probes, trained: one a layer, then one a layer that is clipped."""
+    import torch
+
     from outlierlens.ablate import stream_width
 
     width = stream_width(loaded.model, text_stack(loaded, options.reading.stack))
@@ -176,7 +190,8 @@ def _train(
         raise BadInput(f"dimension {beyond[0]} cannot be clipped; the vectors have dimensions 0 to {width - 1}")
     again = [place for place, name in enumerate(names) if options.retrain and clipping.at(name)]
     of = (*range(len(names)), *again)
-    plan = Plan(of, (*(() for _ in names), *(clipping.at(names[place]) for place in again)), width, n_positions)
+    without = (*(() for _ in names), *(clipping.at(names[place]) for place in again))
+    plan = Plan(of, without, width, n_positions, options.redraws)
     dealt = FlowOptions(
         options.reading, n_positions, options.special, options.batch, options.seed, options.epochs, cache=False
     )
@@ -184,11 +199,12 @@ def _train(
     if options.epochs > 1 and flow.cache_bytes <= options.reading.budget.cache_gb * 1e9:
         flow = Flow(loaded, train, replace(dealt, cache=True), width)
     probes = None
+    times = torch.from_numpy(times_drawn(len(train.texts), options.redraws, seed=options.seed)).to(loaded.device)
     for epoch in range(options.epochs):
-        for states, positions in flow.steps(epoch):
+        for states, positions, texts in flow.steps(epoch):
             if probes is None:
                 probes = Probes(plan, scales_of(states), learning_rate=options.learning_rate)
-            probes.step(states, positions)
+            probes.step(states, positions, times[texts])
     assert probes is not None  # `_positions` found tokens to train on
     return probes, flow
 
@@ -200,20 +216,25 @@ def _variants(
     import torch
 
     weights = [probes.weight[: len(names)]]
+    redrawn = list(probes.redrawn[: len(names)])
     of = list(range(len(names)))
     clipped: dict[int, int] = {}
     for place, name in enumerate(names):
         if clipping.at(name):
             # Zero in the vector and zero in the weight give the same logit.
-            one = probes.weight[place].clone()
-            one[list(clipping.at(name))] = 0
+            one, copies = probes.weight[place].clone(), probes.redrawn[place].clone()
+            for weight in (one, copies):
+                weight[list(clipping.at(name))] = 0
             clipped[place] = len(of)
             of.append(place)
             weights.append(one[None])
+            redrawn.append(copies)
     again = probes.plan.of[len(names) :]
     retrained = {place: len(of) + number for number, place in enumerate(again)}
     weights.append(probes.weight[len(names) :])
-    return Variants((*of, *again), torch.cat(weights), probes.scale), clipped, retrained
+    redrawn += probes.redrawn[len(names) :]
+    copies_of = tuple(redrawn) if probes.plan.n_redraws else ()
+    return Variants((*of, *again), torch.cat(weights), probes.scale, copies_of), clipped, retrained
 
 
 @dataclass(frozen=True)
@@ -248,10 +269,21 @@ def _layer(one: _One, scale: float, judged: Judged, named: tuple[int, ...], seed
         retrained_change=None if one.retrained is None else judged.change(one.retrained, one.place, seed=seed),
         contribution=value,
         mean=float(value.mean()),
+        weight=judged.weight[one.place] / scale,
         named=tuple(contribution(dim) for dim in named),
         other=contribution(others[0]),
         heat_dims=heat_dims,
         heat=at_position[:, list(heat_dims)] / np.maximum(judged.n_at, 1)[:, None],
+    )
+
+
+def _few(flow: Flow, options: ProbeOptions) -> tuple[str, ...]:
+    """What is said where too few texts are trained on to draw them again."""
+    if not options.redraws or len(flow.texts) >= FEWEST:
+        return ()
+    return (
+        f"{len(flow.texts)} texts were trained on, and fewer than {FEWEST} do not say how another training set would differ: "
+        f"no interval is settled (--redraws 0 gives those over the evaluated texts alone)",
     )
 
 

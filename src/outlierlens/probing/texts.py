@@ -10,7 +10,7 @@ import numpy as np
 
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.vectors.apart import apart, once
+from outlierlens.labelled.apart import apart, once
 
 HELD_OUT = 5  # one text in so many, where one data set is all there is
 FEWEST = 10  # texts that can be split

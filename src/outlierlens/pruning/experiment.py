@@ -20,10 +20,11 @@ import numpy as np
 from outlierlens.ablate import put_back
 from outlierlens.arch import live_parameters
 from outlierlens.bench import magnitude as strength_of
-from outlierlens.controls import Plan, compare_with, matched_sets, plan_key, random_sets
+from outlierlens.controls import Plan, compared, matched_sets, plan_key, random_sets
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import unseen_note
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.pruned import PruneExperiment, Removal
 from outlierlens.pruning.removal import Cells
@@ -121,10 +122,7 @@ def prune_experiment(
         intact=intact,
         magnitude=magnitude,
         chosen=chosen,
-        controls=tuple(
-            compare_with(kind, chosen, family, bench.closeness if kind == "matched" else None)
-            for kind, family in measured.items()
-        ),
+        controls=compared(measured, chosen, ranked="random position", closeness=bench.closeness),
         swaps=bench.swaps,
         notes=tuple(bench.notes),
     )
@@ -195,8 +193,7 @@ class _Bench:
         self.fingerprint = fingerprint(loaded.model)
         self.task = make_task(loaded, texts, options.task)
         self.notes: list[str] = list(self.task.notes)
-        if self.task.n_texts < 2:
-            self.notes.append("one text: there is no interval, for nothing can be resampled")
+        self.notes.append(unseen_note(self.task.n_texts))
         self.pruner = Pruner(loaded.model, self.cells)
         self.forced = int(self.cells.total.sum()) * len(self.dims)
         self.budget = max(self.forced, round(options.sparsity * self.pruner.n_candidates))
@@ -240,8 +237,8 @@ class _Bench:
         everywhere = dict.fromkeys(range(n_layers), self.dims)
         found: dict[str, list[Plan]] = {}
         if options.n_random:
-            sets = random_sets(self.cells.width, size, avoid=self.dims, n=options.n_random, seed=options.seed)
-            found["random position"] = [dict.fromkeys(range(n_layers), dims) for dims in sets.free]
+            sets = random_sets(self.cells.width, size, n=options.n_random, seed=options.seed, other_than=self.dims)
+            found["random position"] = [dict.fromkeys(range(n_layers), dims) for dims in sets]
         if options.n_scattered:
             found["scattered"] = [self._scattered(size, number) for number in range(options.n_scattered)]
         if options.n_matched and self.stack.weight_layers == tuple(range(n_layers)):

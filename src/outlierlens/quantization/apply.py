@@ -4,7 +4,7 @@
         loaded.model(**batch)
     with rounded(loaded, recipe, Keeping(dims=(100, 247, 507))) as tally:
         ...
-    change, low, high = loss_change(loaded, task, recipe, seed=0)
+    change, low, high = loss_change(loaded, task, recipe)
 
 Keeping dimension d of the stream in high precision is: in every linear that reads the stream, input d and column d of the
 weights stay, and take part in no range; in every linear that writes to it, row d of the weights stays, takes part in no range
@@ -26,7 +26,8 @@ from outlierlens.quantization.calibration import by_text, shaped_like
 from outlierlens.quantization.places import Place, find_places
 from outlierlens.quantization.rounding import fake_quantize, fake_quantize_inputs
 from outlierlens.quantization.schemes import Recipe
-from outlierlens.tasks import Task, bootstrap, weighted_mean
+from outlierlens.statistics import mean_interval
+from outlierlens.tasks import Task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,13 +104,13 @@ def rounded(
 
 
 def loss_change(
-    loaded: LoadedModel, task: Task, recipe: Recipe, *, seed: int, stack: str | None = None
+    loaded: LoadedModel, task: Task, recipe: Recipe, *, stack: str | None = None
 ) -> tuple[float, float, float]:
-    """(change, low, high) of the task's value by `rounded`, with a paired 95 % bootstrap interval over texts."""
+    """(change, low, high) of the task's value by `rounded`, with its 95 % interval over texts."""
     intact, weights = task.per_text()
     with rounded(loaded, recipe, stack=stack):
         after, _ = task.per_text()
-    low, high = bootstrap(after - intact, weights, seed=seed)
+    low, high = mean_interval(after - intact, weights)
     return weighted_mean(after - intact, weights), low, high
 
 

@@ -24,11 +24,13 @@ from outlierlens.quantization.apply import Keeping, rounded
 from outlierlens.quantization.calibration import Calibration, calibrate, smooth_factors
 from outlierlens.quantization.layer_error import OutputError
 from outlierlens.quantization.local_error import Reading, local_errors
+from outlierlens.quantization.noise import NoiseDraws
 from outlierlens.quantization.places import Place, find_places, without_foreign_readers
 from outlierlens.quantization.schemes import DEFAULTS, Recipe
 from outlierlens.quantized import Difference, Errors, Quantized, Rounding, Setting, SmoothScale, What
+from outlierlens.statistics import mean_interval, mean_noise
 from outlierlens.stats import LARGE
-from outlierlens.tasks import Task, TaskOptions, bootstrap, make_task, weighted_mean
+from outlierlens.tasks import Task, TaskOptions, make_task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +50,7 @@ class QuantizeOptions:
         n_random: draws of as many random dimensions.
         threshold: of LLM.int8's decomposition, None leaves it out. alpha: of SmoothQuant, likewise.
         n_error_texts: texts whose hidden states are compared block by block, and whose inputs are rounded by themselves.
+        noise_draws: runs of each setting on the first 16 texts with noise of 1e-6 (`noise.NoiseDraws`); 0 leaves the floor out.
     """
 
     recipes: tuple[Recipe, ...] = DEFAULTS
@@ -57,6 +60,7 @@ class QuantizeOptions:
     threshold: float | None = LARGE
     alpha: float | None = 0.5
     n_error_texts: int = 8
+    noise_draws: int = 3
     seed: int = 0
     task: TaskOptions = field(default_factory=TaskOptions)
 
@@ -65,6 +69,8 @@ class QuantizeOptions:
             raise BadInput("no scheme to round by; name one, such as int8-channel/int8-token")
         if self.n_random < 0 or self.n_error_texts < 1:
             raise BadInput(f"n_random is {self.n_random} and n_error_texts {self.n_error_texts}; need at least 0 and 1")
+        if self.noise_draws < 0:
+            raise BadInput(f"noise_draws is {self.noise_draws}; it must be at least 0")
         if self.threshold is not None and not 0 < self.threshold < float("inf"):
             raise BadInput(f"threshold is {self.threshold}; it must be a positive number")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
@@ -121,7 +127,7 @@ def quantize(
         n_texts=bench.task.n_texts,
         n_tokens=bench.task.n_tokens,
         max_length=bench.how.max_length,
-        intact=bench.setting("intact", (), bench.intact, 1.0),
+        intact=bench.setting("intact", (), _Measured(bench.intact, bench.intact[None, :0]), 1.0),
         roundings=tuple(
             replace(one, errors=replace(one.errors, by_dim=by_dim[:, list(map_dims)], linears=errors[one.scheme]))
             for one, by_dim in roundings
@@ -134,7 +140,20 @@ def quantize(
         n_error_texts=min(options.n_error_texts, len(texts)),
         map_dims=map_dims,
         notes=tuple(dict.fromkeys(bench.notes)),
+        noise_draws=bench.noise.n,
+        n_noise_texts=bench.noise.n_texts,
     )
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The value of every text, [text], and of the first in every run, [run, text], that without noise first."""
+
+    values: np.ndarray
+    runs: np.ndarray
+
+    def __sub__(self, other: "_Measured") -> "_Measured":
+        return _Measured(self.values - other.values, self.runs - other.runs)
 
 
 class _Bench:
@@ -172,8 +191,9 @@ class _Bench:
         if options.alpha is not None and rounds_inputs:
             self.factors = smooth_factors(self.places, self.seen, options.alpha)
         self.random: tuple[tuple[int, ...], ...] = random_sets(
-            self.width, len(self.dims), avoid=self.dims, n=options.n_random, seed=options.seed
-        ).free
+            self.width, len(self.dims), n=options.n_random, seed=options.seed, other_than=self.dims
+        )
+        self.noise = NoiseDraws(loaded, self.stack, self.task, options.noise_draws, options.seed)
         self.outputs = OutputError(loaded, texts.first(options.n_error_texts), self.how)
         self._say()
 
@@ -187,9 +207,9 @@ class _Bench:
 
     def rounding(self, recipe: Recipe, report: Callable[[str], None]) -> tuple[Rounding, np.ndarray]:
         """One scheme in all settings, and where the error of the rounded model lies, [layer, dim] of all."""
-        tried: dict[What, tuple[Setting, np.ndarray]] = {}
+        tried: dict[What, tuple[Setting, _Measured]] = {}
         errors: dict[What, np.ndarray] = {}
-        draws: list[tuple[Setting, np.ndarray]] = []
+        draws: list[tuple[Setting, _Measured]] = []
         n_linears = n_weights = 0
         for what, keeping in self._settings(recipe):
             report(f"{recipe.name}, {what}")
@@ -197,18 +217,23 @@ class _Bench:
                 values, _ = self.task.per_text()
                 kept = tally.kept
                 n_linears, n_weights = tally.n_linears, tally.n_weights
+                measured = _Measured(values, self.noise.runs(values))
                 if what in ("rounded", "kept") or (what == "random" and not draws):
                     errors[what] = self.outputs.measure()
-            one = (self.setting(what, keeping.dims, values, kept), values)
+            one = (self.setting(what, keeping.dims, measured, kept), measured)
             if what == "random":
                 draws.append(one)
             else:
                 tried[what] = one
-        plain, kept_values = tried["rounded"][1], tried["kept"][1]
+        plain, spared = tried["rounded"][1], tried["kept"][1]
         beyond, p = None, None
         if draws:
-            beyond = self.difference(np.mean([values for _, values in draws], axis=0), kept_values)
-            p = rank_p(-tried["kept"][0].value, -np.array([setting.value for setting, _ in draws]))
+            means = (np.mean([getattr(of, name) for _, of in draws], axis=0) for name in ("values", "runs"))
+            beyond = self.mean(_Measured(*means) - spared)
+            # A loss that is no number any more is as bad as one that is infinite.
+            values = np.array([tried["kept"][0].value, *(setting.value for setting, _ in draws)])
+            given_back = -np.nan_to_num(values, nan=np.inf, posinf=np.inf)
+            p = rank_p(given_back[0], given_back[1:])
         mixed, smoothed = tried.get("mixed"), tried.get("smoothed")
         return (
             Rounding(
@@ -220,10 +245,10 @@ class _Bench:
                 random=tuple(setting for setting, _ in draws),
                 mixed=mixed[0] if mixed else None,
                 smoothed=smoothed[0] if smoothed else None,
-                regained=self.difference(plain, kept_values),
+                regained=self.mean(plain - spared),
                 beyond_random=beyond,
-                regained_mixed=self.difference(plain, mixed[1]) if mixed else None,
-                regained_smoothed=self.difference(plain, smoothed[1]) if smoothed else None,
+                regained_mixed=self.mean(plain - mixed[1]) if mixed else None,
+                regained_smoothed=self.mean(plain - smoothed[1]) if smoothed else None,
                 p=p,
                 errors=self._errors(errors),
             ),
@@ -239,25 +264,29 @@ class _Bench:
             found.append(("smoothed", Keeping(factors=self.factors)))
         return found
 
-    def setting(self, what: What, dims: tuple[int, ...], values: np.ndarray, kept: float) -> Setting:
+    def setting(self, what: What, dims: tuple[int, ...], of: _Measured, kept: float) -> Setting:
         """The figures of one setting from the value of every text."""
-        seed = self.options.seed
-        value, change = weighted_mean(values, self.weights), weighted_mean(values - self.intact, self.weights)
+        intact = _Measured(self.intact, self.intact[: of.runs.shape[1]])
+        value, change = self.mean(of), self.mean(of - intact)
         return Setting(
             what,
             dims,
-            value,
-            *bootstrap(values, self.weights, seed=seed),
-            change,
-            *bootstrap(values - self.intact, self.weights, seed=seed),
+            value.value,
+            value.low,
+            value.high,
+            change.value,
+            change.low,
+            change.high,
             kept,
-            tuple(values.tolist()),
+            tuple(of.values.tolist()),
+            value.noise,
         )
 
-    def difference(self, one: np.ndarray, other: np.ndarray) -> Difference:
-        """Value of `one` − value of `other`, texts paired."""
-        low, high = bootstrap(one - other, self.weights, seed=self.options.seed)
-        return Difference(weighted_mean(one - other, self.weights), low, high)
+    def mean(self, of: _Measured) -> Difference:
+        """The mean over texts with its interval and noise; of a difference of two settings, texts and noise are paired."""
+        noise = mean_noise(of.runs, self.weights[: of.runs.shape[1]], len(of.values))
+        low, high = mean_interval(of.values, self.weights, noise=noise)
+        return Difference(weighted_mean(of.values, self.weights), low, high, noise.floor if noise else float("nan"))
 
     def smoothing(self) -> tuple[SmoothScale, ...]:
         """The scale of every outlier, for each tensor that linears read."""

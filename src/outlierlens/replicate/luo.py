@@ -24,6 +24,7 @@ import numpy as np
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
+from outlierlens.labelled.apart import plain
 from outlierlens.luo_references import published_for, shares_for
 from outlierlens.luo_replicated import LuoReplication, extremes
 from outlierlens.models import LoadOptions, fingerprint, load_model
@@ -35,7 +36,6 @@ from outlierlens.replicate.luo_parts import PARTS, Context, Part
 from outlierlens.report.results import ReportData
 from outlierlens.results import Provenance, write_text
 from outlierlens.rows import alone_in
-from outlierlens.vectors.apart import plain
 from outlierlens.vectors.read import text_stack
 from outlierlens.weights import ScanOptions, scan_live
 

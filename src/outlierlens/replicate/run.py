@@ -278,7 +278,7 @@ class _Table:
         if dims:
             together = run(TOGETHER, dims=(), sets=(dims,), n_matched=job.n_matched)
         else:
-            (pair,) = random_sets(width, PAIR, avoid=(), n=1, seed=job.seed).free
+            (pair,) = random_sets(width, PAIR, n=1, seed=job.seed)
             together = run(TOGETHER, dims=(), sets=(pair,), n_random=max(0, random - 1))
         if singles is None and len(dims) == 1:
             save(together, folder / SINGLES)

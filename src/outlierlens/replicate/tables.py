@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.controls import figures_of, rank_p, times
+from outlierlens.controls import figures_of, times
 from outlierlens.replicated import ENOUGH, Reference, Row, RowKind
 from outlierlens.swept import Effect, Sweep
 
@@ -27,16 +27,19 @@ class Whole:
 
 @dataclass(frozen=True)
 class _Controls:
-    """The changes of the control sets of one kind, with `closeness` as in `Null`."""
+    """The changes of the control sets of one kind, with `p` and `closeness` as in `Null`."""
 
     kind: RowKind
     changes: np.ndarray
+    p: float | None = None
     closeness: float | None = None
 
     @classmethod
-    def of(cls, kind: RowKind, changes: Sequence[float], closeness: float | None = None) -> "_Controls":
+    def of(
+        cls, kind: RowKind, changes: Sequence[float], p: float | None = None, closeness: float | None = None
+    ) -> "_Controls":
         # A loss that is no number any more is as bad as one that is infinite.
-        return cls(kind, np.nan_to_num(np.array(changes, dtype=float), nan=np.inf, posinf=np.inf), closeness)
+        return cls(kind, np.nan_to_num(np.array(changes, dtype=float), nan=np.inf, posinf=np.inf), p, closeness)
 
 
 def rows_of(together: Sweep, singles: Sweep | None, dims: tuple[int, ...], whole: Whole) -> tuple[Row, ...]:
@@ -88,35 +91,38 @@ def intact_row(sweep: Sweep) -> Row:
 
 
 def controls_of(sweep: Sweep, effect: Effect, outliers: Sequence[int]) -> list[_Controls]:
-    """The control sets of an effect; where every single dimension was swept, those without a name are random ones."""
-    found = [
-        _Controls.of("random" if null.kind == "random" else "matched", null.changes, null.closeness)
-        for null in sweep.nulls
-        if (null.label, null.window) == (effect.label, effect.window)
-        and null.kind in ("random", "matched")
-        and null.changes
-    ]
-    if len(effect.dims) == 1 and not any(one.kind == "random" for one in found):
+    """The control sets of an effect: ordinary ones describe, and p is the rank among random ones.
+
+    Where every single dimension was swept, those without a name are the ordinary ones, and p is the rank among all others.
+    """
+    nulls = {n.kind: n for n in sweep.nulls if (n.label, n.window) == (effect.label, effect.window) and n.changes}
+    found = []
+    if described := nulls.get("ordinary", nulls.get("random")):
+        found.append(_Controls.of("random", described.changes, nulls["random"].p))
+    if matched := nulls.get("matched"):
+        found.append(_Controls.of("matched", matched.changes, closeness=matched.closeness))
+    if len(effect.dims) == 1 and not described:
         named = {*outliers, *sweep.found}
         others = [e.change for e in sweep.singles(effect.window) if e.dims[0] not in named]
         if len(others) > 1:
-            found.insert(0, _Controls.of("random", others))
+            found.insert(0, _Controls.of("random", others, effect.p))
     return found
 
 
 def _chosen(sweep: Sweep, effect: Effect, kind: RowKind, controls: Sequence[_Controls], whole: Whole) -> Row:
-    random = next((one.changes for one in controls if one.kind == "random"), None)
+    random = next((one for one in controls if one.kind == "random"), None)
     mean = ratio = p = enough = None
     if random is not None:
-        mean = figures_of(random)[2]
-        ratio, p = times(effect.change, mean), rank_p(effect.change, random)
+        mean = figures_of(random.changes)[2]
+        ratio, p = times(effect.change, mean), random.p
         enough = bool(effect.low > 0 if mean <= 0 else effect.change >= ENOUGH * mean)
     value = 1 - (sweep.intact + effect.change)
+    low, high = (0.0, 0.0) if effect.change == effect.spread == 0 else (effect.low, effect.high)
     known = whole.reference(effect.dims) if effect.window == "all layers" else None
     return Row(
         kind, ", ".join(map(str, effect.dims)), effect.dims, len(effect.dims), 1, effect.window,
         value, math.nan, math.nan,
-        effect.change, effect.low, effect.high,
+        effect.change, low, high,
         times_random=ratio, enough=enough, p=p,
         n_parameters=effect.n_parameters, share=effect.n_parameters / whole.n_parameters, reference=known,
     )  # fmt: skip

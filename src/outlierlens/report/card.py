@@ -6,17 +6,17 @@ It says what the report says, by the same rules: verdicts, numbers with their in
 from. Text of models and files is escaped, so that a name can neither break a table nor bring a link.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 
 from outlierlens.charts.base import number
 from outlierlens.damage import Condition, Damage
 from outlierlens.errors import one_line
+from outlierlens.interval_words import interval_text
 from outlierlens.report.advice import advice
 from outlierlens.report.joined import Joined, joined_sections
 from outlierlens.report.phrases import listed
 from outlierlens.report.results import ReportData
-from outlierlens.report.words import counted, finding, random_control, verdict
+from outlierlens.report.words import counted, finding, verdict
 
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 _SHOWN = 12
@@ -78,13 +78,16 @@ def _damage(damage: Damage) -> Iterator[str]:
         yield ""
         heads = ("control", "sets", "median change", "95th percentile", "rank p of the chosen set")
         controls = [
-            (one.kind, len(one.conditions), f"{one.median:+.4f}", f"{one.percentile_95:+.4f}", f"{one.p:.3g}")
+            (
+                one.kind,
+                len(one.conditions),
+                f"{one.median:+.4f}",
+                f"{one.percentile_95:+.4f}",
+                "–" if one.p is None else f"{one.p:.3g}",
+            )
             for one in damage.controls
         ]
         yield from _table(heads, controls)
-    judged = random_control(damage)
-    if judged is not None:
-        yield from ("", f"The verdict is against the control “{judged.kind}”.")
 
 
 def _value(condition: Condition) -> tuple[str, str]:
@@ -93,9 +96,7 @@ def _value(condition: Condition) -> tuple[str, str]:
 
 
 def _change(condition: Condition) -> str:
-    if not math.isfinite(condition.change_low) or not math.isfinite(condition.change_high):
-        return f"{condition.change:+.4f}"
-    return f"{condition.change:+.4f} ({condition.change_low:+.4f} to {condition.change_high:+.4f})"
+    return f"{condition.change:+.4f} ({interval_text(condition.change_low, condition.change_high, '+.4f')})"
 
 
 def _joined(joined: Joined) -> Iterator[str]:

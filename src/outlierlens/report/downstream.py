@@ -11,6 +11,7 @@ from outlierlens.charts.tasks_random import outliers_against_random
 from outlierlens.comparison import Comparison
 from outlierlens.finetuned import FineTuned
 from outlierlens.frozen_scores import FrozenScores, chosen_rows
+from outlierlens.interval_words import interval_text
 from outlierlens.one_dimension import OneDimension, one_dimension_rows
 from outlierlens.pretrained import Outcome, Outcomes, outcome_rows
 from outlierlens.recovered import Recovery, recovery_rows
@@ -67,8 +68,8 @@ def one_dimension_section(found: OneDimension, name: str) -> Section:
     last = found.layers[-1]
     said = (
         f"Dimension {last.best.dim} alone, after layer {last.layer}, reaches {found.metric} {last.best.value:.3f} "
-        f"({last.best.low:.3f} to {last.best.high:.3f}) on {found.task}; the whole model {found.full:.3f}, always the "
-        f"commonest label {found.majority:.3f}."
+        f"({interval_text(last.best.low, last.best.high, '.3f')}) on {found.task}; the whole model {found.full:.3f}, always "
+        f"the commonest label {found.majority:.3f}."
     )
     table = rows_of("Best and named dimensions", one_dimension_rows(found))
     return Section(name, "What one dimension carries", (said,), (one_dimension(found, name=name),), (table,))

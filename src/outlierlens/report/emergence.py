@@ -15,7 +15,6 @@ from outlierlens.report.phrases import listed
 from outlierlens.report.results import ReportData
 from outlierlens.tracked import Emergence, Lead, Track
 
-SURE = 0.05
 SAID = 3  # dimensions that get a sentence of their own
 
 
@@ -47,6 +46,7 @@ def _charts(track: Track, named: tuple[int, ...], prefix: str) -> tuple[Chart, .
         lambda: charts.norm_panel(track, "scale", named, name=f"{prefix}emergence-scale"),
         lambda: charts.norm_panel(track, "bias", named, name=f"{prefix}emergence-bias"),
         lambda: charts.sigma_panel(track, named, name=f"{prefix}emergence-sigma"),
+        lambda: charts.token_panel(track, named, name=f"{prefix}emergence-tokens"),
         lambda: charts.state_panel(track, named, name=f"{prefix}emergence-states"),
     )
     drawn = []
@@ -104,9 +104,14 @@ def _when(one: Emergence) -> Iterator[str]:
     text = f"Dimension {one.dim} stands out for good from step {one.step:,} on" + ("" if flicker else between)
     text += f", for the first time at step {one.seen[0]:,}" if flicker else ""
     onset = one.leaves
-    if one.after is not None and onset is not None and onset.p <= SURE:
-        text += f"; its {'bias' if one.passes == 'bias' else 'scale'} starts to leave at step {onset.step:,}"
-        text += f" (95 % interval {onset.low:,} to {onset.high:,})"
+    if one.after is not None and onset is not None:
+        part = "bias" if one.passes == "bias" else "scale"
+        if onset.sure:
+            text += (
+                f"; its {part} starts to leave at step {onset.step:,} (95 % interval {onset.low:,} to {onset.high:,})"
+            )
+        else:
+            text += f"; when its {part} starts to leave is not settled (p = {onset.p:.2g})"
     yield text + "."
 
 
@@ -118,7 +123,7 @@ def _signs(track: Track, passing: list[Emergence]) -> Iterator[str]:
     if not emerged:
         return
     one = emerged[0]
-    if one.onset_lead is not None and track.fall is not None and one.leaves is not None and one.leaves.p <= SURE:
+    if one.onset_lead is not None and track.fall is not None:
         yield (
             f"Dimension {one.dim} starts to leave {_apart(one.onset_lead)} the loss starts its last steep fall "
             f"(step {track.fall.step:,}; {_between(one.onset_lead)})."

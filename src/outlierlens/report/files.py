@@ -11,7 +11,7 @@ from typing import Any
 from outlierlens._version import __version__
 from outlierlens.charts import Chart, can_export
 from outlierlens.charts.export import PictureKind, pictures
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, install
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
@@ -21,9 +21,7 @@ from outlierlens.report.results import ReportData
 from outlierlens.report.words import finding
 from outlierlens.results import FORMAT_VERSION, from_json, load, to_json, write_bytes
 
-NO_PICTURES = (
-    "charts were not drawn as SVG and PNG: vl-convert is not installed; run: pip install 'outlierlens[charts]'"
-)
+NO_PICTURES = f"charts were not drawn as SVG and PNG: vl-convert is not installed; {install('charts')}"
 OURS = ("manifest.json", "results.json", "report.html")
 
 

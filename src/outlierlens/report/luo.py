@@ -14,17 +14,19 @@ from outlierlens.charts.probe import probe_accuracy, probe_contributions, probe_
 from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.frozen_scores import FrozenScores
 from outlierlens.geometrical import Geometry, LayerGeometry
+from outlierlens.interval_words import interval_text
 from outlierlens.luo_replicated import HELD_OUT, UNTOUCHED, Effect, Extreme, LuoReplication
 from outlierlens.origins import Origin
-from outlierlens.probed import PositionProbe
+from outlierlens.probed import PositionProbe, held_for
 from outlierlens.report.phrases import by_dims, listed
 from outlierlens.report.sections import Rows, Section
-from outlierlens.similar import CLIPPED_LAYER, HELPS, HURTS, NOTHING
+from outlierlens.similar import CLIPPED_LAYER, HELPS, HURTS, NOTHING, OPEN
 
 SAID = {
     HELPS: "helps on",
     HURTS: "hurts on",
     NOTHING: "makes no difference that can be told on",
+    OPEN: "cannot be judged on",
     UNTOUCHED: "has nothing to act on at the layer chosen for",
 }
 DATA = {"wic": "WiC", "stsb": "STS-B", "sickr": "SICK-R", "sst2": "SST-2", "sst5": "SST-5", "imdb": "IMDB"}
@@ -58,7 +60,7 @@ def luo_sentences(found: LuoReplication) -> tuple[str, ...]:
         strongest = max(touched, key=lambda one: abs(one.change))
         said.append(
             f"The largest change is {100 * strongest.change:+.2f} points of {strongest.metric} on {_name(strongest.data)} "
-            f"({100 * strongest.low:+.2f} to {100 * strongest.high:+.2f}): "
+            f"({strongest.interval}): "
             f"{100 * strongest.raw:.2f} → {100 * strongest.value:.2f}."
         )
     if there := [one for one in found.effects() if one.how == CLIPPED_LAYER]:
@@ -85,12 +87,12 @@ def luo_sentences(found: LuoReplication) -> tuple[str, ...]:
 def effect_table(effects: Sequence[Effect], title: str) -> Rows:
     """A row a data set: raw, repaired, their difference, and the paper's numbers where there are any."""
     known = any(one.published for one in effects)
-    heads = ("data", "layer chosen", "raw layer", "raw", "layer", "repaired", "change", "95 % from", "to", "says")
+    heads = ("data", "layer chosen", "raw layer", "raw", "layer", "repaired", "change", "95 %", "says")
     rows = []
     for one in effects:
         row: tuple[object, ...] = (
             _name(one.data), one.how, one.raw_layer, 100 * one.raw, one.layer, 100 * one.value, 100 * one.change,
-            100 * one.low, 100 * one.high, one.says,
+            one.interval, one.says,
         )  # fmt: skip
         if known:
             here = one.published
@@ -166,14 +168,14 @@ def _extremes_table(extremes: Sequence[Extreme]) -> Rows:
     )
     note = "Of the token vectors of all blocks, special tokens included."
     if known:
-        note += " Published: Luo et al. 2021, section 3, on sentences of SST-2 and QQP."
+        note += " Published: Luo et al. 2021, section 2, on sentences of SST-2 and QQP."
     return Rows("Most often the smallest and the largest entry", heads, rows, note)
 
 
 def _short(one: Effect | None) -> str | None:
     if one is None:
         return None
-    return f"{100 * one.change:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
+    return f"{100 * one.change:+.2f} ({one.interval})"
 
 
 def origin_section(found: Origin, name: str = "luo-origin", before: str = "") -> Section:
@@ -202,7 +204,7 @@ def probe_section(found: PositionProbe, name: str = "luo-probe") -> Section:
     best = max(found.layers, key=lambda one: one.raw.accuracy)
     said = (
         f"A linear probe names the position of {best.raw.accuracy:.1%} of the tokens from layer {best.layer} "
-        f"({best.raw.low:.1%} to {best.raw.high:.1%}), the best of {len(found.layers)} layers.",
+        f"({interval_text(best.raw.low, best.raw.high, '.1%')}), the best of {len(found.layers)} layers; {held_for(found)}.",
     )
     return Section(name, "Where positions can be read", said, charts)
 
@@ -217,7 +219,7 @@ def geometry_section(found: Geometry, name: str = "luo-geometry") -> Section:
     for fix in found.fixes:
         if fix != "raw":
             one = found.row(worst.layer, fix).anisotropy
-            ends = f"{one.change_low:+.3f} to {one.change_high:+.3f}"
+            ends = interval_text(one.change_low, one.change_high)
             said.append(f"{fix}: {one.value:.3f} there, a change of {one.change:+.3f} ({ends}).")
     charts = [anisotropy(found, name=f"{name}-anisotropy")]
     if found.words:

@@ -23,7 +23,7 @@ from outlierlens.charts import Chart
 from outlierlens.charts.base import CONFIG, Spec, number, visible
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
-from outlierlens.damage import Continuation, Damage, Filled
+from outlierlens.damage import SIGNS, Continuation, Damage, Filled, FillKind
 from outlierlens.report.advice import advice
 from outlierlens.report.emergence import track_views
 from outlierlens.report.figures import Stream, damage_charts, streams
@@ -37,7 +37,6 @@ from outlierlens.report.words import SIGNIFICANT, finding, random_control, sets_
 from outlierlens.results import FORMAT_VERSION, Provenance
 from outlierlens.swept import Sweep
 
-KINDS = {"same": "=", "other": "≠", "nonsense": "✗"}
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
 PANEL_TITLE = 36
 LINE = 18  # of a legend or a title
@@ -173,12 +172,17 @@ class DamageView:
     chart: Chart
     verdict: str
     fills: tuple[tuple[Filled, str, str], ...]
-    counts: tuple[dict[str, int], ...]
+    counts: tuple[dict[FillKind, int], ...]
     continuations: tuple[tuple[Continuation, str, str], ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether some model does not repeat a word that it is shown."""
+        return any(of["changed"] for of in self.counts)
 
 
 def _damage_view(damage: Damage, chart: Chart) -> DamageView:
-    counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in KINDS} for f in damage.fills)
+    counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in SIGNS} for f in damage.fills)
     return DamageView(damage, chart, verdict(damage), _titled(damage.fills), counts, _titled(damage.continuations))
 
 
@@ -256,7 +260,7 @@ def _environment() -> jinja2.Environment:
         "moment": _moment,
         "room": room,
     }
-    environment.globals |= {"KINDS": KINDS, "SIGNIFICANT": SIGNIFICANT}
+    environment.globals |= {"SIGNS": SIGNS, "SIGNIFICANT": SIGNIFICANT}
     return environment
 
 

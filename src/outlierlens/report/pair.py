@@ -11,12 +11,12 @@ models of different width are shown side by side and nothing of one is called th
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outlierlens.charts.losses import few
-from outlierlens.charts.pair import mean_size
+from outlierlens.charts.weights import mean_size
 from outlierlens.damage import Damage
 from outlierlens.detect import Outlier
 from outlierlens.report.advice import Advice
@@ -100,6 +100,36 @@ class Pair:
         """The first damage of each; None where either has none."""
         return (self.ours.damages[0], self.theirs.damages[0]) if self.ours.damages and self.theirs.damages else None
 
+    @property
+    def texts(self) -> tuple[str, str] | None:
+        """What each was measured on, where that was not the same; None where it was, or one was not measured on texts.
+
+        A loss, its change and the values of a running model depend on the texts, so none of them are then compared.
+        """
+        one, other = (_read(side) for side in self.sides)
+        if one is None or other is None:
+            return None
+        cut = None not in (one.length, other.length) and one.length != other.length
+        return (one.said, other.said) if cut or one.digest != other.digest else None
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a model was measured on: in words, its digest, and how many tokens of each text were read, where that is known."""
+
+    said: str
+    digest: str
+    length: int | None
+
+
+def _read(data: ReportData) -> _Read | None:
+    """None where no text was read."""
+    seen, damage = data.observation, data.damages[0] if data.damages else None
+    if seen is not None:
+        said = f"{seen.n_texts:,} texts of {seen.data}, {seen.max_length} tokens each"
+        return _Read(said, seen.data_digest, seen.max_length)
+    return _Read(f"{damage.n_texts:,} texts of {damage.data}", damage.data_digest, None) if damage else None
+
 
 def paired(ours: ReportData, theirs: ReportData, pages: tuple[str, str] = ("", "")) -> Pair:
     """Both reports with their streams matched: by name, or the only stream of each."""
@@ -119,12 +149,13 @@ def paired(ours: ReportData, theirs: ReportData, pages: tuple[str, str] = ("", "
         )
         for one, other in common
     )
-    notes = tuple(_notes(ours, theirs, names))
     matched = [{one for one, _ in common}, {other for _, other in common}]
+    pair = Pair(ours, theirs, names, pages, matches, ())
+    notes = tuple(_notes(pair))
     for name, there, known in zip(names, stacks, matched, strict=True):
         if left := [stream for stream in there if stream not in known]:
             notes += (f"{name}: stream {', '.join(left)} has no counterpart in the other model",)
-    return Pair(ours, theirs, names, pages, matches, notes)
+    return replace(pair, notes=notes)
 
 
 def _outliers(data: ReportData, stream: str) -> dict[int, Outlier]:
@@ -132,20 +163,28 @@ def _outliers(data: ReportData, stream: str) -> dict[int, Outlier]:
     return {one.dim: one for stack in reversed(scans) for one in counted(stack, data.scan.rule.name)}
 
 
-def _notes(ours: ReportData, theirs: ReportData, names: tuple[str, str]) -> Iterator[str]:
+def _notes(pair: Pair) -> Iterator[str]:
+    ours, theirs, names = pair.ours, pair.theirs, pair.names
     if ours.scan.rule != theirs.scan.rule or ours.scan.view != theirs.scan.view:
         yield "the two scans used different rules or views: who has which outlier depends on that too"
-    if ours.damages and theirs.damages:
-        one, other = ours.damages[0], theirs.damages[0]
-        if one.data_digest != other.data_digest:
-            yield (
-                f"losses were measured on different texts ({one.data} of {names[0]}, {other.data} of {names[1]}): compare "
-                "changes by their order of magnitude alone"
-            )
-        elif one.task != other.task:
+    if pair.texts:
+        return
+    if pair.damages:
+        one, other = pair.damages
+        if one.task != other.task:
             yield f"{names[0]} was measured by {one.task}, {names[1]} by {other.task}: their numbers have different scales"
         if one.n_texts != other.n_texts:
             yield f"{names[0]} was measured on {one.n_texts:,} texts, {names[1]} on {other.n_texts:,}"
+
+
+def not_compared(pair: Pair) -> str:
+    """The sentence in place of what cannot be compared; "" where all can."""
+    if not pair.texts:
+        return ""
+    return (
+        f"What each loses and what it reaches while it runs is not compared, for they read different texts: {pair.names[0]} "
+        f"{pair.texts[0]}, {pair.names[1]} {pair.texts[1]}."
+    )
 
 
 def pair_sentences(pair: Pair) -> tuple[str, ...]:
@@ -154,7 +193,7 @@ def pair_sentences(pair: Pair) -> tuple[str, ...]:
     said = [_who(pair, match, f"{match.name}: " if several else "") for match in pair.matches]
     if not said:
         said = [f"{pair.names[0]} and {pair.names[1]} have no stream in common."]
-    said += _damages(pair)
+    said += [not_compared(pair)] if pair.texts else _damages(pair)
     for match in pair.matches:
         where = f" of {match.name}" if several else ""
         if not math.isnan(match.correlation):
@@ -230,6 +269,9 @@ def pair_advice(pair: Pair) -> tuple[Advice, ...]:
 
 def _advice(pair: Pair) -> Iterator[Advice]:
     models = [data.provenance.model for data in pair.sides]
+    if pair.texts:
+        text = "Measure both on the same texts before you compare what they lose."
+        yield Advice("compare", text, "a loss depends on the text", (_run("report", "--compare", *models),))
     protect = tuple(
         _run("protect", model, "--for", "torch-pruning")
         for model, data in zip(models, pair.sides, strict=True)

@@ -10,7 +10,7 @@ from outlierlens.charts.pair import by_layer, changes, profiles
 from outlierlens.detect import Outlier
 from outlierlens.report.advice import length_share
 from outlierlens.report.page import Tile, document
-from outlierlens.report.pair import Match, Pair, cost, measured, pair_advice, pair_sentences
+from outlierlens.report.pair import Match, Pair, cost, measured, not_compared, pair_advice, pair_sentences
 from outlierlens.report.phrases import listed, percent
 from outlierlens.report.results import ReportData
 from outlierlens.report.sections import Rows, Section
@@ -47,7 +47,14 @@ def pair_charts(pair: Pair) -> tuple[Chart, ...]:
 def pair_sections(pair: Pair) -> tuple[Section, ...]:
     """The sections: the outliers of each stream, what breaks, the running models, what was compared."""
     found = [_outliers(pair, match, place) for place, match in enumerate(pair.matches)]
+    if pair.texts:
+        return (*found, Section("breaks", "What breaks", (f"{not_compared(pair)} {_elsewhere(pair)}",)), _both(pair))
     return (*found, *_damage(pair), *_running(pair), _both(pair))
+
+
+def _elsewhere(pair: Pair) -> str:
+    own = [name for name, page in zip(pair.names, pair.pages, strict=True) if page]
+    return f"The numbers stand in the reports of {' and '.join(own)}." if own else ""
 
 
 def _tiles(pair: Pair) -> Iterator[Tile]:
@@ -56,9 +63,9 @@ def _tiles(pair: Pair) -> Iterator[Tile]:
         widths = " + ".join(f"{(match.ours, match.theirs)[found].hidden_size:,}" for match in pair.matches)
         damage = data.damages[0] if data.damages else None
         off = f"with {few(damage.chosen.dims, 3)} off" if damage else ""
-        lost = f"; {measured(damage)} {cost(damage, damage.chosen.change)} {off}" if damage else ""
+        lost = f"; {measured(damage)} {cost(damage, damage.chosen.change)} {off}" if damage and not pair.texts else ""
         text = f"outlier dimension{'' if n == 1 else 's'} of {widths} in {name}{lost}"
-        yield Tile(str(n), text, damage is not None and verdict(damage) == "damaging")
+        yield Tile(str(n), text, bool(lost) and damage is not None and verdict(damage) == "damaging")
     if any(match.mapped for match in pair.matches):
         shared = sum(len(match.both) for match in pair.matches)
         either = sum(len(match.found[0].keys() | match.found[1].keys()) for match in pair.matches if match.mapped)

@@ -38,7 +38,8 @@ def _check(found: PruneCheck, number: int) -> Section:
 def _experiment(found: PruneExperiment, number: int) -> Section:
     said = [f"{found.verdict[:1].upper()}{found.verdict[1:]}."]
     said += [
-        f"{one.kind.capitalize()}: median {one.median:+.3g} {found.unit}, rank p of the chosen positions {one.p:.3g}."
+        f"{one.kind.capitalize()}: median {one.median:+.3g} {found.unit}"
+        + ("." if one.p is None else f", rank p of the chosen positions {one.p:.3g}.")
         for one in found.controls
     ]
     rows = tuple(

@@ -15,6 +15,7 @@ from outlierlens.charts.layer_story import layer_story
 from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.frequency_bands import FrequencyBands
 from outlierlens.frequent import Frequency
+from outlierlens.interval_words import interval_text
 from outlierlens.layer_story import LayerStory, link_rows
 from outlierlens.predicted import INTERVENTIONS, Predictions
 from outlierlens.puccetti_replicated import Link, PuccettiReplication
@@ -166,8 +167,9 @@ def _bands_say(found: FrequencyBands) -> tuple[str, ...]:
         row = found.whole(state)
         said.append(
             f"{state}: norm of the most frequent band over that of the rarest {row.norm_ratio.value:.2f} "
-            f"({row.norm_ratio.low:.2f} to {row.norm_ratio.high:.2f}), cosine within the most frequent minus within the rarest "
-            f"{row.types_gap.value:+.3f} ({row.types_gap.low:+.3f} to {row.types_gap.high:+.3f}), pairs of different tokens."
+            f"({interval_text(row.norm_ratio.low, row.norm_ratio.high, '.2f')}), cosine within the most frequent minus "
+            f"within the rarest {row.types_gap.value:+.3f} "
+            f"({interval_text(row.types_gap.low, row.types_gap.high)}), pairs of different tokens."
         )
     return tuple(said)
 
@@ -179,6 +181,6 @@ def _predictions_say(found: Predictions) -> tuple[str, ...]:
         p = "" if change.p is None else f", rank p {change.p:.3g}"
         said.append(
             f"{one.input}, {INTERVENTIONS[one.intervention]}: predicted tokens are {SHIFTED[one.direction]} "
-            f"({change.change:+.2f} nats of log frequency, {change.low:+.2f} to {change.high:+.2f}{p})."
+            f"({change.change:+.2f} nats of log frequency, {found.interval(one, 'log_frequency')}{p})."
         )
     return tuple(said)

@@ -5,12 +5,13 @@ import math
 import numpy as np
 
 from outlierlens.charts.quantization import quantization_errors, quantization_losses
+from outlierlens.interval_words import interval_text
 from outlierlens.quantized import Quantized, Rounding, named, signed
 from outlierlens.report.phrases import percent
 from outlierlens.report.sections import Rows, Section
 
 HEADS = (
-    *("weights / inputs", "all rounded", "95 % from", "to", "outliers kept", "95 % from", "to"),
+    *("weights / inputs", "all rounded", "95 % from", "to", "noise", "outliers kept", "95 % from", "to", "noise"),
     *("random kept", "rank p", "mixed", "smoothed", "says"),
 )
 ERRORS = (
@@ -39,7 +40,8 @@ def _section(found: Quantized, number: int) -> Section:
     )
     note = (
         f"Change of the {found.task} ({found.unit}) of {found.provenance.model} on {found.n_texts:,} texts of {found.data}; "
-        f"paired 95 % intervals over texts. Kept: {named(found.dims)} ({found.dims_source}), or as many random dimensions, in "
+        f"paired 95 % intervals over texts. {found.noise_note} "
+        f"Kept: {named(found.dims)} ({found.dims_source}), or as many random dimensions, in "
         f"high precision where they are read and written."
     )
     if found.threshold is not None:
@@ -60,10 +62,11 @@ def _sentences(found: Quantized) -> list[str]:
     said = [f"{verdict[:1].upper()}{verdict[1:]}."]
     for one in found.roundings:
         if one.says == "keep" and math.isfinite(one.share_regained):
-            ends = f"{signed(one.regained.low)} to {signed(one.regained.high)}"
+            ends = interval_text(one.regained.low, one.regained.high, "+.3g")
+            noise = f", noise {one.regained.noise:.2g}" if math.isfinite(one.regained.noise) else ""
             said.append(
                 f"{one.scheme}: keeping {named(found.dims)} ({percent(one.kept.kept)} of the weights) gives back "
-                f"{percent(one.share_regained)} of the cost ({signed(one.regained.value)}, 95 % interval {ends})."
+                f"{percent(one.share_regained)} of the cost ({signed(one.regained.value)}, 95 % interval {ends}{noise})."
             )
     return said
 
@@ -71,8 +74,8 @@ def _sentences(found: Quantized) -> list[str]:
 def _losses(one: Rounding) -> tuple[object, ...]:
     plain, kept = one.rounded, one.kept
     return (
-        one.scheme, *_known(plain.change, plain.change_low, plain.change_high),
-        *_known(kept.change, kept.change_low, kept.change_high, one.random_change), one.p,
+        one.scheme, *_known(plain.change, plain.change_low, plain.change_high, plain.noise),
+        *_known(kept.change, kept.change_low, kept.change_high, kept.noise, one.random_change), one.p,
         one.mixed.change if one.mixed else None, one.smoothed.change if one.smoothed else None, SAYS[one.says],
     )  # fmt: skip
 

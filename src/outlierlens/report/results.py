@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from outlierlens.charts.sweep_marks import names
+from outlierlens.charts.weights import found_first
 from outlierlens.damage import Damage
 from outlierlens.luo_replicated import LuoReplication
 from outlierlens.observation import Observation, StackObservation
@@ -60,18 +61,17 @@ class ReportData:
     def named(self, stream: str) -> tuple[int, ...]:
         """Dimensions of a stream that get a name in pictures: found in weights, in activations, switched off, swept.
 
-        Rules on activations that list many dimensions do not crowd out the rest: the strongest few of each are named.
+        Of those found in weights the strongest come first. Rules on activations that list many dimensions do not crowd out the
+        rest: the strongest few of each are named.
         """
-        weights = [o.dim for stack in self.scan.stacks if stack.stack == stream for o in stack.outliers]
+        weights = [dim for stack in self.scan.stacks if stack.stack == stream for dim in found_first(stack)]
         seen = [s for s in self.observation.stacks if s.stack == stream] if self.observation else []
         by_rule: dict[str, list[tuple[float, int]]] = {}
         for outlier in (o for stack in seen for o in stack.outliers):
             by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
         strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
-        off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims][:NAMED_BY_RULE]
-        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream), *self.emerged(stream)]))[
-            :MAX_NAMED
-        ]
+        off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims]
+        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream), *self.emerged(stream)]))
 
     def strongest(self, stream: str) -> tuple[int, ...]:
         """Dimensions of a stream that the sweeps name beside those found in weights, the first few of each sweep."""
@@ -85,4 +85,3 @@ class ReportData:
 
 
 NAMED_BY_RULE = 3
-MAX_NAMED = 12

@@ -15,6 +15,7 @@ from outlierlens.charts import Chart
 from outlierlens.charts.base import number
 from outlierlens.charts.sweep_marks import level, names
 from outlierlens.errors import BadInput
+from outlierlens.interval_words import interval_text
 from outlierlens.report.phrases import TASKS, factor, listed
 from outlierlens.report.results import ReportData
 from outlierlens.swept import Effect, Null, Sweep
@@ -107,11 +108,11 @@ def _lost(sweep: Sweep) -> Iterator[str]:
 
 def _amount(sweep: Sweep, effect: Effect) -> str:
     """ "+8.4 nats per token (95 % interval +8 to +8.8; perplexity ×4,450)"; "0.64 → 0.61 (lost +0.03; 95 % interval …)"."""
+    interval = f"{level(sweep)} interval {interval_text(effect.low, effect.high, '+.3g')}"
     if sweep.metric:
         before, after = (number(1 - value) for value in (sweep.intact, sweep.intact + effect.change))
-        interval = f"{level(sweep)} interval {effect.low:+.3g} to {effect.high:+.3g}"
         return f"{before} → {after} (lost {effect.change:+.3g}, {interval})"
-    text = f"{effect.change:+.3g} {sweep.of_change} ({level(sweep)} interval {effect.low:+.3g} to {effect.high:+.3g}"
+    text = f"{effect.change:+.3g} {sweep.of_change} ({interval}"
     if sweep.task in TASKS:
         text += f"; {TASKS[sweep.task]} ×{factor(effect.change)}"
     return text + ")"
@@ -215,8 +216,13 @@ def _sets(sweep: Sweep) -> Iterator[str]:
 
 
 def _against(null: Null) -> str:
-    what = {"random": "random sets", "matched": "sets of as extreme weights elsewhere"}.get(null.kind, null.kind)
-    return f"; {len(null.changes):,} {what}: {null.median:+.2g} in the median (rank p = {null.p:.2g})"
+    what = {
+        "random": "random sets",
+        "ordinary": "sets without outliers",
+        "matched": "sets of as extreme weights elsewhere",
+    }.get(null.kind, null.kind)
+    rank = "" if null.p is None else f" (rank p = {null.p:.2g})"
+    return f"; {len(null.changes):,} {what}: {null.median:+.2g} in the median{rank}"
 
 
 def heavy(sweep: Sweep) -> tuple[Effect, ...]:

@@ -107,9 +107,8 @@ def _doubts(data: ReportData) -> Iterator[str]:
 
 
 def random_control(damage: Damage) -> Control | None:
-    """The random sets a damage is judged against: those that avoid all outliers, else those from all dimensions."""
-    kinds = {control.kind: control for control in reversed(damage.controls)}
-    return kinds.get("random") or next((c for kind, c in kinds.items() if kind.startswith("random")), None)
+    """The random sets a damage is judged against."""
+    return damage.control("random")
 
 
 def verdict(damage: Damage) -> str:
@@ -125,7 +124,7 @@ def verdict(damage: Damage) -> str:
         return "unclear"
     if damage.chosen.change <= control.percentile_95:
         return "harmless"
-    return "damaging" if control.p <= SIGNIFICANT + 1e-12 else "unclear"
+    return "damaging" if control.p is not None and control.p <= SIGNIFICANT + 1e-12 else "unclear"
 
 
 def _damage(data: ReportData, damage: Damage) -> Iterator[str]:

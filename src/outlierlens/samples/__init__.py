@@ -3,7 +3,6 @@
     directory("mini-bert")                    # comes with the package: nothing to fetch
     fetch("smollm2-135m", progress=print)     # once
     directory("smollm2-135m")                 # the files as they were had: what `scan` reads
-    model_directory("smollm2-135m")           # a folder for transformers' from_pretrained, converted on first need
 
 The cache is `$OUTLIERLENS_CACHE`, or `outlierlens` in the platform's cache folder.
 """
@@ -23,7 +22,6 @@ from outlierlens.samples.cache import (
 from outlierlens.samples.table import SAMPLES, Member, Sample, Wheel
 
 if TYPE_CHECKING:
-    from outlierlens.samples.convert import model_directory
     from outlierlens.samples.download import fetch
 
 __all__ = [
@@ -36,14 +34,13 @@ __all__ = [
     "fetch",
     "is_complete",
     "is_sample",
-    "model_directory",
     "recorded_norms",
     "sample_named",
     "texts_for",
 ]
 
 # They bring what speaks to servers and reads archives; who scans a file needs neither.
-_HOME = {"fetch": "download", "model_directory": "convert"}
+_HOME = {"fetch": "download"}
 
 
 def __getattr__(name: str) -> Any:

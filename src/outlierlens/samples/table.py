@@ -1,7 +1,7 @@
 """THE table of sample models: name -> where it can be had, what is inside, licence and origin.
 
 Every file is listed with its size and SHA-256, so it does not matter which source, mirror or cache delivered it.
-To add a sample: one entry here; a new kind of `conversion` also needs a function in `convert.py`. One that is `packaged`
+To add a sample: one entry here. One that is `packaged`
 is a folder in the package's `data_files` instead and needs no source (`scripts/package_sample.py` makes it from a run).
 
 The hub is asked first, but only where a revision is recorded; `hub_id` without one just names the origin: SmolLM2's own
@@ -45,8 +45,6 @@ class Sample:
             stand in the wheels themselves.
         written: JSON files to write beside `files`, where the archive lacks them.
         labels_file: the file whose list `tags` names the classifier's outputs in the written config.json.
-        conversion: how `model_directory` makes a folder for transformers ("" where the files are one already).
-        converted_bytes: approximate size of that folder.
         packaged: it comes with the package; then there is nothing to fetch, and `wheels` and `files` are empty.
         texts: the shipped text (see `data`) that resembles what the model learned from.
     """
@@ -62,8 +60,6 @@ class Sample:
     slices: tuple[str, ...] = ()
     written: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels_file: str = ""
-    conversion: str = ""
-    converted_bytes: int = 0
     packaged: bool = False
     texts: str = "excerpt"
 
@@ -199,8 +195,6 @@ _SMOLLM2 = Sample(
             "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
     ),
-    conversion="gguf",
-    converted_bytes=542_000_000,
 )
 
 _DISTILBERT = Sample(
@@ -256,8 +250,6 @@ _DISTILBERT = Sample(
         },
     },
     labels_file="tag_vocab.json",
-    conversion="distilbert_onnx",
-    converted_bytes=262_000_000,
 )
 
 SAMPLES: dict[str, Sample] = {

@@ -79,12 +79,12 @@ def choices(
     seed: int,
     n_draws: int = N_DRAWS,
 ) -> Iterator[Choice]:
-    """One choice for each way and fix; intervals are BCa at 95 %, pairs drawn together for fix and raw.
+    """One choice for each way and fix; intervals are at 95 %, pairs drawn together for fix and raw.
 
     `clipped` names the layers where the fix "clip" changes something.
     """
     pooled = measured.scores.pooled
-    statistic = Statistic("spearman", measured.pairs.gold)
+    statistic = Statistic("spearman", measured.pairs.gold, measured.pairs.family)
     kept: dict[tuple[int, int, int], tuple[float, float]] = {}
     everywhere = range(pooled.shape[1])
     ways = [_Way("best", "these pairs", pooled, pooled.argmax(0), everywhere)]

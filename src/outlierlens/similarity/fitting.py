@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from outlierlens.clipping import Clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.labelled.apart import apart
 from outlierlens.similar import Fitted
-from outlierlens.vectors.apart import apart
 from outlierlens.vectors.fixes import Fix, FixSpec, make_fix
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import Vectors

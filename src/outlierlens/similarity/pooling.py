@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
+from outlierlens.model_folder import model_folder
 from outlierlens.models import LoadedModel, LoadOptions
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
 
@@ -164,14 +165,10 @@ class _Folder:
     """JSON files beside a model, on disk or on the hub."""
 
     def __init__(self, name: str, options: LoadOptions):
-        from outlierlens import samples
-
         self.name, self.options = name, options
-        self.local: Path | None = None
-        if samples.is_sample(name):
-            self.local = Path(samples.model_directory(name, options.notice))
-        elif Path(name).is_dir():
-            self.local = Path(name) / options.subfolder
+        self.local = model_folder(
+            name, subfolder=options.subfolder, offline=options.offline, weights=False, notice=options.notice
+        )
 
     def read(self, file: str) -> Any:
         """The content of `file`; None where there is none."""

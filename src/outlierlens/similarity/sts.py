@@ -17,6 +17,7 @@ import numpy as np
 from outlierlens.clipping import Clipping, resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.labelled.apart import plain
 from outlierlens.models import LoadedModel
 from outlierlens.similar import Scores, Similarity, StaticVectors, TaskScores
 from outlierlens.similarity.choose import MIN_DEV, Measured, Names, choices, elsewhere
@@ -34,7 +35,6 @@ from outlierlens.similarity.scores import PairIndex, score
 from outlierlens.similarity.static import needed_words, read_word_vectors
 from outlierlens.similarity.table import StsPairs
 from outlierlens.tasks.metrics import N_DRAWS
-from outlierlens.vectors.apart import plain
 from outlierlens.vectors.fixes import USUAL, Fix, FixSpec, make_fix, parse_fixes, raw_first
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions, Vectors, text_stack, tokenise
@@ -119,6 +119,7 @@ def sts(
                 source=one.pairs.source,
                 n_pairs=len(one.pairs),
                 n_sentences=len(one.pairs.sentences),
+                n_families=int(one.pairs.family.max()) + 1,
                 subsets=one.pairs.subsets,
                 sizes=tuple(one.pairs.subset.count(name) for name in one.pairs.subsets),
                 missing=one.pairs.missing,

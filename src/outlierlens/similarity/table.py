@@ -16,8 +16,8 @@ import numpy as np
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import LabelledTask, read_examples
+from outlierlens.labelled.apart import families, plain
 from outlierlens.labelled.examples import split_table
-from outlierlens.vectors.apart import plain
 
 SUBSET = "subset"  # column that names a pair's part of its data set, where there is one
 TRAIN, DEV, TEST = "train", "validation", "test"
@@ -104,6 +104,11 @@ class StsPairs:
     def sentences(self) -> tuple[str, ...]:
         """Each sentence once, in the order of their first pair."""
         return tuple(dict.fromkeys(text for pair in zip(self.first, self.second, strict=True) for text in pair))
+
+    @property
+    def family(self) -> np.ndarray:
+        """Which pairs hang together by sentences that they share, int [pair]; see `families`."""
+        return families(*([plain(text) for text in side] for side in (self.first, self.second)))
 
     @property
     def subsets(self) -> tuple[str, ...]:

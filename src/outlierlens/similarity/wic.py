@@ -19,6 +19,7 @@ from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import LabelledTask
+from outlierlens.labelled.apart import families, plain
 from outlierlens.labelled.examples import split_table
 from outlierlens.models import LoadedModel
 from outlierlens.similar import WordChoice, WordInContext, WordPairs
@@ -172,6 +173,7 @@ def wic(
             split=one.split,
             source=one.source,
             n_pairs=len(one),
+            n_families=len(_ByFamily(one).sizes),
             left_out=int((~there).sum()),
             all_true=float(one.truth.mean()) if len(one) else float("nan"),
             accuracy=np.stack(
@@ -228,17 +230,18 @@ def _target_vectors(
     return gather(loaded, tokens, spans, options.read.told("reading sentences")), rows
 
 
-class _ByWord:
-    """Pairs by the word that they share: pairs of one word are alike, so whole words are drawn for intervals."""
+class _ByFamily:
+    """Pairs that share their word or a sentence are alike, so whole families of them are drawn for intervals."""
 
-    def __init__(self, words: Sequence[str], truth: np.ndarray):
-        self.truth = truth
-        _, self.word_of = np.unique(np.array(words, dtype=object).astype(str), return_inverse=True)
-        self.sizes = np.bincount(self.word_of)
+    def __init__(self, pairs: WicPairs):
+        self.truth = pairs.truth
+        sentences = ([plain(text) for text in side] for side in (pairs.first, pairs.second))
+        self.family = families(*sentences, [(word,) for word in pairs.words])  # a word is no sentence of one word
+        self.sizes = np.bincount(self.family)
 
     def interval(self, before: np.ndarray, after: np.ndarray, *, seed: int, n_draws: int) -> tuple[float, float]:
         """95 % interval of how much more often `after` is right than `before`, answers [pair] both."""
-        shares = [np.bincount(self.word_of, weights=one == self.truth) / self.sizes for one in (before, after)]
+        shares = [np.bincount(self.family, weights=one == self.truth) / self.sizes for one in (before, after)]
         return paired_interval(*shares, seed=seed, weights=self.sizes, n_draws=n_draws)
 
 
@@ -252,7 +255,7 @@ def _choices(
     """One for each kind of thresholds and fix."""
     folds = folds_of(used[0].words, FOLDS, options.seed)
     truths = [used[0].truth, used[0].truth, *(one.truth for one in used[1:] if len(one))]
-    by_word = [_ByWord(one.words, one.truth) for one in (used[0], used[0], *(one for one in used[1:] if len(one)))]
+    by_family = [_ByFamily(one) for one in (used[0], used[0], *(one for one in used[1:] if len(one)))]
     for kind, thresholds in (("grid", GRID), ("any", None)):
         raw: list[np.ndarray] = []
         for column, fix in enumerate(names):
@@ -265,8 +268,8 @@ def _choices(
             right = [float((one == truth).mean()) for one, truth in zip(said, truths, strict=True)]
             before = [float((one == truth).mean()) for one, truth in zip(raw, truths, strict=True)]
             ends = [
-                words.interval(other, one, seed=options.seed, n_draws=options.n_draws) if column else (0.0, 0.0)
-                for words, one, other in zip(by_word, said, raw, strict=True)
+                pairs.interval(other, one, seed=options.seed, n_draws=options.n_draws) if column else (0.0, 0.0)
+                for pairs, one, other in zip(by_family, said, raw, strict=True)
             ]
             held = len(truths) > 2
             yield WordChoice(

@@ -1,31 +1,23 @@
 """How large an effect is and how surely that is known, from per-text differences; pure functions, no torch.
 
-    looks = look_sizes(2000)                             # (12, 18, 24, 36, 48, ..., 2000) texts
-    level = look_level(looks)                            # 0.995: what each look must hold for 95 % over all of them
-    level = stop_level(looks)                            # 0.966: for 95 % at the look where `precise` stops
-    slopes = gradient_scale(first, weights, gradients) * gradients               # [unit, text], where there are some
-    found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
-    precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
-    unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
-    benjamini_hochberg(rank_p_among(changes))
-
-Texts come in random order, so the first n of them are a random sample. Intervals are looked at only at the numbers of
-texts `look_sizes` names, each at a confidence that makes the chance that *any* of them misses 1 − 0.95 in all: repeated
-confidence intervals (Jennison & Turnbull 1989), which hold for whatever reason the measuring stopped. Where the only
-reason is that the interval is narrow enough, about half as many texts do (`stop_level`).
+slopes = gradient_scale(first, weights, gradients) * gradients               # [unit, text], where there are some
+found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
+precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
+unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
+benjamini_hochberg(rank_p_among(changes))
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput
+from outlierlens.statistics import FEWEST_CHANGED, reach, settled, third_cumulant
 
-FIRST_LOOK = 12  # steadier than 8 against skewed differences, for the same number of texts in all
-EQUAL_TEXTS = 32  # so many equal differences in a row leave at most 1 text in 7 that could differ, at confidence 0.99
+GIANT = 30.0  # median absolute deviations; of normal values 20 σ
+DEVIATION_ERROR = 1.17  # standard error of that deviation of n normal values, × √n, relative
 
 
 @dataclass(frozen=True)
@@ -34,27 +26,23 @@ class Estimate:
 
     Attributes:
         change: weighted mean of the differences; infinite where a difference is infinite or no number.
-        half_width: of the interval; infinite for a single text. Where `bounds` are given, half of their distance.
+        low, high: ends of the interval; infinite for a single text.
         spread: standard deviation of the differences over texts, all texts alike; NaN for a single text.
         n_texts: texts the differences were measured on.
-        bounds: ends of an interval that is not symmetric around the change.
+        settled: whether they are enough texts, and enough that changed, for the interval to hold (`statistics.settled`).
     """
 
     change: float
-    half_width: float
+    low: float
+    high: float
     spread: float
     n_texts: int
-    bounds: tuple[float, float] | None = None
+    settled: bool = True
 
     @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return self.bounds[0] if self.bounds else self.change - self.half_width
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return self.bounds[1] if self.bounds else self.change + self.half_width
+    def half_width(self) -> float:
+        """The larger of the distances from the change to its ends; 0 for an infinite change."""
+        return max(self.change - self.low, self.high - self.change) if np.isfinite(self.change) else 0.0
 
 
 @dataclass(frozen=True)
@@ -67,75 +55,6 @@ class Ranking:
     smallest: float = 0.0
 
 
-def look_sizes(n_texts: int, first: int = FIRST_LOOK) -> tuple[int, ...]:
-    """Numbers of texts at which intervals are looked at: first, 1.5 × first, and their doubles, then all `n_texts`.
-
-    Raises:
-        BadInput: no text, or a first look at fewer than 2 texts.
-    """
-    if n_texts < 1 or first < 2:
-        raise BadInput(f"cannot look at {first} of {n_texts} texts first; need at least one text and a first look of 2")
-    sizes, step = [], first
-    while step < n_texts:
-        sizes += [step, step + step // 2]
-        step *= 2
-    return (*(size for size in sizes if size < n_texts), n_texts)
-
-
-@lru_cache(maxsize=64)
-def look_level(looks: tuple[int, ...], level: float = 0.95, draws: int = 200_000) -> float:
-    """The confidence of each look's t interval at which all looks together hold with probability `level`.
-
-    Pocock's (1977) equal significance level at every look, applied to t intervals (Jennison & Turnbull 2000, section
-    4.4): the smallest of the looks' two-sided p-values is simulated for sequences of independent normal values, and one
-    less its (1 − level) quantile is the answer. Deterministic; its Monte Carlo error is 0.0005 in overall confidence.
-    A single look needs no more than `level` itself. `looks` ascend from 2 or more texts.
-    """
-    if len(looks) == 1:
-        return level
-    special = _special()
-    smallest = np.ones(draws)
-    for now, means, errors in zip(looks, *_sequences(looks, draws), strict=True):
-        t = np.abs(means) / errors
-        far = t > _critical(now - 1, level)  # the answer is stricter than `level`: other p-values do not matter
-        smallest[far] = np.minimum(smallest[far], 2 * special.stdtr(now - 1, -t[far]))
-    return float(1 - np.quantile(smallest, 1 - level))
-
-
-@lru_cache(maxsize=16)
-def stop_level(looks: tuple[int, ...], level: float = 0.95, relative: float = 0.1, draws: int = 20_000) -> float:
-    """The confidence of each look's t interval at which the interval that `precise` stops at holds with `level`.
-
-    Less is needed than for `look_level`, because that rule asks how wide the interval is and not where: the width comes
-    from the variance, which for normal values says nothing about the error of the mean, and all that is lost is lost to
-    stopping early when the variance came out small (fixed-width intervals: Chow & Robbins 1965; relative ones: Nádas
-    1969). How much that is at small samples is simulated here, for 24 spreads (that need 4 texts to all of them) under
-    both limits, ± tolerance and ± `relative` × |change|, and the level returned serves the worst of these 48 cases. It
-    lies between `level` and `look_level`, whose intervals alone may be looked at for any other reason to stop.
-    """
-    if len(looks) == 1:
-        return level
-    means, errors = _sequences(looks, draws)
-    everyone = np.arange(draws)
-
-    def worst(confidence: float) -> float:
-        widths = errors * np.array([[_critical(look - 1, confidence)] for look in looks])
-        shares = []
-        for texts in np.geomspace(4, looks[-1], 24):
-            goal = 2 / np.sqrt(texts)  # of the half-width, in spreads: about that many texts get there
-            for narrow in (widths <= goal, widths <= np.abs(goal + relative * means)):
-                narrow[-1] = True
-                stop = narrow.argmax(0)
-                shares.append(np.mean(np.abs(means[stop, everyone]) <= widths[stop, everyone]))
-        return float(min(shares))
-
-    low, high = level, look_level(looks, level)
-    while high - low > 2e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if worst(middle) >= level else (middle, high)
-    return high
-
-
 def estimate(
     values: np.ndarray,
     weights: np.ndarray,
@@ -145,7 +64,7 @@ def estimate(
     *,
     smallest: float = 0.0,
 ) -> Estimate:
-    """Weighted mean of `values` with a t interval of confidence `level`.
+    """Weighted mean of `values` with an interval of confidence `level`.
 
     Without gradients the mean is Σ w x / Σ w, a ratio of two means, and its variance that of the mean of
     w (x − mean) / mean(w) (linearisation: Cochran 1977, section 6.4), with n − 1 degrees of freedom.
@@ -155,12 +74,15 @@ def estimate(
     mean_n(x − g) + mean_m(g), which is unbiased however wrong g is, with variance s²(x)/m + s²(x − g) (1/n − 1/m). On m
     or fewer texts than n they have nothing to add and are ignored.
 
+    Its ends are those of `statistics.reach`, which allows for skewness: the third cumulant of the mean, of difference
+    estimators the sum of what the texts of both samples add.
+
     Differences that come in steps (right or wrong) may be all equal by chance: with `smallest`, their smallest step, the
     variance is taken as if one text more had moved up by it and one down (Agresti & Min 2005, for paired proportions).
+    They are bounded, and any number of them settles an interval.
 
     A loss that exploded on one text (infinite or no number) makes the change infinite: worse than any finite one and
-    not to be refined, so its half-width is 0. Where all values are equal the half-width is 0 too, which is what the
-    formula says but no proof that other texts do the same: see `precise`.
+    not to be refined.
 
     Args:
         values: differences to the intact model, one a text.
@@ -178,13 +100,72 @@ def estimate(
         raise BadInput(f"cannot estimate from {n} values and {len(weights)} weights; every text needs both")
     values = np.asarray(values, dtype=float)
     if not np.isfinite(values).all():
-        return Estimate(np.inf, 0.0, np.inf, n)
-    change, half_width = _intervals(values, weights, level, gradients, wide, smallest)
-    if n == 1:
-        spread = float("nan")
-    else:
-        spread = float(values.std(ddof=1)) if np.ptp(values) else 0.0  # exactly: `precise` asks
-    return Estimate(float(change), float(half_width), spread, n)
+        return Estimate(np.inf, np.inf, np.inf, np.inf, n)
+    change, below, above = _intervals(values, weights, level, gradients, wide, smallest)
+    spread = float(values.std(ddof=1)) if n > 1 else float("nan")
+    enough = smallest > 0 or settled(values)
+    return Estimate(float(change), float(change - below), float(change + above), spread, n, enough)
+
+
+@dataclass(frozen=True)
+class Rare:
+    """What rare texts add to a change, learnt from all units of a sweep together: a unit's texts may hold too few of them.
+
+    Attributes:
+        share: of all differences, those further from their unit's median than `GIANT` median absolute deviations.
+        below, above: what such differences add at most (at 95 %) to a unit's mean, in its median absolute deviations, of
+            differences below the median and above it; 0 or more. See `among`.
+    """
+
+    share: float
+    below: float
+    above: float
+
+    @classmethod
+    def among(cls, series: Sequence[np.ndarray]) -> "Rare":
+        """Of the differences of each unit [unit][text], the same texts first; units without a deviation say nothing.
+
+        The mean over units with two standard errors: over units, or of the number r of texts that hold a rare difference,
+        whichever is larger. r is taken as r + 2 (after Agresti & Coull 1998): a few are easily too few.
+        """
+        seen = [found for values in series if (found := giants(values)[0]) is not None]
+        texts = len(set().union(*(np.flatnonzero(away).tolist() for away in seen)))
+        if len(seen) < 2 or not texts:
+            return cls(0.0, 0.0, 0.0)
+        adds = np.array([_adds(away) for away in seen])
+        mean, error = adds.mean(0), adds.std(0, ddof=1) / np.sqrt(len(seen))
+        below, above = mean * (1 + 2 / texts) + 2 * np.maximum(error, mean * np.sqrt(texts + 2) / texts)
+        return cls(float(np.mean([np.mean(away != 0) for away in seen])), float(below), float(above))
+
+    def allowed_for(self, found: Estimate, values: np.ndarray) -> Estimate:
+        """`found` of `values` [text], widened by what its own rare texts add too little, until 10 are to be expected.
+
+        An interval of few rare texts is narrow by chance just where they are too few, and measuring would stop there: so the
+        deviation, too, is taken with two of its standard errors.
+        """
+        away, deviation = giants(values)
+        if away is None or self.share * len(values) >= FEWEST_CHANGED:
+            return found
+        surely = 1 + 2 * DEVIATION_ERROR / np.sqrt(len(values))
+        below, above = np.maximum(surely * np.array([self.below, self.above]) - _adds(away), 0) * deviation
+        return replace(found, low=found.low - float(below), high=found.high + float(above))
+
+
+def giants(values: np.ndarray) -> tuple[np.ndarray | None, float]:
+    """(distances from the median in median absolute deviations, 0 where that is at most `GIANT`, and the deviation).
+
+    None, 0 where the deviation of the values [text] is 0 or not finite.
+    """
+    if not len(values) or not np.isfinite(values).all():
+        return None, 0.0
+    away = values - np.median(values)
+    deviation = float(np.median(np.abs(away)))
+    return (np.where(np.abs(away) > GIANT * deviation, away / deviation, 0.0), deviation) if deviation else (None, 0.0)
+
+
+def _adds(away: np.ndarray) -> tuple[float, float]:
+    """What distances below and above the median add to the mean, 0 or more each."""
+    return float(np.mean(np.maximum(-away, 0))), float(np.mean(np.maximum(away, 0)))
 
 
 def gradient_scale(values: np.ndarray, weights: np.ndarray, gradients: np.ndarray) -> float:
@@ -226,18 +207,8 @@ def use_gradients(values: np.ndarray, weights: np.ndarray, gradients: np.ndarray
 
 
 def precise(found: Estimate, tolerance: float, relative: float) -> bool:
-    """Whether the interval is narrower than ± max(tolerance, relative × |change|), so that measuring may stop.
-
-    An infinite change is settled. Equal differences have an interval of no width, but a few of them say little about
-    texts not yet seen, so fewer than `EQUAL_TEXTS` never suffice; and 32 equal ones still leave it possible, at
-    confidence 0.99, that 1 text in 7 differs (1 − 0.01^(1/32)). Differences of a loss are equal only when nothing
-    changes at all; those of right and wrong have `smallest` to widen them.
-    """
-    if np.isinf(found.change):
-        return True
-    if found.spread == 0 and found.n_texts < EQUAL_TEXTS:
-        return False
-    return found.half_width <= max(tolerance, relative * abs(found.change))
+    """Whether a settled interval reaches no further than max(tolerance, relative × |change|), so that measuring may stop."""
+    return found.settled and found.half_width <= max(tolerance, relative * abs(found.change))
 
 
 def unsettled(
@@ -261,6 +232,8 @@ def unsettled(
         gradients: the first-order estimates of a unit that uses them, else None; a pair uses them if both do.
     """
     change, low, high = np.array([(e.change, e.low, e.high) for e in estimates]).reshape(-1, 3).T
+    doubtful = np.array([not e.settled for e in estimates], dtype=bool)
+    low[doubtful], high[doubtful] = -np.inf, np.inf
     lengths = np.array([e.n_texts for e in estimates])
     order = np.lexsort((np.arange(len(change)), -change))
     needed: set[int] = set()
@@ -305,22 +278,6 @@ def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
     return q
 
 
-def _sequences(looks: tuple[int, ...], draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means and their standard errors [look, draw] at each look of sequences of independent standard normal values."""
-    random = np.random.default_rng(1977)
-    total, squares = np.zeros(draws), np.zeros(draws)
-    means, errors = np.empty((len(looks), draws)), np.empty((len(looks), draws))
-    for place, (before, now) in enumerate(zip((0, *looks), looks, strict=False)):
-        fresh = now - before
-        sums = random.standard_normal(draws) * np.sqrt(fresh)
-        total += sums
-        # The sum of squares of `fresh` normal values, given their sum: the part about their mean is independent of it.
-        squares += sums**2 / fresh + (random.chisquare(fresh - 1, draws) if fresh > 1 else 0)
-        means[place] = total / now
-        errors[place] = np.sqrt((squares - total**2 / now) / (now - 1) / now)
-    return means, errors
-
-
 def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -> np.ndarray:
     """Upper ends of the intervals of value(lower) − value(upper) on the first `n` texts."""
     series, gradients, weights, ranking = known
@@ -333,8 +290,8 @@ def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -
             continue
         values = np.stack([series(lowers[i])[:n] for i in places]) - series(upper)[:n]
         control = np.stack([controlled[i] for i in places]) - slope if places[0] in controlled else None
-        change, half_width = _intervals(values, weights, ranking.level, control, weights, ranking.smallest)
-        ends[places] = change + half_width
+        change, _, above = _intervals(values, weights, ranking.level, control, weights, ranking.smallest)
+        ends[places] = change + above
     return ends
 
 
@@ -345,25 +302,33 @@ def _intervals(
     gradients: np.ndarray | None,
     wide: np.ndarray,
     smallest: float = 0.0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, half-width) of the rows of `values` [..., text]; `wide` are the weights of `gradients`. See `estimate`."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean, reach below, above) of the rows of `values` [..., text]; `wide` are the weights of `gradients`. See `estimate`."""
     n = values.shape[-1]
     weights = np.asarray(weights, dtype=float)[:n]
     mean, variance = np.average(values, axis=-1, weights=weights), _variance(values, weights) / n
+    if n == 1:
+        return mean, np.full_like(variance, np.inf), np.full_like(variance, np.inf)
+    third = third_cumulant(_linear(values, weights)) / n**2
     m = 0 if gradients is None else gradients.shape[-1]
     if gradients is not None and m > n:
-        gradients = np.asarray(gradients, dtype=float)
+        gradients, wide = np.asarray(gradients, dtype=float), np.asarray(wide, dtype=float)[:m]
         residuals = values - gradients[..., :n]
-        control = np.average(gradients, axis=-1, weights=np.asarray(wide, dtype=float)[:m])
+        control = np.average(gradients, axis=-1, weights=wide)
         controlled = _variance(values, weights) / m + _variance(residuals, weights) * (1 / n - 1 / m)
+        # What a text of both samples adds, and what one adds that has its gradient alone.
+        both = _linear(values, weights) / m + _linear(residuals, weights) * (1 / n - 1 / m)
+        thirds = n * third_cumulant(both) + (m - n) * third_cumulant(_linear(gradients, wide)) / m**3
         # Where every value is the same, gradients that disagree have shown themselves wrong.
         same = variance == 0
         mean = np.where(same, mean, np.average(residuals, axis=-1, weights=weights) + control)
-        variance = np.where(same, variance, controlled)
-    if n == 1:
-        return mean, np.full_like(variance, np.inf)
+        variance, third = np.where(same, variance, controlled), np.where(same, 0.0, thirds)
     step = 2 * smallest**2 / (n - 1) / n  # of the variance of the mean, were one more text to move up and one down
-    return mean, _critical(n - 1, level) * np.sqrt(variance + step)
+    error = np.sqrt(variance + step)
+    cubed = error**3
+    skewness = np.divide(third, cubed, out=np.zeros_like(cubed), where=cubed > 0)
+    below, above = reach(skewness, n - 1, level)
+    return mean, below * error, above * error
 
 
 def _variance(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -380,13 +345,3 @@ def _variance(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _linear(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """w (x − mean) / mean(w) of every value: what it adds to the error of the weighted mean, times n."""
     return weights * (values - np.average(values, axis=-1, weights=weights)[..., None]) / weights.mean()
-
-
-@lru_cache(maxsize=4096)
-def _critical(degrees: int, level: float) -> float:
-    """What |t| stays below with probability `level`."""
-    return float(_special().stdtrit(degrees, (1 + level) / 2))
-
-
-def _special() -> Any:
-    return need("scipy.special", "models", "an interval")

@@ -45,4 +45,4 @@ class Functional:
         change = self.statistic.value(after) - self.statistic.value(before)
         low, high = self.statistic.interval(before, after, seed=self.seed, level=level)
         spread = float(np.std(differences, ddof=1)) if np.isfinite(differences).all() else float("inf")
-        return Estimate(change, (high - low) / 2, spread, len(differences), (low, high))
+        return Estimate(change, low, high, spread, len(differences))

@@ -23,8 +23,8 @@ from outlierlens.data import Data
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.rows import RowStore
 from outlierlens.sweeps.engines import Engine, Local
-from outlierlens.sweeps.estimate import look_level, look_sizes, stop_level
 from outlierlens.sweeps.first_order import can_differentiate, first_order
+from outlierlens.sweeps.levels import look_level, look_sizes, stop_level
 from outlierlens.sweeps.nulls import Family, control_families, nulls_of
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.precision import compared_with_float32
@@ -99,7 +99,7 @@ def sweep(
         if options.gradients and not is_exact and can_differentiate(runner):
             state.gradients = run.gradients(min(options.gradients, looks[-1]))
         families = control_families(runner, units, found)
-        everyone = [unit for family in families for unit in (*family.of, *family.controls)]
+        everyone = [unit for family in families for unit in (family.of, *family.controls)]
         screened = list({unit.key: unit for unit in [*units, *everyone]}.values())
         if not options.exact and can_screen(runner, len(screened)):
             whole = {unit.key for unit in units if set(unit.dims) <= set(found)}
@@ -145,7 +145,7 @@ def sweep(
             separated=state.separated,
             effects=effects_of(runner, state, found, nulls),
             nulls=nulls,
-            cost=cost_of(runner, state, _controls(families), len(run.intact()), run.seconds()),
+            cost=cost_of(runner, state, _controls(families, units), len(run.intact()), run.seconds()),
             precision=precision,
             notes=tuple(runner.notes),
         )
@@ -377,8 +377,11 @@ def _looks(runner: Runner) -> tuple[int, ...]:
     return (most,) if runner.exact else look_sizes(most)
 
 
-def _controls(families: Sequence[Family]) -> list[Any]:
-    return list({unit.key: unit for family in families for unit in family.controls}.values())
+def _controls(families: Sequence[Family], units: Sequence[Unit]) -> list[Unit]:
+    """Every control once, without those that are swept themselves."""
+    swept = {unit.key for unit in units}
+    controls = {unit.key: unit for family in families for unit in family.controls}
+    return [unit for key, unit in controls.items() if key not in swept]
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -252,7 +252,6 @@ class RayEngine:
         self._hand_out()
         asked = {member.answer: member for member in self._crew if member.awaits}
         if asked:
-            # Not `ray.wait`: in it, what a signal handler raises would come out as a bare KeyboardInterrupt.
             for answer in wait(asked, seconds, FIRST_COMPLETED).done:
                 self._answered(asked[answer])
             self._hand_out()

@@ -13,7 +13,9 @@ import numpy as np
 from outlierlens.data import Data
 from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput, UnknownModel
-from outlierlens.models import DTYPES, LoadedModel, LoadOptions, fingerprint, load_model, say
+from outlierlens.models import DTYPES, LoadedModel, LoadOptions, fingerprint, load_model
+from outlierlens.samples import is_sample
+from outlierlens.samples.cache import say
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.runner import CHECK_TEXTS, Runner, make_runner
 
@@ -53,7 +55,7 @@ class Recipe:
             # Sent from a device, tensors would want the same device there.
             model = replace(loaded, model=copy.deepcopy(loaded.model).to("cpu"))
             load = LoadOptions()
-        elif Path(loaded.name).is_dir():
+        elif Path(loaded.name).exists() and not is_sample(loaded.name):
             model = str(Path(loaded.name).resolve())  # a worker has another working directory
         first = runner.values([{}], (0, min(CHECK_TEXTS, runner.n_texts)))[0]
         return cls(
@@ -105,9 +107,9 @@ class Recipe:
         if isinstance(self.model, LoadedModel):
             self.model.model.to(pick_device(self.load.device)).eval()
             return self.model
-        if Path(self.model).is_absolute() and not Path(self.model).is_dir():
+        if Path(self.model).is_absolute() and not Path(self.model).exists():
             raise UnknownModel(
-                f"{self.model}: no such directory on this machine; put the model where every machine sees it at this path "
-                f"(shared storage, or a copy on each), or name it by sample or hub id"
+                f"{self.model}: no such file or directory on this machine; put the model where every machine sees it at this "
+                f"path (shared storage, or a copy on each), or name it by sample or hub id"
             )
         return load_model(self.model, self.load)

@@ -17,7 +17,8 @@ from outlierlens.tasks import scored
 def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:
     """Every unit's effect, in the order planned."""
     ranks = _ranks(runner, state, found)
-    by_set = {(null.label, null.window): null for null in nulls if null.kind == "random"}
+    described = [null for kind in ("random", "ordinary") for null in nulls if null.kind == kind]
+    by_set = {(null.label, null.window): null for null in described}  # ordinary ones where there are any
     counts: dict[tuple[tuple[int, int], ...], int] = {}
     effects = []
     for number, unit in enumerate(state.units):
@@ -26,6 +27,10 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
         if shape not in counts:  # equal for all sets of these sizes in these layers
             with runner.ablation.off(unit.plan) as touched:
                 counts[shape] = touched
+        stopped = _stopped(state, number, runner.n_texts)
+        low, high = (estimate.low, estimate.high) if estimate.settled else (-np.inf, np.inf)
+        if stopped == "all texts" and estimate.change == estimate.spread == 0:
+            low = high = 0.0  # nothing changed anywhere
         null = by_set.get((unit.label, unit.window))
         p, q, q_found, times_random = ranks.get(number, (None, None, None, None if null is None else null.times_mean))
         slopes = None if state.gradients is None else state.gradients[:, number]
@@ -37,11 +42,12 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
                 window=unit.window,
                 layers=unit.layers,
                 change=estimate.change,
-                low=estimate.low,
-                high=estimate.high,
+                low=low,
+                high=high,
                 spread=estimate.spread,
-                n_texts=estimate.n_texts,
-                stopped=_stopped(state, number, runner.n_texts),
+                n_texts=state.measured.n(unit.key),
+                again=estimate.n_texts if number in state.again else 0,
+                stopped=stopped,
                 first_order=None
                 if slopes is None
                 else float(np.average(slopes, weights=runner.weights[: len(slopes)])),
@@ -56,7 +62,7 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
 
 
 def _stopped(state: State, number: int, n_texts: int) -> Stopped:
-    if _estimate(state, number).n_texts == n_texts:
+    if state.measured.n(state.units[number].key) == n_texts:
         return "all texts"
     return "precise" if state.precise(number) else "unfinished"
 
@@ -92,7 +98,7 @@ def _ranks(
 
 
 def intact_of(intact: np.ndarray, runner: Runner, seed: int) -> tuple[float, float, float]:
-    """(value, low, high) of the intact model on the texts that were used; the interval is a bootstrap over texts."""
+    """(value, low, high) of the intact model on the texts that were used; the interval is over texts."""
     if runner.functional is not None:
         intact = runner.functional.predictions(np.zeros(len(intact)))
         return scored(intact, runner.task.weights, runner.functional.statistic, seed=seed)

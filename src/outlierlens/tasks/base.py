@@ -1,4 +1,4 @@
-"""What every task offers, and the bootstrap over texts that turns its values into an interval."""
+"""What every task offers, and the score of its values with an interval."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.statistics import mean_interval
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from outlierlens.tasks.metrics import Statistic
 
-DRAWN_AT_ONCE = 4_000_000  # indices of the bootstrap held in memory: 32 MB
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]
 Measure = Literal["metric", "accuracy", "loss"]
 
@@ -130,28 +130,11 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
 def scored(
     values: np.ndarray, weights: np.ndarray, statistic: "Statistic | None", *, seed: int
 ) -> tuple[float, float, float]:
-    """(score, low, high) of the values of all texts [text] with a 95 % bootstrap interval over texts."""
+    """(score, low, high) of the values of all texts [text] with a 95 % interval over texts: of a mean `mean_interval`, else
+    `metrics.interval` with this seed."""
     if statistic is None:
-        return weighted_mean(values, weights), *bootstrap(values, weights, seed=seed)
+        return weighted_mean(values, weights), *mean_interval(values, weights)
     from outlierlens.tasks.metrics import interval
 
-    low, high = interval(statistic.metric, statistic.truth, values, seed=seed)
+    low, high = interval(statistic.metric, statistic.truth, values, seed=seed, groups=statistic.groups)
     return statistic.value(values), 1 - high, 1 - low
-
-
-def bootstrap(
-    values: np.ndarray, weights: np.ndarray, *, seed: int, n_draws: int = 2000, level: float = 0.95
-) -> tuple[float, float]:
-    """Percentile bootstrap interval (low, high) of the weighted mean, texts [text] resampled with replacement."""
-    n = len(values)
-    if n < 2 or not np.isfinite(values).all():
-        return float("nan"), float("nan")
-    random = np.random.default_rng(seed)
-    means: list[float] = []
-    while len(means) < n_draws:
-        size = min(n_draws - len(means), max(1, DRAWN_AT_ONCE // n))
-        drawn = random.integers(0, n, size=(size, n))
-        means += ((values * weights)[drawn].sum(axis=1) / weights[drawn].sum(axis=1)).tolist()
-    tail = (1 - level) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return float(low), float(high)

@@ -93,7 +93,7 @@ class LabelledScore:
         right = "token accuracy" if tokens else "accuracy"
         self.metric = {"loss": "", "accuracy": right}.get(options.measure, task.metric)
         whole = options.measure == "metric" and not tokens
-        self.statistic = Statistic(task.metric, np.array(examples.labels)) if whole else None
+        self.statistic = Statistic(task.metric, np.array(examples.labels), examples.family) if whole else None
         if self.metric == "token f1":
             raise BadInput("token f1 is no mean over texts, so no text has a value of it; use measure loss or accuracy")
         self.is_loss = not self.metric

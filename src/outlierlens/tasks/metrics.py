@@ -3,13 +3,14 @@
     score("mcc", truth, predicted)
     statistic = Statistic("mcc", truth)
     statistic.change(intact, other)                          # of 1 − MCC: larger is worse
-    low, high = statistic.interval(intact, other, seed=0)    # BCa, items resampled together for both
+    low, high = statistic.interval(intact, other, seed=0)    # items drawn together for both
     low, high = paired_interval(wrong, wrong_other, seed=0)  # of a mean of 0 and 1
     low, high = interval("mcc", truth, predicted, seed=0)    # of one model's own metric
 
 A metric is a number in [−1, 1] or [0, 1], larger is better. What it cannot say (a correlation with a constant) is 0.
-Intervals are bias-corrected and accelerated (Efron 1987), by item; see `resampled.bca` for what they are where no item
-changed, and NaN where there are fewer than 2 items.
+Intervals of classes are bias-corrected and accelerated (`resampled.bca`), those of correlations are by subsampling
+(`correlated`). Of two models that say the same of every item, the interval is (0, 0): no change, which `no_change` puts in
+words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
 """
 
 import warnings
@@ -20,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput, need
-from outlierlens.tasks.ranks import Ranked
-from outlierlens.tasks.resampled import Value, bca, class_value, mean_value, pearson_value, text_value
+from outlierlens.tasks.correlated import correlation_interval
+from outlierlens.tasks.resampled import bca, class_value, mean_value
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")
@@ -54,10 +55,12 @@ class Statistic:
 
     Attributes:
         metric: its name. truth: [item].
+        groups: int [item] where items hang together (pairs that share a sentence): whole groups are drawn.
     """
 
     metric: str
     truth: np.ndarray
+    groups: np.ndarray | None = None
 
     def value(self, predicted: np.ndarray) -> float:
         """1 − metric of all predictions [item]."""
@@ -70,20 +73,18 @@ class Statistic:
     def interval(
         self, intact: np.ndarray, other: np.ndarray, *, seed: int, level: float = 0.95, n_draws: int = N_DRAWS
     ) -> tuple[float, float]:
-        """(low, high) of `change`: paired BCa bootstrap, items drawn together for both.
+        """(low, high) of `change`, items drawn together for both; (0, 0) where all predictions are the same.
 
-        Where all predictions of classes are the same, no item of n changed, and the interval is what the change could be if
-        up to 3/n of all items did (at 95 %). Where some changed, the items are taken with one more that became wrong and
-        one that became right: three that changed in one direction alone are no proof. Values of a regression that are the
-        same to the last bit on every item show that nothing was touched: their interval is (0, 0).
+        Where some classes changed, the items are taken with one more that became wrong and one that became right: three
+        that changed in one direction alone are no proof.
         """
         for predicted in (intact, other):
             _check(self.metric, self.truth, predicted)
-        if self.metric in CORRELATIONS and len(intact) > 1 and np.array_equal(intact, other, equal_nan=True):
+        if len(intact) < 2:
+            return float("nan"), float("nan")
+        if np.array_equal(intact, other, equal_nan=True):
             return 0.0, 0.0
-        doubt = self.metric not in CORRELATIONS and not np.array_equal(intact, other)
-        value = _value(self.metric, self.truth, (intact, other), doubt=doubt)
-        return bca(value, seed=seed, level=level, n_draws=n_draws)
+        return _drawn(self, (intact, other), seed, level, n_draws)
 
 
 def interval(
@@ -92,18 +93,13 @@ def interval(
     predicted: np.ndarray,
     *,
     seed: int,
-    words: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
     level: float = 0.95,
     n_draws: int = N_DRAWS,
 ) -> tuple[float, float]:
-    """(low, high) of the metric of one model's predictions [item]; BCa bootstrap by item.
-
-    Where items are words, `words` [text] says how many each text has, and whole texts are drawn.
-    """
+    """(low, high) of the metric of one model's predictions [item]; `groups` as in `Statistic`, as words of one text."""
     _check(metric, truth, predicted)
-    if words is not None:
-        return bca(text_value(metric, truth, predicted, words), seed=seed, level=level, n_draws=n_draws)
-    return bca(_value(metric, truth, (predicted,)), seed=seed, level=level, n_draws=n_draws)
+    return _drawn(Statistic(metric, truth, groups), (predicted,), seed, level, n_draws)
 
 
 def paired_interval(
@@ -118,8 +114,9 @@ def paired_interval(
 ) -> tuple[float, float]:
     """(low, high) of the (weighted) mean of `other` − `intact`, values [item] both; BCa bootstrap by item.
 
-    `shares` says that values lie in [0, 1], such as errors: where all differences are the same, the interval then allows
-    for 3/n of all items (at 95 %) that differ as much as they can. NaN, NaN where a difference is not finite.
+    (0, 0) where nothing changed. `shares` says that values lie in [0, 1], such as errors: where all differences are the
+    same but not 0, the interval then allows for 3/n of all items (at 95 %) that differ as much as they can. NaN, NaN where
+    a difference is not finite.
 
     Raises:
         BadInput: shapes that differ, no item, or shares outside [0, 1].
@@ -132,8 +129,10 @@ def paired_interval(
         )
     with np.errstate(invalid="ignore"):
         differences = other - intact
-    if not np.isfinite(differences).all():
+    if not np.isfinite(differences).all() or len(differences) < 2:
         return float("nan"), float("nan")
+    if not differences.any():
+        return 0.0, 0.0
     if shares and (min(intact.min(), other.min()) < 0 or max(intact.max(), other.max()) > 1):
         raise BadInput("values outside [0, 1] are no shares; say shares=False")
     return bca(mean_value(differences, weights, shares=shares), seed=seed, level=level, n_draws=n_draws)
@@ -148,12 +147,16 @@ def _check(metric: str, truth: np.ndarray, predicted: np.ndarray) -> None:
         raise BadInput(f"there is no item to take the {metric} of")
 
 
-def _value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray], *, doubt: bool = False) -> Value:
-    if metric == "pearson":
-        return pearson_value(truth, predictions)
-    if metric == "spearman":
-        return Ranked(truth, predictions)
-    return class_value(metric, truth, predictions, doubt=doubt)
+def _drawn(
+    of: Statistic, predictions: Sequence[np.ndarray], seed: int, level: float, n_draws: int
+) -> tuple[float, float]:
+    """(low, high) of the metric of the first predictions, minus that of the second where there are two."""
+    if of.metric in CORRELATIONS:
+        return correlation_interval(
+            of.metric, of.truth, predictions, seed=seed, groups=of.groups, level=level, n_draws=n_draws
+        )
+    value = class_value(of.metric, of.truth, predictions, doubt=len(predictions) == 2, groups=of.groups)
+    return bca(value, seed=seed, level=level, n_draws=n_draws)
 
 
 def _sklearn() -> Any:

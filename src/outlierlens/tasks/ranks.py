@@ -1,66 +1,28 @@
 """Spearman's correlation of resampled items: ranks are taken anew in every resample, all resamples at once.
 
-value = Ranked(truth, [intact, other])                   # correlation of `intact` − correlation of `other`
-low, high = resampled.bca(value, seed=0, level=0.95, n_draws=2000)
+rank_correlations(truth, predicted, counts)              # [draw], item i of draw d drawn counts[d, i] times
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.tasks.resampled import DRAWN_AT_ONCE, ratio
+from outlierlens.tasks.resampled import ratio
 
-JACKKNIFE_GROUPS = 1000  # of Spearman's jackknife
 RANKED_AT_ONCE = 100_000  # numbers: more leave the processor's cache
 
 
-class Ranked:
-    """Spearman's correlation of the first predictions [item], minus that of the second where there are two."""
+def rank_correlations(one: np.ndarray, other: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Spearman's ρ [draw] of finite values `one` and `other` [item], drawn `counts` [draw, item] times; 0 with a constant."""
+    orders = [_Order(np.asarray(values, dtype=np.float64)) for values in (one, other)]
+    rows = max(1, RANKED_AT_ONCE // len(one))
+    return np.concatenate([_values(orders, counts[start : start + rows]) for start in range(0, len(counts), rows)])
 
-    def __init__(self, truth: np.ndarray, predictions: Sequence[np.ndarray]):
-        self.columns = [np.asarray(column, dtype=np.float64) for column in (truth, *predictions)]
-        self.sizes = np.ones(len(truth), dtype=np.int64)
-        self._bad = [~np.isfinite(column) for column in self.columns[1:]]
-        self._sorted = [_Order(np.where(np.isfinite(column), column, 0.0)) for column in self.columns]
 
-    @property
-    def whole(self) -> float:
-        """See `Value`."""
-        return float(self.drawn(self.sizes[None].astype(np.float64))[0])
-
-    def drawn(self, counts: np.ndarray) -> np.ndarray:
-        """See `Value`."""
-        rows = max(1, RANKED_AT_ONCE // len(self.sizes))
-        return np.concatenate([self._values(counts[i : i + rows]) for i in range(0, len(counts), rows)])
-
-    def _values(self, counts: np.ndarray) -> np.ndarray:
-        ranks = [order.ranks(counts) for order in self._sorted]
-        truth = ranks[0]
-        weighted = truth * counts
-        own = np.einsum("di,di->d", weighted, truth)
-        found = []
-        for mine, bad in zip(ranks[1:], self._bad, strict=True):
-            both = np.einsum("di,di->d", weighted, mine)
-            spread = np.einsum("di,di->d", mine * counts, mine)
-            value = np.clip(ratio(both, np.sqrt(own * spread)), -1, 1)
-            found.append(np.where(counts[:, bad].any(1), 0.0, value) if bad.any() else value)
-        return found[0] if len(found) == 1 else found[0] - found[1]
-
-    def jackknife(self) -> tuple[np.ndarray, np.ndarray]:
-        """Without each item; of more than 1,000 items, without each of 1,000 random parts of equal size."""
-        n = len(self.sizes)
-        parts = min(n, JACKKNIFE_GROUPS)
-        part = np.random.default_rng(0).permutation(n) % parts if parts < n else np.arange(n)
-        found = []
-        rows = max(1, DRAWN_AT_ONCE // n)
-        for start in range(0, parts, rows):
-            some = np.arange(start, min(parts, start + rows))
-            found.append(self.drawn((part != some[:, None]).astype(np.float64)))
-        return np.concatenate(found), np.ones(parts)
-
-    def elsewhere(self, share: float) -> tuple[float, float]:
-        """See `Value`."""
-        return self.whole, self.whole
+def _values(orders: "list[_Order]", counts: np.ndarray) -> np.ndarray:
+    one, other = (order.ranks(counts) for order in orders)
+    weighted = one * counts
+    both = np.einsum("di,di->d", weighted, other)
+    spreads = np.einsum("di,di->d", weighted, one) * np.einsum("di,di->d", other * counts, other)
+    return np.clip(ratio(both, np.sqrt(spreads)), -1, 1)
 
 
 class _Order:

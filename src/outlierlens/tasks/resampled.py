@@ -3,9 +3,9 @@
     value = class_value("mcc", truth, [intact, other])       # metric of `intact` − metric of `other`
     low, high = bca(value, seed=0, level=0.95, n_draws=2000)
 
-Every metric but Spearman's depends on the items through sums over them alone (`Sums`), so a resample is a product of how
-often each item was drawn with what an item adds, and the jackknife a subtraction. Items that add the same are one group,
-and how often a group is drawn is multinomial. Spearman's ranks are taken anew in every resample (`ranks`).
+A metric of classes depends on the items through sums over them alone (`Sums`), so a resample is a product of how often each
+item was drawn with what an item adds, and the jackknife a subtraction. Items that add the same are one group, and how often
+a group is drawn is multinomial. Correlations are another matter: `correlated`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,6 @@ from outlierlens.errors import need
 DRAWN_AT_ONCE = 2_000_000  # numbers of a table held in memory: 16 MB
 KEPT = 4_000_000  # numbers of the counts that are kept for the next call with the same seed
 FEW_GROUPS = 64  # up to here drawing multinomial counts is faster than drawing items
-NO_SPREAD = 1e-12  # of moments, relative: below it is rounding
 
 
 class Value(Protocol):
@@ -184,18 +183,26 @@ def _dense(some: Any) -> np.ndarray:
     return np.asarray(some.toarray() if hasattr(some, "toarray") else some)
 
 
-def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray], *, doubt: bool = False) -> Sums:
+def class_value(
+    metric: str,
+    truth: np.ndarray,
+    predictions: Sequence[np.ndarray],
+    *,
+    doubt: bool = False,
+    groups: np.ndarray | None = None,
+) -> Sums:
     """The metric of the first predictions [item], minus that of the second where there are two; see `metrics.score`.
 
     With `doubt`, of two predictions, one item more became wrong and one right (spread over the classes): few items that
-    all changed the same way would otherwise leave no draw on the other side of no change (Agresti & Min 2005).
+    all changed the same way would otherwise leave no draw on the other side of no change (Agresti & Min 2005). Where items
+    belong to `groups` [item] (the words of a text), whole groups are drawn.
     """
     table = np.stack([np.asarray(column).astype(np.int64) for column in (truth, *predictions)], axis=1)
     classes = _classes(table)
-    cells, sizes = np.unique(np.searchsorted(classes, table), axis=0, return_counts=True)
+    places = np.searchsorted(classes, table)
+    cells, sizes = np.unique(places, axis=0, return_counts=True)
     k = len(classes)
-    if doubt:
-        cells, sizes = _doubted(cells, sizes, k)
+    doubted, shares = _doubted(cells, k) if doubt else (cells[:0], np.zeros(0))
     formula = _CLASS_FORMULAS[metric]
     one = int(np.searchsorted(classes, 1)) if 1 in classes else None
 
@@ -207,17 +214,27 @@ def class_value(metric: str, truth: np.ndarray, predictions: Sequence[np.ndarray
 
     def others() -> tuple[np.ndarray, Any]:
         """Items of each cell that are predicted as another class by one of the two."""
-        groups, made = [], []
+        rows, made = [], []
         for column in range(1, cells.shape[1]):
             for other in range(min(k, FEW_GROUPS)):
                 those = np.flatnonzero(cells[:, column] != other)
                 changed = cells[those].copy()
                 changed[:, column] = other
-                groups.append(those)
+                rows.append(those)
                 made.append(changed)
-        return np.concatenate(groups), _one_hot(np.concatenate(made), k)
+        return np.concatenate(rows), _one_hot(np.concatenate(made), k)
 
-    return Sums(_one_hot(cells, k), sizes, finish, others)
+    if doubt:
+        cells, sizes = np.concatenate([cells, doubted]), np.concatenate([sizes, shares])
+    by_item = Sums(_one_hot(cells, k), sizes, finish, others)
+    if groups is None:
+        return by_item
+    sparse = need("scipy.sparse", "models", "a bootstrap interval")
+    _, number = np.unique(groups, return_inverse=True)
+    of_group = sparse.csr_array((np.ones(len(table)), (number.ravel(), np.arange(len(table)))))
+    adds = np.concatenate([_dense(of_group @ _one_hot(places, k)), _dense(_one_hot(doubted, k))])
+    whole = np.ones(len(adds) - len(doubted), dtype=np.int64)
+    return Sums(adds, np.concatenate([whole, shares]) if doubt else whole, finish, parts=by_item)
 
 
 def _classes(table: np.ndarray) -> np.ndarray:
@@ -226,8 +243,9 @@ def _classes(table: np.ndarray) -> np.ndarray:
     return there if len(there) > 1 else np.array([there[0], there[0] + 1])
 
 
-def _doubted(cells: np.ndarray, sizes: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cells (truth, one, other) with an item in all that only one predicts right, and one that only the other does."""
+def _doubted(cells: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cells (truth, one, other) of an item in all that only one predicts right, and of one that only the other does, with
+    the parts of it that they are."""
     there = np.unique(cells[:, 0])
     more = [
         (true, *both)
@@ -236,21 +254,7 @@ def _doubted(cells: np.ndarray, sizes: np.ndarray, k: int) -> tuple[np.ndarray, 
         if wrong != true
         for both in ((true, wrong), (wrong, true))
     ]
-    share = np.full(len(more), 1 / len(there) / (k - 1))
-    return np.concatenate([cells, np.array(more)]), np.concatenate([sizes, share])
-
-
-def text_value(metric: str, truth: np.ndarray, predicted: np.ndarray, words: np.ndarray) -> Sums:
-    """The metric of words [word] where whole texts are drawn; `words` [text] says how many words each has."""
-    sparse = need("scipy.sparse", "models", "a bootstrap interval")
-    table = np.stack([np.asarray(truth).astype(np.int64), np.asarray(predicted).astype(np.int64)], axis=1)
-    classes = _classes(table)
-    counts = np.asarray(words).astype(np.int64)
-    places = (np.repeat(np.arange(len(counts)), counts), np.arange(len(table)))
-    of_text = sparse.csr_array((np.ones(len(table)), places), shape=(len(counts), len(table)))
-    adds = _dense(of_text @ _one_hot(np.searchsorted(classes, table), len(classes)))
-    by_word = class_value(metric, truth, (predicted,))
-    return Sums(adds, np.ones(len(counts), dtype=np.int64), by_word.finish, parts=by_word)
+    return np.array(more), np.full(len(more), 1 / len(there) / (k - 1))
 
 
 def _one_hot(cells: np.ndarray, k: int) -> Any:
@@ -314,42 +318,3 @@ def mean_value(values: np.ndarray, weights: np.ndarray, *, shares: bool) -> Sums
         return np.concatenate([groups, groups]), worst.reshape(-1, 2)
 
     return Sums(cells, sizes, lambda sums: ratio(sums[:, 0], sums[:, 1]), others if shares else None)
-
-
-def pearson_value(truth: np.ndarray, predictions: Sequence[np.ndarray]) -> Sums:
-    """Pearson's correlation of the first predictions [item], minus that of the second where there are two."""
-    t, _ = _centred(truth)
-    columns = [np.ones(len(t)), t, t * t]
-    for predicted in predictions:
-        x, bad = _centred(predicted)
-        columns += [x, x * x, x * t, bad]
-
-    def finish(sums: np.ndarray) -> np.ndarray:
-        n, one, two = sums[:, 0], sums[:, 1], sums[:, 2]
-        found = []
-        for start in range(3, sums.shape[1], 4):
-            x, xx, xt, bad = sums[:, start : start + 4].T
-            spreads = [_spread(two, one, n), _spread(xx, x, n)]
-            value = ratio(xt - one * x / n, np.sqrt(spreads[0] * spreads[1]))
-            found.append(np.where(bad > 0, 0.0, np.clip(value, -1, 1)))
-        return found[0] if len(found) == 1 else found[0] - found[1]
-
-    return Sums(np.stack(columns, axis=1), np.ones(len(t), dtype=np.int64), finish)
-
-
-def _centred(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(values on a scale of 1 about their mean, 1 for each that is no number)"""
-    values = np.asarray(values, dtype=np.float64)
-    fine = np.isfinite(values)
-    if not fine.any():
-        return np.zeros(len(values)), np.ones(len(values))
-    # Scaled before they are subtracted, lest the largest floats overflow; the first one first, so that a constant is 0.
-    scaled = np.where(fine, values, values[fine][0]) / max(np.abs(values[fine]).max(), np.finfo(float).tiny)
-    away = scaled - scaled[0]
-    away -= away.mean()
-    return away / (np.abs(away).max() or 1.0), (~fine).astype(np.float64)
-
-
-def _spread(squares: np.ndarray, values: np.ndarray, n: np.ndarray) -> np.ndarray:
-    found = squares - values**2 / n
-    return np.where(found > NO_SPREAD * squares, found, 0.0)

@@ -6,7 +6,7 @@
     fix.weight, fix.bias                              # the same as a dense layer: x · weightᵀ + bias
 
 raw          as they are
-clip         chosen dimensions are zero (Luo et al. 2021, section 5: of extracted vectors, never inside the network)
+clip         chosen dimensions are zero (Luo et al. 2021, section 4: of extracted vectors, never inside the network)
 centre       the mean of the fitting text is taken away
 standardize  mean 0 and variance 1 in every dimension (Timkey and van Schijndel 2021, section 5)
 abtt:k       all but the top: centred, without the k directions of largest variance (Mu and Viswanath 2018); k = 3

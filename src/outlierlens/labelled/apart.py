@@ -1,9 +1,10 @@
-"""Texts to fit on that are none of the evaluated ones.
+"""Texts to fit on that are none of the evaluated ones, and evaluated ones that hang together.
 
 fit, dropped = apart(read_texts("train.parquet"), evaluated, limit=10_000, seed=0)
+family = families(first, second)                  # number of the family of each pair: pairs of one share sentences
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 
@@ -45,3 +46,24 @@ def once(texts: Sequence[str]) -> dict[str, str]:
 def plain(text: str) -> str:
     """A text with single spaces: two are the same where these are."""
     return " ".join(text.split())
+
+
+def families(*parts: Sequence[Hashable]) -> np.ndarray:
+    """Which items hang together, int [item]: those that share a value in any of the `parts` [item], directly or over others.
+
+    Pairs of which two share a sentence are no two independent pairs: `families(pairs.first, pairs.second)`.
+    """
+    above = list(range(len(parts[0])))
+
+    def top(item: int) -> int:
+        while above[item] != item:
+            above[item] = above[above[item]]
+            item = above[item]
+        return item
+
+    first: dict[Hashable, int] = {}
+    for part in parts:
+        for item, value in enumerate(part):
+            one, other = top(item), top(first.setdefault(value, item))
+            above[max(one, other)] = min(one, other)
+    return np.unique([top(item) for item in range(len(above))], return_inverse=True)[1]

@@ -1,0 +1,246 @@
+"""How often p-values are at most 5 % where nothing is to be found: random sets, rules on weights, onsets.
+
+    OMP_NUM_THREADS=1 python benchmarks/nulls.py                 # all, 20 minutes on one core
+    OMP_NUM_THREADS=1 python benchmarks/nulls.py sets weights    # some parts
+
+The data are made here, by rules of their own; the library gives the p-values. Every rate stands beside its Monte Carlo
+standard error. Exit code 1 where a null is rejected more often than at the stated rate and two standard errors. Rows marked
+"not claimed" show what a null does not cover, rows marked "found" how often a change that is there is seen; neither is judged.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from outlierlens.change_point import change_point
+from outlierlens.controls import random_sets, rank_p
+from outlierlens.detect import Measured, Rule, find
+
+ALPHA = 0.05
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Case:
+    """A null (or what stands beside it): `rejects` says for one seeded draw whether p is at most `alpha`."""
+
+    part: str
+    name: str
+    n: int
+    rejects: Callable[[Random, int], bool]
+    alpha: float = ALPHA
+    role: str = "null"
+
+    def run(self) -> bool:
+        """Print the rate, and return whether the null holds."""
+        rate = float(np.mean([self.rejects(np.random.default_rng([self.n, i]), i) for i in range(self.n)]))
+        error = sqrt(max(rate, 1 / self.n) * (1 - min(rate, 1 - 1 / self.n)) / self.n)
+        holds = self.role != "null" or rate <= self.alpha + 2 * sqrt(self.alpha * (1 - self.alpha) / self.n)
+        said = self.role if self.role != "null" else "holds" if holds else "TOO OFTEN"
+        print(
+            f"{self.part:8} {self.name:74} p <= {self.alpha:g}: {rate:6.2%} ± {error:.2%} of {self.n:,}  {said}",
+            flush=True,
+        )
+        return holds
+
+
+# Effects of single dimensions [dim]; the change of a set is a function of its dimensions' effects.
+
+
+def few(random: Random, width: int, n_strong: int) -> np.ndarray:
+    """Few dimensions carry nearly all of it, the others next to nothing."""
+    effects = random.exponential(0.005, width)
+    effects[random.choice(width, n_strong, replace=False)] = random.exponential(0.2, n_strong)
+    return effects
+
+
+def ranked(
+    width: int, size: int, n: int, *, n_strong: int, alpha: float, change: str = "sum", avoid: bool = False
+) -> Callable[[Random, int], bool]:
+    """The rank of a set that is drawn at random itself."""
+
+    def rejects(random: Random, seed: int) -> bool:
+        effects = few(random, width, n_strong)
+        if change == "steps":  # most sets change nothing, as predictions of few items do
+            effects = np.floor(effects * 10)
+        tested = random.choice(width, size, replace=False)
+        sets = random_sets(width, size, n=n, seed=seed, other_than=tested, avoid=tested if avoid else ())
+        of = np.max if change == "largest" else np.sum
+        return rank_p(float(of(effects[tested])), of(effects[np.array(sets)], axis=1)) <= alpha + 1e-12
+
+    return rejects
+
+
+def sets(scale: float) -> Iterator[Case]:
+    """Rank p among random sets."""
+    n = round(10_000 * scale)
+
+    def case(name: str, *args: int, **more: object) -> Case:
+        alpha = float(more["alpha"])  # type: ignore[arg-type]
+        role = "not claimed" if more.get("avoid") else "null"
+        return Case("sets", name, n, ranked(*args, **more), alpha, role)  # type: ignore[arg-type]
+
+    yield case("8 of 128 among 24 sets, eight dimensions carry it", 128, 8, 24, n_strong=8, alpha=0.04)
+    yield case("… among sets that avoid the tested eight", 128, 8, 24, n_strong=8, alpha=0.04, avoid=True)
+    yield case(
+        "8 of 128 among 19 sets, the largest of a set counts", 128, 8, 19, n_strong=8, alpha=0.05, change="largest"
+    )
+    yield case(
+        "… among sets that avoid the tested eight", 128, 8, 19, n_strong=8, alpha=0.05, change="largest", avoid=True
+    )
+    yield case("3 of 576 among 19 sets, three dimensions carry it", 576, 3, 19, n_strong=3, alpha=0.05)
+    yield case("2 of 768 among 99 sets, two dimensions carry it", 768, 2, 99, n_strong=2, alpha=0.05)
+    yield case("1 of 64 among all 63 others", 64, 1, 99, n_strong=4, alpha=0.05)
+    yield case("2 of 8 among all 27 other pairs", 8, 2, 99, n_strong=2, alpha=0.05)
+    yield case(
+        "8 of 128 among 19 sets, changes in steps with many ties", 128, 8, 19, n_strong=8, alpha=0.05, change="steps"
+    )
+
+
+# Scale and bias [layer, dim] whose positions agree across layers by chance only.
+
+
+def tails(random: Random, shape: tuple[int, int]) -> np.ndarray:
+    """Heavy tails: every layer has some positions past three sigma."""
+    return random.standard_t(3, shape)
+
+
+def independent(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and bias know nothing of each other."""
+    return tails(random, shape), tails(random, shape)
+
+
+def coinciding(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Bias is scale turned round."""
+    scale = tails(random, shape)
+    return scale, -scale
+
+
+def correlated(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Correlation 0.64."""
+    scale, bias, shared = (tails(random, shape) for _ in range(3))
+    return 0.6 * scale + 0.8 * shared, 0.6 * bias + 0.8 * shared
+
+
+def spiking(random: Random, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Both spike at the same three positions of each layer, which are others in every layer."""
+    scale, bias = random.standard_normal((2, *shape))
+    for layer in range(shape[0]):
+        places = random.choice(shape[1], 3, replace=False)
+        scale[layer, places] += 12
+        bias[layer, places] -= 12
+    return scale, bias
+
+
+def weights(scale: float) -> Iterator[Case]:
+    """Family-wise error of Holm's p over all dimensions, and what is planted."""
+    n = round(400 * scale)
+    makes = {
+        "independent": independent,
+        "coinciding": coinciding,
+        "correlated": correlated,
+        "spiking together": spiking,
+    }
+    for shape in ((4, 128), (12, 768)):
+        least = 1 / shape[0]  # every dimension that passes anywhere has its p
+        rules = {
+            "kovaleva": Rule(min_layer_fraction=least),
+            "kovaleva --same-layer": Rule(min_layer_fraction=least, same_layer=True),
+            "kovaleva --relax-to 2": Rule(min_layer_fraction=0.25, relax_to=2.0),
+            "puccetti": Rule("puccetti", top_k=shape[1]),
+            "luo": Rule("luo"),
+        }
+        for dependence, make in makes.items():
+            for name, rule in rules.items():
+
+                def rejects(
+                    random: Random, seed: int, make: Callable = make, rule: Rule = rule, shape: tuple = shape
+                ) -> bool:
+                    found, _ = find(Measured(*make(random, shape)), rule)
+                    return any(outlier.p_holm <= ALPHA for outlier in found)
+
+                yield Case("weights", f"{name}, {shape[0]} × {shape[1]}, scale and bias {dependence}", n, rejects)
+        for same in (False, True):
+
+            def planted(random: Random, seed: int, same: bool = same, shape: tuple = shape) -> bool:
+                made = [values.copy() for values in coinciding(random, shape)]
+                for values in made:
+                    values[: shape[0] * 3 // 4, 7] = 40
+                found, _ = find(Measured(*made), Rule(same_layer=same))
+                return any(outlier.dim == 7 and outlier.p_holm <= ALPHA for outlier in found)
+
+            name = f"kovaleva{' --same-layer' if same else ''}, {shape[0]} × {shape[1]}, one planted in three quarters"
+            yield Case("weights", name, max(50, n // 5), planted, role="found")
+
+
+# Series over training steps.
+
+
+def drifting(random: Random, n: int, rho: float, tails: bool = False) -> np.ndarray:
+    """AR(1) noise of variance 1, from its stationary distribution; rho 1 is a random walk. `tails`: t with 3 degrees."""
+    noise = random.standard_t(3, n) / sqrt(3) if tails else random.standard_normal(n)
+    new = 1.0 if rho == 1 else sqrt(1 - rho * rho)
+    for i in range(1, n):
+        noise[i] = rho * noise[i - 1] + new * noise[i]
+    return noise
+
+
+def onset(
+    n: int, rho: float, *, tails: bool = False, height: float = 0, rise: float = 0
+) -> Callable[[Random, int], bool]:
+    """Whether a change is called sure; `height` in standard deviations, over the share `rise` of the run (0: a jump)."""
+    steps = np.arange(n) * 100.0
+
+    def rejects(random: Random, seed: int) -> bool:
+        values, begin = drifting(random, n, rho, tails), random.uniform(0.25, 0.65) * steps[-1]
+        length = rise * steps[-1] or 1e-9
+        values = values + height * np.clip((steps - begin) / length, 0, 1)
+        found = change_point(steps, values, direction=1, seed=seed % 200)
+        return found is not None and found.sure
+
+    return rejects
+
+
+def onsets(scale: float) -> Iterator[Case]:
+    """p of a change point."""
+    n = round(1_000 * scale)
+    for length in (12, 20, 40, 60):
+        for rho in (0.0, 0.5, 0.9, 0.95, 0.98):
+            yield Case("onsets", f"{length} steps, correlation {rho:g}", n, onset(length, rho))
+        yield Case(
+            "onsets",
+            f"{length} steps, correlation 0.9, heavy tails",
+            n,
+            onset(length, 0.9, tails=True),
+            role="not claimed",
+        )
+        yield Case("onsets", f"{length} steps, a random walk", n // 2, onset(length, 1.0), role="not claimed")
+    for rho in (0.0, 0.98):
+        yield Case("onsets", f"120 steps, correlation {rho:g}", n // 4, onset(120, rho))
+    for rho in (0.0, 0.6, 0.8):
+        for rise, shape in ((0.0, "in a jump"), (0.2, "over a fifth of the run")):
+            name = f"40 steps, correlation {rho:g}, six standard deviations {shape}"
+            yield Case("onsets", name, n // 5, onset(40, rho, height=6, rise=rise), role="found")
+
+
+PARTS: dict[str, Callable[[float], Iterator[Case]]] = {"sets": sets, "weights": weights, "onsets": onsets}
+
+
+def main() -> int:
+    """Run the parts; exit code 1 where a null is rejected too often."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}; default all")
+    arguments.add_argument("--scale", type=float, default=1.0, help="share of the draws")
+    given = arguments.parse_args()
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        arguments.error(f"no part {unknown[0]!r}; parts are {', '.join(PARTS)}")
+    held = [case.run() for part in given.parts for case in PARTS[part](given.scale)]
+    return 0 if all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Intervals in words, and what they leave open. No heavy library is imported.
+
+interval_text(low, high, "+.3f")              # "+1.543 to +2.164"; "not settled"; "no change"
+no_change(5428, "pairs", 1258)                # "no change on 5,428 pairs (at most 0.24 % of all, 95 %)"
+unseen(64)                                    # 0.0457: rarer kinds of texts may be missing among 64
+"""
+
+import math
+
+
+def unseen(n: int, level: float = 0.95) -> float:
+    """The share of all texts that a kind may make up and still be missing among `n` of them: 1 − (1 − level)^(1/n)."""
+    return -math.expm1(math.log1p(-level) / n)
+
+
+def unseen_note(n: int, plural: str = "texts") -> str:
+    """What an interval over `n` texts leaves open, in words."""
+    return (
+        f"among {n:,} {plural} a kind that makes up less than {unseen(n):.1%} of all may be missing (at 95 %): "
+        "the interval says nothing of it"
+    )
+
+
+def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "no change") -> str:
+    """An interval in words: its ends; "not settled" where there is none; `nothing` where every value was 0."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "not settled"
+    return nothing if low == high == 0 else f"{low:{form}} to {high:{form}}"
+
+
+def no_change(n: int, plural: str, independent: int | None = None) -> str:
+    """What is said where none of `n` items changed, with how many of all may change for all that (`unseen`).
+
+    `independent` is the number of groups of items that hang together, of which that share is.
+    """
+    return f"no change on {n:,} {plural} (at most {100 * unseen(independent or n):.2g} % of all, 95 %)"

@@ -1,0 +1,185 @@
+"""Whatever names a model on this machine, as a folder that transformers' `from_pretrained` loads.
+
+    model_folder("runs/bert")                  # the folder itself
+    model_folder("smollm2-135m")               # a sample, fetched where it is not there
+    model_folder("/some/where/model.gguf")     # a folder in the user's cache with float32 safetensors, config and tokenizer
+    model_folder("bert-base-uncased")          # None: a hub id
+
+A GGUF file has all of it inside. An ONNX file, and a safetensors or `.bin` file of its own name, need their config.json beside
+them or in the folder above, and their tokenizer. What is made stays in the cache until one of the files that it was made
+of changes.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from outlierlens.checkpoint import weight_file
+from outlierlens.checkpoint.base import load_config
+from outlierlens.errors import BadFile, UnknownModel
+from outlierlens.samples import directory, is_sample
+from outlierlens.samples.cache import cache_root, folder_being_made, say
+
+RECIPE = 1  # a change of what is made must raise it
+MADE_OF = "made-of.json"
+NATIVE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
+)  # fmt: skip
+TOKENIZER = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+# What else stands beside weights and says how the model is used.
+BESIDE = (
+    "config.json", "generation_config.json", "preprocessor_config.json", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json", "1_Pooling/config.json",
+)  # fmt: skip
+_PART = re.compile(r".*-\d{5}-of-\d{5}\.(safetensors|bin)")
+
+Progress = Callable[[str], None]
+
+
+def model_folder(
+    name: str, *, subfolder: str = "", offline: bool = False, weights: bool = True, notice: Progress = say
+) -> Path | None:
+    """The folder to load `name` (a sample, a folder or a weight file) from, made where it has to be; None for anything else.
+
+    `weights` False asks for config and tokenizer alone. `notice` is told before anything slow.
+
+    Raises:
+        UnknownModel: files that belong to a weight file are missing; the message names them.
+        BadFile: the folder holds several weight files, or none; or the file cannot be read.
+        Offline: a sample would have to be fetched.
+    """
+    if is_sample(name):
+        return _of_folder(directory(name, offline=offline), weights, notice)
+    path = Path(name)
+    if path.is_dir():
+        if not (path / subfolder).is_dir():
+            raise UnknownModel(f"{path}: has no folder {subfolder!r}; pass the right --subfolder")
+        return _of_folder(path / subfolder, weights, notice)
+    return _of_file(path, weights, notice) if path.is_file() else None
+
+
+def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
+    if any((folder / file).is_file() for file in NATIVE):
+        return folder
+    found = weight_file(folder)
+    if found is not None:
+        return _of_file(found, weights, notice)
+    if weights:
+        raise BadFile(
+            f"{folder}: holds no weights ({', '.join(NATIVE[::2])}, or one GGUF or ONNX file); name their folder"
+        )
+    return folder
+
+
+def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
+    with path.open("rb") as file:
+        is_gguf = file.read(4) == b"GGUF" or path.suffix == ".gguf"
+    if is_gguf:
+        return _made(path, weights, notice, _from_gguf)
+    if path.suffix not in (".onnx", ".safetensors", ".bin", ".pt", ".pth") and path.name not in NATIVE:
+        raise UnknownModel(
+            f"{path}: no weight file; a model is named by its folder, a weight file, a sample or a hub id"
+        )
+    place = _config_folder(path)
+    if place is None:
+        missing = ["config.json"]
+        if not any((path.parent / file).is_file() for file in VOCABULARIES):
+            missing.append("its tokenizer (tokenizer.json and tokenizer_config.json)")
+        raise UnknownModel(f"{path}: to run the model takes more than this file; put beside it: {', '.join(missing)}")
+    if path.suffix == ".onnx":
+        return _made(path, weights, notice, _from_onnx)
+    first = next((file for file in NATIVE if (path.parent / file).is_file()), None)
+    if path.parent == place and path.name == first:
+        return place
+    if _PART.fullmatch(path.name) or path.name.endswith(".index.json"):
+        raise UnknownModel(f"{path}: is a part of the model in {path.parent}; name that folder")
+    return _made(path, weights, notice, _linked)
+
+
+def _config_folder(path: Path) -> Path | None:
+    """Where the config.json of a weight file is: beside it, or in the folder above (onnx/model.onnx)."""
+    return next((place for place in path.absolute().parents[:2] if (place / "config.json").is_file()), None)
+
+
+def tokenizer_is_made(folder: Path) -> bool:
+    """Whether the tokenizer in `folder` was read out of a GGUF file; tokenizer.json says all of it then."""
+    path = folder / "tokenizer_config.json"
+    if not (folder / MADE_OF).is_file() or not path.is_file():
+        return False
+    return load_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+
+
+# --- what is made ------------------------------------------------------------------------------------------------
+
+Make = Callable[[Path, Path, bool, Progress], list[Path]]  # (file, folder to fill, weights too?, notice) -> files read
+
+
+def _made(path: Path, weights: bool, notice: Progress, make: Make) -> Path:
+    """The folder made of a weight file, in the cache; made again where a file that it was made of has changed."""
+    whole = f"{path.stem[:60]}-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    for name in (whole,) if weights else (whole, f"{whole}-tokenizer"):
+        target = cache_root() / "models" / name
+        if _is_fresh(target):
+            return target
+    with folder_being_made("models", target.name, _is_fresh) as (target, making):
+        if making is not None:
+            read = make(path, making, weights, notice)
+            beside = {place / file for place in path.absolute().parents[:2] for file in (*BESIDE, *TOKENIZER)}
+            files = {str(file): _stamp(file) for file in sorted({path.absolute(), *read, *beside})}
+            text = json.dumps({"recipe": RECIPE, "files": files}, indent=1)
+            (making / MADE_OF).write_text(text, "utf-8")
+    return target
+
+
+def _is_fresh(target: Path) -> bool:
+    try:
+        made = json.loads((target / MADE_OF).read_text("utf-8"))
+        return made["recipe"] == RECIPE and all(_stamp(Path(file)) == stamp for file, stamp in made["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """Size and time of the last change; None where there is no such file."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return [about.st_size, about.st_mtime_ns]
+
+
+def _from_gguf(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
+    from outlierlens.weight_copy import copy_gguf
+
+    return copy_gguf(path, making, beside=_config_folder(path), weights=weights, notice=notice)
+
+
+def _from_onnx(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
+    from outlierlens.weight_copy import copy_onnx
+
+    place = _config_folder(path) or path.parent
+    copy_beside(place, making, (*BESIDE, *TOKENIZER))
+    return copy_onnx(path, making, notice=notice) if weights else []
+
+
+def _linked(path: Path, making: Path, weights: bool, _notice: Progress) -> list[Path]:
+    """The file under the name that transformers looks for, with what stands beside it."""
+    copy_beside(_config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
+    name = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"
+    try:
+        (making / name).symlink_to(path.resolve())
+    except OSError:  # Windows allows links to few
+        shutil.copyfile(path, making / name)
+    return []
+
+
+def copy_beside(source: Path, target: Path, names: tuple[str, ...]) -> None:
+    """Copy the files of these names that are there."""
+    for name in names:
+        if (source / name).is_file():
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, target / name)

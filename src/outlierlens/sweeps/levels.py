@@ -1,0 +1,134 @@
+"""How surely each look must hold what the whole sequence of looks shall: simulated once for the looks of a sweep.
+
+    looks = look_sizes(2000)              # (16, 24, 32, 48, 64, ..., 2000) texts
+    level = look_level(looks)             # 0.994: what each look must hold for 95 % over all of them
+    level = stop_level(looks)             # 0.983: for 95 % at the look where `precise` stops
+
+Texts come in random order, so the first n of them are a random sample. Intervals are looked at only at the numbers of
+texts `look_sizes` names, each at a confidence that makes the chance that *any* of them misses 1 − 0.95 in all: repeated
+confidence intervals (Jennison & Turnbull 1989), which hold for whatever reason the measuring stopped. Where the only
+reason is that the interval is narrow enough, fewer texts do (`stop_level`).
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput, need
+from outlierlens.statistics import FEWEST_TEXTS, critical, reach
+
+FIRST_LOOK = FEWEST_TEXTS  # fewer settle nothing
+SKEWED_LOSS = 0.015  # of coverage, where differences are log-normal
+SKEWED_TEXTS = 768  # of simulated log-normal sequences: the mean of more is as good as normal
+
+
+def look_sizes(n_texts: int, first: int = FIRST_LOOK) -> tuple[int, ...]:
+    """Numbers of texts at which intervals are looked at: first, 1.5 × first, and their doubles, then all `n_texts`.
+
+    Raises:
+        BadInput: no text, or a first look at fewer than 2 texts.
+    """
+    if n_texts < 1 or first < 2:
+        raise BadInput(f"cannot look at {first} of {n_texts} texts first; need at least one text and a first look of 2")
+    sizes, step = [], first
+    while step < n_texts:
+        sizes += [step, step + step // 2]
+        step *= 2
+    return (*(size for size in sizes if size < n_texts), n_texts)
+
+
+@lru_cache(maxsize=64)
+def look_level(looks: tuple[int, ...], level: float = 0.95, draws: int = 200_000) -> float:
+    """The confidence of each look's t interval at which all looks together hold with probability `level`.
+
+    Pocock's (1977) equal significance level at every look, applied to t intervals (Jennison & Turnbull 2000, section
+    4.4): the smallest of the looks' two-sided p-values is simulated for sequences of independent normal values, and one
+    less its (1 − level) quantile is the answer. Deterministic; its Monte Carlo error is 0.0005 in overall confidence.
+    A single look needs no more than `level` itself. `looks` ascend from 2 or more texts.
+    """
+    if len(looks) == 1:
+        return level
+    special: Any = need("scipy.special", "models", "an interval")
+    smallest = np.ones(draws)
+    for now, means, errors in zip(looks, *_sequences(looks, draws), strict=True):
+        t = np.abs(means) / errors
+        far = t > critical(now - 1, level)  # the answer is stricter than `level`: other p-values do not matter
+        smallest[far] = np.minimum(smallest[far], 2 * special.stdtr(now - 1, -t[far]))
+    return float(1 - np.quantile(smallest, 1 - level))
+
+
+@lru_cache(maxsize=16)
+def stop_level(looks: tuple[int, ...], level: float = 0.95, relative: float = 0.1, draws: int = 20_000) -> float:
+    """The confidence of each look's t interval at which the interval that `precise` stops at holds with `level`.
+
+    Less is needed than for `look_level`, because that rule asks how wide the interval is and not where: the width comes
+    from the variance, which for normal values says nothing about the error of the mean, and all that is lost is lost to
+    stopping early when the variance came out small (fixed-width intervals: Chow & Robbins 1965; relative ones: Nádas
+    1969). How much that is at small samples is simulated here, for 24 spreads (that need 4 texts to all of them) under
+    both limits, ± tolerance and ± `relative` × |change|. Where differences are skewed, a small variance goes with a small
+    mean: the same is simulated for log-normal values (σ = 1), and the level returned serves the worst of these 48 cases
+    too, of which `SKEWED_LOSS` less is asked. It
+    lies between `level` and `look_level`, whose intervals alone may be looked at for any other reason to stop.
+    """
+    if len(looks) == 1:
+        return level
+    few = tuple(look for look in looks if look <= SKEWED_TEXTS)
+    means, errors = _sequences(looks, draws)
+    skewed = _skewed_sequences(few, draws // 4) if len(few) > 1 else None
+
+    def worst(means: np.ndarray, below: np.ndarray, above: np.ndarray, most: float) -> float:
+        """The smallest share of sequences whose interval holds 0 where it stops; what is given is [look, draw]."""
+        widths, held, shares = np.maximum(below, above), (means - below <= 0) & (means + above >= 0), []
+        for texts in np.geomspace(4, most, 24):
+            goal = 2 / np.sqrt(texts)  # of the half-width, in spreads: about that many texts get there
+            for narrow in (widths <= goal, widths <= np.abs(goal + relative * means)):
+                narrow[-1] = True
+                shares.append(np.mean(held[narrow.argmax(0), np.arange(held.shape[1])]))
+        return float(min(shares))
+
+    def holds(confidence: float) -> bool:
+        widths = errors * np.array([[critical(look - 1, confidence)] for look in looks])
+        if worst(means, widths, widths, looks[-1]) < level:
+            return False
+        if skewed is None:
+            return True
+        ends = [reach(row, look - 1, confidence) for look, row in zip(few, skewed[2], strict=True)]
+        below, above = (np.stack(side) * skewed[1] for side in zip(*ends, strict=True))
+        return worst(skewed[0], below, above, few[-1] / 4) >= level - SKEWED_LOSS
+
+    low, high = level, look_level(looks, level)
+    while high - low > 2e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _sequences(looks: tuple[int, ...], draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and their standard errors [look, draw] at each look of sequences of independent standard normal values."""
+    random = np.random.default_rng(1977)
+    total, squares = np.zeros(draws), np.zeros(draws)
+    means, errors = np.empty((len(looks), draws)), np.empty((len(looks), draws))
+    for place, (before, now) in enumerate(zip((0, *looks), looks, strict=False)):
+        fresh = now - before
+        sums = random.standard_normal(draws) * np.sqrt(fresh)
+        total += sums
+        # The sum of squares of `fresh` normal values, given their sum: the part about their mean is independent of it.
+        squares += sums**2 / fresh + (random.chisquare(fresh - 1, draws) if fresh > 1 else 0)
+        means[place] = total / now
+        errors[place] = np.sqrt((squares - total**2 / now) / (now - 1) / now)
+    return means, errors
+
+
+def _skewed_sequences(looks: tuple[int, ...], draws: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means, their standard errors and skewness [look, draw] of log-normal values (σ = 1) with mean 0 and variance 1."""
+    random = np.random.default_rng(1992)
+    sums, found = np.zeros((3, draws)), np.empty((3, len(looks), draws))
+    for place, (before, now) in enumerate(zip((0, *looks), looks, strict=False)):
+        values = (random.lognormal(size=(draws, now - before)) - np.sqrt(np.e)) / np.sqrt(np.e * (np.e - 1))
+        sums += [(values**power).sum(1) for power in (1, 2, 3)]
+        mean, square, cube = sums / now
+        variance = (square - mean**2) * now / (now - 1)
+        third = (cube - 3 * mean * square + 2 * mean**3) * now**2 / ((now - 1) * (now - 2))
+        found[:, place] = mean, np.sqrt(variance / now), third / variance**1.5 / np.sqrt(now)
+    return found[0], found[1], found[2]
