@@ -11,10 +11,11 @@ The tap point of layer l is the output of block l, before any final norm; `EMBED
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def layer_name(layer: int) -> str:
     return "embeddings" if layer == EMBEDDINGS else str(layer)
 
 
-@contextmanager
+@temporary
 def tapped(
     model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, "Tensor"], None]
 ) -> Iterator[None]:
@@ -46,7 +47,7 @@ def tapped(
         yield
 
 
-@contextmanager
+@temporary
 def tapped_reads(
     model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, int, "Tensor"], None]
 ) -> Iterator[None]:
@@ -73,7 +74,7 @@ def tapped_reads(
         yield
 
 
-@contextmanager
+@temporary
 def edited(
     model: "nn.Module",
     stack: BoundStack,
@@ -101,7 +102,7 @@ def last_operations(stack: BoundStack) -> tuple[str, ...] | None:
     return tuple(paths) if len(set(paths)) == len(paths) else None
 
 
-@contextmanager
+@temporary
 def written(
     model: "nn.Module",
     stack: BoundStack,
@@ -134,7 +135,7 @@ def norm_before_last_mlp(model: "nn.Module", stack: BoundStack) -> "nn.Module | 
     return modules[norms[0]] if len(norms) == 1 else None
 
 
-@contextmanager
+@temporary
 def only_first_token(norm: "nn.Module") -> Iterator[None]:
     """Have `norm`, of `norm_before_last_mlp`, and all that follows it, see the first token of each text alone.
 
@@ -151,7 +152,7 @@ def only_first_token(norm: "nn.Module") -> Iterator[None]:
         handle.remove()
 
 
-@contextmanager
+@temporary
 def edited_inputs(
     model: "nn.Module", modules: Sequence["nn.Module"], edit: Callable[["Tensor"], "Tensor"]
 ) -> Iterator[None]:
@@ -167,7 +168,7 @@ def edited_inputs(
         yield
 
 
-@contextmanager
+@temporary
 def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tensor"], "Tensor"]) -> Iterator[None]:
     """Replace the last hidden state that `module` gives by `edit(state)`, [batch, token, dim], in every forward pass."""
     refuse_compiled(model)
@@ -185,7 +186,7 @@ def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tens
         hook.remove()
 
 
-@contextmanager
+@temporary
 def edited_calls(
     model: "nn.Module",
     before: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
@@ -208,7 +209,7 @@ def edited_calls(
         yield
 
 
-@contextmanager
+@temporary
 def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
     """Yield a list that holds the attention masks [batch, token] that the running pass of `model` was given; [] for none."""
     import torch
@@ -226,7 +227,7 @@ def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
         hook.remove()
 
 
-@contextmanager
+@temporary
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
     """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
 
@@ -249,7 +250,7 @@ def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]
         yield mask_of
 
 
-@contextmanager
+@temporary
 def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> Iterator[None]:
     """Compute the vocabulary head only at `positions`, (rows, tokens) [selected]; logits are then [selected, vocabulary].
 

@@ -117,7 +117,7 @@ def from_objects(
     """
     config = config_dict(model)
     stacks = arch.load_toml(row) if row else arch.stacks_of(config, name or type(model).__name__)
-    bound = arch.bind(stacks, arch.live_parameters(model))
+    bound = arch.bind_live(stacks, model)
     model.eval()
     return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config, processor)
 
@@ -381,6 +381,7 @@ def fingerprint(model: "nn.Module") -> str:
     """
     import torch
 
+    arch.refuse_sharded(model)
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
