@@ -79,6 +79,7 @@ LAYERS = [
         "token_texts",
         "published_counts",
         "token_counts",
+        "token_rows",
         "data",
         "labelled",
         "media",
