@@ -29,7 +29,7 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.pruned import PruneExperiment, Removal
 from outlierlens.pruning.removal import Cells
 from outlierlens.rows import RowStore
-from outlierlens.tasks import TaskOptions, make_task, scored
+from outlierlens.tasks import TaskOptions, check_intact, make_task, scored
 from outlierlens.weights import scan_live
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ class _Bench:
         self.closeness: float | None = None
         self.rows: RowStore | None = None
         self.intact, self.weights = self.task.per_text()
+        check_intact(loaded, self.task, self.intact)
         if self.cells.beyond_masks:
             self.notes.append("norms here multiply by 1 + weight: a pruned value is −1, where the factor is 0")
 
