@@ -354,7 +354,8 @@ def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]
     for param, dims in targets:
         live = parameters[param.name]
         axis = param.axis % live.ndim
-        set_values(undo, live, (*[slice(None)] * axis, torch.tensor(dims)), param.off, param.name)
+        index = torch.tensor(dims, device=live.device)
+        set_values(undo, live, (*[slice(None)] * axis, index), param.off, param.name)
         key = (id(live), axis)
         touched.setdefault(key, set()).update(dims)
         per_dim[key] = live.numel() // live.shape[axis]
