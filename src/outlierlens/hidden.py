@@ -11,7 +11,7 @@ The tap point of layer l is the output of block l, before any final norm; `EMBED
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.arch import BoundStack
@@ -145,11 +145,8 @@ def only_first_token(norm: "nn.Module") -> Iterator[None]:
     def first(_: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0][:, :1], *args[1:])
 
-    handle = norm.register_forward_pre_hook(first)
-    try:
+    with _before(norm, first):
         yield
-    finally:
-        handle.remove()
 
 
 @temporary
@@ -263,7 +260,14 @@ def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> It
     def select(module: "nn.Module", args: tuple[Any, ...]) -> Any:
         return (args[0][positions], *args[1:])
 
-    hook = head.register_forward_pre_hook(select)
+    with _before(head, select):
+        yield
+
+
+@temporary
+def _before(module: "nn.Module", look: Callable[["nn.Module", tuple[Any, ...]], Any]) -> Iterator[None]:
+    """Call `look(module, args)` before `module` runs; what it returns, if anything, goes on in place of the arguments."""
+    hook = module.register_forward_pre_hook(look)
     try:
         yield
     finally:
@@ -284,13 +288,10 @@ def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: C
         read.append(args[0][positions])
         raise _Enough
 
-    hook = head.register_forward_pre_hook(take)
-    try:
+    with suppress(_Enough), _before(head, take):
         run()
-    except _Enough:
+    if read:
         return read[0]
-    finally:
-        hook.remove()
     raise BadInput(f"{type(model).__name__} does not run its vocabulary head in a forward pass")
 
 
