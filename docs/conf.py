@@ -40,10 +40,13 @@ myst_heading_anchors = 4  # `page.md#a-heading`, as code hosts make them
 
 nitpicky = True
 # Aliases of types, written out where they are used.
-ALIASES = ("Reading", "ItemReading", "ItemRows", "TextRows", "Target", "Work", "T", "Listed", "Measured")
+ALIASES = ("Reading", "ItemReading", "ItemRows", "TextRows", "Target", "Work", "T", "P", "Listed", "Measured")
 nitpick_ignore_regex = [
     # Other projects' names: their inventories would have to be fetched.
-    (r"py:.*", r"(numpy|np|torch|nn|transformers|pathlib|collections|typing|datetime|jaxtyping|Float|pandas)\b.*"),
+    (
+        r"py:.*",
+        r"(numpy|np|torch|nn|transformers|pathlib|collections|contextlib|typing|datetime|jaxtyping|Float|pandas)\b.*",
+    ),
     (
         r"py:.*",
         r"(Tensor|Path|Any|Callable|Sequence|Iterator|Iterable|Mapping|TypeVar|Trainer|PreTrainedTokenizerBase)",

@@ -24,7 +24,8 @@ from outlierlens.labelled.table import with_metric
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks import classify as module
-from outlierlens.tasks.classify import UNSAID, LabelledScore
+from outlierlens.tasks.base import UNSAID, check_intact
+from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.cutting import cheapest_cuts
 
 SEQUENCE = (
@@ -339,6 +340,10 @@ def test_outputs_that_are_no_numbers_predict_nothing(made: Made) -> None:
         values, _ = score.per_text()
         assert score.also() == {**dict.fromkeys(examples.task.metrics, 0), UNSAID: 1}
         assert np.all(values == (1 if measure == "accuracy" else NO_CLASS))
+        with pytest.raises(
+            BadInput, match=r"is no number \(NaN or infinite\) on .* of the values of classifier.bias; fetch"
+        ):
+            check_intact(loaded, score, values)
         assert np.isnan(score.outputs().losses).all()
         with torch.no_grad():
             head.bias.copy_(torch.tensor([0.0, -math.inf, -math.inf]))  # a class that is never said is no NaN

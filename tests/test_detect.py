@@ -208,6 +208,27 @@ def test_luo_reports_ranks_with_p() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1])
+@pytest.mark.parametrize("name", ["kovaleva", "puccetti", "luo"])
+def test_weights_that_are_all_equal_name_nothing(name: Any, value: float) -> None:
+    equal = np.full((6, 50), value)
+    assert find(Measured(equal, equal.copy()), Rule(name, relax_to=0.5))[0] == ()
+    assert find(Measured(equal), Rule(name, relax_to=0.5))[0] == ()
+
+
+def test_luo_counts_no_rank_that_more_share_than_count() -> None:
+    values = np.zeros((6, 50))
+    values[:, 7] = 5.0
+    found = find(Measured(values), Rule("luo", top_k=3))[0]
+    assert [one.dim for one in found] == [7]  # all others share rank 2
+    assert found[0].layers_scale == tuple(range(6))
+    values[:, 9] = -5.0
+    values[:, 11] = 5.0
+    found = find(Measured(values + 0.0), Rule("luo", top_k=2))[0]
+    assert [one.dim for one in found] == [7, 9]  # 9 has rank 1; 7 and 11 share rank 2
+    assert found[0].rank_scale == (2,) * 6
+
+
 def test_relaxation_is_reported_and_never_silent() -> None:
     values = flat_with(4, 100, {(i, 5): 1.6 for i in range(4)})
     z = abs(zscore(values)[:, 5]).min()

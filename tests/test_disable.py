@@ -1,6 +1,7 @@
 """Controls and the whole `disable`: ranks by hand, fair sets, resume, saving."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
 from outlierlens.bench import DisableOptions, disable, magnitude, save_disabled
+from outlierlens.cli.measure import print_damage
 from outlierlens.controls import compare_with, matched_sets, random_sets, rank_p
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
@@ -20,6 +22,7 @@ from outlierlens.errors import BadInput
 from outlierlens.fill import Filling, continuation, exercise, fill, filled, judge
 from outlierlens.models import LoadedModel, from_objects, load_model
 from outlierlens.results import from_json, to_json
+from outlierlens.sweeps.loop import sweep
 
 TEXTS = Texts("inline", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
 
@@ -191,7 +194,7 @@ def test_random_sets_hold_what_the_rule_finds_and_ordinary_ones_do_not(words: An
     assert told.control("ordinary", "random") is told.controls[0]
 
 
-def test_a_loss_that_is_no_number_counts_as_the_worst() -> None:
+def test_a_loss_that_is_no_number_counts_as_the_worst_and_has_no_p_of_its_own() -> None:
     def condition(change: float) -> Condition:
         score = Score(change, change, change, None, (change,), {})
         return Condition("x", (1,), {}, score, change, change, change, 0)
@@ -200,7 +203,38 @@ def test_a_loss_that_is_no_number_counts_as_the_worst() -> None:
         return compare_with("random", condition(chosen), [condition(one) for one in others], ranked=True).p
 
     assert p(1.0, float("nan"), 0.5, 2.0) == 3 / 4
-    assert p(float("nan"), *[0.5] * 9) == 1 / 10
+    assert p(float("inf"), *[0.5] * 9) == 1 / 10
+    assert p(float("nan"), *[0.5] * 9) is None
+
+
+def test_an_intact_model_that_gives_no_numbers_is_refused_and_says_where_they_are_lost(words: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    with torch.no_grad():
+        loaded.model.cls.predictions.bias[4] = math.nan  # type: ignore[union-attr,operator,index]
+    few = DisableOptions(n_random=3, n_matched=0)
+    lost = (
+        "no number .* on 1[68] of 1[68] texts: so is 1 of the values of cls.predictions.bias; fetch or train it again"
+    )
+    for measure in (lambda: disable(loaded, TEXTS, [2], few), lambda: sweep(loaded, TEXTS)):
+        with pytest.raises(BadInput, match=lost):
+            measure()
+    with torch.no_grad():
+        loaded.model.cls.predictions.bias[4] = 0.0  # type: ignore[union-attr,operator,index]
+        loaded.model.cls.predictions.transform.dense.weight.fill_(3e38)  # type: ignore[union-attr]
+    with pytest.raises(
+        BadInput, match="every weight is a number: the pass overflows float32; `outlierlens observe` names"
+    ):
+        disable(loaded, TEXTS, [2], few)
+
+
+def test_a_set_that_leaves_no_number_is_reported_without_a_p(words: Any, capsys: Any) -> None:
+    loaded = model_of("bert", "MaskedLM", words, "masked")
+    found = disable(loaded, TEXTS, [2], DisableOptions(mode="scale", factor=1e38, n_random=3, n_matched=0))
+    assert math.isnan(found.chosen.change)
+    assert found.controls[0].p is None
+    assert "with these dimensions off the masked loss is no number (NaN) on 18 of 18 texts" in found.notes[-1]
+    print_damage(found)
+    assert capsys.readouterr().out.splitlines()[6].endswith("–")
 
 
 def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """The live page without a browser: states and links, what is measured, what reproduces it, and what is refused."""
 
+import asyncio
 import contextlib
+import http.client
 import io
 import json
 import re
@@ -547,3 +549,99 @@ def test_a_taken_port_is_said() -> None:
         with pytest.raises(BadInput, match=f"port {port} is taken or not allowed; name another with --port"):
             free_port(port)
         assert free_port(None) != port
+
+
+# Who is let in.
+
+
+def answered(*chunks: bytes, host: str = "127.0.0.1:7860", **headers: str) -> tuple[int, bytes]:
+    """(status, what the application read) of one request through the door."""
+    from outlierlens.explore.door import Door
+
+    read, status = b"", 0
+    left = list(chunks)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal read
+        more = True
+        while more:
+            message = await receive()
+            read, more = read + message["body"], message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        body = left.pop(0) if left else b""
+        return {"type": "http.request", "body": body, "more_body": bool(left)}
+
+    async def send(message: Any) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in {"host": host, **headers}.items()]
+    asyncio.run(
+        Door(application, ("127.0.0.1", "localhost", ".gradio.live"))(
+            {"type": "http", "headers": [one for one in named if one[1]]}, receive, send
+        )
+    )
+    return status, read
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "127.0.0.1.evil.example:7860", "127.0.0.1@evil.example", "gradio.live", "", "[::1", "192.168.0.2"],
+)
+def test_a_foreign_host_is_refused_before_anything_is_read(host: str) -> None:
+    assert answered(b"x", host=host) == (403, b"")
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://localhost.evil.example", "file://"])
+def test_a_page_elsewhere_is_refused(origin: str) -> None:
+    assert answered(b"x", origin=origin) == (403, b"")
+
+
+def test_this_machine_and_the_tunnel_are_let_in() -> None:
+    for host in ("127.0.0.1:7860", "localhost", "LOCALHOST:80", "abc.gradio.live"):
+        assert answered(b"x", b"y", host=host, origin="http://localhost:7860") == (200, b"xy")
+
+
+def test_a_large_body_is_refused_said_or_unsaid() -> None:
+    from outlierlens.explore.door import MOST_BYTES
+
+    assert answered(b"x", content_length=str(MOST_BYTES + 1)) == (413, b"")
+    assert answered(b"x", content_length="-1") == (413, b"")
+    assert answered(*[b"x" * 2**20] * 5)[0] == 413
+    assert answered(*[b"x" * 2**20] * 4)[0] == 200
+
+
+def test_the_server_has_the_door(planted: Explorer) -> None:
+    from outlierlens.explore.serve import Place, served
+
+    with served(planted, SHORT, Place()) as (address, _):
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for host, status in ((f"127.0.0.1:{port}", 200), (f"evil.example:{port}", 403)):
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+                connection.request("GET", "/", headers={"Host": host})
+                assert connection.getresponse().status == status
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no memory"), KeyboardInterrupt(), SystemExit(3)])
+def test_a_failure_is_said_and_the_next_request_is_answered(
+    planted: Explorer, monkeypatch: pytest.MonkeyPatch, capsys: Any, failure: BaseException
+) -> None:
+    from outlierlens.explore.page import _Page, gradio
+
+    shown = _Page(gradio(), planted, SHORT)
+    asked = {"wrong": "", "listed": [8], "others": "", "text": "A film.", "mode": "weights", "factor": 0.5, "stack": ""}
+    asked |= {"vector_token": "", "vector_layer": "3", "first": 0, "last": 3, "head": 0, "blank": 0, "seed": 0}
+    asked["attention_layer"] = "3"
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(planted, "look", fail)
+    alert = str(shown._shown(dict(asked)))
+    assert "This cannot be shown" in alert
+    assert type(failure).__name__ in alert
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert "This cannot be shown" not in str(shown._shown(dict(asked)))

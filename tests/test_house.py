@@ -62,6 +62,7 @@ LAYERS = [
     },
     {
         "arch",
+        "changes",
         "checkpoint",
         "samples",
         "hidden",
@@ -78,6 +79,7 @@ LAYERS = [
         "token_texts",
         "published_counts",
         "token_counts",
+        "token_rows",
         "data",
         "labelled",
         "media",
@@ -272,6 +274,17 @@ def test_no_promise_is_left_in_the_code() -> None:
         text = path.read_text("utf-8")
         for word in ("raise NotImplementedError", "TODO", "FIXME", "XXX"):
             assert word not in text, f"{path}: {word}"
+
+
+def test_no_interrupt_can_stop_what_changes_a_model_halfway() -> None:
+    for path in modules():
+        if any(
+            word in (text := path.read_text("utf-8"))
+            for word in ("register_forward_", "set_values(", "requires_grad_(")
+        ):
+            assert "@contextmanager" not in text, (
+                f"{path}: changes.temporary is not interrupted while it enters or leaves"
+            )
 
 
 # What a test of another process may wait for is in moments.py; here a worker waits for a file, and one takes its time.

@@ -92,6 +92,8 @@ def test_reach_of_arrays_and_words() -> None:
     assert below[0] == above[0] == pytest.approx(stats.t.ppf(0.975, 63))
     assert (above[1], below[1]) == pytest.approx((below[2], above[2]))
     assert unseen(64) == pytest.approx(1 - 0.05 ** (1 / 64))
+    assert interval_text(-1e-9, -0.0, ".4f") == "0.0000 to 0.0000"
+    assert interval_text(-1e-9, 0.5, "+.3f") == "+0.000 to +0.500"
     assert [interval_text(*ends) for ends in ((1, 2.5), (math.nan, math.nan), (0, 0))] == [
         "+1.000 to +2.500",
         "not settled",

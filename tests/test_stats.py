@@ -154,6 +154,19 @@ def test_of_equal_extremes_the_first_text_and_position_is_kept() -> None:
         assert (apart.low.tolist(), apart.high.tolist(), apart.top.tolist()) == ([-2, -5], [1, 5], [2, 5])
 
 
+def test_an_extreme_that_several_entries_share_is_nobody_s() -> None:
+    states = torch.tensor([[0.0, 0, 0], [-1, 0, 0], [1, 1, -3], [2, 2, 2], [-5, 4, -5]])
+    group = GroupStats(3, n_sigma=3.0)
+    before = states.clone()
+    group.add(states, rows(5))
+    assert torch.equal(states, before)
+    assert group.argmin.tolist() == [1, 0, 1]
+    assert group.argmax.tolist() == [0, 1, 0]
+    nothing = GroupStats(3, n_sigma=3.0)
+    nothing.add(torch.zeros(4, 3), rows(4))
+    assert math.copysign(1, float(nothing.extremes.top[0])) == 1  # no −0
+
+
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 200), exponent=st.floats(-6, 5), share=st.floats(0, 1))
 def test_quantiles_are_within_the_stated_error(seed: int, n: int, exponent: float, share: float) -> None:

@@ -16,7 +16,7 @@ carries what other layers wrote.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from outlierlens import arch
 from outlierlens.arch import BoundStack, Param, live_parameters
+from outlierlens.changes import set_values, temporary
 from outlierlens.errors import BadInput, near
 from outlierlens.hidden import EMBEDDINGS, edited, valid_tokens
 from outlierlens.models import LoadedModel, config_dict
@@ -39,7 +40,7 @@ EditTokens = Literal["all", "first", "rest"]
 EDIT_TOKENS: tuple[EditTokens, ...] = ("all", "first", "rest")
 
 
-@contextmanager
+@temporary
 def zeroed_weights(
     model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
 ) -> Iterator[int]:
@@ -51,11 +52,11 @@ def zeroed_weights(
     """
     module, bound = _resolve(model, stack)
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
-    with ExitStack() as restore:
-        yield _switch_off(module, _last_operation(bound, plan), restore)
+    with ExitStack() as undo:
+        yield _switch_off(module, _last_operation(bound, plan), undo)
 
 
-@contextmanager
+@temporary
 def zeroed_norms(
     model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
 ) -> Iterator[int]:
@@ -75,8 +76,8 @@ def zeroed_norms(
         targets += [(param, plan[bound.n_layers - 1]) for param in bound.final_norm]
     if not targets:
         raise BadInput(f"stream {bound.name!r} declares no norm in these layers; use another ablation")
-    with ExitStack() as restore:
-        yield _switch_off(module, targets, restore)
+    with ExitStack() as undo:
+        yield _switch_off(module, targets, undo)
 
 
 def zero_weights_(
@@ -85,13 +86,19 @@ def zero_weights_(
     """Set for good what `zeroed_weights` sets while it lasts; the number of values set."""
     module, bound = _resolve(model, stack)
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
-    with ExitStack() as restore:  # a failure halfway changes nothing
-        n_values = _switch_off(module, _last_operation(bound, plan), restore)
-        restore.pop_all()
-    return n_values
+    with _set_for_good(module, _last_operation(bound, plan)) as n_values:
+        return n_values
 
 
-@contextmanager
+@temporary
+def _set_for_good(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]]) -> Iterator[int]:
+    with ExitStack() as undo:  # a failure or an interrupt halfway changes nothing
+        n_values = _switch_off(module, targets, undo)
+        undo.pop_all()
+    yield n_values
+
+
+@temporary
 def removed_writes(
     model: "LoadedModel | nn.Module",
     dims: Dims,
@@ -107,12 +114,13 @@ def removed_writes(
     """
     module, bound = _resolve(model, stack)
     plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    arch.refuse_packed(module, bound.blocks)
     targets = [(param, off) for layer, off in plan.items() for param in bound.writes[layer]]
     if embeddings:
         everywhere = tuple(sorted({dim for off in plan.values() for dim in off}))
         targets += [(param, everywhere) for param in (*bound.embeddings, *bound.embedding_norm)]
-    with ExitStack() as restore:
-        yield _switch_off(module, targets, restore)
+    with ExitStack() as undo:
+        yield _switch_off(module, targets, undo)
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class EditSettings:
     tokens: EditTokens = "all"
 
 
-@contextmanager
+@temporary
 def edited_hidden(
     model: "LoadedModel | nn.Module",
     dims: Dims,
@@ -327,7 +335,7 @@ def _check(dims: Sequence[int], width: int, where: str) -> None:
 def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:
     if isinstance(model, LoadedModel):
         return model.model, model.stack(stack)
-    bound = arch.bind(arch.stacks_of(config_dict(model), type(model).__name__), live_parameters(model))
+    bound = arch.bind_live(arch.stacks_of(config_dict(model), type(model).__name__), model)
     return model, LoadedModel(type(model).__name__, model, None, "none", bound).stack(stack)
 
 
@@ -335,40 +343,20 @@ def _last_operation(bound: BoundStack, plan: dict[int, tuple[int, ...]]) -> list
     return [(param, off) for layer, off in plan.items() for param in (*bound.scale[layer], *bound.bias[layer])]
 
 
-def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]], restore: ExitStack) -> int:
-    """Set `targets` off in place, with the undoing registered before each change; returns the number of values set."""
+def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]], undo: ExitStack) -> int:
+    """Set `targets` off in place until `undo` is closed; returns the number of values set."""
     import torch
 
+    arch.refuse_sharded(module)
     parameters = live_parameters(module)
     touched: dict[tuple[int, int], set[int]] = {}
     per_dim: dict[tuple[int, int], int] = {}
     for param, dims in targets:
         live = parameters[param.name]
-        if not live.is_floating_point() or live.is_meta:
-            what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
-            raise BadInput(f"{param.name} is {what}: its values cannot be set; load the model unquantized")
         axis = param.axis % live.ndim
         index = torch.tensor(dims, device=live.device)
-        with torch.no_grad():
-            before = live.index_select(axis, index).clone()
-            restore.callback(_put, live, axis, index, before)
-            live.index_fill_(axis, index, param.off)
+        set_values(undo, live, (*[slice(None)] * axis, index), param.off, param.name)
         key = (id(live), axis)
         touched.setdefault(key, set()).update(dims)
         per_dim[key] = live.numel() // live.shape[axis]
     return sum(len(dims) * per_dim[key] for key, dims in touched.items())
-
-
-def put_back(live: "Tensor", where: Any, values: "Tensor") -> None:
-    """Set `live[where]`, for an exit stack that restores what was edited."""
-    import torch
-
-    with torch.no_grad():
-        live[where] = values
-
-
-def _put(live: Any, axis: int, index: Any, before: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        live.index_copy_(axis, index.to(live.device), before.to(live.device))

@@ -72,13 +72,14 @@ class Control:
     Attributes:
         among: "sensitive" (values that a fingerprint holds) or "anywhere" (any value of the model).
         changes: what each draw changes. n_edits: values that each of them changes, at most.
-        p: rank p-value of the attack with its whole budget, (1 + #{draw >= attack}) / (1 + n).
+        p: rank p-value of the attack with its whole budget, (1 + #{draw >= attack}) / (1 + n); None where the loss is no
+            number any more.
     """
 
     among: str
     changes: tuple[float, ...]
     n_edits: int
-    p: float
+    p: float | None
 
     @property
     def median(self) -> float:

@@ -14,11 +14,12 @@ self-attention is read; its attention to the encoder is not.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.errors import BadInput
 from outlierlens.hidden import refuse_compiled
 from outlierlens.models import LoadedModel
@@ -67,7 +68,7 @@ class _Site:
     own: Own | None = None
 
 
-@contextmanager
+@temporary
 def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iterator[None]:
     """Call `look(layer, weights, visible)` on every layer's attention weights in every forward pass inside the block.
 

@@ -7,6 +7,7 @@
 The loop is `_measure`: enter an ablation, score, leave; every condition reads the same tokens and masks.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -27,7 +28,7 @@ from outlierlens.interval_words import unseen_note
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for, tokens_read
 from outlierlens.rows import RowStore
-from outlierlens.tasks import Task, TaskOptions, make_task, scored, weighted_mean
+from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.weights import combine, per_dim, scan_stream
 
@@ -115,6 +116,11 @@ def disable(
                     report(f"{kind} control", 2 + len(done), total)
                     done[key] = bench.measure(label, item)
                 measured.setdefault(kind, []).append(done[key])
+        if n_lost := sum(map(math.isnan, chosen.score.per_text)):
+            bench.notes.append(
+                f"with these dimensions off the {bench.task.name} is no number (NaN) on {n_lost:,} of {bench.task.n_texts:,} "
+                f"{texts.plural}: there is no change to give, and no p"
+            )
         said = list(bench.say(work, chosen, measured.get("ordinary", measured.get("random", []))))
         report("done", total, total)
     return Damage(
@@ -149,6 +155,7 @@ class _Bench:
         self.fingerprint = fingerprint(loaded.model)
         self.task: Task = make_task(loaded, texts, task_for(options.mode, options.task))
         self.intact_values, self.weights = self.task.per_text()
+        check_intact(loaded, self.task, self.intact_values)
         self.rows: RowStore | None = None
         self.notes: list[str] = list(self.task.notes)
         self.notes.append(unseen_note(self.task.n_texts, texts.plural))

@@ -138,7 +138,7 @@ def compare_with(
     return Control(
         kind=kind,
         conditions=tuple(family),
-        p=rank_p(change, changes) if ranked else None,
+        p=rank_p(chosen.change, changes) if ranked else None,
         median=median,
         percentile_95=high,
         mean=mean,
@@ -159,9 +159,11 @@ def compared(
     )
 
 
-def rank_p(chosen: float, controls: np.ndarray) -> float:
-    """(1 + #{control >= chosen}) / (1 + n)."""
-    return float((1 + np.sum(controls >= chosen)) / (1 + len(controls)))
+def rank_p(chosen: float, controls: np.ndarray) -> float | None:
+    """(1 + #{control >= chosen}) / (1 + n); a control that is no number counts as the largest, a chosen one has no p."""
+    if np.isnan(chosen):
+        return None
+    return float((1 + np.sum(np.isnan(controls) | (controls >= chosen))) / (1 + len(controls)))
 
 
 def figures_of(changes: np.ndarray) -> tuple[float, float, float]:

@@ -71,7 +71,8 @@ class Control:
             or that the rule finds; only where they differ), or "matched" (as large weights, at different positions by layer).
         conditions: the sets and what they did.
         p: (1 + #{control >= chosen}) / (1 + n): rank p-value of the chosen set's change among random sets. None among
-            ordinary and matched ones: the chosen set is none of their kind, and they describe only.
+            ordinary and matched ones: the chosen set is none of their kind, and they describe only. None where the
+            chosen set's change is no number; a control's that is none counts as the largest.
         median, percentile_95, mean: of the controls' changes, nats per token.
         ratio_to_median, ratio_to_percentile_95, ratio_to_mean: chosen change divided by those; None where the
             denominator is not positive (a ratio to nothing says nothing).

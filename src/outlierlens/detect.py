@@ -5,7 +5,8 @@
 
 `kovaleva`  |z| >= n_sigma in at least `min_layer_fraction` of the layers, for scale and bias both (Kovaleva et al. 2021).
 `puccetti`  exactly the rule that Puccetti et al. (2022) released: unbiased std, more than three layers, interleaved lists.
-`luo`       rank by layer (Luo et al. 2021, section 3): no threshold, so ranks and their p-value are reported.
+`luo`       rank by layer (Luo et al. 2021, section 3): no threshold, so ranks and their p-value are reported. Equal values
+            share a rank, and one that more share than count is nobody's: a constant vector ranks nothing.
 
 p-values are under independent positions per layer: in layer l the flagged positions could as well be any others, so a
 dimension is flagged with probability k_l / d, and the number of its layers is Poisson-binomial. Holm over dimensions. Within
@@ -116,15 +117,18 @@ class Measured:
 
 
 def zscore(values: np.ndarray) -> np.ndarray:
-    """(value − mean) / population std along the last axis; 0 throughout a vector with no spread.
-
-    "No spread" allows for rounding: a constant vector's mean can miss the constant by an ulp.
-    """
+    """(value − mean) / population std along the last axis; 0 throughout a vector with no spread."""
     values = np.asarray(values, dtype=np.float64)
     centred = values - values.mean(axis=-1, keepdims=True)
-    spread = centred.std(axis=-1, keepdims=True)
-    flat = spread <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1, keepdims=True, initial=0)
-    return np.where(flat, 0.0, centred / np.where(flat, 1.0, spread))
+    flat = _flat(values)
+    return np.where(flat, 0.0, centred / np.where(flat, 1.0, centred.std(axis=-1, keepdims=True)))
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    """Whether the last axis has no spread but for rounding: the mean of equal values can miss them by an ulp."""
+    spread = values.std(axis=-1, keepdims=True)
+    found: np.ndarray = spread <= 8 * np.finfo(np.float64).eps * np.abs(values).max(axis=-1, keepdims=True, initial=0)
+    return found
 
 
 def find(measured: Measured, rule: Rule) -> tuple[tuple[Outlier, ...], float]:
@@ -178,7 +182,7 @@ def _kovaleva(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int]
 def _puccetti(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
     def flags(values: np.ndarray) -> np.ndarray:
         spread = values.std(axis=1, ddof=1, keepdims=True)
-        return np.abs(values - values.mean(axis=1, keepdims=True)) > n_sigma * spread
+        return (np.abs(values - values.mean(axis=1, keepdims=True)) > n_sigma * spread) & ~_flat(values)
 
     def listed(flagged: np.ndarray) -> list[int]:
         which = np.flatnonzero(flagged.any(axis=0))
@@ -198,14 +202,21 @@ def _puccetti(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int]
 
 
 def _luo(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
-    scale = _ranks(np.abs(measured.z_scale)) <= rule.top_k
-    bias = None if measured.z_bias is None else _ranks(np.abs(measured.z_bias)) <= rule.top_k
+    scale = _among_first(np.abs(measured.z_scale), rule.top_k)
+    bias = None if measured.z_bias is None else _among_first(np.abs(measured.z_bias), rule.top_k)
     p = position_p(scale)
     if bias is not None:
         p = np.minimum(1.0, 2 * np.minimum(p, position_p(bias)))
     counts = scale.sum(axis=0) + (0 if bias is None else bias.sum(axis=0))
     order = np.lexsort((-counts, p))
-    return order[: rule.top_k].tolist(), _Hits(scale, bias, p)
+    return [dim for dim in order[: rule.top_k].tolist() if counts[dim]], _Hits(scale, bias, p)
+
+
+def _among_first(values: np.ndarray, n: int) -> np.ndarray:
+    """Which entries rank among the `n` largest along the last axis; zeros, and ranks that more than `n` share, never do."""
+    rank = _ranks(values)
+    shared = values.shape[-1] + 2 - rank - _ranks(-values)  # all but those above and those below
+    return (rank <= n) & (shared <= n) & (values > 0)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -196,8 +196,8 @@ def _row(
     if state == "clip" and randoms:
         for name in OVERALL:
             changes = np.array([one[name][0] for one in randoms]) - raw[name][0]
-            if np.isfinite(changes).all():
-                p = rank_p(abs(over[name].change), np.abs(changes))
+            p = rank_p(abs(over[name].change), np.abs(changes))
+            if p is not None and np.isfinite(changes).all():
                 random[name] = RandomChange(float(np.median(changes)), float(changes.min()), float(changes.max()), p)
     return LayerBands(layer, state, **by_band, **over, random=random)
 

@@ -11,10 +11,11 @@ The tap point of layer l is the output of block l, before any final norm; `EMBED
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def layer_name(layer: int) -> str:
     return "embeddings" if layer == EMBEDDINGS else str(layer)
 
 
-@contextmanager
+@temporary
 def tapped(
     model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, "Tensor"], None]
 ) -> Iterator[None]:
@@ -46,7 +47,7 @@ def tapped(
         yield
 
 
-@contextmanager
+@temporary
 def tapped_reads(
     model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, int, "Tensor"], None]
 ) -> Iterator[None]:
@@ -73,7 +74,7 @@ def tapped_reads(
         yield
 
 
-@contextmanager
+@temporary
 def edited(
     model: "nn.Module",
     stack: BoundStack,
@@ -101,7 +102,7 @@ def last_operations(stack: BoundStack) -> tuple[str, ...] | None:
     return tuple(paths) if len(set(paths)) == len(paths) else None
 
 
-@contextmanager
+@temporary
 def written(
     model: "nn.Module",
     stack: BoundStack,
@@ -134,7 +135,7 @@ def norm_before_last_mlp(model: "nn.Module", stack: BoundStack) -> "nn.Module | 
     return modules[norms[0]] if len(norms) == 1 else None
 
 
-@contextmanager
+@temporary
 def only_first_token(norm: "nn.Module") -> Iterator[None]:
     """Have `norm`, of `norm_before_last_mlp`, and all that follows it, see the first token of each text alone.
 
@@ -144,14 +145,11 @@ def only_first_token(norm: "nn.Module") -> Iterator[None]:
     def first(_: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0][:, :1], *args[1:])
 
-    handle = norm.register_forward_pre_hook(first)
-    try:
+    with _before(norm, first):
         yield
-    finally:
-        handle.remove()
 
 
-@contextmanager
+@temporary
 def edited_inputs(
     model: "nn.Module", modules: Sequence["nn.Module"], edit: Callable[["Tensor"], "Tensor"]
 ) -> Iterator[None]:
@@ -167,7 +165,7 @@ def edited_inputs(
         yield
 
 
-@contextmanager
+@temporary
 def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tensor"], "Tensor"]) -> Iterator[None]:
     """Replace the last hidden state that `module` gives by `edit(state)`, [batch, token, dim], in every forward pass."""
     refuse_compiled(model)
@@ -185,7 +183,7 @@ def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tens
         hook.remove()
 
 
-@contextmanager
+@temporary
 def edited_calls(
     model: "nn.Module",
     before: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
@@ -208,7 +206,7 @@ def edited_calls(
         yield
 
 
-@contextmanager
+@temporary
 def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
     """Yield a list that holds the attention masks [batch, token] that the running pass of `model` was given; [] for none."""
     import torch
@@ -226,7 +224,7 @@ def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
         hook.remove()
 
 
-@contextmanager
+@temporary
 def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
     """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
 
@@ -249,7 +247,7 @@ def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]
         yield mask_of
 
 
-@contextmanager
+@temporary
 def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> Iterator[None]:
     """Compute the vocabulary head only at `positions`, (rows, tokens) [selected]; logits are then [selected, vocabulary].
 
@@ -262,7 +260,14 @@ def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> It
     def select(module: "nn.Module", args: tuple[Any, ...]) -> Any:
         return (args[0][positions], *args[1:])
 
-    hook = head.register_forward_pre_hook(select)
+    with _before(head, select):
+        yield
+
+
+@temporary
+def _before(module: "nn.Module", look: Callable[["nn.Module", tuple[Any, ...]], Any]) -> Iterator[None]:
+    """Call `look(module, args)` before `module` runs; what it returns, if anything, goes on in place of the arguments."""
+    hook = module.register_forward_pre_hook(look)
     try:
         yield
     finally:
@@ -283,13 +288,10 @@ def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: C
         read.append(args[0][positions])
         raise _Enough
 
-    hook = head.register_forward_pre_hook(take)
-    try:
+    with suppress(_Enough), _before(head, take):
         run()
-    except _Enough:
+    if read:
         return read[0]
-    finally:
-        hook.remove()
     raise BadInput(f"{type(model).__name__} does not run its vocabulary head in a forward pass")
 
 

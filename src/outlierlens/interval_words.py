@@ -6,6 +6,7 @@ unseen(64)                                    # 0.0457: rarer kinds of texts may
 """
 
 import math
+import re
 
 
 def unseen(n: int, level: float = 0.95) -> float:
@@ -25,6 +26,7 @@ def interval_text(low: float, high: float, form: str = "+.3f", nothing: str = "n
     """An interval in words: its ends; "not settled" where there is none; `nothing` where every value was 0."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "not settled"
+    form = re.sub(r"^([+]?)z?", r"\1z", form)  # an end that rounds to 0 has no minus
     return nothing if low == high == 0 else f"{low:{form}} to {high:{form}}"
 
 

@@ -64,7 +64,8 @@ def extremes(stack: StackObservation, published: Mapping[tuple[str, int], float]
         if np.isnan(shares).all():
             continue
         column = {dim: place for place, dim in enumerate(stack.dims)}
-        dims = dict.fromkeys((stack.dims[int(np.argmax(shares))], *(dim for at, dim in published if at == end)))
+        most = (stack.dims[int(np.argmax(shares))],) if np.nanmax(shares) > 0 else ()
+        dims = dict.fromkeys((*most, *(dim for at, dim in published if at == end)))
         found += [
             Extreme(dim, end, round(float(shares[column[dim]]), 6), published.get((end, dim)))
             for dim in dims

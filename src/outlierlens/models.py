@@ -26,6 +26,7 @@ from outlierlens.model_folder import VOCABULARIES, model_folder, tokenizer_is_ma
 from outlierlens.results import Provenance
 from outlierlens.samples import SAMPLES
 from outlierlens.samples.cache import say
+from outlierlens.token_rows import guard_rows
 
 if TYPE_CHECKING:
     import torch
@@ -110,15 +111,17 @@ def from_objects(
 ) -> LoadedModel:
     """Wrap a live model; `row` is a TOML file that replaces the table's row.
 
-    `processor` is the image processor or feature extractor of a model that reads pictures or recordings.
+    `processor` is the image processor or feature extractor of a model that reads pictures or recordings. A model whose
+    tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes.
 
     Raises:
         UnknownArchitecture: the model's type has no row and none is given.
     """
     config = config_dict(model)
     stacks = arch.load_toml(row) if row else arch.stacks_of(config, name or type(model).__name__)
-    bound = arch.bind(stacks, arch.live_parameters(model))
+    bound = arch.bind_live(stacks, model)
     model.eval()
+    guard_rows(model, tokenizer, name or type(model).__name__)
     return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config, processor)
 
 
@@ -381,6 +384,7 @@ def fingerprint(model: "nn.Module") -> str:
     """
     import torch
 
+    arch.refuse_sharded(model)
     digest = hashlib.sha256()
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):

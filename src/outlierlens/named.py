@@ -52,6 +52,10 @@ def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | No
     if scanned.dims:
         return Named(scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", scanned.dims)
     strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
+    if not strongest:
+        raise BadInput(
+            f"{loaded.name}: the weights of {scanned.site} are all equal, so none stands out; name dimensions"
+        )
     said = ", ".join(map(str, strongest))
     note = f"the scan names no outlier; {said} are the {N_STRONGEST} of largest |z| in the weights, which is no finding"
     return Named(strongest, "largest |z| in the weights, as the scan names none", (), (note,))

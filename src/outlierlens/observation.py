@@ -36,7 +36,7 @@ class Statistics:
         min, max, abs_max: extremes; abs_max = max |h|.
         abs_max_token: the token where |h| is largest, as text; abs_max_position: its position in its text, from 0.
         abs_max_text: index of its text.
-        argmin_share, argmax_share: share in [0, 1] of token vectors whose smallest / largest entry this is (Luo et al.).
+        argmin_share, argmax_share: share in [0, 1] of token vectors whose smallest / largest entry this alone is (Luo et al.).
         sigma_token_share: share of token vectors in which |h_d − mean(h)| >= n_sigma std(h) over the vector itself.
         sigma_input_share: share of inputs (texts) with at least one such token (Kovaleva et al.'s "95 % of the inputs").
         quantiles: [layer, column, quantile] at `QUANTILES`: the value at rank ceil(quantile × tokens), from a signed

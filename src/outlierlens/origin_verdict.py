@@ -45,7 +45,7 @@ def verdict(
 
 def signed(value: float) -> str:
     """A number with its sign, for reading."""
-    return f"{value:+.1f}".replace("-", "−")
+    return f"{value:+z.1f}".replace("-", "−")
 
 
 def stands_out_first(one: TableOrigin, column: int, n_sigma: float) -> bool:

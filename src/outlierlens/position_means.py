@@ -11,12 +11,12 @@ others.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.changes import temporary
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, tapped, valid_tokens
 from outlierlens.models import LoadedModel
@@ -104,7 +104,7 @@ class PositionSums:
         return PositionSums(self.dims, sums, np.pad(self.counts, (0, more)))
 
 
-@contextmanager
+@temporary
 def collected(loaded: LoadedModel, stack: "BoundStack", dims: Sequence[int]) -> Iterator["Collecting"]:
     """Add up the values of `dims` in each block's output, in every forward pass inside the block."""
     collecting = Collecting(stack.n_layers, tuple(dims))

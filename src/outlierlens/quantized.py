@@ -331,4 +331,4 @@ def named(dims: tuple[int, ...]) -> str:
 
 def signed(change: float) -> str:
     """A change for reading, with its sign and three significant digits."""
-    return f"{change:+.3g}"
+    return f"{change:+z.3g}"

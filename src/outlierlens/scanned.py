@@ -62,12 +62,12 @@ class StackScan:
     def strongest_dims(self, n: int) -> tuple[int, ...]:
         """The `n` dimensions whose |z|, averaged over layers and over scale and bias, is largest, strongest first.
 
-        Whatever the rule says: there always are such.
+        Whatever the rule says; fewer only where fewer differ from the rest at all, as in weights that are all equal.
         """
         size = np.abs(self.z_scale).mean(axis=0)  # [column]
         if self.z_bias.size:
             size = (size + np.abs(self.z_bias).mean(axis=0)) / 2
-        return tuple(self.map_dims[column] for column in np.argsort(-size, kind="stable")[:n])
+        return tuple(self.map_dims[column] for column in np.argsort(-size, kind="stable")[:n] if size[column] > 0)
 
     def past(self, min_layer_fraction: float) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Dimensions past `n_sigma` in that share of the layers: in scale and bias both, in scale alone, in bias alone."""

@@ -19,4 +19,4 @@ def html_table(rows: Sequence[Mapping[str, Any]], *, caption: str) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
+    return f"{value:z.4g}" if isinstance(value, float) else html.escape(str(value))

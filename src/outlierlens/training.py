@@ -6,7 +6,6 @@ with full_precision(model): ...                  # without the rounding that mix
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
+from outlierlens.changes import temporary
 from outlierlens.devices import pick_device
 from outlierlens.errors import BadInput
 
@@ -64,7 +64,7 @@ def refuse_foreign(folder: Path, noted: str) -> None:
         raise BadInput(f"{folder} is not empty and holds no run; name another folder with -o")
 
 
-@contextmanager
+@temporary
 def full_precision(model: nn.Module) -> Iterator[None]:
     """While it lasts the model computes as it will when it is loaded from a file, without the Trainer's mixed precision."""
     wrapped = vars(model).pop("forward", None)  # accelerate puts it in front of the class's own

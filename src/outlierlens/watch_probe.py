@@ -11,13 +11,14 @@ import copy
 import hashlib
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.arch import BoundStack
+from outlierlens.arch.bind import sharded_part
+from outlierlens.changes import temporary
 from outlierlens.data import EXCERPT, Batch, Texts, collate, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.forward import TextForward, check_padding, text_stacks
@@ -180,7 +181,7 @@ def _from_ids(loaded: LoadedModel, given: Any) -> Batch:
     return Batch(inputs, valid, torch.zeros_like(valid), tuple(range(len(ids))))
 
 
-@contextmanager
+@temporary
 def untouched(model: "nn.Module") -> Iterator[None]:
     """Run the model in evaluation mode without gradients or compiled calls; every trace is undone.
 
@@ -230,11 +231,9 @@ def bare_model(model: "nn.Module") -> "nn.Module":
             inner = inner.module
         else:
             break
-    sharded = [type(m).__name__ for m in inner.modules() if type(m).__name__ == "FullyShardedDataParallel"]
-    sharded += [name for name, p in inner.named_parameters() if type(p).__name__ == "DTensor" or hasattr(p, "ds_id")]
-    if sharded:
+    if sharded := sharded_part(inner):
         raise BadInput(
-            f"parameters of this model are sharded over processes ({sharded[0]}), so none of them holds whole vectors; "
+            f"parameters of this model are sharded over processes ({sharded}), so none of them holds whole vectors; "
             "train with DDP or ZeRO-2 to watch, or run `outlierlens track` on the checkpoints afterwards"
         )
     return inner

@@ -170,7 +170,7 @@ class Watcher:
     def _begin(self, tokenizer: Any) -> None:
         model, options = self.model, self.options
         config, name = config_dict(model), type(model).__name__
-        bound = arch.bind(arch.stacks_of(config, name), live_parameters(model))
+        bound = arch.bind_live(arch.stacks_of(config, name), model)
         self._sites = {stack.name: tracked_site(stack) for stack in bound}
         loaded = LoadedModel(name, model, tokenizer, "none", bound, config)
         self._probe: Probe | None = None

@@ -8,7 +8,7 @@ Rows live in `rows.py` as data; they are declared and tested, never guessed from
 `arch.propose.propose` drafts a row by experiment on a small random model.
 """
 
-from outlierlens.arch.bind import BoundStack, Param, bind, live_parameters
+from outlierlens.arch.bind import BoundStack, Param, bind, bind_live, live_parameters, refuse_packed, refuse_sharded
 from outlierlens.arch.rows import ARCHITECTURES, stacks_of
 from outlierlens.arch.stack import Stack, load_toml, to_toml
 
@@ -18,8 +18,11 @@ __all__ = [
     "Param",
     "Stack",
     "bind",
+    "bind_live",
     "live_parameters",
     "load_toml",
+    "refuse_packed",
+    "refuse_sharded",
     "stacks_of",
     "to_toml",
 ]

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.arch.stack import Config, Stack
-from outlierlens.errors import BadFile, UnknownArchitecture
+from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 4096
 # Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
 _WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
+_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
 _QUANTISED = ("qweight", "weight_packed", "_blocks", "weight_quantized")
 
 
@@ -114,6 +115,52 @@ def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | Non
 def live_parameters(model: "nn.Module") -> dict[str, Any]:
     """{name: parameter} of a live model, every name of a shared parameter included."""
     return dict(model.named_parameters(remove_duplicate=False))
+
+
+def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:
+    """`bind` to the parameters of a live model.
+
+    Raises:
+        BadInput: the weights that the stacks name are packed. UnknownArchitecture, BadFile: see `bind`.
+    """
+    try:
+        return bind(stacks, live_parameters(model))
+    except (UnknownArchitecture, BadFile):
+        refuse_packed(model)
+        raise
+
+
+def refuse_packed(model: "nn.Module", inside: Collection[str] = ("",)) -> None:
+    """Raise BadInput where linears inside the modules at these paths hold packed integers in place of parameters."""
+    for name, module in model.named_modules():
+        # A quantized module gives its weight by a method; plain ones have a parameter.
+        if callable(getattr(module, "weight", None)) and name.startswith(tuple(inside)):
+            raise BadInput(
+                f"{name} holds its weights packed as integers (quantize_dynamic), which can neither be read nor set as "
+                "parameters; use the model as it was before it was quantized"
+            )
+
+
+def sharded_part(model: "nn.Module") -> str:
+    """A module or parameter of which this process holds only its part (FSDP, fully_shard, ZeRO-3); "" where there is none.
+
+    Between passes, fully_shard may leave parameters whole for a while: the module still is one that will part with them.
+    """
+    modules = (
+        type(one).__name__ for one in model.modules() if _SHARDING & {base.__name__ for base in type(one).__mro__}
+    )
+    values = model.named_parameters()
+    parameters = (name for name, value in values if type(value).__name__ == "DTensor" or hasattr(value, "ds_id"))
+    return next(chain(modules, parameters), "")
+
+
+def refuse_sharded(model: "nn.Module") -> None:
+    """Raise BadInput for a model of which this process holds only its part."""
+    if part := sharded_part(model):
+        raise BadInput(
+            f"this model is sharded over processes ({part}), so none of them holds whole vectors; load it in one process, "
+            "without FSDP, fully_shard or ZeRO-3"
+        )
 
 
 class _Names:

@@ -8,9 +8,11 @@ off what was found brings the next write to light, until the block returns its i
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from outlierlens.changes import temporary
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -257,7 +259,7 @@ def only_dim_changed(before: "Tensor", after: "Tensor", dim: int = DIM) -> bool:
     return here > 1e-5 and float(change.max()) <= 1e-5 * here
 
 
-@contextmanager
+@temporary
 def restored(module: "nn.Module", *names: str) -> Iterator[None]:
     """Put the parameters (all, or those named) back on the way out."""
     import torch

@@ -12,14 +12,14 @@ and within a bound.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.ablate import put_back
 from outlierlens.attacked import KINDS
+from outlierlens.changes import check_values, set_values, temporary
 from outlierlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def gather(
     )  # fmt: skip
 
 
-@contextmanager
+@temporary
 def edited_values(parameters: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[int]:
     """Put single values in place, and the old ones back bit for bit at the end; yields the number of values set.
 
@@ -261,14 +261,12 @@ def edited_values(parameters: Mapping[str, Any], changes: Sequence[Change]) -> I
     by_tensor: dict[str, list[Change]] = {}
     for change in changes:
         by_tensor.setdefault(change.tensor, []).append(change)
-    with ExitStack() as restore:
+    with ExitStack() as undo:
         for name, mine in by_tensor.items():
             live = _editable(parameters, name, mine)
             at = torch.tensor([change.flat for change in mine], device=live.device)
-            index = torch.unravel_index(at, live.shape)
-            with torch.no_grad():
-                restore.callback(put_back, live, index, live[index].clone())
-                live[index] = torch.tensor([c.after for c in mine], dtype=torch.float64).to(live)
+            after = torch.tensor([change.after for change in mine], dtype=torch.float64).to(live)
+            set_values(undo, live, torch.unravel_index(at, live.shape), after, name)
         yield len(changes)
 
 
@@ -276,9 +274,7 @@ def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[Change]) 
     live = parameters.get(name)
     if live is None:
         raise BadInput(f"the model has no tensor {name!r} to edit")
-    if live.is_meta or not live.is_floating_point():
-        what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
-        raise BadInput(f"{name} is {what}: its values cannot be set; load the model unquantized")
+    check_values(live, name)
     flats = [change.flat for change in mine]
     wrong = next((flat for flat in flats if not 0 <= flat < live.numel()), None)
     if wrong is not None:

@@ -10,13 +10,13 @@ square of slope · change estimates the change, since the cosine distance of nea
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.arch import live_parameters
+from outlierlens.changes import temporary
 from outlierlens.data import Texts
 from outlierlens.inputs import model_inputs
 from outlierlens.models import LoadedModel
@@ -108,7 +108,7 @@ class Target:
         return objective
 
 
-@contextmanager
+@temporary
 def _only(parameters: dict[str, Any], names: Sequence[str]) -> Iterator[None]:
     """Ask for gradients of these parameters alone."""
     before = [(tensor, tensor.requires_grad) for tensor in parameters.values()]

@@ -26,7 +26,7 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import tokenizer_of
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.tasks import TaskOptions, scored, weighted_mean
+from outlierlens.tasks import TaskOptions, check_intact, scored, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ class _Run:
         self.search = Search(target(texts.some(sorted(chosen))), self.values, dims, options.search, report)
         self.watch = Watch(loaded, options.dims, options.row)
         self.intact = self.held.per_text()
+        check_intact(loaded, self.held.task, self.intact)
         self._slopes: dict[str, Any] | None = None
 
     def sensitive(self, kind: str) -> Attacked:
@@ -264,9 +265,7 @@ class _Run:
                 changes = moves.changes(values, which)
                 changed.append(self.judge(changes)[1])
                 most = max(most, len(changes))
-            # A loss that is no number any more is as bad as one that is infinite.
-            worst = np.nan_to_num(np.array([made.full.change, *changed]), nan=np.inf, posinf=np.inf)
-            yield Control(among, tuple(changed), most, rank_p(worst[0], worst[1:]))
+            yield Control(among, tuple(changed), most, rank_p(made.full.change, np.array(changed)))
 
     def judged(self, edits: Sequence[Edit], *, deep: bool = False) -> tuple[Edit, ...]:
         """The edits with whether `verify` finds each move when it is made alone."""

@@ -26,7 +26,7 @@ from outlierlens.named import Named, named_dims
 from outlierlens.position_means import PositionSums, collected
 from outlierlens.rows import RowStore
 from outlierlens.statistics import mean_interval, ratio_interval
-from outlierlens.tasks import Task, make_task, weighted_mean
+from outlierlens.tasks import Task, check_intact, make_task, weighted_mean
 from outlierlens.treated import BeyondZero, Treated, Treatment
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class _Bench:
             weights.append(counted)
         self.task, self.numbers = tasks[0], numbers
         self.intact, self.weights = np.concatenate(values), np.concatenate(weights)
+        check_intact(loaded, self.task, self.intact)
         self.n_tokens = sum(task.n_tokens for task in tasks)
         self.folds = self._folds(tasks, sums)
         self.notes += dict.fromkeys(note for task in tasks for note in task.notes)
@@ -252,7 +253,6 @@ def _treatment(
     nothing = (math.nan, math.nan, math.nan)
     share = recovered(bench.intact, zero, values, weights) if does_damage else nothing
     random = tuple(weighted_mean(one, weights) - weighted_mean(intact, weights) for one in others)
-    worst = np.nan_to_num(np.array(random), nan=np.inf, posinf=np.inf)  # a loss that is no number is as bad as can be
     return Treatment(
         name=how.name,
         factor=how.factor,
@@ -265,7 +265,7 @@ def _treatment(
         recovered_low=share[1],
         recovered_high=share[2],
         random=random,
-        p=rank_p(float(np.nan_to_num(moved, nan=np.inf, posinf=np.inf)), worst) if others else None,
+        p=rank_p(moved, np.array(random)) if others else None,
         also=also or None,
     )
 

@@ -154,7 +154,7 @@ def number(value: float) -> str:
         return f"{float(f'{value:.3g}'):,.0f}"
     if size >= 9.995:
         return f"{value:.1f}"
-    return f"{value:.2f}" if size >= 0.095 or size == 0 else f"{value:.2g}"
+    return f"{value:z.2f}" if size >= 0.095 or size == 0 else f"{value:z.2g}"
 
 
 def begun(text: str) -> str:

@@ -26,6 +26,9 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
     nulls = [null for null in sweep.nulls if null.changes and null.kind != "ordinary"]  # most of those are random ones
     if not nulls:
         raise BadInput("this sweep holds no control sets; sweep a set, with n_random or n_matched above 0")
+    nulls = [null for null in nulls if any(map(math.isfinite, (null.change, *null.changes)))]
+    if not nulls:
+        raise BadInput("no change of this sweep's sets is a number, so there is nothing to draw")
     kept = sorted(nulls, key=lambda null: -np.nan_to_num(null.change, nan=np.inf))[:MAX_NULLS]
     kept = [null for null in nulls if any(null is one for one in kept)]
     families = [_family(null) for null in kept]

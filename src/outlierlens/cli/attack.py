@@ -150,7 +150,7 @@ def _row(found: "Attack", one: "Attacked") -> list[Any]:
         cells += [f"{full.times:.3g}", one.smallest.n_edits if one.smallest else None]
     controls = [one.control(control.among) for control in found.kinds[0].controls]
     cells += [None if control is None else f"{control.median:+.2g}" for control in controls]
-    ps = [control.p for control in one.controls]
+    ps = [control.p for control in one.controls if control.p is not None]
     return [*cells, f"{max(ps):.2g}" if ps else None, _caught(found, one)]
 
 

@@ -118,7 +118,7 @@ def print_attention(found: "Attention", verbose: bool = False) -> None:
         p = found.change_p(metric)
         change = float(found.off.change[_at(metric)].mean())
         beside = "" if p is None else f"; of {len(found.randoms)} random draws and it, rank p {p:.3g}"
-        say(f"{metric}: {change:+.4f} with the outliers off{beside}")
+        say(f"{metric}: {change:+z.4f} with the outliers off{beside}")
     if verbose:
         print_table("by layer", ("layer", *PLACES), _by_layer(found))
     means = f"mean over {MEANS[found.means[0]]}"
@@ -191,10 +191,10 @@ def _overall(found: "Attention") -> list[list[Any]]:
                 [
                     f"{KEYS[one.keys]}, {one.n_keys:,}",
                     dim,
-                    f"{one.overall[column]:.3f}",
-                    f"{one.overall_low[column]:.3f} to {one.overall_high[column]:.3f}",
+                    f"{one.overall[column]:z.3f}",
+                    f"{one.overall_low[column]:z.3f} to {one.overall_high[column]:z.3f}",
                     f"{one.overall_rank[column]} of {n_others}",
-                    f"{one.overall_p[column]:.3g}",
+                    f"{one.overall_p[column]:z.3g}",
                     found.layers[best],
                     f"{_r(one.every[best, dim])} ({_r(one.low[best, column])} to {_r(one.high[best, column])})",
                 ]
@@ -213,7 +213,7 @@ def _some(dims: tuple[int, ...]) -> str:
 
 
 def _r(value: float) -> str:
-    return f"{value:+.2f}" if math.isfinite(value) else "–"
+    return f"{value:+z.2f}" if math.isfinite(value) else "–"
 
 
 def _mean(values: Any) -> float:

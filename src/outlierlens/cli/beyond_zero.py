@@ -129,7 +129,7 @@ def print_beyond_zero(found: "BeyondZero", verbose: bool = False) -> None:
 
     say(
         f"{found.provenance.model}: {found.task} ({found.unit}) on {len(found.texts):,} {found.inputs} of {found.data}, "
-        f"{found.n_tokens:,} tokens; intact {found.intact:.4f}"
+        f"{found.n_tokens:,} tokens; intact {found.intact:z.4f}"
     )
     say(
         f"treated in {len(found.layers)} layers of stream {found.stack}; dimensions: {found.named_by}; means of the other "
@@ -139,7 +139,7 @@ def print_beyond_zero(found: "BeyondZero", verbose: bool = False) -> None:
         print_table(f"{treated.label}, beside {_sets(treated)}", HEADS, [_cells(one) for one in treated.treatments])
         if verbose and treated.treatments[0].also:
             names = tuple(treated.treatments[0].also)
-            rows = [[one.name, *(f"{(one.also or {})[name]:.4f}" for name in names)] for one in treated.treatments]
+            rows = [[one.name, *(f"{(one.also or {})[name]:z.4f}" for name in names)] for one in treated.treatments]
             print_table("further numbers", ("treatment", *names), rows)
     for treated in found.treated:
         say(found.says(treated))
@@ -163,11 +163,11 @@ def _cells(one: "Treatment") -> list[Any]:
     largest = max(one.random, default=math.nan)
     return [
         one.name,
-        f"{one.change:+.4f}",
+        f"{one.change:+z.4f}",
         interval_text(one.low, one.high, "+.4f"),
         f"{one.recovered:.1%}" if known else None,
         f"{one.recovered_low:.1%} to {one.recovered_high:.1%}" if math.isfinite(one.recovered_low) else None,
-        f"{one.random_median:+.4f}" if one.random else None,
-        f"{largest:+.4f}" if one.random else None,
+        f"{one.random_median:+z.4f}" if one.random else None,
+        f"{largest:+z.4f}" if one.random else None,
         one.p,
     ]

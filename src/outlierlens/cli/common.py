@@ -184,7 +184,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:z.3g}" if isinstance(value, float) else printable(str(value))
 
 
 def say(text: str) -> None:

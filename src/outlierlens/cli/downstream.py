@@ -249,7 +249,7 @@ def print_one_dimension(found: "OneDimension") -> None:
             )
         say(
             f"layer {layer.layer}: over dimensions, rank correlation of the {found.metric} with the variance "
-            f"{layer.rho_variance:+.2f}, with |z| of the scale {layer.rho_z:+.2f}"
+            f"{layer.rho_variance:+z.2f}, with |z| of the scale {layer.rho_z:+z.2f}"
         )
     for note in found.notes:
         say(f"note: {note}")
@@ -338,7 +338,7 @@ def print_recovery(found: "Recovery") -> None:
     rows = []
     for arm, row in zip(found.arms, recovery_rows(found), strict=True):
         interval = interval_text(row["low"], row["high"], ".4f")
-        value, lost = f"{row[found.metric]:.4f}", f"{row['lost']:+.4f}"
+        value, lost = f"{row[found.metric]:.4f}", f"{row['lost']:+z.4f}"
         known = [row["off"], row["state"], row["dims"], row["seed"]]
         rows.append([*known, value, interval, lost, found.interval(arm, "+.4f"), row["recovered"], row["regrown"]])
     heads = ["off", "model", "dims", "seed", found.metric, "95 %", "lost", "95 %, paired", "recovered", "grown back"]

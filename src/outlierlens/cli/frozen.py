@@ -184,7 +184,7 @@ def _change(found: "FrozenScores", row: dict[str, Any]) -> list[str]:
     if not row["verdict"]:
         return ["", "", ""]
     interval = found.interval(row["change_low"], row["change_high"], "+.4f")
-    return [f"{row['change']:+.4f}", interval, row["verdict"]]
+    return [f"{row['change']:+z.4f}", interval, row["verdict"]]
 
 
 def _clipped(found: "FrozenScores") -> str:

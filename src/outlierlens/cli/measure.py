@@ -96,12 +96,12 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
             rows.append(
                 [
                     layer,
-                    stack.dims[low],
+                    stack.dims[low] if statistics.argmin_share[row, low] else None,
                     f"{statistics.argmin_share[row, low]:.1%}",
-                    stack.dims[high],
+                    stack.dims[high] if statistics.argmax_share[row, high] else None,
                     f"{statistics.argmax_share[row, high]:.1%}",
                     stack.dims[big],
-                    f"{statistics.abs_max[row, big]:,.1f}",
+                    f"{statistics.abs_max[row, big]:z,.1f}",
                     repr(statistics.abs_max_token[row][big]),
                     int(statistics.abs_max_position[row, big]),
                     f"{statistics.median_abs[row]:.3g}",
@@ -124,7 +124,7 @@ def _print_observation(found: "Observation", view: str, verbose: bool) -> None:
             rows,
         )
         for end, shares in stack.pooled_shares(view).items():
-            if shares.size and shares.max() >= 0:
+            if shares.size and shares.max() > 0:
                 say(
                     f"  {end} in all blocks pooled: most often dimension {stack.dims[shares.argmax()]}, {shares.max():.1%}"
                 )
@@ -239,9 +239,9 @@ def print_damage(damage: "Damage") -> None:
     for label, condition in (("intact", damage.intact), ("off: " + _off(damage.chosen), damage.chosen)):
         score = condition.score
         interval = interval_text(condition.change_low, condition.change_high) if condition.dims else None
-        change = f"{condition.change:+.4f}" if condition.dims else None
+        change = f"{condition.change:+z.4f}" if condition.dims else None
         perplexity = None if score.perplexity is None else f"{score.perplexity:,.2f}"
-        shown = f"{1 - score.value if damage.metric else score.value:.4f}"
+        shown = f"{1 - score.value if damage.metric else score.value:z.4f}"
         middle = [] if damage.metric else [perplexity]
         rows.append([label, shown, *middle, change, interval, condition.n_parameters])
     heads = [damage.metric, "lost"] if damage.metric else ["value", "perplexity", "change"]
@@ -250,9 +250,9 @@ def print_damage(damage: "Damage") -> None:
         [
             control.kind,
             len(control.conditions),
-            f"{control.median:+.4f}",
-            f"{control.percentile_95:+.4f}",
-            f"{control.mean:+.4f}",
+            f"{control.median:+z.4f}",
+            f"{control.percentile_95:+z.4f}",
+            f"{control.mean:+z.4f}",
             control.ratio_to_median,
             control.ratio_to_percentile_95,
             control.ratio_to_mean,
@@ -265,7 +265,7 @@ def print_damage(damage: "Damage") -> None:
         print_table("", heads, controls)
     before = damage.intact.score.also
     for name, value in damage.chosen.score.also.items():
-        say(f"{name}: " + (f"{before[name]:.4f} intact, {value:.4f} off" if name in before else f"{value:.4f} off"))
+        say(f"{name}: " + (f"{before[name]:z.4f} intact, {value:z.4f} off" if name in before else f"{value:z.4f} off"))
     for filled in damage.fills:
         say(f"{filled.label:>7} {_dims(filled.dims)}: {filled.line}")
     for said in damage.continuations:

@@ -174,8 +174,8 @@ def print_predictions(found: "Predictions", verbose: bool = False) -> None:
     print_table("what is said", MORE, [cells for one in found.heard for cells in _said(one)])
     if verbose:
         every = [
-            [row["input"], row["intervention"], row["measure"], f"{row['intact']:.4f}", f"{row['ablated']:.4f}",
-             f"{row['change']:+.4f}", interval_text(row["low"], row["high"], "+.4f"),
+            [row["input"], row["intervention"], row["measure"], f"{row['intact']:z.4f}", f"{row['ablated']:z.4f}",
+             f"{row['change']:+z.4f}", interval_text(row["low"], row["high"], "+.4f"),
              _signed(row["random_median"]), _p(row["p"])]
             for row in prediction_rows(found)
         ]  # fmt: skip
@@ -224,7 +224,7 @@ def _words(spoken: "Spoken") -> str:
 
 
 def _signed(value: float) -> str | None:
-    return f"{value:+.2f}" if math.isfinite(value) else None
+    return f"{value:+z.2f}" if math.isfinite(value) else None
 
 
 def _p(value: float) -> float | None:

@@ -255,12 +255,12 @@ def print_experiment(found: "PruneExperiment") -> None:
     rows: list[list[Any]] = []
     for family, one in found.conditions()[:3]:
         interval = interval_text(one.change_low, one.change_high, "+.4f") if family != "intact" else None
-        change = f"{one.change:+.4f}" if family != "intact" else None
-        rows.append([family, f"{one.score.value:.4f}", change, interval, one.n_parameters, found.swaps.get(one.label)])
+        change = f"{one.change:+z.4f}" if family != "intact" else None
+        rows.append([family, f"{one.score.value:z.4f}", change, interval, one.n_parameters, found.swaps.get(one.label)])
     heads = ["condition", "value", "change", "95 % interval", "weights pruned", "not by magnitude"]
     print_table("", heads, rows)
     controls = [
-        [one.kind, len(one.conditions), f"{one.median:+.4f}", f"{one.percentile_95:+.4f}", f"{one.mean:+.4f}", one.p]
+        [one.kind, len(one.conditions), f"{one.median:+z.4f}", f"{one.percentile_95:+z.4f}", f"{one.mean:+z.4f}", one.p]
         for one in found.controls
     ]
     if controls:

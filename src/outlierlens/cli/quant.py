@@ -138,7 +138,7 @@ def print_quantized(found: "Quantized", verbose: bool = False) -> None:
     say(found.verdict)
     say(
         f"{found.provenance.model} on {found.data}: {found.task} of {found.n_texts:,} texts ({found.n_tokens:,} tokens), "
-        f"intact {found.intact.value:.4f} {found.unit}; outliers: {named(found.dims)} ({found.dims_source})"
+        f"intact {found.intact.value:z.4f} {found.unit}; outliers: {named(found.dims)} ({found.dims_source})"
     )
     print_table(f"change, {found.unit}", HEADS, [_cells(one) for one in found.roundings])
     print_table(f"better with outliers kept, {found.unit}", REGAINED, [_regained(one) for one in found.roundings])

@@ -125,7 +125,7 @@ def _intact(sweep: "Sweep") -> str:
         value, low, high = 1 - sweep.intact, 1 - sweep.intact_high, 1 - sweep.intact_low
     else:
         value, low, high = sweep.intact, sweep.intact_low, sweep.intact_high
-    return f"{value:.4f} [{low:.4f}, {high:.4f}]"
+    return f"{value:z.4f} [{low:z.4f}, {high:z.4f}]"
 
 
 def article(words: str) -> str:
@@ -235,7 +235,7 @@ def signed(value: float) -> str:
         value = 0.0
     if 0 < abs(value) < 0.0001:
         return f"{value:+.1e}"
-    return f"{value:+.4f}" if abs(value) < 100 else f"{value:+,.1f}"
+    return f"{value:+z.4f}" if abs(value) < 100 else f"{value:+z,.1f}"
 
 
 def plain(value: float) -> str:

@@ -7,7 +7,7 @@ own.measured, own.variances, own.contributions              # plain arrays [laye
 forward pass. Memory does not grow with the number of texts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ import numpy as np
 from outlierlens.activation_rules import Measured
 from outlierlens.activations import ObserveOptions, Observer, Stream
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.data import Batch, Data
 from outlierlens.defined import FINAL
 from outlierlens.definitions.linears import last_linears, linear_paths
@@ -120,9 +121,7 @@ def collect(
     norm = final_norm(loaded, stack)
     for batch in observer.batches(texts):
         at = _at(loaded, observer, batch, stack, options)
-        with ExitStack() as taps:
-            for side in sides:
-                side.tap(loaded, batch, at, norm, taps)
+        with _tapped_for(sides, loaded, batch, at, norm):
             observer.consume(batch)
     if not observer.n_tokens:
         raise BadInput("the tokenizer made no token of these texts, so there is nothing to measure")
@@ -130,6 +129,17 @@ def collect(
     view = "all" if options.special else "without_special"
     found = [side.collected(inner if side.turn is None else side.stats, view, counts) for side in sides]
     return found[0], found[1] if turn is not None else None
+
+
+@temporary
+def _tapped_for(
+    sides: Sequence["_Side"], loaded: LoadedModel, batch: Batch, at: _At, norm: "nn.Module | None"
+) -> Iterator[None]:
+    """Every side takes in what forward passes inside the block show."""
+    with ExitStack() as taps:
+        for side in sides:
+            side.tap(loaded, batch, at, norm, taps)
+        yield
 
 
 def sentence_token(loaded: LoadedModel, stack: BoundStack, asked: Sentence) -> Sentence:

@@ -6,14 +6,14 @@ largest_places(loaded, stack, places)                        # as many in the sa
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablate import put_back
 from outlierlens.arch import BoundStack
-from outlierlens.definitions.linears import entries
+from outlierlens.changes import set_values, temporary
+from outlierlens.definitions.linears import entries, last_linear
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 
@@ -23,25 +23,23 @@ if TYPE_CHECKING:
 Place = tuple[int, int, int]  # layer, row, column
 
 
-@contextmanager
+@temporary
 def scaled(loaded: LoadedModel, stack: BoundStack, places: Sequence[Place], factor: float) -> Iterator[None]:
     """Multiply the weights at `places` by `factor`, and put the old values back bit for bit.
 
     Raises:
         BadInput: a place that does not exist.
     """
-    import torch
-
-    with ExitStack() as restore, torch.no_grad():
+    with ExitStack() as undo:
         for layer, row, column in places:
             weight = entries(loaded, stack, layer)
             if not (0 <= row < weight.shape[0] and 0 <= column < weight.shape[1]):
                 raise BadInput(
                     f"layer {layer} has no weight [{row}, {column}]; its last linear is {list(weight.shape)}"
                 )
-            before = weight[row, column].clone()
-            restore.callback(put_back, weight, (row, column), before)
-            weight[row, column] = before * factor if factor else 0.0
+            place = (column, row) if stack.stack.weight_is_in_by_out else (row, column)
+            scaled_value = weight[row, column] * factor if factor else 0.0
+            set_values(undo, last_linear(loaded, stack, layer), place, scaled_value, f"layer {layer}'s last linear")
         yield
 
 

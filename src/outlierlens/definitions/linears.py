@@ -6,10 +6,10 @@ entries(loaded, stack, layer)                         # the weight as [row, colu
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.hidden import edited_calls
 from outlierlens.models import LoadedModel
 
@@ -29,7 +29,7 @@ def linear_paths(stack: BoundStack) -> tuple[str, ...] | None:
     return paths if len(set(paths)) == len(paths) else None
 
 
-@contextmanager
+@temporary
 def last_linears(loaded: LoadedModel, stack: BoundStack, use: Use) -> Iterator[None]:
     """Show input and output of each layer's last linear, [batch, token, dim], to `use(layer, read, written)`.
 
@@ -65,8 +65,14 @@ def last_linears(loaded: LoadedModel, stack: BoundStack, use: Use) -> Iterator[N
 
 def entries(loaded: LoadedModel, stack: BoundStack, layer: int) -> "Tensor":
     """The last linear's weight of a layer as [row, column], a view: row j writes dimension j, column k reads input k."""
+    weight = last_linear(loaded, stack, layer).detach()
+    return weight.T if stack.stack.weight_is_in_by_out else weight
+
+
+def last_linear(loaded: LoadedModel, stack: BoundStack, layer: int) -> "Tensor":
+    """The last linear's weight of a layer as the model holds it."""
     paths = linear_paths(stack)
     assert paths is not None
     module: nn.Module = loaded.model.get_submodule(paths[layer])
     weight: Tensor = module.weight  # type: ignore[assignment]
-    return weight.detach().T if stack.stack.weight_is_in_by_out else weight.detach()
+    return weight

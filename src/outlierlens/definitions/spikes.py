@@ -9,7 +9,6 @@ nothing spikes, or `super_rounds` are removed. A weight without which more than 
 left is put back, and its layer is left alone: where a whole column writes, no single weight is behind the spike.
 """
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,34 +51,33 @@ def super_weights(
     tokens = reading.words(reading.sides(batch)[stack.name][0][0].tolist())
     found: list[SuperWeight] = []
     refused: dict[int, str] = {}
-    with ExitStack() as removed:
-        before = now = _look(loaded, stack, reading, batch)
-        while True:
-            spiking = [layer for layer in _spiking(now.spikes, settings.super_spike) if layer not in refused]
-            if not spiking or len(found) == settings.super_rounds:
-                break
-            layer = spiking[0]
-            row, column = now.spikes.row[layer], now.spikes.column[layer]
-            if any((layer, row, column) == (one.layer, one.row, one.column) for one in found):
-                refused[layer] = f"{layer} ([{row}, {column}] is removed already)"
-                continue
+    before = now = _look(loaded, stack, reading, batch)
+    while True:
+        spiking = [layer for layer in _spiking(now.spikes, settings.super_spike) if layer not in refused]
+        if not spiking or len(found) == settings.super_rounds:
+            break
+        layer = spiking[0]
+        row, column = now.spikes.row[layer], now.spikes.column[layer]
+        removed = [(one.layer, one.row, one.column) for one in found]
+        if (layer, row, column) in removed:
+            refused[layer] = f"{layer} ([{row}, {column}] is removed already)"
+            continue
+        read, written, there = now.peaks[layer]
+        position = now.spikes.write_position[layer]
+        with scaled(loaded, stack, removed, 0.0):
             weight = entries(loaded, stack, layer)
-            read, written, there = now.peaks[layer]
             value, rank = float(weight[row, column]), rank_of(weight, row, column)
-            position = now.spikes.write_position[layer]
-            with ExitStack() as tried:
-                tried.enter_context(scaled(loaded, stack, [(layer, row, column)], 0.0))
+            with scaled(loaded, stack, [(layer, row, column)], 0.0):
                 after = _look(loaded, stack, reading, batch)
-                left = float(after.spikes.written[layer])
-                if left > settings.super_left * abs(written):
-                    refused[layer] = f"{layer} ({left / abs(written):.0%} is left without [{row}, {column}])"
-                    continue
-                removed.push(tried.pop_all())
-            now = after
-            share = value * there / written
-            found.append(
-                SuperWeight(layer, row, column, value, rank, read, written, position, tokens[position], share, left)
-            )
+        left = float(after.spikes.written[layer])
+        if left > settings.super_left * abs(written):
+            refused[layer] = f"{layer} ({left / abs(written):.0%} is left without [{row}, {column}])"
+            continue
+        now = after
+        share = value * there / written
+        found.append(
+            SuperWeight(layer, row, column, value, rank, read, written, position, tokens[position], share, left)
+        )
     return SuperWeights(
         prompt, settings.super_spike, tuple(found), _why(spiking, refused, settings), before.spikes, now.spikes
     )

@@ -9,13 +9,14 @@ random     as many weights of the same layers at random, several times; largest:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.definitions.entries import Place, largest_places, random_places, scaled
 from outlierlens.definitions.linears import last_linears
 from outlierlens.errors import BadInput
@@ -113,7 +114,7 @@ class _Recorded:
         self.loaded, self.stack, self.rows = loaded, stack, _rows(places)
         self.kept: dict[int, dict[tuple[int, int], Tensor]] = {}  # by feed, then (layer, row): [batch, token]
 
-    @contextmanager
+    @temporary
     def recording(self, number: int) -> Iterator[None]:
         """Keep what feed `number` writes; a task that runs the model more than once for a feed writes the same again."""
         kept = self.kept.setdefault(number, {})
@@ -132,7 +133,7 @@ class _Restoring:
     def __init__(self, recorded: _Recorded, places: Sequence[Place], spike: float):
         self.recorded, self.rows, self.spike, self.count = recorded, _rows(places), spike, 0
 
-    @contextmanager
+    @temporary
     def restored(self, number: int) -> Iterator[None]:
         """While feed `number` runs."""
         import torch

@@ -107,7 +107,8 @@ class Explorer:
         if scanned.outliers:
             n = len(scanned.outliers)
             return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."
-        return f"No outlier dimension: none of {scanned.hidden_size} is {where}. Listed are the {STRONGEST} strongest."
+        listed = f" Listed are the {STRONGEST} strongest." if scanned.strongest_dims(STRONGEST) else ""
+        return f"No outlier dimension: none of {scanned.hidden_size} is {where}.{listed}"
 
     def start(self) -> State:
         """The state of a new page: a text, and the dimensions that the rule found (or the one strongest) off."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -244,12 +245,18 @@ class _Page:
             if given["wrong"]:
                 raise BadInput(given["wrong"])
             found = self.explorer.look(_state(self.explorer, given))
+            pieces, said = html.drawn(self.explorer, found), html.said(found)
         except OutlierlensError as error:
             return self._failed(error)
-        pieces = html.drawn(self.explorer, found)
+        except BaseException as error:  # the queue's only worker runs this: what ended it would leave others waiting
+            traceback.print_exc()
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            return self._failed(
+                BadInput(f"this cannot be shown ({what}); the terminal that serves the page says where")
+            )
         query = found.state.query()
         head = html.head(self.explorer, found.state.stack)
-        return [head, html.said(found), *(pieces[view] for view in VIEWS), f"?{query}" if query else ""]
+        return [head, said, *(pieces[view] for view in VIEWS), f"?{query}" if query else ""]
 
     def _failed(self, error: OutlierlensError) -> list[Any]:
         # Numbers of an earlier state beside the message would be taken for those of this one.

@@ -1,4 +1,4 @@
-"""Start the page on this machine alone: 127.0.0.1, no analytics, nothing loaded from anywhere.
+"""Start the page on this machine alone: 127.0.0.1, no other host's name, no analytics, nothing loaded from anywhere.
 
 serve(explorer, explorer.start(), Place(port=7860))        # blocks until it is interrupted
 
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlierlens.errors import BadInput
+from outlierlens.explore.door import Door
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.page import launch_options, page
 from outlierlens.explored import State
 
 LOOPBACK = "127.0.0.1"
+TUNNEL = ".gradio.live"
 PORT, TRIED = 7860, 100
 
 
@@ -49,8 +51,14 @@ def served(explorer: Explorer, start: State, place: Place) -> Iterator[tuple[str
     """Serve the page inside the block; yields its address and, where it is shared, the public one."""
     port = free_port(place.port)
     blocks: Any = page(explorer, start)
+    hosts = (LOOPBACK, "localhost", *((TUNNEL,) if place.share else ()))
     _, address, public = blocks.launch(
-        server_name=LOOPBACK, server_port=port, share=place.share, prevent_thread_lock=True, **launch_options()
+        server_name=LOOPBACK,
+        server_port=port,
+        share=place.share,
+        prevent_thread_lock=True,
+        app_kwargs={"middleware": [(Door, (), {"hosts": hosts})]},
+        **launch_options(),
     )
     try:
         yield address, public

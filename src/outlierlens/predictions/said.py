@@ -11,7 +11,7 @@ next       every token but the first is predicted from those before it
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +76,8 @@ class Said(LanguageModelLoss):
                     yield number, part, some.float()
             return
         for number, dims in enumerate(off):
-            with ExitStack() as hooks:
-                if dims:
-                    hooks.enter_context(edited_inputs(self._model, [self._head], _dropping(dims)))
-                hooks.enter_context(head_only_at(self._model, feed.positions))
+            dropped = edited_inputs(self._model, [self._head], _dropping(dims)) if dims else nullcontext()
+            with dropped, head_only_at(self._model, feed.positions):
                 whole = self._run(feed).logits
             for part in _parts(len(whole), size):
                 yield number, part, whole[part].float()

@@ -12,11 +12,12 @@ logits       what is multiplied with the vocabulary matrix (Macocco et al. 2025)
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outlierlens.ablate import EditSettings, stream_width
+from outlierlens.changes import set_values, temporary
 from outlierlens.controls import Plan
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
@@ -62,7 +63,7 @@ class Switches:
             settings = EditSettings(means=means)
         return cls(loaded, Ablation(loaded, stack, mode, settings=settings), head_norm)
 
-    @contextmanager
+    @temporary
     def off(self, intervention: str, plan: Plan) -> Iterator[int]:
         """Switch `plan` off inside the block; yields the number of parameters set to zero."""
         with ExitStack() as hooks:
@@ -92,24 +93,18 @@ def every(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted({dim for dims in plan.values() for dim in dims}))
 
 
-@contextmanager
+@temporary
 def _zeroed_head_norm(loaded: LoadedModel, dims: tuple[int, ...]) -> Iterator[int]:
     """Zero scale and bias of a norm called LayerNorm outside the blocks and the embeddings; yields how many values."""
     import torch
 
     blocks = tuple(path.rpartition(".")[0] + "." for stack in loaded.stacks for path in stack.blocks)
     found = [
-        parameter
+        (name, parameter)
         for name, parameter in loaded.model.named_parameters()
         if ".LayerNorm." in f".{name}" and not name.startswith(blocks) and "embeddings" not in name
     ]
-    kept = [parameter.detach()[list(dims)].clone() for parameter in found]
-    try:
-        with torch.no_grad():
-            for parameter in found:
-                parameter[list(dims)] = 0
+    with ExitStack() as undo:
+        for name, parameter in found:
+            set_values(undo, parameter, (torch.tensor(dims),), 0.0, name)
         yield len(found) * len(dims)
-    finally:
-        with torch.no_grad():
-            for parameter, values in zip(found, kept, strict=True):
-                parameter[list(dims)] = values

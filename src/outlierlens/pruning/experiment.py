@@ -10,16 +10,16 @@ positions in all layers, random ones that differ by layer, and ones about as lar
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.ablate import put_back
 from outlierlens.arch import live_parameters
 from outlierlens.bench import magnitude as strength_of
+from outlierlens.changes import set_values, temporary
 from outlierlens.controls import Plan, compared, matched_sets, plan_key, random_sets
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
@@ -29,7 +29,7 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.pruned import PruneExperiment, Removal
 from outlierlens.pruning.removal import Cells
 from outlierlens.rows import RowStore
-from outlierlens.tasks import TaskOptions, make_task, scored
+from outlierlens.tasks import TaskOptions, check_intact, make_task, scored
 from outlierlens.weights import scan_live
 
 if TYPE_CHECKING:
@@ -165,19 +165,17 @@ class Pruner:
             taken |= smaller
         return taken
 
-    @contextmanager
+    @temporary
     def off(self, taken: np.ndarray) -> Iterator[int]:
         """Switch weights off inside the block, and put every value back bit for bit; yields how many are off."""
         import torch
 
-        with ExitStack() as restore, torch.no_grad():
+        with ExitStack() as undo:
             for param in self.params:
                 live = self.live[param.name]
-                here = torch.from_numpy(taken[self.slices[param.name]]).reshape(live.shape).to(live.device)
-                if not here.any():
-                    continue
-                restore.callback(put_back, live, here, live[here].clone())
-                live[here] = param.off
+                here = torch.from_numpy(taken[self.slices[param.name]]).reshape(live.shape)
+                if here.any():
+                    set_values(undo, live, (here,), param.off, param.name)
             yield int(np.count_nonzero(taken))
 
 
@@ -202,6 +200,7 @@ class _Bench:
         self.closeness: float | None = None
         self.rows: RowStore | None = None
         self.intact, self.weights = self.task.per_text()
+        check_intact(loaded, self.task, self.intact)
         if self.cells.beyond_masks:
             self.notes.append("norms here multiply by 1 + weight: a pruned value is −1, where the factor is 0")
 

@@ -12,12 +12,13 @@ and is multiplied with the inputs as they were before rounding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outlierlens.ablate import plan_dims, stream_width
 from outlierlens.arch import BoundStack
+from outlierlens.changes import set_values, temporary
 from outlierlens.errors import BadInput
 from outlierlens.forward import reader_of
 from outlierlens.hidden import edited_calls, running_masks
@@ -67,7 +68,7 @@ class Tally:
         return self.weights_kept / self.n_weights
 
 
-@contextmanager
+@temporary
 def rounded(
     loaded: LoadedModel,
     recipe: Recipe,
@@ -89,17 +90,18 @@ def rounded(
     if keeping.dims:
         plan_dims(bound, stream_width(loaded.model, bound), keeping.dims)
     tally = Tally()
-    with ExitStack() as restore:
-        masks = restore.enter_context(running_masks(reader_of(loaded, [bound], "input_ids") or loaded.model))
+    with ExitStack() as undo:
+        masks = undo.enter_context(running_masks(reader_of(loaded, [bound], "input_ids") or loaded.model))
         linears = []
         for place in find_places(loaded, bound.name) if places is None else places:
             linear = _Linear(place, recipe, keeping, (bound, masks), tally)
-            restore.callback(place.weight().copy_, place.weight().clone())
-            linear.round_weights_()
+            values = linear.rounded_weights()
+            stored: Any = place.module.weight
+            set_values(undo, stored, ..., values.T if place.transposed else values, f"{place.name}.weight")
             linears.append(linear)
         before = {one.place.module: one.enter for one in linears if one.edits_inputs}
         after = {one.place.module: one.leave for one in linears if one.edits_outputs}
-        restore.enter_context(edited_calls(loaded.model, before, after))
+        undo.enter_context(edited_calls(loaded.model, before, after))
         yield tally
 
 
@@ -154,14 +156,15 @@ class _Linear:
         self._seen: Tensor | None = None  # [text, token, in], the inputs before rounding
         self._large: Tensor | None = None  # bool [text, 1, in], inputs over the threshold
 
-    def round_weights_(self) -> None:
+    def rounded_weights(self) -> "Tensor":
+        """[out, in], in place of the linear's own."""
         live = self.place.weight()
         exact = live if self.factor is None else live * self.factor.to(live)
         if self.edits_outputs:
             self.exact = exact.clone() if self.keeping.threshold is not None else exact[list(self.rows)]
         if self.recipe.weights is not None:
             exact = fake_quantize(exact, self.recipe.weights, exempt=self.exempt_weights)
-        live.copy_(exact)
+        return exact
 
     def enter(self, reads: "Tensor") -> "Tensor":
         """What the linear is given in place of `reads`."""

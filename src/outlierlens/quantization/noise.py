@@ -12,12 +12,12 @@ arithmetic too is one and the same for all texts, and what texts share (a first 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.forward import reader_of
 from outlierlens.hidden import EMBEDDINGS, edited, running_masks
 from outlierlens.models import LoadedModel
@@ -57,7 +57,7 @@ class NoiseDraws:
         found: np.ndarray = total / self.task.weights[: self.n_texts]
         return found
 
-    @contextmanager
+    @temporary
     def noisy(self, draw: int) -> Iterator[None]:
         """Multiply what the first block reads by 1 + size · ε in every forward pass; size is 1e-6 or the dtype's last bit."""
         import torch

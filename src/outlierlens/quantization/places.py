@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.ablate import stream_width
-from outlierlens.arch import BoundStack
+from outlierlens.arch import BoundStack, refuse_packed, refuse_sharded
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 
@@ -59,6 +59,7 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
         BadInput: the blocks hold no linear, or one whose weights are no floating-point values in memory.
     """
     bound = loaded.stack(stack)
+    refuse_sharded(loaded.model)
     width = stream_width(loaded.model, bound)
     layer_of = {path: layer for layer, path in reversed(list(enumerate(bound.blocks)))}
     writers = _writers(bound)
@@ -79,6 +80,7 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
         writes = name in writers
         part = name.removeprefix(f"{block}.")
         found.append(Place(name, layer_of[block], part, module, n_inputs == width and not writes, writes, transposed))
+    refuse_packed(loaded.model, bound.blocks)
     if not found:
         raise BadInput(
             f"{loaded.name}: the blocks of stream {bound.name!r} hold no linear that this can round (packed experts, bare "

@@ -30,7 +30,7 @@ from outlierlens.quantization.schemes import DEFAULTS, Recipe
 from outlierlens.quantized import Difference, Errors, Quantized, Rounding, Setting, SmoothScale, What
 from outlierlens.statistics import mean_interval, mean_noise
 from outlierlens.stats import LARGE
-from outlierlens.tasks import Task, TaskOptions, make_task, weighted_mean
+from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,6 +172,7 @@ class _Bench:
             task = replace(task, name="sentence change")
         self.task: Task = make_task(loaded, texts, task)
         self.intact, self.weights = self.task.per_text()
+        check_intact(loaded, self.task, self.intact)
         self.notes += self.task.notes
         places = find_places(loaded, self.stack.name)
         self.seen: Calibration = calibrate(
@@ -233,7 +234,7 @@ class _Bench:
             # A loss that is no number any more is as bad as one that is infinite.
             values = np.array([tried["kept"][0].value, *(setting.value for setting, _ in draws)])
             given_back = -np.nan_to_num(values, nan=np.inf, posinf=np.inf)
-            p = rank_p(given_back[0], given_back[1:])
+            p = None if np.isnan(values[0]) else rank_p(given_back[0], given_back[1:])
         mixed, smoothed = tried.get("mixed"), tried.get("smoothed")
         return (
             Rounding(

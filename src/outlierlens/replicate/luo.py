@@ -24,6 +24,7 @@ import numpy as np
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
+from outlierlens.errors import BadInput
 from outlierlens.labelled.apart import plain
 from outlierlens.luo_references import published_for, shares_for
 from outlierlens.luo_replicated import LuoReplication, extremes
@@ -200,6 +201,10 @@ class _Run:
         blocks = [row for row, layer in enumerate(mine.layers) if layer != "embeddings"]
         ends = [np.asarray(share)[blocks].mean(0) for share in (view.argmin_share, view.argmax_share)]
         places = [int(end.argmax()) for end in ends]
+        if not all(end.any() for end in ends):
+            raise BadInput(
+                "no dimension alone is the smallest or largest entry of any token vector: there is none to clip"
+            )
         low, high = (mine.dims[place] for place in places)
         said = (
             f"{low} is the smallest entry of {ends[0][places[0]]:.0%} of token vectors, {high} the largest of "

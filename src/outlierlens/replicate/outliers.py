@@ -76,6 +76,8 @@ def name_outliers(mine: StackScan, rule: Rule, dims: tuple[int, ...] | str, *, w
     names = f"which names {_listed(by_rule)}" if by_rule else "which names none"
     if dims == STRONGEST:
         chosen = mine.strongest_dims(N_STRONGEST)
+        if not chosen:
+            raise BadInput(f"the weights of {where} are all equal, so none stands out; name dimensions")
         return Named(
             chosen,
             f"fallback: the {N_STRONGEST} of largest |z|, not {said}, {names}",

@@ -81,8 +81,8 @@ def _damage(damage: Damage) -> Iterator[str]:
             (
                 one.kind,
                 len(one.conditions),
-                f"{one.median:+.4f}",
-                f"{one.percentile_95:+.4f}",
+                f"{one.median:+z.4f}",
+                f"{one.percentile_95:+z.4f}",
                 "–" if one.p is None else f"{one.p:.3g}",
             )
             for one in damage.controls
@@ -92,11 +92,11 @@ def _damage(damage: Damage) -> Iterator[str]:
 
 def _value(condition: Condition) -> tuple[str, str]:
     perplexity = condition.score.perplexity
-    return f"{condition.score.value:.4f}", "" if perplexity is None else number(perplexity)
+    return f"{condition.score.value:z.4f}", "" if perplexity is None else number(perplexity)
 
 
 def _change(condition: Condition) -> str:
-    return f"{condition.change:+.4f} ({interval_text(condition.change_low, condition.change_high, '+.4f')})"
+    return f"{condition.change:+z.4f} ({interval_text(condition.change_low, condition.change_high, '+.4f')})"
 
 
 def _joined(joined: Joined) -> Iterator[str]:

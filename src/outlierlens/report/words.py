@@ -142,7 +142,7 @@ def _damage(data: ReportData, damage: Damage) -> Iterator[str]:
         yield f"{act} {_verb(damage)}{_beside(damage, control)}."
         if abs(damage.chosen.change) < SMALL:
             yield f"The change is small all the same: {damage.chosen.change:+.3g} {damage.of_change}."
-    if found == "unclear":
+    if found == "unclear" and not math.isnan(damage.chosen.change):
         n = len(control.conditions) if control else 0
         yield f"With {n} random sets this cannot be told from chance at p ≤ {SIGNIFICANT:g}."
     yield from _matched(damage, found)
@@ -177,7 +177,7 @@ def _beside(damage: Damage, control: Control | None) -> str:
         middle = f"×{factor(control.median)} in the median, ×{factor(control.percentile_95)} at the 95th percentile"
     else:
         middle = f"{control.median:.2g} in the median, {control.percentile_95:.2g} at the 95th percentile"
-    return f"; {n} random {what}: {middle} (rank p = {control.p:.2g})"
+    return f"; {n} random {what}: {middle}" + ("" if control.p is None else f" (rank p = {control.p:.2g})")
 
 
 def sets_of(size: int) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
 from outlierlens.model_folder import model_folder
 from outlierlens.models import LoadedModel, LoadOptions
+from outlierlens.token_rows import refuse_unknown
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
 
 MODES = ("mean", "mean_sqrt_len", "first", "last")
@@ -107,6 +108,7 @@ def static_vectors(loaded: LoadedModel, tokens: Tokens) -> np.ndarray:
         used, inverse = np.unique(np.concatenate(ids).astype(np.int64), return_inverse=True)
         if not len(used):
             continue
+        refuse_unknown(used.tolist(), len(table), loaded.tokenizer, loaded.name)
         rows = table[used.tolist()].detach().float().cpu().numpy()[inverse]  # [token, dim]
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
         some = counts > 0

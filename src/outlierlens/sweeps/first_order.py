@@ -8,11 +8,11 @@ state ("scale"), and mean − state ("mean").
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.changes import temporary
 from outlierlens.hidden import EMBEDDINGS, edited
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.units import Unit
@@ -99,7 +99,7 @@ def _by_unit(units: Sequence[Unit], effect: dict[int, np.ndarray], row: int) -> 
     return found
 
 
-@contextmanager
+@temporary
 def _frozen(runner: Runner) -> Iterator[None]:
     """No gradients of parameters inside: only those of hidden states are wanted."""
     wanted = [parameter for parameter in runner.loaded.model.parameters() if parameter.requires_grad]

@@ -34,6 +34,7 @@ from outlierlens.sweeps.screen import AUDITED, SAFETY, Screen, can_screen, evalu
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
 from outlierlens.sweeps.units import INTACT, Unit, Work, planned
 from outlierlens.swept import Precision, Sweep
+from outlierlens.tasks import check_intact
 from outlierlens.weights import scan_stream
 
 REPORT_SECONDS = 0.25
@@ -237,7 +238,8 @@ class _Run:
                 values = self.runner.values([{}], span)[0]
                 kept = self.rows.append(work.key, {"values": _rounded(values)})
                 self._texts += work.n_texts
-            self._intact[span] = np.array(kept["values"])
+            self._intact[span] = np.array(kept["values"], dtype=np.float64)
+            check_intact(self.runner.loaded, self.runner.task, self._intact[span])
         if self.runner.functional is not None:
             self.runner.functional.intact = self.intact()
 

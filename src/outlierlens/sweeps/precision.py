@@ -1,11 +1,11 @@
 """What a reduced precision does to a sweep's effects, measured against the same model in float32."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.changes import temporary
 from outlierlens.devices import out_of_memory
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
@@ -56,7 +56,7 @@ def compared_with_float32(runner: Runner, state: State) -> Precision | None:
     )
 
 
-@contextmanager
+@temporary
 def _as_float32(model: "nn.Module") -> Iterator[None]:
     """The model's floating-point values as float32 inside; going back is exact, for they came from there."""
     before = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}

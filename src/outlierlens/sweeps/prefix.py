@@ -9,11 +9,12 @@ not shared between layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.arch import BoundStack
+from outlierlens.changes import temporary
 from outlierlens.hidden import written
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def capture(
     return None if odd else found
 
 
-@contextmanager
+@temporary
 def resumed(
     model: "nn.Module",
     stack: BoundStack,
@@ -128,7 +129,7 @@ def resumed(
         yield
 
 
-@contextmanager
+@temporary
 def _replaced(model: "nn.Module", stack: BoundStack, makers: dict[int, Callable[..., Any]]) -> Iterator[None]:
     """Each block in `makers` runs makers[layer](layer, its forward) inside."""
     with ExitStack() as undo:

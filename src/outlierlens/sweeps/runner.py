@@ -8,13 +8,14 @@ dimensions off (`written` / `edited` hooks); and what lies before the first touc
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from outlierlens.ablate import EditSettings, stream_width
+from outlierlens.changes import temporary
 from outlierlens.controls import Plan
 from outlierlens.data import Data
 from outlierlens.devices import out_of_memory, tokens_at_once
@@ -209,7 +210,7 @@ class Runner:
         values[places[:, 0], places[:, 1]] = totals
         return values / self.task.weights[texts]
 
-    @contextmanager
+    @temporary
     def _rows_off(self, plans: list[Plan], kept: Kept | None, texts: list[int]) -> Iterator[None]:
         """Row by row, the dimensions of its plan off; passes start behind `kept`, if any."""
         layers = _positions(plans, self.loaded.device)

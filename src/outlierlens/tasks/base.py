@@ -12,10 +12,12 @@ from outlierlens.statistics import mean_interval
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outlierlens.models import LoadedModel
     from outlierlens.tasks.metrics import Statistic
 
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]
 Measure = Literal["metric", "accuracy", "loss"]
+UNSAID = "share without a prediction"  # beside the metrics, where outputs are no numbers any more
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,27 @@ class Task(Protocol):
         ...
 
 
+def check_intact(loaded: "LoadedModel", task: Task, values: np.ndarray) -> None:
+    """Raise BadInput where the intact model gives a value that is no number [text]: nothing can be compared with it."""
+    import torch
+
+    n_lost = int(np.count_nonzero(~np.isfinite(values))) or round(len(values) * task.also().get(UNSAID, 0))
+    if not n_lost:
+        return
+    said = f"the {task.name} of the intact model is no number (NaN or infinite) on {n_lost:,} of {len(values):,} texts"
+    for name, parameter in loaded.model.named_parameters():
+        if n := int((~torch.isfinite(parameter.detach())).sum()):
+            raise BadInput(
+                f"{loaded.name}: {said}: so {'is' if n == 1 else 'are'} {n:,} of the values of {name}; fetch or train it again"
+            )
+    remedy = (
+        "load it as float32" if loaded.dtype != "float32" else "`outlierlens observe` names the layer where it begins"
+    )
+    raise BadInput(
+        f"{loaded.name}: {said}, though every weight is a number: the pass overflows {loaded.dtype}; {remedy}"
+    )
+
+
 def cut(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[slice]:
     """Slices of rows, whose `lengths` descend, for one forward pass each: `rows` rows, or as many as `tokens` allow."""
     start = 0
@@ -124,7 +147,7 @@ def cut(lengths: Sequence[int], rows: int, tokens: int | None) -> Iterator[slice
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> float:
     """Σ w v / Σ w; inf where any weighted value is (an exploded loss is not hidden)."""
-    return float(np.sum(values * weights) / np.sum(weights))
+    return float(np.sum(values * weights) / np.sum(weights)) + 0.0  # a certain word costs −log 1 = −0
 
 
 def scored(

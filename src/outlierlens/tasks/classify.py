@@ -29,14 +29,13 @@ from outlierlens.labelled.labels import contradicted, in_order_of_outputs, says_
 from outlierlens.labelled.rows import TextRows
 from outlierlens.media import LabelledItems
 from outlierlens.models import LoadedModel
-from outlierlens.tasks.base import TaskOptions, cut
+from outlierlens.tasks.base import UNSAID, TaskOptions, cut
 from outlierlens.tasks.cutting import cheapest_cuts
 from outlierlens.tasks.metrics import Statistic, score
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-UNSAID = "share without a prediction"  # beside the metrics, where outputs are no numbers any more
 HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
 
 

@@ -19,6 +19,7 @@ from outlierlens.hidden import head_inputs, head_only_at
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut
+from outlierlens.token_rows import refuse_unknown, row_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,10 @@ class LanguageModelLoss(ABC):
             raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
         self.loaded, self.options = loaded, options
         self.max_length = token_limit(loaded, options.max_length)
+        self.n_known = row_count(loaded.model)
         windows = [window for window in self._all_windows(texts) if window.positions]
+        for window in windows:
+            refuse_unknown([*window.ids, *window.targets], self.n_known, loaded.tokenizer, loaded.name)
         if not windows:
             raise BadInput(f"no text has a token to predict ({len(texts)} texts); give longer texts")
         by_text: dict[int, list[Window]] = {}
@@ -307,5 +311,5 @@ class MaskedLoss(LanguageModelLoss):
             if kind < 0.8:
                 masked[i] = tokenizer.mask_token_id
             elif kind < 0.9:
-                masked[i] = int(random.integers(len(tokenizer)))
+                masked[i] = int(random.integers(min(len(tokenizer), self.n_known or len(tokenizer))))
         return [Window(number, masked, chosen, [ids[i] for i in chosen])]

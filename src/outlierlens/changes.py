@@ -1,0 +1,256 @@
+"""Changes of a running model that are undone whatever happens: an error, Ctrl-C at any moment, another order of leaving.
+
+    @temporary                                   # in place of contextmanager
+    def zeroed(parameter, rows):
+        with ExitStack() as undo:
+            set_values(undo, parameter, (rows,), 0.0, name)
+            undo.callback(module.register_forward_hook(look).remove)
+            yield
+
+    with zeroed(parameter, [5]):                 # Ctrl-C in here ends the block at once, and everything is put back
+        ...
+
+Python runs the handler of a signal between any two steps of a program, and what the handler raises leaves whatever runs there
+half done, `__exit__` too. So while such a context is open, handlers wait for the end of its entering or of its leaving.
+"""
+
+import functools
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def temporary(function: Callable[P, Iterator[T]]) -> Callable[P, AbstractContextManager[T]]:
+    """A `contextmanager` of which no signal interrupts the entering or the leaving; the block inside is interrupted as ever.
+
+    Ctrl-C during entering undoes what was changed and is raised; during leaving it is raised once everything is put back.
+    """
+    inner = contextmanager(function)
+
+    @functools.wraps(function)
+    def made(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[T]:
+        return _Temporary(inner(*args, **kwargs))
+
+    return made
+
+
+class _Temporary(AbstractContextManager[T]):
+    """One context. `state` says what a signal would do to the model; `_Waiting` reads it from the frames that run."""
+
+    def __init__(self, inner: AbstractContextManager[T]):
+        self.inner = inner
+        self.state: Literal["closed", "changing", "open"] = "closed"
+
+    def __enter__(self) -> T:
+        self.state = "changing"
+        try:
+            _wait(self)
+            value = self.inner.__enter__()
+            self.state = "open"
+            _deliver()
+        except BaseException:
+            self.give_up()
+            raise
+        return value
+
+    def give_up(self) -> None:
+        """Undo an entering: where it failed, and where it was done and the block inside will not begin."""
+        entered, self.state = self.state == "open", "changing"
+        try:
+            if entered:
+                self.inner.__exit__(None, None, None)
+        finally:
+            self._end()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self.state = "changing"
+        try:
+            return self.inner.__exit__(kind, error, trace)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        _wait_no_longer(self)
+        self.state = "closed"
+        _deliver()
+
+
+# --- signals -------------------------------------------------------------------------------------------------------
+
+# Those that end or time a program: what else Python handles, no handler raises for.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2")
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+_OPEN: "WeakSet[_Temporary[Any]]" = WeakSet()  # weak: one that is dropped without being left is undone by its generator
+_LATER: list[int] = []  # signals that came while a model was being changed, in order
+
+
+class _Waiting:
+    """Stands in front of a signal's handler, and has it wait while the interrupted thread changes a model."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]):
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        entered = []
+        at = frame
+        while at is not None:
+            if at.f_code in (_ENTER, _EXIT, _GIVE_UP):
+                context: _Temporary[Any] = at.f_locals["self"]
+                # Before its first line an exit is about to change the model; a context that is open changes nothing.
+                if context.state == "changing" or (context.state == "open" and at.f_code is not _ENTER):
+                    if number not in _LATER:
+                        _LATER.append(number)
+                    return None
+                if context.state == "open":
+                    entered.append(context)
+            at = at.f_back
+        try:
+            return self.handler(number, frame)
+        except BaseException:
+            for context in entered:  # nobody will call the exit of one that is still inside its entering
+                context.give_up()
+            raise
+
+
+_ENTER, _EXIT, _GIVE_UP = (one.__code__ for one in (_Temporary.__enter__, _Temporary.__exit__, _Temporary.give_up))
+
+
+def _in_main_thread() -> bool:
+    # Only there does Python run handlers, and only there may they be set.
+    return threading.current_thread() is threading.main_thread()
+
+
+def _wait(context: _Temporary[Any]) -> None:
+    """Have handlers wait for `context`."""
+    if _in_main_thread():
+        if not _OPEN:
+            _LATER.clear()
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, _Waiting):
+                signal.signal(number, _Waiting(handler))
+        _OPEN.add(context)
+
+
+def _wait_no_longer(context: _Temporary[Any]) -> None:
+    """Put the handlers back once no context is open."""
+    _OPEN.discard(context)
+    if _in_main_thread() and not _OPEN:
+        try:
+            _put_handlers_back()
+        except BaseException:  # what a handler raised that was put back already: the others are due all the same
+            _put_handlers_back()
+            raise
+
+
+def _put_handlers_back() -> None:
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        if isinstance(handler, _Waiting):
+            signal.signal(number, handler.handler)
+
+
+def _deliver() -> None:
+    """Run the handlers of signals that came meanwhile, each of them; inside an outer context's entering they wait on."""
+    if _LATER and _in_main_thread():
+        came, _LATER[:] = _LATER[:], []
+        with ExitStack() as each:
+            for number in reversed(came):
+                each.callback(signal.raise_signal, number)
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def set_values(undo: ExitStack, live: "Tensor", at: Any, values: Any, name: str) -> None:
+    """Set `live[at]` to `values` until `undo` is closed; what was there comes back bit for bit, in whatever order contexts end.
+
+    Raises:
+        BadInput: `live` holds no values of its own that can be set, or another thread has it changed at the moment.
+    """
+    with _LOCK:
+        check_values(live, name)
+        mine = threading.get_ident()
+        if any(change.thread != mine and change.shares(live) for change in _CHANGES.values()):
+            raise BadInput(
+                f"another thread has values of {name} changed at the moment, and what either measures would be of both "
+                "changes; let one end before the other begins, or give each thread a model of its own"
+            )
+        change = _CHANGES[next(_NUMBERS)] = _Change(live, at, mine)
+        undo.callback(change.undo)
+        change.put(values)
+
+
+def check_values(live: "Tensor", name: str) -> None:
+    """Raise BadInput, with the remedy, where the values of parameter `name` cannot be set in place."""
+    if live.is_meta or not live.is_floating_point():
+        what = "not loaded (meta device)" if live.is_meta else f"of type {live.dtype}"
+        raise BadInput(f"{name} is {what}: its values cannot be set; load the model unquantized")
+
+
+_LOCK = threading.RLock()
+_NUMBERS = itertools.count()
+# In the order they were made; weak, so that a change which is kept for good is forgotten with the stack that would undo it.
+_CHANGES: "WeakValueDictionary[int, _Change]" = WeakValueDictionary()
+
+
+class _Change:
+    """Values of a parameter that are changed at the moment, and what was there before."""
+
+    def __init__(self, live: "Tensor", at: Any, thread: int):
+        self.live, self.at, self.thread = live, at, thread
+        self.before = self.values()
+
+    def values(self) -> "Tensor":
+        """A copy of what is there now."""
+        return self.live.detach()[_moved(self.at, self.live)].clone()
+
+    def put(self, values: Any) -> None:
+        """Put `values` there; a model may have moved to another device since."""
+        import torch
+
+        # Tensors that were made in inference mode take new values nowhere else.
+        with torch.inference_mode() if self.live.is_inference() else torch.no_grad():
+            self.live[_moved(self.at, self.live)] = _moved(values, self.live)
+
+    def shares(self, other: "Tensor") -> bool:
+        """Whether it changes the same memory as a change of `other` would."""
+        return self.live.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+    def undo(self) -> None:
+        """Put back what was there; what later changes of the same tensor have set stays, until they are undone."""
+        with _LOCK:
+            number = next((number for number, change in _CHANGES.items() if change is self), None)
+            if number is None:
+                return
+            later = [change for key, change in _CHANGES.items() if key > number and change.shares(self.live)]
+            now = []
+            for change in reversed(later):  # back to the moment after this change
+                now.append(change.values())
+                change.put(change.before)
+            self.put(self.before)
+            del _CHANGES[number]
+            for change in later:  # and forward again, as if this one had never been
+                change.before = change.values()
+                change.put(now.pop())
+
+
+def _moved(values: Any, live: "Tensor") -> Any:
+    if isinstance(values, tuple):
+        return tuple(_moved(one, live) for one in values)
+    return values.to(live.device) if hasattr(values, "to") else values
