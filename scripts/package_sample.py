@@ -27,13 +27,14 @@ from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.pretrain.loop import RECIPE, WATCH, checkpoints
 from outlierlens.pretrain.recipe import Recipe, read_recipe
 from outlierlens.pretrained import OUTCOME, Outcome
-from outlierlens.results import load, write_text
-from outlierlens.rows import read_rows
+from outlierlens.results import load
+from outlierlens.rows import read_rows, row_line
 from outlierlens.run_files import STATE
-from outlierlens.samples.cache import PACKAGED, being_made
+from outlierlens.samples.cache import PACKAGED
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 from outlierlens.watch_rows import read_watch, step_of
 from outlierlens.weights import scan
+from outlierlens.writing import new_folder, write_text
 
 WEIGHTS = "model.safetensors"
 NORMS_EVERY = 100  # steps between the recorded norms that are kept
@@ -88,7 +89,7 @@ def package(source: Source, target: Path) -> None:
         BadInput, BadFile: the run lacks something, or what was written does not equal the run.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with being_made(target) as making:
+    with new_folder(target) as making:
         write_weights(source.weights / WEIGHTS, making / WEIGHTS)
         # float32 is what the model is meant to compute in: halves are how the matrices are stored.
         write_json(making / "config.json", {**without(source.weights / "config.json", NOT_CONFIG), "dtype": "float32"})
@@ -183,7 +184,7 @@ def thinned(path: Path, last: int) -> str:
         logged = key.startswith("log ") and key.rpartition(" ")[2] in KEPT_LOGS
         if step <= last and (norms or logged):
             kept.append({"key": key, "value": value})
-    return "".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in kept)
+    return b"".join(map(row_line, kept)).decode("utf-8")
 
 
 # --- checks ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outlierlens.data import SHIPPED, batches, read_texts
 from outlierlens.errors import BadFile, BadInput, Offline
-from outlierlens.rows import RowStore
+from outlierlens.rows import RowStore, row_line
 
 
 def write(path: Path, text: str) -> Path:
@@ -229,8 +229,8 @@ def test_rows_of_other_work_are_refused(tmp_path: Path) -> None:
     for other in ({"task": None, "seed": 1}, {"seed": 1}, {"task": {}, "seed": 1}):
         with pytest.raises(BadInput, match="holds rows of other work"):
             RowStore.open(grouped, other)
-    path.write_text('{"identity": {"seed": 1, "model": "a"}}\nnonsense\n{"key": "a", "value": 1}\n')
-    with pytest.raises(BadFile, match="line 2: not a row of outlierlens"):
+    path.write_bytes(path.read_bytes() + b"nonsense\n" + row_line({"key": "a", "value": 1}))
+    with pytest.raises(BadFile, match="line 2: not a row as outlierlens wrote it"):
         RowStore.open(path, {"seed": 1, "model": "a"})
 
 

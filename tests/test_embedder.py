@@ -14,13 +14,13 @@ from architectures import FAMILIES
 from outlierlens.data import Texts
 from outlierlens.embedder import reader
 from outlierlens.embedder.export import EmbedderOptions, export_embedder
-from outlierlens.embedder.folder import new_folder
 from outlierlens.embedder.pairs import read_pairs
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import Exported
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.results import from_json, load, to_json
 from outlierlens.vectors.fixes import KINDS, FixSpec
+from outlierlens.writing import new_folder
 from test_observe import some_texts, wrap
 
 FIT = some_texts(200, seed=5)
@@ -392,7 +392,7 @@ def test_a_folder_is_replaced_only_if_it_is_one_of_ours(small: Any, tmp_path: Pa
     assert (other / "chapter.txt").read_text() == "years of work"
 
     def stopped() -> None:
-        with new_folder(folder, overwrite=True) as part:
+        with new_folder(folder) as part:
             (part / "config.json").write_text("{}")
             raise RuntimeError("halfway")
 

@@ -18,6 +18,7 @@ LAYERS = [
     {
         "results",
         "rows",
+        "writing",
         "detect",
         "scanned",
         "comparison",

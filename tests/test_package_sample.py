@@ -18,6 +18,7 @@ from outlierlens.pretrain.recipe import read_recipe
 from outlierlens.pretrained import Change, Outcome
 from outlierlens.results import Provenance, save
 from outlierlens.watch_rows import read_watch, step_of
+from row_files import rows_in, write_rows
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "package_sample.py"
 LOCAL = "/somewhere/private/reviews.parquet"
@@ -58,13 +59,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = read_recipe("mini-bert").changed([f'data.source=["{LOCAL}"]', "training.seed=3"])
     (run / "recipe.toml").write_text(recipe.to_toml())
     # The sample may be of an earlier step; a finished run ends at its recipe's last.
-    lines = (shipped / "watch.jsonl").read_text("utf-8").splitlines()
+    rows = rows_in(shipped / "watch.jsonl")
     last = read_watch(shipped / "watch.jsonl").steps[-1]
-    lines = [line.replace(f'{{"key":"step {last}"', '{"key":"step 6000"') for line in lines]
-    extra = [
-        json.dumps({"key": key, "value": 1.0}) for key in ("log 6000 grad_norm", "log 6000 outliers/dim_4/z_scale")
-    ]
-    (run / "watch.jsonl").write_text("\n".join([*lines, *extra]) + "\n")
+    rows = [{**row, "key": "step 6000"} if row.get("key") == f"step {last}" else row for row in rows]
+    extra = [{"key": key, "value": 1.0} for key in ("log 6000 grad_norm", "log 6000 outliers/dim_4/z_scale")]
+    write_rows(run / "watch.jsonl", [*rows, *extra])
     log = [
         {"step": 50, "loss": 8.5, "grad_norm": 1.0},
         {"step": 6000, "eval_loss": 3.9, "eval_runtime": 5.0},

@@ -67,7 +67,39 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "too few bytes": (raw({NORM: entry(data_offsets=[0, 28])}), "but holds 28 bytes"),
     "overlap": (raw({NORM: entry(), "b": entry(data_offsets=[16, 48])}), "overlaps"),
     "integers as text": (raw({NORM: entry(shape=["8"])}), "lacks a sound"),
-    "no tensors at all": (raw({}), "no parameter matches"),
+    "no tensors at all": (raw({}, b""), "no parameter matches"),
+    "the same name twice": (
+        raw(
+            b'{"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]},"a":{"dtype":"F32","shape":[8],"data_offsets":[32,64]}}'
+        ),
+        "not valid JSON",
+    ),
+    "the same field twice": (
+        raw(b'{"a":{"dtype":"F32","dtype":"F32","shape":[16],"data_offsets":[0,64]}}'),
+        "not valid JSON",
+    ),
+    "a hole in front": (
+        raw({NORM: entry(data_offsets=[32, 64])}),
+        r"bytes \d+ to \d+ belong to no tensor; the file is corrupt",
+    ),
+    "a hole": (raw({NORM: entry(), "b": entry(data_offsets=[36, 64], shape=[7])}), "belong to no tensor"),
+    "bytes behind": (raw({NORM: entry()}, b"\0" * 33), "belong to no tensor"),
+    "bytes alone": (raw({}), "belong to no tensor"),
+    "metadata that is no text": (
+        raw({"__metadata__": {"a": 1}, "a": entry(shape=[16], data_offsets=[0, 64])}),
+        "no text by name",
+    ),
+    "beyond JSON": (raw(b'{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64],"x":NaN}}'), "not valid JSON"),
+    "half a character": (raw(b'{"\\ud800":{"dtype":"F32","shape":[16],"data_offsets":[0,64]}}'), "not valid JSON"),
+    "a byte order mark": (
+        raw(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[16],"data_offsets":[0,64]}}'),
+        "not valid JSON",
+    ),
+    "too few bytes of a type that is not read": (raw({NORM: entry(dtype="F8_E4M3")}, b"\0" * 32), "but holds 32 bytes"),
+    "numbers of thousands of digits": (
+        raw(b'{"a":{"dtype":"F32","shape":[%b],"data_offsets":[0,%b]}}' % (b"9" * 4300, b"9" * 4300)),
+        "lacks a sound",
+    ),
     "unreadable type": (
         raw(
             {name: entry(dtype="F8_E4M3", shape=[8], data_offsets=[8 * i, 8 * i + 8]) for i, name in enumerate(bert())}
@@ -221,3 +253,21 @@ def test_an_extra_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors").write_bytes(save({"x": np.zeros(2)}))
     with pytest.raises(BadFile, match=r"tensor 'x' also stands in a\.safetensors"):
         SafetensorsCheckpoint([tmp_path / "a.safetensors", tmp_path / "b.safetensors"], name="x", config={})
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in HOSTILE if name not in ("no tensors at all", "unreadable type", "nan", "infinite")]
+)
+def test_what_is_refused_the_library_refuses_too(name: str, tmp_path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(HOSTILE[name][0])
+    with pytest.raises(BadFile):
+        SafetensorsCheckpoint([path], name="m", config={})
+    try:
+        with safe_open(path, "numpy") as file:
+            read = set(file.keys())
+    except (SafetensorError, OSError):
+        return
+    assert name == "rank of thousands", read

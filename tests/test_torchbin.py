@@ -4,7 +4,10 @@ import collections
 import json
 import os
 import pickle
+import re
 import struct
+import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -229,3 +232,68 @@ def test_files_without_named_tensors_say_so(tmp_path: Path, content: object, exp
     message = refused(path)
     assert expected in message
     assert "state_dict()" in message
+
+
+# --- what a file makes the loader do -----------------------------------------------------------------------------
+
+
+def legacy(body: bytes) -> bytes:
+    """A file in the old format whose state is this pickle, without its protocol and end."""
+    head = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+    return b"".join([*head, b"\x80\x02" + body + b".", pickle.dumps([], 2)])
+
+
+def doubled(n: int) -> bytes:
+    """A dict with a tuple as its key that holds itself twice, `n` levels deep: hashing it takes 2 ** n steps."""
+    return b"})" + b"q\x01h\x01\x86" * n + b"Ns"
+
+
+LOADER: dict[str, tuple[bytes, str]] = {
+    "a call that allocates": (b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R", r"asks for __builtin__\.bytearray"),
+    "a text of gigabytes": (b"X\xff\xff\xff\x7fabc", "cannot be loaded"),
+    "a key that is never hashed": (doubled(200), "a tuple of more than 1,000 values"),
+    "an empty stack": (b"u", "cannot be loaded"),
+    "a memo that is not there": (b"h\x05", "cannot be loaded"),
+    "a tensor class that allocates": (b"ctorch\nFloatTensor\nJ\xff\xff\xff\x7f\x85R", "calls|asks for"),
+    "a newer pickle": (b"\x95\x00\x00\x00\x00\x00\x00\x00\x00N", "an instruction that PyTorch does not write"),
+    "a storage of exabytes": (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu\x8a\x08"
+        + b"\xff" * 7 + b"\x0fNtQ",
+        "cannot be loaded",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADER)
+@pytest.mark.parametrize("kind", ["zip", "legacy", "bare"])
+def test_the_loader_never_sees_what_would_cost_it(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, expected = LOADER[name]
+    path = tmp_path / "model.bin"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", b"\x80\x02" + body + b".")
+    else:
+        path.write_bytes(legacy(body) if kind == "legacy" else b"\x80\x02" + body + b".")
+
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", loaded)
+    tracemalloc.start()
+    try:
+        assert re.search(expected, refused(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+def test_an_archive_whose_entries_share_a_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    torch.save({"w": torch.ones(2)}, path)
+    with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        archive.writestr(archive.infolist()[0].filename, b"another")
+    assert "two entries have the same name" in refused(path)

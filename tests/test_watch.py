@@ -26,6 +26,7 @@ from outlierlens.watch_probe import _describe, untouched
 from outlierlens.watch_rows import StreamRow, read_activity, read_watch
 from outlierlens.watcher import WatchOptions, watch
 from outlierlens.weights import ScanOptions, scan_live
+from row_files import append_line, change_rows, rows_in, write_rows
 
 IDS = torch.arange(5, 29).reshape(3, 8)
 TEXT_FAMILIES = [family for family in FAMILIES.values() if family.inputs in ("text", "cross")]
@@ -362,7 +363,7 @@ def test_rows_of_another_training_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"probe was .* is "):
         watch(first.model, path, quiet(probe=IDS + 1))
     assert stored(path) == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert [file for file in tmp_path.iterdir() if file.suffix != ".lock"] == [path]
     # From step 0 a training begins anew: nothing of the earlier one stays.
     watch(second.model, path, quiet(probe=IDS)).close()
     assert list(stored(path)) == ["step 0"]
@@ -490,11 +491,11 @@ def test_files_that_are_none_of_ours(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="one of model, not 'encoder'"):
         read_watch(path, "encoder")
     text = path.read_text()
-    path.write_text(text.replace('"shape":[3,16]', '"shape":[3,17]'))
+    change_rows(path, '"shape":[3,16]', '"shape":[3,17]')
     with pytest.raises(BadFile, match="the row of a step is malformed"):
         read_watch(path)
     path.write_text(text.replace('"key"', "key"))
-    with pytest.raises(BadFile, match="line 2: not a row"):
+    with pytest.raises(BadFile, match="line 2: not a row as outlierlens wrote it"):
         read_watch(path)
 
 
@@ -515,8 +516,7 @@ def test_rows_that_no_watch_wrote_are_malformed(line: str, message: str, tmp_pat
     path = tmp_path / "w.jsonl"
     watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
     read_watch(path)
-    written = path.read_text()
-    path.write_text(f"{written}{line}\n")
+    append_line(path, line)
     with pytest.raises(BadFile, match=message):
         read_watch(path)
 
@@ -533,10 +533,10 @@ def test_tokens_are_the_first_of_the_last_step_and_may_lack(tmp_path: Path) -> N
         states = loop.model.bert(ids, output_hidden_states=True).hidden_states[2][0]
     before = read_watch(path)
     np.testing.assert_allclose(before.tokens, states[:8], atol=1e-5)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines[1:]:
-        del line["value"]["streams"]["model"]["tokens"]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = rows_in(path)
+    for row in rows[1:]:
+        del row["value"]["streams"]["model"]["tokens"]
+    write_rows(path, rows)
     without = read_watch(path)
     assert without.tokens.shape == (0, 0)
     np.testing.assert_array_equal(without.states, before.states)
@@ -545,17 +545,17 @@ def test_tokens_are_the_first_of_the_last_step_and_may_lack(tmp_path: Path) -> N
 def test_values_that_no_watch_wrote_are_malformed(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     watch(build(FAMILIES["bert"]), path, quiet(probe=IDS)).close()
-    written = path.read_text()
+    written, row = rows_in(path), rows_in(path)[1]
     for before, after in (('"loss":null', '"lost":null'), ('"loss":null', '"loss":"low"'), ('"view"', '"seen"')):
-        path.write_text(written.replace(before, after))
+        write_rows(path, written)
+        change_rows(path, before, after)
         with pytest.raises(BadFile, match="malformed"):
             read_watch(path)
-    row = json.loads(written.splitlines()[1])
-    path.write_text(written + json.dumps({**row, "key": f"step {10**30}"}) + "\n")
+    write_rows(path, [*written, {**row, "key": f"step {10**30}"}])
     with pytest.raises(BadFile, match="malformed"):
         read_activity(path)
     row["value"]["streams"]["model"]["kurtosis_dims"].append(1.0)
-    path.write_text(written + json.dumps({**row, "key": "step 1"}) + "\n")
+    write_rows(path, [*written, {**row, "key": "step 1"}])
     with pytest.raises(BadFile, match="malformed"):
         read_activity(path)
 

@@ -31,6 +31,7 @@ from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.weights import combine, per_dim, scan_stream
+from outlierlens.writing import new_folder
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
@@ -323,10 +324,10 @@ def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: Dis
     plan = plan_dims(
         stack, stream_width(loaded.model, stack), dims, None if isinstance(dims, Mapping) else options.layers
     )
-    with Ablation(loaded, stack, options.mode, options.embeddings).off(plan) as touched:
-        loaded.model.save_pretrained(directory)  # type: ignore[operator]
-    if loaded.tokenizer is not None:
-        loaded.tokenizer.save_pretrained(directory)
-    if loaded.processor is not None:
-        loaded.processor.save_pretrained(directory)
+    with new_folder(directory) as making:
+        with Ablation(loaded, stack, options.mode, options.embeddings).off(plan) as touched:
+            loaded.model.save_pretrained(making)  # type: ignore[operator]
+        for part in (loaded.tokenizer, loaded.processor):
+            if part is not None:
+                part.save_pretrained(making)
     return touched

@@ -11,6 +11,7 @@ OutlierlensError
 └── RemoteError             a server answered with an error
 """
 
+import errno
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
@@ -50,6 +51,35 @@ class Offline(OutlierlensError):
 
 class RemoteError(OutlierlensError):
     """A server could not be reached or answered with an error."""
+
+
+# What files, disks, memory and encodings do to a program that is right: the command line says them in one line too.
+OF_THE_MACHINE = (OSError, MemoryError, RecursionError, UnicodeError)
+
+
+def told(error: BaseException) -> str:
+    """One line on an error of ours or `OF_THE_MACHINE`: what, where, and what can be done."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"
+    if isinstance(error, RecursionError):
+        return "something that was read is nested too deeply; name another file"
+    if isinstance(error, UnicodeError):
+        return one_line(
+            f"text that cannot be read or written here ({error}); run with PYTHONIOENCODING=utf-8, or convert it to UTF-8"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return one_line(f"{where}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}")
+    return one_line(str(error)) or type(error).__name__
+
+
+_REMEDIES = {
+    errno.ENOSPC: "; make room and run it again: finished rows are kept",
+    errno.EDQUOT: "; make room and run it again: finished rows are kept",
+    errno.EACCES: "; change its permissions or name another place",
+    errno.EPERM: "; change its permissions or name another place",
+    errno.EROFS: "; name another place",
+}
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ observation.stacks[0].layers                     # ("embeddings", "0", "1", …)
 observation.to_pandas()                          # every statistic, a row per stack, view, layer and dimension
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput, need
 from outlierlens.results import Provenance, result
+from outlierlens.writing import replacing
 
 if TYPE_CHECKING:
     import pandas
@@ -197,13 +197,8 @@ class Observation:
         path = Path(path)
         need("pyarrow", "models", "writing parquet")
         frame = self.to_pandas()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            frame.to_parquet(part, engine="pyarrow", index=False)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as file:
+            frame.to_parquet(file, engine="pyarrow", index=False)
         return path
 
     def _columns(self, view: str | None) -> dict[str, np.ndarray]:

@@ -9,9 +9,9 @@ A result carries where it came from (`Provenance`) and the settings of the rule 
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
-import os
 import sys
 import types
 import typing
@@ -26,6 +26,7 @@ import numpy as np
 
 from outlierlens._version import __version__
 from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.writing import write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -75,6 +76,8 @@ HOMES = {
     "ReportData": "report.results",
 }
 _KINDS: dict[str, type] = {}
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+MAX_AXES = 8  # of an array
 T = TypeVar("T")
 
 
@@ -128,7 +131,9 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     if type(value).__name__ not in _KINDS:
         raise BadInput(f"{type(value).__name__} is not a result; results are {', '.join(_KINDS)}")
     document = {"format_version": FORMAT_VERSION, "kind": type(value).__name__, **_encode(value)}
-    return json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    # A file name that is no UTF-8 has lone surrogates, which no UTF-8 holds; JSON escapes them just so.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def from_json(text: str | bytes, where: str = "result") -> Any:
@@ -147,13 +152,14 @@ def from_json(text: str | bytes, where: str = "result") -> Any:
 def decode_document(document: Any, where: str) -> Any:
     """The result in an already parsed document; raises BadFile like `from_json`."""
     kind = document.get("kind") if isinstance(document, dict) else None
+    kind = kind if isinstance(kind, str) else type(kind).__name__
     if kind in HOMES and kind not in _KINDS:
         importlib.import_module(f"outlierlens.{HOMES[kind]}")
     if kind not in _KINDS:
-        raise BadFile(f"{where}: kind {kind!r} is no result of outlierlens; known: {', '.join(HOMES)}")
+        raise BadFile(f"{where}: kind {kind!r:.40} is no result of outlierlens; known: {', '.join(HOMES)}")
     if document.get("format_version") != FORMAT_VERSION:
         raise BadFile(
-            f"{where}: format_version {document.get('format_version')!r}; this version reads {FORMAT_VERSION}; "
+            f"{where}: format_version {document.get('format_version')!r:.40}; this version reads {FORMAT_VERSION}; "
             "make the result again or install the version that wrote it"
         )
     return _decode(_KINDS[kind], document, where)
@@ -172,26 +178,6 @@ def load(path: Path | str) -> Any:
 def save(value: Any, path: Path | str) -> Path:
     """Write a result to exactly `path`, through a temporary file beside it that is then renamed."""
     return write_text(Path(path), to_json(value) + "\n")
-
-
-def write_text(path: Path, text: str) -> Path:
-    """`write_bytes` of `text` as UTF-8."""
-    return write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> Path:
-    """Write `content` to `path` so that a reader sees the old content or the new, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
 
 
 def _encode(value: Any) -> Any:
@@ -233,31 +219,57 @@ def _decode(wanted: Any, value: Any, where: str) -> Any:
         return _decode(inner, value, where)
     if origin is typing.Literal:
         if value not in arguments:
-            raise BadFile(f"{where}: {value!r} is none of {', '.join(map(repr, arguments))}")
+            raise BadFile(f"{where}: {value!r:.40} is none of {', '.join(map(repr, arguments))}")
         return value
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
         return _decode_dataclass(wanted, value, where)
     if origin is tuple and isinstance(value, list):
         return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
-        as_int = arguments[0] is int
         return {
-            (int(key) if as_int else key): _decode(arguments[1], item, f"{where}.{key}") for key, item in value.items()
+            _decode_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key:.40}")
+            for key, item in value.items()
         }
     if wanted is np.ndarray and isinstance(value, list):
         return _decode_array(value, where)
-    if wanted is float and (isinstance(value, int | float) or value in ("nan", "inf", "-inf")):
-        return float(value)
+    if wanted is float and (isinstance(value, int | float) or (isinstance(value, str) and value in _NOT_FINITE)):
+        try:
+            return float(value)
+        except OverflowError:
+            raise BadFile(f"{where}: a whole number too large for a float; make the result again") from None
     if isinstance(wanted, type) and isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
         return value
     raise BadFile(f"{where}: expected {getattr(wanted, '__name__', wanted)}, found {type(value).__name__}")
 
 
-def _decode_array(value: list[Any], where: str) -> np.ndarray:
+def _decode_key(wanted: Any, key: str, where: str) -> Any:
+    if wanted is not int:
+        return key
     try:
-        array = np.array(value)
-        return array.astype(np.float64) if array.dtype.kind == "U" else array
+        return int(key)
     except ValueError:
+        raise BadFile(f"{where}: {key!r:.40} is no whole number") from None
+
+
+def _decode_array(value: list[Any], where: str) -> np.ndarray:
+    """The numbers in nested lists; NumPy never sees words, of which it makes a table as wide as the longest."""
+    shape, flat = [len(value)], value
+    while flat and type(flat[0]) is list and len(shape) < MAX_AXES:
+        width = len(flat[0])
+        if any(type(row) is not list or len(row) != width for row in flat):
+            raise BadFile(f"{where}: not a regular array of numbers")
+        shape.append(width)
+        flat = list(itertools.chain.from_iterable(flat))
+    try:
+        if str in set(map(type, flat)):
+            flat = [_NOT_FINITE[number] if type(number) is str else number for number in flat]
+        if not set(map(type, flat)) <= {int, float, bool}:
+            raise ValueError("not numbers")
+        array = np.array(flat)
+        if array.dtype.kind not in "biuf":
+            raise ValueError("too large")
+        return array.reshape(shape)
+    except (ValueError, KeyError, OverflowError):
         raise BadFile(f"{where}: not a regular array of numbers") from None
 
 

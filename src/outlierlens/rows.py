@@ -7,21 +7,28 @@
     with alone_in(directory): ...                    # no other process writes to it meanwhile
 
 The first line holds `identity`: what must be equal for the rows to belong together (model, data, seed, settings).
+Each line ends with the CRC-32 of what stands before it, so that a changed digit is found.
 """
 
 import json
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from outlierlens.errors import BadFile, BadInput
+from outlierlens.writing import held, refuse_links, replacing
 
 LOCK = ".lock"  # of a directory that a process writes to
+IN_USE = "{}: another run is writing to it; wait for it or name another file"
+FIRST = b'{"identity":'
+CHECKED = re.compile(rb'(.*),"crc32":"([0-9a-f]{8})"}', re.DOTALL)
 SYNC_SECONDS = 1.0  # rows may come by the hundred a second; forcing each to the disk would be what takes the time
 
 
@@ -30,26 +37,31 @@ class RowStore:
     """Finished units by key, in memory and in a file that only grows."""
 
     path: Path
-    file: IO[str]
+    file: IO[bytes]
     done: dict[str, Any] = field(default_factory=dict)
     _synced: float = 0.0
+    _lock: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def open(cls, path: Path, identity: dict[str, Any]) -> "RowStore":
-        """Open or create `path`; rows of an earlier run with the same identity are kept.
+        """Open or create `path`, which no other process may then open; rows of an earlier run with this identity are kept.
 
         A torn last line (the process was killed while writing it) is cut off.
 
         Raises:
-            BadInput: the file belongs to work with another identity; the message names what differs.
-            BadFile: a line before the last is malformed.
+            BadInput: the file belongs to work with another identity (the message names what differs), another process
+                writes to it, or it is a link.
+            BadFile: a line before the last is malformed or was changed.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        done, end = _read(path, identity) if path.exists() else ({}, 0)
-        if path.exists():
-            os.truncate(path, end)
-        file = path.open("a", encoding="utf-8")
-        store = cls(path, file, done)
+        refuse_links(path.parent, path.name)
+        with ExitStack() as lock:
+            lock.enter_context(held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)))
+            done, end = dict[str, Any](), 0
+            if path.exists():
+                _, done, end = _read(path, identity)
+                os.truncate(path, end)
+            store = cls(path, path.open("ab"), done, _lock=lock.pop_all())
         if end == 0:
             store._write({"identity": identity})
         return store
@@ -70,31 +82,31 @@ class RowStore:
         For work that goes on from an earlier point and will make them again. A process killed meanwhile loses nothing:
         the other file is complete before this one is replaced as a whole.
         """
-        first, *lines = self.path.read_bytes().splitlines(keepends=True)
+        first, *lines = _lines(self.path.read_bytes())
         keys = [json.loads(line)["key"] for line in lines]
         leaving = [not keep(key) for key in keys]
         if not any(leaving):
             return None
         aside = _free_name(self.path)
         for path, wanted in ((aside, True), (self.path, False)):
-            written = path.with_name(path.name + ".part")
-            with written.open("wb") as file:
+            with replacing(path) as file:
                 file.write(
                     first + b"".join(line for line, leaves in zip(lines, leaving, strict=True) if leaves is wanted)
                 )
-                file.flush()
-                os.fsync(file.fileno())
-            written.replace(path)
         self.file.close()
-        self.file = self.path.open("a", encoding="utf-8")
+        self.file = self.path.open("ab")
         for key, leaves in zip(keys, leaving, strict=True):
             if leaves:
                 self.done.pop(key, None)
         return aside
 
     def _write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(row_line(row))
+            self.file.flush()
+        except OSError as error:
+            error.filename = self.path
+            raise
         now = time.monotonic()
         if now - self._synced > SYNC_SECONDS:
             os.fsync(self.file.fileno())
@@ -106,8 +118,35 @@ class RowStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.fsync(self.file.fileno())
-        self.file.close()
+        with self._lock, self.file:
+            os.fsync(self.file.fileno())
+
+
+def row_line(row: dict[str, Any]) -> bytes:
+    """A line of the file, with its checksum and its end."""
+    body = json.dumps(row, ensure_ascii=False, separators=(",", ":"))[:-1].encode("utf-8", "backslashreplace")
+    return body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+
+
+def remove_rows(path: Path) -> None:
+    """Remove a file of rows, where there is one, to start again.
+
+    Raises:
+        BadInput: it is a link, or no file of rows: nothing that somebody else wrote is removed.
+    """
+    refuse_links(path.parent, path.name)
+    if not path.exists():
+        return
+    if not path.is_file() or not _begins_as_rows(path):
+        raise BadInput(f"{path}: not rows of outlierlens, so it is not replaced; name another file")
+    with held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)):
+        path.unlink()
+
+
+def _begins_as_rows(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(len(FIRST))
+    return start == FIRST[: len(start)]
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,15 +154,13 @@ def read_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises:
         BadInput: no such file.
-        BadFile: not such a file, or a line before the last is malformed.
+        BadFile: not such a file, or a line before the last is malformed or was changed.
     """
     if not path.is_file():
         raise BadInput(f"{path}: no such file of rows")
-    done, end = _read(path, None)
+    identity, done, end = _read(path, None)
     if not end:
         raise BadFile(f"{path}: holds no row; its first line was not written completely")
-    with path.open("rb") as file:
-        identity = json.loads(file.readline())["identity"]
     return identity, done
 
 
@@ -134,17 +171,17 @@ def _free_name(path: Path) -> Path:
     return aside
 
 
-def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], int]:
-    """({key: value}, bytes of whole lines); the identity is compared where one is given."""
+def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """(identity, {key: value}, bytes of whole lines); the identity is compared where one is given."""
+    if not path.is_file() or not _begins_as_rows(path):
+        raise BadFile(f"{path}: not rows of outlierlens; name another file")
     raw = path.read_bytes()
     end = raw.rfind(b"\n") + 1
-    start = b'{"identity":'
-    if end == 0 and raw[: len(start)] != start[: len(raw)]:
-        raise BadFile(f"{path}: not rows of outlierlens; name another file")
+    found: dict[str, Any] = {}
     done: dict[str, Any] = {}
-    for number, line in enumerate(raw[:end].splitlines(), 1):
+    for number, line in enumerate(_lines(raw[:end]), 1):
         try:
-            row = json.loads(line)
+            row = _checked(line)
             if number == 1:
                 found = dict(row["identity"])
                 if identity is not None:
@@ -154,8 +191,22 @@ def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], 
             else:
                 raise TypeError("a key is a string")
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise BadFile(f"{path}, line {number}: not a row of outlierlens; delete the file to start again") from None
-    return done, end
+            raise BadFile(
+                f"{path}, line {number}: not a row as outlierlens wrote it; delete the file to start again"
+            ) from None
+    return found, done, end
+
+
+def _lines(raw: bytes) -> list[bytes]:
+    return [line + b"\n" for line in raw.split(b"\n")[:-1]]
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    """The row of a line; raises ValueError where it is not what its checksum was made of."""
+    match = CHECKED.fullmatch(line, 0, len(line) - 1)
+    if match is None or int(match[2], 16) != zlib.crc32(match[1]):
+        raise ValueError("the checksum differs")
+    return dict(json.loads(match[1] + b"}"))
 
 
 def _flat(identity: dict[str, Any]) -> dict[str, Any]:
@@ -179,19 +230,18 @@ def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 @contextmanager
-def alone_in(directory: Path, what: str = "run") -> Iterator[None]:
+def alone_in(directory: Path, what: str = "run", *inside: str) -> Iterator[None]:
     """Make a directory and hold it: rows of two processes would mix. The lock goes with the process, however it ends.
 
-    Raises:
-        BadInput: it is a file, or another process holds it; `what` says what that is.
-    """
-    from filelock import FileLock, Timeout
+    `inside` are patterns of what will be written in it; without one, everything.
 
+    Raises:
+        BadInput: it is a file, another process holds it (`what` says what that is), or a link lies in it.
+    """
     if directory.exists() and not directory.is_dir():
         raise BadInput(f"{directory} is a file; name a directory with -o")
     directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(directory / LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise BadInput(f"{directory}: another {what} is writing to it; wait for it or name another directory") from None
+    refuse_links(directory, *inside)
+    there = f"{directory}: another {what} is writing to it; wait for it or name another directory"
+    with held(directory / LOCK, there):
+        yield

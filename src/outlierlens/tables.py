@@ -18,6 +18,8 @@ from typing import Any
 
 from outlierlens.errors import BadInput, Offline, need
 
+PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
+MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a column of a row group, and from one byte, that need no explanation
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
@@ -136,13 +138,28 @@ def _parquet(path: Path) -> Table:
         raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        _check_unpacked(file, columns, path)
         try:
-            for batch in file.iter_batches(columns=list(dict.fromkeys(columns))):
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(columns))):
                 yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
         except (invalid, OSError) as error:
             raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
 
     return Table(str(path), tuple(file.schema_arrow.names), read, _classes(file.schema_arrow.metadata))
+
+
+def _check_unpacked(file: Any, columns: Sequence[str], path: Path) -> None:
+    """Raise BadInput where a column of a row group would be unpacked to far more than a file of its size can hold."""
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            size, packed = (
+                column.total_uncompressed_size,
+                max(1, min(column.total_compressed_size, path.stat().st_size)),
+            )
+            if column.path_in_schema.split(".")[0] in columns and size > max(MAX_UNPACKED, packed * MAX_RATIO):
+                raise BadInput(f"{path}: a column claims {size:,} bytes from {packed:,}; refused; write the file again")
 
 
 def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:

@@ -21,8 +21,8 @@ import numpy as np
 from outlierlens._version import __version__
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.published_counts import Mapped, as_released, by_id
-from outlierlens.results import write_bytes
 from outlierlens.token_texts import LARGEST_VOCABULARY, texts_of, vocabulary_digest, vocabulary_of
+from outlierlens.writing import write_bytes
 
 FORMAT = 1
 MAX_BYTES = 512 * 2**20  # of a file of counts, packed or unpacked: 16 million tokens take less

@@ -95,7 +95,7 @@ def load_toml(path: Path) -> tuple[Stack, ...]:
     """The stacks declared in a TOML file; raises BadInput with the offending key."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as TOML: {error}") from None
     tables = document.get("stack")
     if not isinstance(tables, list) or not tables:

@@ -7,7 +7,6 @@ The folder takes its name once everything in it is written.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from outlierlens.checkpoint.safetensors import header_length
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.results import save
-from outlierlens.samples.cache import being_made
+from outlierlens.writing import new_folder, replacing
 
 MARK = "deliberately_damaged"
 KEY = f"outlierlens_{MARK}"
@@ -46,10 +45,7 @@ def save_attacked(loaded: LoadedModel, found: Attack, one: Attacked, directory: 
     check_save(directory, yes=True)
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     changes = changes_of(one.edits, parameters)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    if directory.is_dir():
-        directory.rmdir()
-    with being_made(directory) as making:
+    with new_folder(directory) as making:
         with edited_values(parameters, changes):
             loaded.model.save_pretrained(making)  # type: ignore[operator]
         for part in (loaded.tokenizer, loaded.processor):
@@ -79,14 +75,9 @@ def mark_safetensors(path: Path, more: Mapping[str, str]) -> None:
             raise BadFile(f"{path}: its header cannot be read, so it cannot be marked; save the model again") from None
         raw = json.dumps(header, separators=(",", ":")).encode()
         raw += b" " * (-len(raw) % 8)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as marked:
-                marked.write(len(raw).to_bytes(8, "little") + raw)
-                shutil.copyfileobj(file, marked, COPIED)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as marked:
+            marked.write(len(raw).to_bytes(8, "little") + raw)
+            shutil.copyfileobj(file, marked, COPIED)
 
 
 def _mark_config(path: Path, said: str, edits: tuple[Edit, ...]) -> None:

@@ -106,7 +106,7 @@ def weight_file(folder: Path) -> Path | None:
         "*.onnx",
         "onnx/*.onnx",
     ):
-        found = sorted(folder.glob(pattern))
+        found = sorted(file for file in folder.glob(pattern) if file.is_file())  # a pipe would be waited for
         if len(found) > 1:
             others = ", ".join(file.name for file in found[1:4])
             raise BadFile(

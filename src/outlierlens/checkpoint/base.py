@@ -172,12 +172,30 @@ def load_config(path: Path) -> dict[str, Any]:
     return parse_config(path.read_bytes(), str(path))
 
 
-def parse_config(raw: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `raw`; raises BadFile with `where` when it is anything else."""
+def parse_config(raw: bytes, where: str, *, strict: bool = False) -> dict[str, Any]:
+    """The JSON object in `raw`; raises BadFile with `where` when it is anything else.
+
+    `strict` refuses what Python reads beyond JSON, and a name that stands twice in one object.
+    """
     try:
-        config = json.loads(raw)
+        if strict:
+            config = json.loads(raw.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_constant)
+        else:
+            config = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise BadFile(f"{where}: not valid JSON ({error.__class__.__name__}); fetch the file again") from None
     if not isinstance(config, dict):
         raise BadFile(f"{where}: holds a {type(config).__name__}, not an object; fetch the file again")
     return config
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    "".join(found).encode("utf-8")  # raises ValueError for half a character
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

@@ -247,7 +247,7 @@ def _spread(values: np.ndarray, shape: tuple[int, ...], source: _Source, where: 
         if source.block_size > 0 and values.ndim == len(shape):
             blocks = -(-shape[axis] // source.block_size)
             if values.shape == (*shape[:axis], blocks, *shape[axis + 1 :]):
-                return np.repeat(values, source.block_size, axis=axis).take(range(shape[axis]), axis=axis)
+                return values.take(np.arange(shape[axis]) // source.block_size, axis=axis)
         elif values.shape == (shape[axis],):
             return values.reshape([-1 if n == axis else 1 for n in range(len(shape))])
     raise BadFile(f"{where}: scales of shape {values.shape} do not fit values of shape {shape} along axis {axis}")

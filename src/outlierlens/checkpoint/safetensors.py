@@ -30,6 +30,12 @@ MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_INDEX_BYTES = 200_000_000
 
 
+_OTHER_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8,
+    "U16": 16, "U32": 32, "U64": 64, "C64": 64,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Placed:
     """A tensor's declaration and its bytes [start, end) within the file."""
@@ -53,19 +59,31 @@ def header_length(first8: bytes, file_size: int, where: str) -> int:
 
 def parse_header(raw: bytes, file_size: int, where: str) -> dict[str, Placed]:
     """Every tensor of a safetensors header, with each length, type and offset checked against the file size."""
-    header = parse_config(raw, f"{where} (header)")
+    header = parse_config(raw, f"{where} (header)", strict=True)
     if len(header) > MAX_TENSORS:
         raise BadFile(f"{where}: the header lists {len(header):,} tensors, more than {MAX_TENSORS:,}")
     base = 8 + len(raw)
     placed = {
         name: _entry(name, entry, base, file_size, where) for name, entry in header.items() if name != "__metadata__"
     }
+    about = header.get("__metadata__") or {}
+    if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
+        raise BadFile(f"{where}: the header's __metadata__ is no text by name; the file is corrupt, fetch it again")
     previous_end, previous_name = base, ""
     for name, tensor in sorted(placed.items(), key=lambda item: (item[1].start, item[1].end)):
         if tensor.start < previous_end:
             raise BadFile(f"{where}: tensor {name!r} overlaps {previous_name!r}; the file is corrupt")
+        if tensor.start > previous_end:
+            raise _unclaimed(where, previous_end, tensor.start)
         previous_end, previous_name = tensor.end, name
+    if previous_end != file_size:
+        raise _unclaimed(where, previous_end, file_size)
     return placed
+
+
+def _unclaimed(where: str, start: int, end: int) -> BadFile:
+    """What the safetensors library refuses too: bytes that no tensor claims can hide anything."""
+    return BadFile(f"{where}: bytes {start:,} to {end:,} belong to no tensor; the file is corrupt, fetch it again")
 
 
 def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Placed:
@@ -76,7 +94,7 @@ def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Plac
         or not isinstance(offsets, list)
         or len(offsets) != 2
         or not isinstance(entry.get("dtype"), str)
-        or not all(type(n) is int and n >= 0 for n in [*shape, *offsets])
+        or not all(type(n) is int and 0 <= n < 2**63 for n in [*shape, *offsets])
     ):
         raise BadFile(f"{where}: the entry of tensor {name!r} lacks a sound dtype, shape or data_offsets")
     dtype = entry["dtype"]
@@ -84,8 +102,9 @@ def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Plac
     if len(shape) > MAX_RANK or end < start or end > file_size:
         raise BadFile(f"{where}: tensor {name!r} lies outside the file (bytes {start:,} to {end:,} of {file_size:,})")
     info = TensorInfo(dtype, tuple(shape), end - start)
-    # Types that we cannot widen (F8, packed ones) may stand in the file; they only fail when asked for.
-    if dtype in ITEM_BYTES and info.size * ITEM_BYTES[dtype] != info.nbytes:
+    # Types that we cannot widen may stand in the file; they only fail when asked for.
+    bits = 8 * ITEM_BYTES.get(dtype, 0) or _OTHER_BITS.get(dtype)
+    if bits is not None and info.size * bits != info.nbytes * 8:
         raise BadFile(f"{where}: tensor {name!r} declares {dtype}{shape} but holds {info.nbytes:,} bytes")
     return Placed(info, start, end)
 

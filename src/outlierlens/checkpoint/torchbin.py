@@ -5,11 +5,14 @@
 
 Files written since PyTorch 1.6 are zip archives of uncompressed storages and are memory-mapped. Older ones are one
 pickle stream that can only be loaded whole. Both go through `torch.load(weights_only=True)`, which builds tensors and
-plain containers and refuses everything else.
+plain containers and refuses everything else, once `pickled` has seen that what it asks for is there.
 """
 
+import io
+import mmap
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.checkpoint.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, parse_config
+from outlierlens.checkpoint.pickled import SAFE, scan_pickle
 from outlierlens.checkpoint.safetensors import MAX_INDEX_BYTES, shard_names
 from outlierlens.errors import BadFile, need
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PICKLE_BYTES = 512 * 2**20  # names and shapes only: published checkpoints stay under a few megabytes
-_SAFE = "convert the file to safetensors where you trust it"
+OLD_PICKLES = 5
 
 
 def open_bin(path: Path, *, name: str, config: dict[str, Any]) -> Checkpoint:
@@ -117,6 +121,8 @@ class TorchCheckpoint(Checkpoint):
         is_zip = _has_zip_magic(path)
         if is_zip:
             self.bytes_read += _check_zip(path)
+        else:
+            _check_old(path)
         content = _unpickle(path, mmap=is_zip)
         if not is_zip:
             self._whole.add(path)
@@ -154,19 +160,38 @@ def _check_zip(path: Path) -> int:
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            pickles = _check_entries(path, archive.infolist(), size)
+            for entry in archive.infolist():
+                if entry.filename.endswith(".pkl"):
+                    scan_pickle(io.BytesIO(archive.read(entry)), str(path), size)
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, struct.error) as error:
         raise BadFile(f"{path}: not a readable PyTorch file ({error}); truncated? fetch it again") from None
+    return pickles
+
+
+def _check_entries(path: Path, entries: list[zipfile.ZipInfo], size: int) -> int:
     packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
     if packed:
         raise BadFile(f"{path}: entry {packed[0]!r} is compressed, which PyTorch never does; refused")
     total = sum(entry.file_size for entry in entries)
     if total > size or len(entries) > MAX_TENSORS:
         raise BadFile(f"{path}: {len(entries):,} entries claim {total:,} bytes in a file of {size:,}; refused")
+    if len({entry.filename for entry in entries}) < len(entries):
+        raise BadFile(f"{path}: two entries have the same name, which PyTorch never writes; refused")
     pickles = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
     if pickles > MAX_PICKLE_BYTES:
         raise BadFile(f"{path}: its list of tensors claims {pickles:,} bytes; refused")
     return pickles
+
+
+def _check_old(path: Path) -> None:
+    """The pickles of a file from before PyTorch 1.6: two numbers, the machine, the tensors and their storages' names."""
+    size = path.stat().st_size
+    if not size:
+        raise BadFile(f"{path}: is empty; truncated? fetch it again")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
+        for _ in range(OLD_PICKLES):
+            scan_pickle(stream, str(path), size)
 
 
 def _unpickle(path: Path, *, mmap: bool) -> Any:
@@ -178,7 +203,7 @@ def _unpickle(path: Path, *, mmap: bool) -> Any:
     except pickle.UnpicklingError as error:
         found = re.search(r"(?:GLOBAL|Unsupported class) +(\S+)", str(error))
         what = f"asks for {found[1].strip('.,`')[:80]}" if found else "holds something else than tensors"
-        raise BadFile(f"{path}: {what}; refused, and nothing in it was executed; {_SAFE}") from None
+        raise BadFile(f"{path}: {what}; refused, and nothing in it was executed; {SAFE}") from None
     except MemoryError:
         raise BadFile(f"{path}: claims more memory than this machine has; truncated or hostile") from None
     except Exception as error:
@@ -197,7 +222,7 @@ def _check_tensor(key: Any, tensor: "Tensor", path: Path) -> None:
     if not isinstance(key, str):
         raise BadFile(f"{path}: a tensor is stored under {key!r:.40}, which is no name; save the model's state_dict()")
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise BadFile(f"{where} is stored as {tensor.layout} on {tensor.device}, not as plain values; {_SAFE}")
+        raise BadFile(f"{where} is stored as {tensor.layout} on {tensor.device}, not as plain values; {SAFE}")
     # A stride of zero lets a file of one number claim terabytes, which a copy would then allocate.
     stored = tensor.untyped_storage().nbytes()
     if tensor.ndim > MAX_RANK or tensor.nbytes > stored:

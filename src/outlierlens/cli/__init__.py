@@ -1,23 +1,42 @@
-"""The command line: `main` runs the app and turns our own errors into one line on stderr.
+"""The command line: `main` runs the app and turns errors of ours and of the machine into one line on stderr.
 
 Exit codes: 0 done, 1 error, 2 usage, 3 a check failed, 130 interrupted, 143 terminated.
 """
 
+import os
 import sys
 
-from outlierlens.errors import OutlierlensError, one_line
+from outlierlens.errors import OF_THE_MACHINE, OutlierlensError, told
 
 
 def main() -> None:
     """Entry point of `outlierlens`."""
     from outlierlens.cli.app import app
 
+    code = 1
     try:
-        app()
-    except OutlierlensError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        raise SystemExit(1) from None
+        try:
+            app()
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) and ending.code else 1
+            raise
+        finally:
+            sys.stdout.flush()  # a full disk and a reader that went away show here, not while Python shuts down
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): not our error, and nothing more can be written.
+        _drop_output()
         sys.stderr.close()
-        raise SystemExit(1) from None
+        raise SystemExit(code) from None
+    except (OutlierlensError, *OF_THE_MACHINE) as error:
+        _drop_output()
+        print(f"error: {told(error)}", file=sys.stderr)
+        raise SystemExit(code) from None
+
+
+def _drop_output() -> None:
+    """Let what stdout could not write vanish; Python would try once more at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())

@@ -82,6 +82,7 @@ def beyond_zero(
     from outlierlens.beyond import BeyondOptions
     from outlierlens.beyond import beyond_zero as measure
     from outlierlens.models import load_model
+    from outlierlens.rows import remove_rows
 
     if task not in TASKS:
         raise BadInput(f"--task is {task!r}; use {', '.join(TASKS)}")
@@ -99,8 +100,8 @@ def beyond_zero(
         seed=seed,
         task=settings,
     )
-    if rows and rows.exists() and overwrite:
-        rows.unlink()
+    if rows and overwrite:
+        remove_rows(rows)
     texts = reading.read(offline=load.offline)
     loaded = load_model(model, load)
     with resumable(rows), Progress(not no_progress and show.format != "quiet") as progress:

@@ -37,7 +37,7 @@ def write_chart(path: Path, chart: "Chart") -> Path:
     """Draw to `path` what its ending says."""
     from outlierlens.charts import picture
     from outlierlens.report import chart_page
-    from outlierlens.results import write_bytes
+    from outlierlens.writing import write_bytes
 
     kind = CHART_KINDS[path.suffix.lower()]
     return write_bytes(path, chart_page(chart).encode() if kind is None else picture(chart, kind))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from outlierlens.errors import BadInput, OutlierlensError, near, one_line, printable
+from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, near, printable, told
 
 Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
 Data = Annotated[
@@ -105,11 +105,14 @@ def with_group(
 
 @contextmanager
 def unusable_is_2() -> Iterator[None]:
-    """Our own errors end the process with code 2, so that a gate can tell them from a difference (3)."""
+    """Errors end the process with code 2, so that a gate can tell them from a difference (3)."""
     try:
         yield
-    except OutlierlensError as error:
-        warn(f"error: {one_line(str(error))}")
+        sys.stdout.flush()  # a full disk shows here
+    except BrokenPipeError:
+        raise  # the reader went away: nothing is wrong with what was checked
+    except (OutlierlensError, *OF_THE_MACHINE) as error:
+        warn(f"error: {told(error)}")
         raise typer.Exit(UNUSABLE) from None
 
 

@@ -20,14 +20,17 @@ from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.observation import Observation
 from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.report import ReportData, write
+from outlierlens.report.files import CHARTS
 from outlierlens.report.joined import Joined, with_result
 from outlierlens.results import load, to_json
+from outlierlens.rows import remove_rows
 from outlierlens.samples import recorded_norms, texts_for
 from outlierlens.scanned import Scan
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
 from outlierlens.tracked import Track
 from outlierlens.weights import ScanOptions, scan, scan_live
+from outlierlens.writing import refuse_links
 
 ROWS = "rows.jsonl"
 # Results that are a part of the report itself.
@@ -141,7 +144,7 @@ def _disable(
     rows_path = job.directory / ROWS
     if job.overwrite:
         for old in job.directory.glob("rows*.jsonl"):
-            old.unlink()
+            remove_rows(old)
     unread = [stack.name for stack in loaded.stacks if stack.name not in {s.stack for s in observed.stacks}]
     if unread:
         return (), (f"nothing was switched off: stream {', '.join(unread)} needs inputs that texts do not give",)
@@ -172,7 +175,8 @@ def _disable(
 
 
 def refuse_finished(job: Job) -> None:
-    """Raise BadInput where the job's directory holds a finished report and `overwrite` is off."""
+    """Raise BadInput where the job's directory holds a finished report and `overwrite` is off, or a link in its place."""
+    refuse_links(job.directory, CHARTS, "rows*.jsonl", "[ab]")
     if (job.directory / "report.html").exists() and not job.overwrite:
         raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
 
@@ -188,6 +192,7 @@ def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (),
     data = with_sweeps(data, read_sweeps(sweeps))
     data = with_results(data, read_results(more))
     folder = directory or results.parent
+    refuse_links(folder, "rows*.jsonl", "sweep.json")
     kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
     return write(data, folder, overwrite=True, also=kept).page
 

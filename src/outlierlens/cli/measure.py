@@ -193,6 +193,7 @@ def disable(
     from outlierlens.bench import DisableOptions, check_save, save_disabled
     from outlierlens.bench import disable as disable_dims
     from outlierlens.models import load_model
+    from outlierlens.rows import remove_rows
 
     show = Show.choose(format, json, quiet, output, overwrite)
     plan = common.parse_dims(dims)
@@ -202,8 +203,8 @@ def disable(
     if reading.is_labelled and stride is not None:
         raise BadInput(f"--stride belongs to causal-loss, not to --task {task}")
     task_options = reading.options(max_length=max_length, stride=stride, batch_size=batch_size, seed=seed)
-    if rows and rows.exists() and overwrite:
-        rows.unlink()
+    if rows and overwrite:
+        remove_rows(rows)
     spared = common.plain_dims(avoid, "--avoid") if avoid else None
     texts = reading.read(offline=load.offline)
     if save:

@@ -159,7 +159,7 @@ def protect(
     from outlierlens.pruned import Removal
     from outlierlens.pruning.protect import ProtectOptions
     from outlierlens.pruning.protect import protect as make
-    from outlierlens.results import write_text
+    from outlierlens.writing import write_text
 
     options = ProtectOptions(
         dims=common.plain_dims(dims) if dims else (),
@@ -225,10 +225,11 @@ def prune_experiment(
     from outlierlens.models import load_model
     from outlierlens.pruning.experiment import ExperimentOptions
     from outlierlens.pruning.experiment import prune_experiment as measure
+    from outlierlens.rows import remove_rows
     from outlierlens.tasks import TaskOptions
 
-    if rows and rows.exists() and overwrite:
-        rows.unlink()
+    if rows and overwrite:
+        remove_rows(rows)
     texts = read_texts(data, column=text_column, limit=limit, offline=load.offline)
     loaded = load_model(model, load)
     options = ExperimentOptions(

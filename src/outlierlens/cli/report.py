@@ -107,7 +107,8 @@ def _say_written(page: Path, card: Path | None, quiet: bool) -> None:
     """Write the card from the results beside the page, where one is wanted, and say what there is."""
     if card:
         from outlierlens.report.card import card as section
-        from outlierlens.results import load, write_text
+        from outlierlens.results import load
+        from outlierlens.writing import write_text
 
         write_text(card, section(load(page.with_name("results.json"))))
     if not quiet:

@@ -25,9 +25,9 @@ from outlierlens.data import EXCERPT, Data
 from outlierlens.errors import BadInput, need
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.report import ReportData, write
-from outlierlens.report.files import OURS
+from outlierlens.report.files import CHARTS, OURS
 from outlierlens.results import save
-from outlierlens.rows import alone_in
+from outlierlens.rows import alone_in, remove_rows
 from outlierlens.scanned import Scan
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
@@ -124,12 +124,12 @@ def run(job: SweepJob, load: LoadOptions, progress: "Callable[[SweepProgress], N
     from outlierlens.sweeps import loop
 
     texts = job.reading.read(offline=load.offline)
-    with alone_in(job.directory, "sweep"):
+    with alone_in(job.directory, "sweep", CHARTS, ROWS):
         loaded = load_model(job.model, load)
         found = scan_of(job.model, loaded, load, job.command)
         options = replace(job.options, dims=chosen_dims(job.dims, _named(loaded, job)))
         if job.overwrite:
-            job.rows.unlink(missing_ok=True)
+            remove_rows(job.rows)
         swept = loop.sweep(
             loaded, texts, options,
             command=job.command, progress=progress, rows=job.rows, engine=job.machines.engine_for(texts, load),

@@ -23,10 +23,10 @@ from outlierlens.counting.tally import Tally
 from outlierlens.counting.workers import Counted, Workers, here
 from outlierlens.devices import cores
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.results import write_bytes
 from outlierlens.rows import alone_in
 from outlierlens.token_counts import TokenCounts, write_counts
 from outlierlens.token_texts import added_around, vocabulary_digest, vocabulary_of
+from outlierlens.writing import refuse_links, write_bytes
 
 FORMAT = 1
 STATE = "state"
@@ -98,6 +98,8 @@ def count_tokens(
     names = expand(data)
     tally = Tally.of(tokenizer, options.max_length)
     parts = parts_of(output) if output is not None else None
+    if parts is not None:
+        refuse_links(parts.parent, parts.name)
     identity = _identity(tokenizer, tally, names, options)
     with alone_in(parts, "count") if parts is not None else contextlib.nullcontext():
         try:

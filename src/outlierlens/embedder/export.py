@@ -18,7 +18,7 @@ from outlierlens.clipping import Clipping, resolve_clipping
 from outlierlens.data import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.embedder.card import card
 from outlierlens.embedder.cut import Cut, cut_model
-from outlierlens.embedder.folder import CARD, RESULT, Modules, check_place, new_folder, write_model
+from outlierlens.embedder.folder import CARD, RESULT, Modules, check_place, write_model
 from outlierlens.embedder.reader import Reader, readers
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
@@ -32,6 +32,7 @@ from outlierlens.vectors.fixes import ENOUGH, Fix, FixSpec, make_fix
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from outlierlens.vectors.store import Budget
+from outlierlens.writing import new_folder
 
 TOLERANCE = 1e-4  # of the largest entry: above what float32 leaves to chance, below what a wrong file does
 CHECK_TEXTS = 32  # of each shipped text
@@ -148,7 +149,8 @@ def export_embedder(
         checks=(),
         notes=_notes(loaded, cut, fix),
     )
-    with new_folder(folder, overwrite=options.overwrite) as part:
+    check_place(folder, overwrite=options.overwrite)  # once more: the checks took their time
+    with new_folder(folder) as part:
         write_model(part, cut.model, loaded.tokenizer, modules)
         made = _checked(made, ours, fix, part, check, dropped)
         (part / CARD).write_text(card(made), "utf-8")

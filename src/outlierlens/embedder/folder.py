@@ -1,6 +1,7 @@
-"""The files of a sentence-transformers model, and a folder that is there whole or not at all.
+"""The files of a sentence-transformers model.
 
-    with new_folder(Path("better"), overwrite=False) as part:   # a folder beside it, renamed at the end
+    check_place(Path("better"), overwrite=False)
+    with new_folder(Path("better")) as part:
         write_model(part, cut.model, tokenizer, modules)
 
 Module types bear the names that sentence-transformers has had since its first versions; newer ones translate them.
@@ -10,10 +11,7 @@ Weights are safetensors alone: those of `Dense` are read so since 3.0.1, and a p
 import copy
 import inspect
 import json
-import os
-import shutil
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,33 +39,6 @@ class Modules:
     def has_dense(self) -> bool:
         """Whether the fix changes anything."""
         return self.fix.name != "raw"
-
-
-@contextmanager
-def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `folder` to write in, which takes its name when the block ends without an error.
-
-    Raises:
-        BadInput: it exists, and `overwrite` is not given or it is no embedder that was exported before.
-    """
-    check_place(folder, overwrite=overwrite)
-    folder = folder.absolute()
-    part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("part", "old"))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part.mkdir()
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error.strerror}); name another folder with -o") from None
-    try:
-        yield part
-        if folder.exists():
-            folder.replace(old)
-        part.replace(folder)
-    finally:
-        if old.exists() and not folder.exists():
-            old.replace(folder)
-        for left in (part, old):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def check_place(folder: Path, *, overwrite: bool) -> None:

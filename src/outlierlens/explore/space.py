@@ -15,8 +15,8 @@ from pathlib import Path
 from outlierlens import __version__
 from outlierlens.errors import BadInput, need
 from outlierlens.models import LoadOptions
-from outlierlens.results import write_text
 from outlierlens.samples import SAMPLES
+from outlierlens.writing import write_text
 
 PACKAGE = Path(__file__).parents[1]
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)

@@ -21,10 +21,10 @@ from outlierlens.checkpoint import WEIGHTS
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.finetune.settings import differences
 from outlierlens.finetuned import EpochScore, SeedRun
-from outlierlens.results import write_text
 from outlierlens.rows import LOCK
 from outlierlens.run_files import newest_checkpoint
 from outlierlens.samples import is_sample
+from outlierlens.writing import rename, write_text
 
 SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
 PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
@@ -152,7 +152,7 @@ class Kept:
             for old in (part, whole):
                 shutil.rmtree(old, ignore_errors=True)
             write(part)
-            part.replace(whole)
+            rename(part, whole)
         with (self.folder / EPOCHS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(dataclasses.asdict(row)) + "\n")
         self.epochs.append(row)
@@ -163,7 +163,7 @@ class Kept:
         final = self.folder / MODEL
         if self._best.is_dir():
             shutil.rmtree(final, ignore_errors=True)
-            self._best.replace(final)
+            rename(self._best, final)
         return final
 
     def _read(self) -> list[EpochScore]:

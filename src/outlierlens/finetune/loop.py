@@ -37,13 +37,14 @@ from outlierlens.labelled import Examples
 from outlierlens.labelled.encode import Encoded, encode
 from outlierlens.labelled.examples import NOT_A_LABEL
 from outlierlens.models import LoadedModel, LoadOptions, NewHead, fingerprint, load_model
-from outlierlens.results import Provenance, save, write_text
+from outlierlens.results import Provenance, save
 from outlierlens.rows import alone_in
 from outlierlens.run_files import newest_checkpoint
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.tasks.metrics import interval
 from outlierlens.training import full_precision, training_arguments
+from outlierlens.writing import write_text
 
 LOGS_PER_EPOCH = 4
 LOG_AT_LEAST = 50  # steps

@@ -27,8 +27,8 @@ from outlierlens.pretrain.frequency import Flattening, shuffled
 from outlierlens.pretrain.packing import Marks, pack
 from outlierlens.pretrain.recipe import DataRecipe, Recipe
 from outlierlens.pretrain.tokens import load_tokenizer, train_tokenizer
-from outlierlens.results import write_text
 from outlierlens.samples.cache import folder_being_made
+from outlierlens.writing import write_text
 
 FORMAT = 1
 TEXTS_AT_ONCE = 1000

@@ -35,10 +35,10 @@ from outlierlens.pretrain.recipe import Recipe, TrainingRecipe
 from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.pretrain.rows import Rows, TrainingRows
 from outlierlens.pretrained import OUTCOME
-from outlierlens.results import write_text
 from outlierlens.run_files import checkpoints, newest_checkpoint
 from outlierlens.training import refuse_foreign, training_arguments
 from outlierlens.watcher import WatchOptions
+from outlierlens.writing import refuse_links, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,6 +244,7 @@ def _same_rows(folder: Path, rows: str) -> None:
 def _claim(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     """Make the folder this recipe's own; raises BadInput where it is another's."""
     noted = folder / RECIPE
+    refuse_links(folder)
     if noted.is_file():
         from outlierlens.pretrain.recipe import read_recipe
 

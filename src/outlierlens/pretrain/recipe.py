@@ -254,7 +254,7 @@ def _read(name: str, beside: Path | None) -> tuple[str, Path | None]:
     try:
         text = path.read_text("utf-8")
         tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as TOML: {error}") from None
     return text, path.parent
 

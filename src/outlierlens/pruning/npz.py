@@ -8,7 +8,9 @@ import ast
 import math
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,7 +55,7 @@ class NpzCheckpoint(Checkpoint):
             raise BadFile(f"{where} is packed in a way that numpy never does; refused")
         if entry.file_size > max(1, entry.compress_size) * MAX_RATIO:
             raise BadFile(f"{where} claims {entry.file_size:,} bytes from {entry.compress_size:,}; refused")
-        with self._open(entry, where) as file:
+        with _unpacking(where), self._open(entry, where) as file:
             shape, dtype, by_column, start = _header(file, where)
         self.bytes_read += start
         size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -72,13 +74,8 @@ class NpzCheckpoint(Checkpoint):
         for name in names:
             entry, dtype, by_column, start = self._entries[name]
             info, where = self.tensors[name], f"{self._path}: array {name!r}"
-            try:
-                with self._open(entry, where) as file:
-                    raw = file.read(start + info.nbytes)[start:]
-            except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-                raise BadFile(f"{where} cannot be read ({error}); truncated? write it again") from None
-            except Exception as error:  # zlib.error has no base of its own
-                raise BadFile(f"{where} cannot be unpacked ({error}); truncated? write it again") from None
+            with _unpacking(where), self._open(entry, where) as file:
+                raw = file.read(start + info.nbytes)[start:]
             if len(raw) != info.nbytes:
                 raise BadFile(f"{where} holds {len(raw):,} bytes of {info.nbytes:,}; truncated? write it again")
             self.bytes_read += info.nbytes
@@ -87,6 +84,15 @@ class NpzCheckpoint(Checkpoint):
 
     def close(self) -> None:
         self._archive.close()
+
+
+@contextmanager
+def _unpacking(where: str) -> Iterator[None]:
+    """Says of an entry, its header or its values, that it cannot be unpacked, whatever is wrong with it."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+        raise BadFile(f"{where} cannot be read ({error}); truncated? write it again") from None
 
 
 def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], str, bool, int]:
@@ -108,7 +114,9 @@ def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], str, bool, in
         raise BadFile(f"{where} has a header that cannot be read; write it with numpy.savez") from None
     if dtype is None or dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise BadFile(f"{where} holds {code!r}; masks are numbers or bool")
-    sound = isinstance(shape, tuple) and len(shape) <= MAX_RANK and all(type(n) is int and n >= 0 for n in shape)
+    sound = (
+        isinstance(shape, tuple) and len(shape) <= MAX_RANK and all(type(n) is int and 0 <= n < 2**63 for n in shape)
+    )
     if not sound:
         raise BadFile(f"{where} declares the shape {shape!r}; write it again")
     return shape, str(code), bool(by_column), 8 + word + length

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadInput
-from outlierlens.results import load, save, write_text
+from outlierlens.results import load, save
+from outlierlens.writing import write_text
 
 
 def key_of(*settings: object) -> str:

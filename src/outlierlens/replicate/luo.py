@@ -35,10 +35,11 @@ from outlierlens.replicate.kept import KeptParts, check_parts, key_of
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS, Context, Part
 from outlierlens.report.results import ReportData
-from outlierlens.results import Provenance, write_text
+from outlierlens.results import Provenance
 from outlierlens.rows import alone_in
 from outlierlens.vectors.read import text_stack
 from outlierlens.weights import ScanOptions, scan_live
+from outlierlens.writing import write_text
 
 CLIP_TEXTS = 1000  # the last sentences of SST-2: clipped dimensions come from them, and no part measures them
 Progress = Callable[[str, int, int], None]

@@ -41,7 +41,7 @@ from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, 
 from outlierlens.replicated import Replication, Row, TaskTable
 from outlierlens.results import Provenance, save
 from outlierlens.results import load as load_result
-from outlierlens.rows import alone_in
+from outlierlens.rows import alone_in, remove_rows
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
@@ -259,7 +259,7 @@ class _Table:
         dims = named.dims
         folder = job.directory / _folder(tuned.label)
         if job.overwrite:
-            (folder / ROWS).unlink(missing_ok=True)
+            remove_rows(folder / ROWS)
         random = self.paper.n_random if job.n_random is None else job.n_random
         total = sum(one.numel() for one in loaded.model.parameters())
         whole = Whole(total, self._reference(loaded, tuned, examples))

@@ -15,7 +15,8 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.replicate.run import RESULT, sweeps_of
 from outlierlens.replicated import Replication
 from outlierlens.report import chart_page
-from outlierlens.results import load, write_bytes, write_text
+from outlierlens.results import load
+from outlierlens.writing import refuse_links, write_bytes, write_text
 
 
 def write_views(directory: Path, made: Replication, beside: Sequence[Replication] = ()) -> list[Path]:
@@ -23,6 +24,7 @@ def write_views(directory: Path, made: Replication, beside: Sequence[Replication
 
     Returns the pages that were written; what was not measured is not drawn.
     """
+    refuse_links(directory, "charts", "*.html")
     drawn = []
     outliers = tuple(dict.fromkeys(dim for one in made.tables for dim in one.dims))
     with suppress(BadInput):

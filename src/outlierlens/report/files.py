@@ -3,7 +3,8 @@
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from outlierlens.report.pair import Pair, pair_advice, pair_sentences
 from outlierlens.report.pair_page import pair_charts, render_pair
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import finding
-from outlierlens.results import FORMAT_VERSION, from_json, load, to_json, write_bytes
+from outlierlens.results import FORMAT_VERSION, from_json, load, to_json
+from outlierlens.writing import refuse_links, write_bytes
 
 NO_PICTURES = f"charts were not drawn as SVG and PNG: vl-convert is not installed; {install('charts')}"
 OURS = ("manifest.json", "results.json", "report.html")
+CHARTS = "charts"  # the folder of pictures in a report's directory
+_OF_A_CHART = re.compile(r"charts/([\w.-]+\.(?:vl\.json|svg|png))")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ def write(data: ReportData, directory: Path | str, *, overwrite: bool = False, a
     the directory (rows of a sweep) and belong in the manifest.
 
     Raises:
-        BadInput: the directory holds a report already and `overwrite` is off, or is no directory.
+        BadInput: the directory holds a report already and `overwrite` is off, or is no directory, or its charts lie
+            behind a link.
     """
     directory = _free(Path(directory), overwrite)
     text = to_json(data) + "\n"
@@ -82,6 +87,7 @@ def write_pair(pair: Pair, directory: Path | str, *, overwrite: bool = False, co
 def _free(directory: Path, overwrite: bool) -> Path:
     if directory.exists() and not directory.is_dir():
         raise BadInput(f"{directory}: is a file; name a directory for the report")
+    refuse_links(directory, CHARTS)
     there = [name for name in OURS if (directory / name).exists()]
     if there and not overwrite:
         raise BadInput(f"{directory}: holds {there[0]} already; choose another directory or pass --overwrite")
@@ -95,13 +101,12 @@ def _stored(
     about: dict[str, Any],
     also: Iterable[Path] = (),
 ) -> Written:
-    before = _listed(directory)
     drawn, notes = _pictures(charts)
     files = {name: _write(directory / name, content) for name, content in (contents | drawn).items()}
     for extra in also:
-        files[extra.resolve().relative_to(directory.resolve()).as_posix()] = _entry(extra.read_bytes())
-    for stale in before - files.keys():
-        (directory / stale).unlink(missing_ok=True)
+        files[extra.relative_to(directory).as_posix()] = _entry(extra.read_bytes())
+    for stale in _stale(directory, files):
+        stale.unlink()
     _write(directory / "manifest.json", _manifest(about, files, notes))
     paths = tuple(directory / name for name in ("manifest.json", *files))
     return Written(directory, directory / "report.html", paths, notes)
@@ -126,19 +131,27 @@ def rerender(results: Path | str) -> str:
 def _pictures(charts: Sequence[Chart]) -> tuple[dict[str, bytes], tuple[str, ...]]:
     kinds: tuple[PictureKind, ...] = ("vl.json", "svg", "png") if can_export() else ("vl.json",)
     drawn = {
-        f"charts/{chart.name}.{kind}": content for chart in charts for kind, content in pictures(chart, kinds).items()
+        f"{CHARTS}/{chart.name}.{kind}": content for chart in charts for kind, content in pictures(chart, kinds).items()
     }
     return drawn, () if can_export() else (NO_PICTURES,)
 
 
-def _listed(directory: Path) -> set[str]:
-    """Charts that an earlier report wrote here, by its manifest; nothing outside charts/ is ever named."""
+def _stale(directory: Path, files: Mapping[str, Any]) -> list[Path]:
+    """Charts that an earlier report drew here and this one does not: pictures in charts/ that are as its manifest says.
+
+    A manifest is no more than a file that somebody gave; what is not what it describes is left alone.
+    """
     try:
-        manifest = json.loads((directory / "manifest.json").read_bytes())
-        names = [name for name in manifest["files"] if isinstance(name, str)]
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
-    return {name for name in names if Path(name).parts[:-1] == ("charts",) and Path(name).name not in ("", "..")}
+        before = dict(json.loads((directory / "manifest.json").read_bytes())["files"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    names = [name for name in before if _OF_A_CHART.fullmatch(name) and name not in files]
+    paths = {name: directory / name for name in names}
+    return [
+        path
+        for name, path in paths.items()
+        if path.is_file() and not path.is_symlink() and _entry(path.read_bytes()) == before[name]
+    ]
 
 
 def _manifest(about: dict[str, Any], files: dict[str, dict[str, Any]], notes: tuple[str, ...]) -> bytes:

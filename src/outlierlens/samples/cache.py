@@ -1,21 +1,20 @@
 """Where samples stand on disk, and how a folder gets there whole or not at all.
 
 directory("mpnet-base")                       # the folder, fetched where it is not there
-with being_made(folder_of(sample)) as making: # a temporary folder that takes its name when the block ends well
-    ...
+with folder_being_made("models", "tiny") as (folder, making): ...    # filled once, whatever number of processes ask
 """
 
 import difflib
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from outlierlens.errors import BadInput, Offline, UnknownModel
 from outlierlens.samples.table import SAMPLES, Sample
+from outlierlens.writing import held, new_folder, sweep_orphans
 
 PACKAGED = Path(__file__).parents[1] / "data_files"  # not importlib.resources: weights are mapped from a real file
 WATCH = "watch.jsonl"
@@ -147,14 +146,13 @@ def folder_being_made(
         if is_there(target):
             yield target, None
         else:
-            with being_made(target) as making:
+            sweep_orphans(target)
+            with new_folder(target) as making:
                 yield target, making
 
 
 @contextmanager
 def _lock(kind: str, name: str) -> Iterator[None]:
-    from filelock import FileLock  # comes with huggingface_hub
-
     folder = cache_root() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,32 +160,8 @@ def _lock(kind: str, name: str) -> Iterator[None]:
         raise BadInput(
             f"cannot make the cache folder {folder}: {error.strerror or error}; set OUTLIERLENS_CACHE to a writable one"
         ) from None
-    with FileLock(folder / f".{name}.lock"):
+    with held(folder / f".{name}.lock"):
         yield
-
-
-@contextmanager
-def being_made(target: Path) -> Iterator[Path]:
-    """A fresh temporary folder beside `target` that becomes `target` if the block ends well, and vanishes if not.
-
-    Call it while holding `locked`: folders that a killed process left for the same target are swept away first.
-    """
-    start = f".making-{target.name}-"
-    for orphan in target.parent.glob(f"{start}*"):
-        shutil.rmtree(orphan, ignore_errors=True)
-    making = Path(tempfile.mkdtemp(prefix=start, dir=target.parent))
-    try:
-        yield making
-        for path in (making, *making.rglob("*")):  # temporary files are born private; a cache may be shared
-            if not path.is_symlink():  # it would change the file that it leads to
-                path.chmod(0o755 if path.is_dir() else 0o644)
-        if target.exists():  # an earlier, damaged or outdated copy
-            damaged = Path(tempfile.mkdtemp(prefix=start, dir=target.parent)) / "damaged"
-            target.replace(damaged)
-            shutil.rmtree(damaged.parent, ignore_errors=True)
-        making.replace(target)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
 
 
 def check_space(needed: int, folder: Path, what: str) -> None:

@@ -27,7 +27,6 @@ from typing import IO
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, RemoteError
 from outlierlens.samples.cache import (
     Progress,
-    being_made,
     check_space,
     directory,
     folder_of,
@@ -39,6 +38,7 @@ from outlierlens.samples.cache import (
     silent,
 )
 from outlierlens.samples.table import Member, Sample
+from outlierlens.writing import new_folder, sweep_orphans
 
 CHUNK = 1 << 20
 HUB_TIMEOUT_SECONDS = 10
@@ -71,7 +71,8 @@ def fetch(name: str, progress: Progress = silent) -> Path:
             return folder
         _announce(sample, folder, progress)
         check_space(sample.need_bytes, folder.parent, f"fetching {name}")
-        with being_made(folder) as making:
+        sweep_orphans(folder)
+        with new_folder(folder) as making:
             files = making / "files"
             files.mkdir()
             if not _from_hub(sample, files, progress):

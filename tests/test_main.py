@@ -1,0 +1,75 @@
+"""What the machine does to the command line, a full disk or a missing right, is one line; gates end with 2 then."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outlierlens.errors import told
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+
+
+def run(*arguments: str | Path, stdout: str = "", **variables: str) -> tuple[int, str]:
+    """(exit code, stderr) of a command whose output goes to the file `stdout`."""
+    with Path(stdout or os.devnull).open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "outlierlens", *arguments],
+            stdout=out, stderr=subprocess.PIPE, text=True, check=False, env=os.environ | variables,
+        )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@FULL
+def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
+    line = "error: No space left on device; make room and run it again: finished rows are kept\n"
+    assert run("scan", "mini-bert", "--json", stdout="/dev/full") == (1, line)
+    assert run("fingerprint", "mini-bert", "-q", "-o", tmp_path / "kept.json") == (0, "")
+    assert run("verify", "mini-bert", "--baseline", tmp_path / "kept.json", stdout="/dev/full") == (2, line)
+
+
+def test_a_place_that_cannot_be_written_and_letters_that_cannot_be_shown() -> None:
+    if Path("/proc/self").exists():
+        assert run("scan", "mini-bert", "-q", "-o", "/proc/x.json") == (
+            1,
+            "error: /proc/x.json: No such file or directory\n",
+        )
+    code, said = run("scan", "mini-bert", PYTHONIOENCODING="ascii")
+    assert code == 1
+    assert "run with PYTHONIOENCODING=utf-8" in said
+    assert len(said.splitlines()) == 1
+    assert run("scan", "mini-bert", PYTHONIOENCODING="utf-8") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "there is not enough memory; take fewer"),
+        (RecursionError("maximum"), "something that was read is nested too deeply"),
+        (
+            PermissionError(13, "Permission denied", "a\nb"),
+            "a b: Permission denied; change its permissions",
+        ),
+        (OSError(30, "Read-only file system", "x"), "x: Read-only file system; name another place"),
+        (OSError("of a library\nin two lines"), "of a library in two lines"),
+    ],
+)
+def test_errors_of_the_machine_say_what_can_be_done(error: BaseException, said: str) -> None:
+    assert told(error).startswith(said)
+    assert "\n" not in told(error)
+
+
+@pytest.mark.skipif(os.name != "posix" or sys.platform == "darwin", reason="file names are UTF-8 there")
+def test_a_file_name_that_is_no_utf8_is_written_as_json(tmp_path: Path) -> None:
+    from outlierlens.samples import directory
+
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(directory("mini-bert") / name)
+    out = tmp_path / "scan.json"
+    assert run("scan", folder, "--json", stdout=str(out)) == (0, "")
+    assert json.loads(out.read_bytes())["provenance"]["model"] == str(folder)
