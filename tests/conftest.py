@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -132,9 +132,17 @@ def sample() -> Callable[[str], str]:
 class Words:
     """A tokenizer over whole words that behaves like a Hugging Face one: [PAD] 0, [CLS] 1, [SEP] 2, [MASK] 3, [UNK] 4."""
 
+    ADDED: ClassVar = {
+        "masked": "[CLS] $A [SEP]",
+        "begun": "[CLS] $A",
+        "begun twice": "[CLS] [CLS] $A",
+        "ended": "$A [SEP]",
+        "causal": "$A",
+    }
+
     @staticmethod
     def build(words: int = 35, *, kind: str = "masked", side: str = "right") -> Any:
-        """A tokenizer that knows w0 … w{words − 1}; "masked" adds [CLS] and [SEP], "causal" adds nothing."""
+        """A tokenizer that knows w0 … w{words − 1}, and adds to a text what `ADDED` says of its kind."""
         from tokenizers import Tokenizer
         from tokenizers.models import WordLevel
         from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -145,10 +153,7 @@ class Words:
         vocabulary = {token: i for i, token in enumerate([*specials, *(f"w{i}" for i in range(words))])}
         inner = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
         inner.pre_tokenizer = WhitespaceSplit()
-        if kind == "masked":
-            inner.post_processor = TemplateProcessing(
-                single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-            )
+        inner.post_processor = TemplateProcessing(single=Words.ADDED[kind], special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
         return PreTrainedTokenizerFast(
             tokenizer_object=inner,
             pad_token="[PAD]",

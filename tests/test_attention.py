@@ -165,7 +165,7 @@ def test_weights_that_do_not_sum_to_one_have_the_entropy_of_their_shares() -> No
     assert read.n_entropy[0, 0].item() == 1
     assert read.mass[0, 0].item() == pytest.approx(0.2)
     assert not read.hides
-    with pytest.raises(BadInput, match="NaN or infinite; load the model in float32"):
+    with pytest.raises(BadInput, match="NaN or infinite; use --dtype float32"):
         read_maps(torch.full((1, 1, 2, 2), float("nan")), [2], None)
     with pytest.raises(BadInput, match="keeps padding in place"):
         read_maps(weights, [3], None)

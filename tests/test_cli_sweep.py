@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("models")
 
     def make(family: str = "gpt2", head: str = "CausalLM", kind: str = "causal", *, moved: float = 0.0) -> str:
-        path = root / f"{family}-{head}-{moved}"
+        path = root / f"{family}-{head}-{kind}-{moved}"
         if not path.exists():
             import torch
 
@@ -108,6 +108,20 @@ def test_every_dimension_of_each_kind_of_model(
     assert "outlierlens sweep" in sweep.provenance.command
     (in_report,) = load(directory / "results.json").sweeps
     assert in_report == sweep
+
+
+def test_a_model_whose_texts_begin_with_a_token_says_so_in_every_place(
+    folder: Any, text: str, run: Any, swept: Any
+) -> None:
+    model = folder("llama", "CausalLM", "begun")
+    directory, sweep, stdout, _ = swept(model=model)
+    begins = "every block begins with [CLS], as the tokenizer begins a text: among its 8 tokens, and not predicted"
+    assert begins in sweep.notes
+    assert f"note: {begins}" in stdout
+    assert begins in (directory / "report.html").read_text("utf-8")
+    code, stdout, err = run("disable", model, "--dims", "3", "--data", text, "--max-length", "8", "--random", "1")
+    assert code == 0, err
+    assert f"note: {begins.replace('block', 'window')}" in stdout
 
 
 def test_the_table_says_what_was_measured_and_how_to_draw_it_again(swept: Any, run: Any) -> None:

@@ -415,6 +415,12 @@ def test_continuation_is_greedy(words: Any) -> None:
     assert loaded.tokenizer.decode(ids[start:]) == said
 
 
+def test_a_continuation_begins_as_a_text_and_does_not_go_on_behind_its_end(words: Any) -> None:
+    begun, both = (model_of("llama", "CausalLM", words, kind) for kind in ("begun", "masked"))
+    assert continuation(begun, "w1 w2 w3") == continuation(both, "w1 w2 w3")
+    assert continuation(begun, "w1 w2 w3") != continuation(model_of("llama", "CausalLM", words, "causal"), "w1 w2 w3")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_result_says_what_it_was_computed_in(words: Any, dtype: torch.dtype) -> None:
     loaded = model_of("bert", "MaskedLM", words, "masked")

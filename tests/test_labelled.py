@@ -187,7 +187,7 @@ BAD: list[tuple[str, Any, list[dict[str, Any]], str]] = [
     ),
     ("above the scale", find_task("stsb"), pairs(5.1), "row 1: label 5.1 is outside 0 to 5"),
     ("fraction", RTE, pairs(0, 0.5), r"row 2: unknown label 0\.5"),
-    ("nothing", RTE, pairs(0, None), "row 2: unknown label None"),
+    ("nothing", RTE, pairs(0, None), "row 2: the label is missing"),
     ("test split", RTE, pairs(-1, -1), "every label is −1, so this split is unlabelled .a test split..; use the validation"),
     ("test split of a regression", find_task("stsb"), pairs(-1.0, -1.0), "every label is −1"),
     ("word of a regression", find_task("stsb"), pairs(1.5, "high"), "row 2: label 'high' is not a number, and this task is"),
@@ -204,7 +204,7 @@ BAD: list[tuple[str, Any, list[dict[str, Any]], str]] = [
     ("huge label", SORT, texts(0, 10**12), "labels go from 0 to 1000000000000; they must count from 0"),
     ("lists as labels", SORT, texts([1], [2]), r"label \[1\] is a list; write labels as text or as whole numbers"),
     ("mixed labels", SORT, texts(1, "one"), "labels of several types; write them all as text or all as numbers"),
-    ("only empty labels", SORT, texts(None), "row 1: unknown label None"),
+    ("only empty labels", SORT, texts(None), "row 1: the label is missing"),
 ]  # fmt: skip
 
 
@@ -352,7 +352,10 @@ def test_labels_of_words(tmp_path: Path) -> None:
             [{"words": ["a", "b"], "tags": [1, -100]}],
             "labels go from -100, which marks a piece without a label .give one to",
         ),
-        ([{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X", None]}], "row 2: unknown label None"),
+        (
+            [{"words": ["a"], "tags": ["X"]}, {"words": ["a", "b"], "tags": ["X", None]}],
+            "row 2: the label is missing",
+        ),
     ],
 )
 def test_bad_labels_of_words(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:

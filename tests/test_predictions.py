@@ -263,17 +263,18 @@ def test_masked_predictions_are_at_the_masks_of_the_masked_loss_and_do_not_depen
                 )
 
 
-def test_a_long_text_is_predicted_window_by_window_with_its_places(words: Any) -> None:
-    loaded = planted.causal(words)
-    text = " ".join(f"w{i % 35}" for i in range(50))
-    task = INPUT_TASKS["next"](loaded, [text, "w1 w2"], TaskOptions(max_length=8, batch_size=3))
+@pytest.mark.parametrize("kind", ["causal", "begun"])
+def test_a_long_text_is_predicted_window_by_window_with_its_places(kind: str, words: Any) -> None:
+    loaded = model_of("llama", "CausalLM", words, kind=kind)
+    texts = [" ".join(f"w{i % 35}" for i in range(50)), "w1 w2"]
+    task = INPUT_TASKS["next"](loaded, texts, TaskOptions(max_length=8, batch_size=3))
     places = sorted(
         (int(t), int(k), int(target))
         for feed in task.all_feeds()
         for t, k, target in zip(feed.text, feed.token, feed.targets, strict=True)
     )
-    ids = loaded.tokenizer(text)["input_ids"]  # type: ignore[misc]
-    assert places == [(0, k, ids[k]) for k in range(1, 50)] + [(1, 1, 7)]
+    whole = [loaded.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[misc]
+    assert places == [(number, k, ids[k]) for number, ids in enumerate(whole) for k in range(1, len(ids))]
 
 
 # Numbers over the vocabulary.

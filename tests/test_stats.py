@@ -311,7 +311,7 @@ def test_n_sigma_is_a_threshold(n_sigma: float, hits: int) -> None:
 def test_values_that_are_no_numbers_are_refused(bad: float) -> None:
     states = values(4, 0)
     states[2, 1] = bad
-    with pytest.raises(BadInput, match="1 of 4 token vectors hold NaN or infinity; load the model in float32"):
+    with pytest.raises(BadInput, match="1 of 4 token vectors hold NaN or infinity; use --dtype float32"):
         GroupStats(DIM, 3.0).add(states, rows(4))
 
 

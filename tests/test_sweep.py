@@ -45,6 +45,12 @@ def llama(words: Any) -> LoadedModel:
     return model_of("llama", "CausalLM", words, kind="causal")
 
 
+@pytest.fixture(scope="module")
+def begun(words: Any) -> LoadedModel:
+    """A Llama whose tokenizer puts [CLS] before a text."""
+    return model_of("llama", "CausalLM", words, kind="begun")
+
+
 def spread(loaded: LoadedModel, factors: dict[int, float]) -> None:
     """Make some dimensions matter more: their scale in every block's last norm is multiplied."""
     parameters = dict(loaded.model.named_parameters())
@@ -59,9 +65,9 @@ def small(**changes: Any) -> SweepOptions:
 
 
 @pytest.mark.parametrize("mode", ["weights", "zero", "writes"])
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", ["bert", "llama", "begun"])
 def test_exact_is_a_plain_loop_of_disable(name: str, mode: Any, request: pytest.FixtureRequest) -> None:
-    loaded, task = request.getfixturevalue(name), BLOCKS if name == "llama" else LINES
+    loaded, task = request.getfixturevalue(name), LINES if name == "bert" else BLOCKS
     dims = (0, 5, 9)
     swept = sweep(loaded, MANY, small(exact=True, mode=mode, dims=dims, sets=((1, 5),), task=task))
     options = DisableOptions(mode=mode, n_random=0, n_matched=0, avoid=(), task=task)
@@ -72,7 +78,7 @@ def test_exact_is_a_plain_loop_of_disable(name: str, mode: Any, request: pytest.
         assert effect.n_parameters == plain.chosen.n_parameters
         assert effect.stopped == "all texts"
     assert swept.intact == pytest.approx(plain.intact.score.value, rel=1e-5)
-    assert swept.text == ("block of 8 tokens" if name == "llama" else "line of at most 32 tokens")
+    assert swept.text == ("line of at most 32 tokens" if name == "bert" else "block of 8 tokens")
     assert [effect.label for effect in swept.effects] == ["0", "5", "9", "1, 5"]
 
 

@@ -53,6 +53,56 @@ def test_every_token_is_predicted_once_whatever_the_stride(words: Any) -> None:
         assert all(len(window.ids) <= 8 for window in windows)
 
 
+ADDED = {"causal": [], "begun": [1], "ended": [], "masked": [1]}  # what each kind of tokenizer puts in front
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", ADDED)
+@pytest.mark.parametrize(("blocks", "stride"), [(True, None), (False, None), (False, 3)])
+def test_windows_and_blocks_begin_as_the_tokenizer_begins_a_text(
+    family: str, kind: str, blocks: bool, stride: int | None, words: Any
+) -> None:
+    """Token by token, each from what stands before it in its window: no batches, no padding, no parts of a vocabulary."""
+    loaded = model_of(family, "CausalLM", words, kind=kind)
+    task = make_task(loaded, TEXTS, TaskOptions(max_length=8, stride=stride, blocks=blocks, batch_size=3))
+    front = ADDED[kind]
+    room = 8 - len(front)
+    plain = [[5 + int(word[1:]) for word in text.split()] for text in TEXTS]
+    if blocks:
+        joined = [token for text in plain for token in text]
+        plain = [joined[i : i + room] for i in range(0, len(joined) - room + 1, room)]
+    expected = []
+    for ids in plain:
+        losses = []
+        for i in range(0 if front else 1, len(ids)):
+            start = 0
+            while i >= start + room:
+                start += stride or room - 1
+            with torch.no_grad():
+                logits = loaded.model(input_ids=torch.tensor([front + ids[start:i]])).logits[0, -1]
+            losses.append(float(torch.nn.functional.cross_entropy(logits[None], torch.tensor(ids[i : i + 1]))))
+        expected.append(losses)
+    values, weights = task.per_text()
+    assert weights.tolist() == [len(losses) for losses in expected]
+    assert values == pytest.approx([np.mean(losses) for losses in expected], rel=2e-5)
+    what = "block" if blocks else "window"
+    begins = f"every {what} begins with [CLS], as the tokenizer begins a text: among its 8 tokens, and not predicted"
+    ends = "[SEP], which the tokenizer puts behind a text, is left out"
+    assert task.notes == (begins,) * len(front) + (ends,) * (kind in ("ended", "masked"))
+
+
+def test_a_window_may_hold_one_token_of_a_text_but_not_none(words: Any) -> None:
+    loaded = model_of("llama", "CausalLM", words, kind="begun")
+    task: Any = make_task(loaded, ["w1 w2 w3"], TaskOptions(max_length=2))
+    assert [(window.ids, window.targets) for window in task._windows(0, "w1 w2 w3")] == [
+        ([1, 6], [6]), ([1, 7], [7]), ([1, 8], [8]),
+    ]  # fmt: skip
+    twice = model_of("llama", "CausalLM", words, kind="begun twice")
+    with pytest.raises(BadInput, match=r"windows of 2 tokens hold none of a text.* ask for at least 3"):
+        make_task(twice, ["w1 w2 w3"], TaskOptions(max_length=2))
+    assert make_task(twice, ["w1 w2 w3"], TaskOptions(max_length=3)).n_tokens == 3
+
+
 def test_stride_one_gives_full_context(words: Any) -> None:
     loaded = model_of("gpt2", "CausalLM", words, kind="causal")
     text = " ".join(f"w{(3 * i) % 35}" for i in range(12))

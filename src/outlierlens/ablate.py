@@ -27,6 +27,7 @@ from outlierlens.arch import BoundStack, Param, live_parameters
 from outlierlens.changes import set_values, temporary
 from outlierlens.errors import BadInput, near
 from outlierlens.hidden import EMBEDDINGS, edited, valid_tokens
+from outlierlens.layer_words import runs
 from outlierlens.models import LoadedModel, config_dict
 from outlierlens.position_means import PositionMeans, first_tokens, positions
 
@@ -49,9 +50,11 @@ def zeroed_weights(
     Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
     of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
     Norms that multiply by 1 + weight are set to −1.
+
+    Raises:
+        BadInput: an unknown layer or dimension, or some alone of the layers that run one block (ALBERT).
     """
-    module, bound = _resolve(model, stack)
-    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    module, bound, plan = _planned(model, stack, dims, layers)
     with ExitStack() as undo:
         yield _switch_off(module, _last_operation(bound, plan), undo)
 
@@ -67,10 +70,9 @@ def zeroed_norms(
     embeddings stay. Norms that multiply by 1 + weight are set to −1.
 
     Raises:
-        BadInput: the blocks have no norm.
+        BadInput: the blocks have no norm, or what `zeroed_weights` raises.
     """
-    module, bound = _resolve(model, stack)
-    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    module, bound, plan = _planned(model, stack, dims, layers)
     targets = [(param, off) for layer, off in plan.items() for norm in bound.norms.values() for param in norm[layer]]
     if bound.n_layers - 1 in plan:
         targets += [(param, plan[bound.n_layers - 1]) for param in bound.final_norm]
@@ -84,8 +86,7 @@ def zero_weights_(
     model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
 ) -> int:
     """Set for good what `zeroed_weights` sets while it lasts; the number of values set."""
-    module, bound = _resolve(model, stack)
-    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    module, bound, plan = _planned(model, stack, dims, layers)
     with _set_for_good(module, _last_operation(bound, plan)) as n_values:
         return n_values
 
@@ -111,9 +112,11 @@ def removed_writes(
 
     With `embeddings`, the embedding tables' columns and the embedding norm as well; tied output embeddings lose the
     dimension too. Yields the number of values set.
+
+    Raises:
+        BadInput: as `zeroed_weights`.
     """
-    module, bound = _resolve(model, stack)
-    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    module, bound, plan = _planned(model, stack, dims, layers)
     arch.refuse_packed(module, bound.blocks)
     targets = [(param, off) for layer, off in plan.items() for param in bound.writes[layer]]
     if embeddings:
@@ -318,6 +321,29 @@ def plan_dims(
     if not plan:
         raise BadInput("no dimension to switch off; give at least one")
     return plan
+
+
+def check_shared(bound: BoundStack, plan: Mapping[int, Sequence[int]]) -> None:
+    """Raise BadInput where `plan`, {layer: dims}, has a block that several layers run off in some of them alone.
+
+    Its weights are one: they are off in all of these layers or in none.
+    """
+    for layers in bound.block_layers:
+        if len({frozenset(plan.get(layer, ())) for layer in layers}) > 1:
+            raise BadInput(
+                f"stream {bound.name!r}: layers {runs(layers)} run one block, whose weights are off in all of these layers or "
+                f"in none; name all of them, or edit what each layer gives (mode zero)"
+            )
+
+
+def _planned(
+    model: "LoadedModel | nn.Module", stack: str | None, dims: Dims, layers: Sequence[int] | None
+) -> tuple["nn.Module", BoundStack, dict[int, tuple[int, ...]]]:
+    """The module, its stream, and what is off in its weights by layer."""
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    check_shared(bound, plan)
+    return module, bound, plan
 
 
 def _check(dims: Sequence[int], width: int, where: str) -> None:

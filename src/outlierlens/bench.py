@@ -26,7 +26,7 @@ from outlierlens.errors import BadInput
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.interval_words import unseen_note
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import Ablation, Mode, check_mode, means_over, task_for, tokens_read
+from outlierlens.modes import ON_WEIGHTS, Ablation, Mode, check_mode, means_over, task_for, tokens_read
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
@@ -98,6 +98,7 @@ def disable(
     with ExitStack() as files:
         bench = _Bench(loaded, texts, options)
         plan = plan_dims(bench.stack, bench.width, dims, options.layers)
+        bench.ablation.check(plan)
         work = bench.exercise(texts)
         controls = _control_sets(bench, plan)
         if rows:
@@ -282,7 +283,9 @@ def _control_sets(bench: _Bench, plan: Plan) -> dict[str, list[tuple[str, Plan]]
             families[kind] = [(f"{kind} {i + 1}", relabelled(plan, dims)) for i, dims in enumerate(sets)]
     if options.n_matched:
         strength = magnitude(bench.loaded, bench.stack)
-        matched = matched_sets(strength, plan, avoid=found, n=options.n_matched, seed=options.seed)
+        matched = matched_sets(
+            strength, plan, avoid=found, n=options.n_matched, seed=options.seed, blocks=bench.stack.blocks
+        )
         families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
         bench.closeness = float(np.median([item.closeness for item in matched]))
     return families
@@ -307,7 +310,7 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
 
 def check_save(directory: Path, mode: str) -> None:
     """Raise BadInput where `save_disabled` could not write; ask before measuring."""
-    if mode not in ("weights", "norms", "writes"):
+    if mode not in ON_WEIGHTS:
         raise BadInput(f"--save needs --mode weights, norms or writes: mode {mode!r} lives in the running network only")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise BadInput(f"{directory} is not empty; name a new folder")

@@ -88,7 +88,15 @@ class Matched:
     closeness: float
 
 
-def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n: int, seed: int) -> list[Matched]:
+def matched_sets(
+    magnitude: np.ndarray,
+    plan: Plan,
+    *,
+    avoid: Collection[int],
+    n: int,
+    seed: int,
+    blocks: Sequence[str] | None = None,
+) -> list[Matched]:
     """`n` sets whose weights are as extreme as those of `plan`, at other positions in every layer.
 
     `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of the plan is
@@ -96,6 +104,8 @@ def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n
     position serves twice within a set while fresh ones are left: what is taken away is as large, but not in one place.
     A weight without its like elsewhere gets the nearest there is, and `closeness` says how near that was. A rank among
     them is no p-value: the chosen weights are the most extreme ones, and stand in one place.
+
+    `blocks` names the block that each layer runs: layers that share one have the same positions, as they have the same weights.
     """
     width = magnitude.shape[1]
     taken = {dim for dims in plan.values() for dim in dims} | set(avoid)
@@ -108,8 +118,13 @@ def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n
     for _ in range(n):
         used: set[int] = set()
         chosen: Plan = {}
+        of_block: dict[tuple[object, tuple[int, ...]], tuple[int, ...]] = {}
         ratios = []
         for layer, dims in plan.items():
+            block = (blocks[layer] if blocks else layer, dims)
+            if block in of_block:
+                chosen[layer] = of_block[block]
+                continue
             here: list[int] = []
             for dim in dims:
                 fresh = [d for d in free if d not in used and d not in here]
@@ -119,7 +134,7 @@ def matched_sets(magnitude: np.ndarray, plan: Plan, *, avoid: Collection[int], n
                 here.append(pick)
                 ratios.append(magnitude[layer, pick] / max(magnitude[layer, dim], 1e-12))
             used.update(here)
-            chosen[layer] = tuple(sorted(here))
+            chosen[layer] = of_block[block] = tuple(sorted(here))
         sets.append(Matched(chosen, float(np.median(ratios))))
     return sets
 

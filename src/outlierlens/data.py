@@ -187,9 +187,7 @@ def _column(asked: str | None, table: Table) -> str:
     for name in TEXT_COLUMNS:
         if name in table.names:
             return name
-    raise BadInput(
-        f"{table.source}: which column holds the text? --text-column must be one of {', '.join(table.names)}"
-    )
+    raise BadInput(f"{table.source}: which column holds the text? --text-column must be one of {table.listed}")
 
 
 @dataclass(frozen=True)

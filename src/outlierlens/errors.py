@@ -16,6 +16,9 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+# The remedy for NaN and infinite values of a running model.
+USE_FLOAT32 = "use --dtype float32; where that is in use, weights are damaged or too large"
+
 
 class OutlierlensError(Exception):
     """Base of all errors that outlierlens raises on purpose; the command line prints them as one line."""

@@ -20,6 +20,7 @@ import numpy as np
 from outlierlens.damage import Blank, Filled, FillKind
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
+from outlierlens.token_texts import added_ends
 
 EVERY = 7  # one in seven of the words that are one token: enough context to fill it, enough blanks to see a pattern
 CONTEXT = 96
@@ -156,6 +157,8 @@ def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
     limit = token_limit(loaded, PROMPT_WORDS * 4 + CONTINUE)
     words = " ".join(text.split()[:PROMPT_WORDS])
     prompt = tokenizer(words, truncation=True, max_length=max(2, limit // 2))["input_ids"]
+    _, behind = added_ends(tokenizer, [words])
+    prompt = prompt[: len(prompt) - len(behind)]  # an end would be gone on from as if another text began
     step, cache = torch.tensor([prompt], device=loaded.device), None
     said: list[int] = []
     with torch.inference_mode():

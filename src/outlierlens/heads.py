@@ -118,6 +118,19 @@ def _check_body(source: str, model: "nn.Module", missing: Any, mismatched: set[s
         )
 
 
+def check_values(name: str, model: "nn.Module", dtype: str) -> None:
+    """Raise BadFile where a parameter holds NaN or infinity: every number of such a model would be none."""
+    import torch
+
+    for parameter, values in model.named_parameters():
+        if values.is_meta or not values.numel() or values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            continue
+        if not torch.stack(torch.aminmax(values.detach())).isfinite().all():  # both are NaN where a value is
+            damaged = "the weights are damaged; fetch or train them again"
+            what = f"beyond float16, or {damaged}; try --dtype float32" if dtype == "float16" else damaged
+            raise BadFile(f"{name}: {parameter} holds NaN or infinity: {what}")
+
+
 def agree_on_padding(model: Any, tokenizer: Any) -> None:
     """Have the model's config name the tokenizer's padding, where a sequence head finds the last token by it.
 

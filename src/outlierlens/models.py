@@ -20,7 +20,7 @@ from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import WEIGHTS
 from outlierlens.devices import pick_device, whole_float32
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
-from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, load_with_head
+from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, check_values, load_with_head
 from outlierlens.media.processor import processor_beside
 from outlierlens.model_folder import VOCABULARIES, model_folder, tokenizer_is_made
 from outlierlens.results import Provenance
@@ -155,7 +155,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     told).
 
     Raises:
-        BadFile: damaged weights, a config that does not fit them, or weights that are missing.
+        BadFile: damaged weights (NaN and infinity among them), a config that does not fit them, or missing ones.
         MissingExtra: the model or its tokenizer needs a library that is not installed.
         UnknownModel, UnknownArchitecture, Offline, BadInput: see those.
     """
@@ -181,6 +181,7 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
         tokenizer = _tokenizer(transformers, source, common)
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
+    check_values(name, model, options.dtype)
     return from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
 
 

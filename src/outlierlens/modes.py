@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from outlierlens.ablate import EditSettings, edited_hidden, mean_states, removed_writes, zeroed_norms, zeroed_weights
+from outlierlens.ablate import (
+    EditSettings,
+    check_shared,
+    edited_hidden,
+    mean_states,
+    removed_writes,
+    zeroed_norms,
+    zeroed_weights,
+)
 from outlierlens.controls import Plan
 from outlierlens.data import NO_LIMIT, Data
 from outlierlens.errors import BadInput, near
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["weights", "norms", "zero", "mean", "scale", "resample", "writes"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+ON_WEIGHTS: tuple[Mode, ...] = ("weights", "norms", "writes")
 
 
 def check_mode(mode: str, factor: float, embeddings: bool) -> None:
@@ -65,6 +74,11 @@ class Ablation:
     embeddings: bool = False
     settings: EditSettings = field(default_factory=EditSettings)
 
+    def check(self, plan: Plan) -> None:
+        """Raise BadInput where the mode cannot switch `plan` off: ask before measuring."""
+        if self.mode in ON_WEIGHTS:
+            check_shared(self.stack, plan)
+
     def off(self, plan: Plan | None) -> AbstractContextManager[int]:
         """Switch `plan` off inside the block; yields the number of values set. Nothing is off for None or {}."""
         if not plan:
@@ -88,6 +102,14 @@ class Ablation:
             return "removed_writes" + (" with embeddings" if self.embeddings else "")
         factor = f" × {self.settings.factor:g}" if self.mode == "scale" else ""
         return f"edited_hidden {self.mode}{factor}"
+
+
+def mode_by_layer(stack: "BoundStack") -> Mode:
+    """How one layer alone is switched off: by its weights, or by what it gives where several layers share their weights.
+
+    Where blocks end in a norm of the stream, as all that share them do, the two are the same.
+    """
+    return "weights" if len(stack.block_layers) == stack.n_layers else "zero"
 
 
 def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Data, *, length: int, batch_size: int) -> np.ndarray:

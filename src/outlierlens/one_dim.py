@@ -17,7 +17,7 @@ import numpy as np
 
 from outlierlens.arch import BoundStack
 from outlierlens.confusion import confusion, correlations, metric_of
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
 from outlierlens.labelled import Examples, label_order
 from outlierlens.models import LoadedModel
@@ -246,9 +246,7 @@ class _Fit:
     ) -> LayerOneDim:
         """Every dimension of a layer, from vectors [text, dim]."""
         if not (np.isfinite(learned).all() and np.isfinite(judged).all()):
-            raise BadInput(
-                f"layer {name}: a sentence vector holds a value that is not finite; load the model with --dtype float32"
-            )
+            raise BadInput(f"layer {name}: a sentence vector holds a value that is not finite; {USE_FLOAT32}")
         variance = learned.astype(np.float64).var(axis=0)
         ratio = variance / variance.mean() if variance.any() else variance
         outliers = tuple(int(dim) for dim in np.argsort(-ratio, kind="stable") if ratio[dim] >= VARIANCE_RATIO)

@@ -16,6 +16,7 @@ import numpy as np
 from outlierlens.damage import Condition, Control
 from outlierlens.detect import layers_needed
 from outlierlens.errors import BadInput
+from outlierlens.layer_words import number_of_layers
 from outlierlens.results import Provenance, result, table
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ class PruneCheck:
 
 def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
     where = f"{stack.stack} " if several else ""
-    limit = f"{stack.needed} of {stack.n_layers} layers"
+    layers = number_of_layers(stack.n_layers)
+    limit = f"{stack.needed} of {layers}"
     breaking = stack.breaks(rule.scope)
     if breaking:
         known = {hit.dim for hit in stack.outliers}
@@ -207,7 +209,7 @@ def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
         worst = int(max(stack.layers_removed[list(breaking)]))
         spread = f"up to {worst}" if len(breaking) > 1 else str(worst)
         return (
-            f"{where}broken: safe to prune except {', '.join(named)}{more}, removed in {spread} of {stack.n_layers} layers "
+            f"{where}broken: safe to prune except {', '.join(named)}{more}, removed in {spread} of {layers} "
             f"(the constraint allows fewer than {stack.needed})"
         )
     said = f"{where}holds: no {'outlier' if rule.scope == 'outliers' else 'position'} is removed in {limit} or more"

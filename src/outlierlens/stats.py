@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.histogram import LogHistogram
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class GroupStats:
         variance = square.mean(1, keepdim=True)
         if not torch.isfinite(variance).all():
             bad = int((~torch.isfinite(variance)).sum())
-            raise BadInput(f"{bad} of {len(values)} token vectors hold NaN or infinity; load the model in float32")
+            raise BadInput(f"{bad} of {len(values)} token vectors hold NaN or infinity; {USE_FLOAT32}")
         row, column = _places(square >= variance.mul_(self.n_sigma**2).masked_fill_(variance == 0, math.inf))
         self.sigma += torch.bincount(column, minlength=self.dim)
         low, high = _lone_extremes(values)

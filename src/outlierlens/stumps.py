@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 
 MEMORY = 64_000_000  # bytes of back pointers held at once
 SHIFTS = np.linspace(-50, 50, 201)  # of Rudman et al.'s released code: in steps of 0.5 around the mean
@@ -55,9 +55,7 @@ def fit_intervals(
     if not n or n != len(labels):
         raise BadInput(f"{n} vectors for {len(labels)} labels; need at least one and as many of each")
     if not np.isfinite(values).all():
-        raise BadInput(
-            "a sentence vector holds a value that is not finite; the model is broken, or overflows its dtype"
-        )
+        raise BadInput(f"a sentence vector holds a value that is not finite; {USE_FLOAT32}")
     weights = np.ones(n) if weights is None else np.asarray(weights, dtype=np.float64)
     step = max(1, MEMORY // (n * n_classes * (n_classes + 1)))
     parts = [

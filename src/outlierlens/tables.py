@@ -21,6 +21,7 @@ from outlierlens.errors import BadInput, Offline, need
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
 MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a column of a row group, and from one byte, that need no explanation
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,27 @@ class Table:
         """Rows of `columns`; raises BadInput for a column that is missing (the message lists those there are)."""
         for column in columns:
             if column not in self.names:
-                raise BadInput(f"{self.source}: no column {column!r}; its columns are {', '.join(self.names)}")
+                raise BadInput(f"{self.source}: no column {column!r}; its columns are {self.listed}")
         return self.read(tuple(columns))
+
+    @property
+    def listed(self) -> str:
+        """The columns for a message; where one is several that something else separates, that, and what to do."""
+        return ", ".join(self.names) + _separator_hint(Path(self.source).suffix.lower(), self.names)
+
+
+def _separator_hint(suffix: str, names: Sequence[str]) -> str:
+    """What to say of the only name of a file whose separator is not that of its ending; "" where there is nothing to say."""
+    used = {".csv": ",", ".tsv": "\t"}.get(suffix)
+    if used is None or len(names) != 1:
+        return ""
+    mark = max(SEPARATORS, key=names[0].count)
+    if mark == used or mark not in names[0]:
+        return ""
+    ending = next((ending for ending, other in ((".csv", ","), (".tsv", "\t")) if other == mark), None)
+    remedy = f"rename it to {ending}" if ending else f"write it anew with {SEPARATORS[used]}, or as .jsonl"
+    meant, seen = SEPARATORS[used], SEPARATORS[mark]
+    return f" (one name: {suffix} is separated by {meant}, and this file seems to be by {seen}; {remedy})"
 
 
 def open_table(source: str | Path, *, offline: bool = False, split: str = "test") -> Table:

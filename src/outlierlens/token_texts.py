@@ -3,12 +3,14 @@
 tokens = vocabulary_of(tokenizer)          # ("[PAD]", "[UNK]", …), one a id; "" for an id without a token
 vocabulary_digest(tokens)                  # SHA-256: equal exactly where the ids mean the same
 added_around(tokenizer)                    # int64 [vocabulary]: [CLS] 1, [SEP] 1
+added_ends(tokenizer, texts)               # ids before and behind a text: ([CLS],), ([SEP],)
 kind_of(tokens)                            # "wordpiece", "byte-level", "sentencepiece" or "plain"
 texts_of(tokens)                           # "##s" stays, "Ġthe" is " the", half a character is U+FFFD
 """
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,23 @@ def added_around(tokenizer: Any) -> np.ndarray:
     for number, times in (Counter(tokenizer("a")["input_ids"]) - bare).items():
         sizes[number] = times
     return sizes
+
+
+def added_ends(tokenizer: Any, texts: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ids before, ids behind) that the tokenizer puts around the first of `texts` that has a token; () for none.
+
+    Without such a text, or where a text's own tokens are not in one piece, nothing counts as added.
+    """
+    for text in texts:
+        bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if not bare:
+            continue
+        whole = list(tokenizer(text)["input_ids"])
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+        break
+    return (), ()
 
 
 def kind_of(tokens: tuple[str, ...]) -> str:

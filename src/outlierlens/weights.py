@@ -249,9 +249,9 @@ def _stack_scan(
         notes += _one_sided(measured, rule, used)
     if used < asked:
         notes.append(f"relaxed: nothing passes {asked:g} sigma, these pass {used:g} sigma")
-    if declared.shared_blocks:
-        notes.append("all layers run the same block: counting layers is meaningless, one vector was tested")
     n_layers, width = measured.scale.shape
+    if declared.shared_blocks and n_layers == 1:
+        notes.append("all layers run one block, so one vector was tested")
     dims = np.arange(width)
     if 2 * n_layers * width > MAP_CELLS:
         extreme = np.abs(measured.z_scale).max(axis=0)

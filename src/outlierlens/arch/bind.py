@@ -90,9 +90,17 @@ class BoundStack:
         return self.stack.norm_site != "read"
 
     @property
+    def block_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that each distinct block runs, ascending [block]: one, except where blocks are shared."""
+        runs: dict[str, list[int]] = {}
+        for layer, path in enumerate(self.blocks):
+            runs.setdefault(path, []).append(layer)
+        return tuple(map(tuple, runs.values()))
+
+    @property
     def weight_layers(self) -> tuple[int, ...]:
         """One layer for each distinct block: all of them, except where blocks are shared."""
-        return tuple(sorted({path: layer for layer, path in reversed(list(enumerate(self.blocks)))}.values()))
+        return tuple(layers[0] for layers in self.block_layers)
 
 
 def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | None = None) -> list[BoundStack]:

@@ -18,7 +18,7 @@ from outlierlens.attention.moments import Drawn, PairSums, text_weights
 from outlierlens.attention.reduce import ALL, PADDED, SEEN, MapSums, read_maps
 from outlierlens.attention_maps import tapped_attention
 from outlierlens.controls import Plan
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, token_batches
@@ -161,7 +161,7 @@ def _add(reading: Reading, found: Measured, batch: TokenBatch, maps: dict[int, M
         columns = torch.cat([one.columns[mean] for mean in found.means], dim=2)  # [batch, token, mean * head]
         sizes = states.double().abs()
         if not bool(torch.isfinite(sizes[batch.valid]).all()):
-            raise BadInput(f"layer {layer}: a state is NaN or infinite; use --dtype float32")
+            raise BadInput(f"layer {layer}: a state is NaN or infinite; {USE_FLOAT32}")
         if layer not in found.pairs:
             _begin(reading, found, layer, columns.shape[2], sizes.shape[2], device)
         named = sizes[..., list(reading.named)]

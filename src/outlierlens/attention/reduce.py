@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ def read_maps(
         relative = torch.where(several, entropy / torch.where(log_keys > 0, log_keys, 1.0), 0.0)
         sums[:, text] = torch.stack([part.double().sum(1) for part in (mass, entropy, relative, there, several)])
     if not bool(torch.isfinite(sums).all()):
-        raise BadInput("an attention weight is NaN or infinite; load the model in float32")
+        raise BadInput(f"an attention weight is NaN or infinite; {USE_FLOAT32}")
     columns = {SEEN: seen, ALL: total / torch.tensor(lengths, **wide).clamp(min=1)[:, None, None]}
     if with_padded:
         columns[PADDED] = padded

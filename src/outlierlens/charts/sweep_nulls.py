@@ -71,7 +71,8 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
     jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None}
     tooltip = [field("family", "set and controls", "nominal"), field("change", "change")]
     more = [*tooltip, field("p", "rank p"), field("texts", "texts")]
-    middle = (min(d["change"] for d in dots + chosen) + max(d["change"] for d in dots + chosen)) / 2
+    ends = [d["change"] for d in dots + chosen] or [0.0]
+    middle = (min(ends) + max(ends)) / 2
     layers: list[Spec] = [
         {
             "data": {"values": [{"change": 0}]},

@@ -10,6 +10,7 @@ from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.cli.measure import EmbeddingsOption, FactorOption, StackOption
+from outlierlens.layer_words import number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.attended import Attention, KeyCorrelation
@@ -110,7 +111,7 @@ def print_attention(found: "Attention", verbose: bool = False) -> None:
     """Where attention goes in each condition, then the correlations of the named dimensions."""
     say(
         f"{found.provenance.model} on {found.data}: {found.n_texts:,} texts, {found.n_tokens:,} tokens ({found.n_special:,} "
-        f"special), {len(found.layers)} layers × {found.n_heads} heads; off by {found.mode}"
+        f"special), {number_of_layers(len(found.layers))} × {found.n_heads} heads; off by {found.mode}"
     )
     say(f"dimensions {', '.join(map(str, found.dims))}: {found.named_by}")
     print_table("where attention goes, mean over layers and heads", PLACES, _places(found))

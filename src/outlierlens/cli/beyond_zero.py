@@ -12,6 +12,7 @@ from outlierlens.cli.labelled import Labelling, Reading
 from outlierlens.cli.measure import StackOption
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
+from outlierlens.layer_words import number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
@@ -133,8 +134,8 @@ def print_beyond_zero(found: "BeyondZero", verbose: bool = False) -> None:
         f"{found.n_tokens:,} tokens; intact {found.intact:z.4f}"
     )
     say(
-        f"treated in {len(found.layers)} layers of stream {found.stack}; dimensions: {found.named_by}; means of the other "
-        f"{found.n_folds - 1} of {found.n_folds} parts of the {found.inputs}"
+        f"treated in {number_of_layers(len(found.layers))} of stream {found.stack}; dimensions: {found.named_by}; means of "
+        f"the other {found.n_folds - 1} of {found.n_folds} parts of the {found.inputs}"
     )
     for treated in found.treated:
         print_table(f"{treated.label}, beside {_sets(treated)}", HEADS, [_cells(one) for one in treated.treatments])

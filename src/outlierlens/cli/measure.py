@@ -12,6 +12,7 @@ from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_label
 from outlierlens.cli.sweep_show import counted
 from outlierlens.errors import BadInput, need
 from outlierlens.interval_words import interval_text
+from outlierlens.layer_words import number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.damage import Condition, Damage
@@ -235,7 +236,7 @@ def print_damage(damage: "Damage") -> None:
     say(
         f"{damage.provenance.model}: {damage.task} ({damage.unit}) on {damage.n_texts:,} {damage.inputs}{counted(damage)}"
     )
-    say(f"mode {damage.mode}, stream {damage.stack}, {len(damage.layers)} layers")
+    say(f"mode {damage.mode}, stream {damage.stack}, {number_of_layers(len(damage.layers))}")
     rows: list[list[Any]] = []
     for label, condition in (("intact", damage.intact), ("off: " + _off(damage.chosen), damage.chosen)):
         score = condition.score

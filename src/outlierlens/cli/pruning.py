@@ -10,6 +10,7 @@ from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
+from outlierlens.layer_words import number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions
@@ -175,7 +176,7 @@ def protect(
     if output:
         write_text(output, made.text)
         if not quiet:
-            say(f"{output}: {len(made.modules)} modules of {len(made.layers)} layers")
+            say(f"{output}: {len(made.modules)} modules of {number_of_layers(len(made.layers))}")
             for note in made.notes:
                 say(f"note: {note}")
     elif not quiet:

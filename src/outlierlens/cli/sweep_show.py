@@ -9,6 +9,7 @@ from outlierlens.cli.common import print_table, say
 from outlierlens.cli.sweep_progress import duration
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
+from outlierlens.layer_words import number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.damage import Damage
@@ -88,7 +89,7 @@ def _head(sweep: "Sweep") -> Iterator[str]:
     )
     windows = sweep.windows_swept
     shown = windows[0] if len(windows) == 1 else f"{len(windows)} windows ({windows[0]} … {windows[-1]})"
-    yield f"mode {sweep.mode}, stream {sweep.stack} of {sweep.n_layers} layers × {sweep.width:,} dimensions, {shown}"
+    yield f"mode {sweep.mode}, stream {sweep.stack} of {number_of_layers(sweep.n_layers)} × {sweep.width:,} dimensions, {shown}"
     if sweep.method == "adaptive":
         unfinished = sum(effect.stopped == "unfinished" for effect in sweep.effects)
         settled = f"; the order of the {sweep.top_k} largest is {'settled' if sweep.separated else 'not settled'}"

@@ -10,6 +10,7 @@ from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
 from outlierlens.cli.measure import StackOption
 from outlierlens.errors import BadInput
+from outlierlens.layer_words import number_of_layers
 
 if TYPE_CHECKING:
     from outlierlens.tracked import ChangePoint, Track
@@ -137,7 +138,7 @@ def print_track(found: "Track") -> None:
 
     say(
         f"{found.provenance.model}, {found.stack}, {found.site}: {len(found.steps)} steps from {int(found.steps[0]):,} to "
-        f"{int(found.steps[-1]):,}, {found.n_layers} layers × {found.width:,} dimensions"
+        f"{int(found.steps[-1]):,}, {number_of_layers(found.n_layers)} × {found.width:,} dimensions"
     )
     for sentence in track_sentences(found):
         say(sentence)

@@ -7,7 +7,7 @@ import typer
 
 from outlierlens.cli import common, integrity
 from outlierlens.cli.common import Show, print_table, say
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, OutlierlensError, one_line
 
 if TYPE_CHECKING:
     from outlierlens.comparison import Comparison
@@ -82,9 +82,19 @@ def scan(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view, row=arch, max_read=common.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
     )  # fmt: skip
-    found = [scan_one(model, options, command=common.reproduce()) for model in models]
-    result = found[0] if len(found) == 1 else Scans(tuple(found))
-    show.result(result, lambda _: _print_scans(found, verbose))
+    found, failed = [], list[OutlierlensError]()
+    for model in models:
+        try:
+            found.append(scan_one(model, options, command=common.reproduce()))
+        except OutlierlensError as error:
+            failed.append(error)
+    if found:
+        result = found[0] if len(models) == 1 else Scans(tuple(found))
+        show.result(result, lambda _: _print_scans(found, verbose))
+    for other in failed[:-1]:
+        common.warn(f"error: {one_line(str(other))}")
+    if failed:
+        raise failed[-1]  # what was found for the others is shown
 
 
 def _propose(models: list[str], source: dict[str, Any]) -> None:

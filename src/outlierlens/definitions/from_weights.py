@@ -66,7 +66,8 @@ def _luo_rank(checkpoint: LiveCheckpoint, stack: BoundStack, settings: Settings,
     rule = Rule("luo", top_k=settings.luo_rank)
     sites = [one for module, norms in stack.norms.items() if (one := _norm_site(stack, module, norms))]
     if not sites:
-        return Found("luo-rank", condition, why_not="the blocks declare no norm")
+        few = "ranks over layers cannot agree: fewer than two blocks, each counted once, have a norm"
+        return Found("luo-rank", condition, why_not=few if stack.norms else "the blocks declare no norm")
     best: dict[str, dict[int, float]] = {}
     for site, present in sites:
         measured, _ = measure(checkpoint, site, hashlib.sha256())

@@ -109,6 +109,7 @@ def detectors(
         task = make_task(loaded, texts.first(options.trial_texts), TaskOptions(max_length=options.reading.max_length))
         trials = replace(options.trials, seed=options.seed, progress=options.reading.progress)
         searched = with_trials(loaded, stack, searched, task, trials)
+        notes += task.notes
     return Detectors(
         provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,

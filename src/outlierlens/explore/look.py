@@ -29,6 +29,7 @@ from outlierlens.explored import VIEWS, Explored, Listed, Off, State
 from outlierlens.forward import text_stacks
 from outlierlens.hidden import EMBEDDINGS
 from outlierlens.inputs import token_limit, tokenizer_of
+from outlierlens.layer_words import number_of_layers
 from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.modes import Ablation, check_mode, means_over
 from outlierlens.samples import SAMPLES, texts_for
@@ -103,7 +104,8 @@ class Explorer:
         """One sentence: how many outlier dimensions the weights show, or that there are none."""
         scanned, rule = self._scanned(self.stack(name).name), self.scan.rule
         needed = layers_needed(rule.min_layer_fraction, scanned.n_layers)
-        where = f"past {scanned.n_sigma:g} sigma in at least {needed} of {scanned.n_layers} layers ({scanned.measure})"
+        layers = number_of_layers(scanned.n_layers)
+        where = f"past {scanned.n_sigma:g} sigma in at least {needed} of {layers} ({scanned.measure})"
         if scanned.outliers:
             n = len(scanned.outliers)
             return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."
@@ -178,6 +180,7 @@ class Explorer:
         if state.mode == "mean" and state.dims:
             settings = EditSettings(means=self._mean(stack))
         ablation = Ablation(self.loaded, stack, state.mode, settings=settings)  # type: ignore[arg-type]
+        ablation.check(conditions[-1].plan)
         return _Settled(state, Bench(self.loaded, ablation, text, conditions, named), notes)
 
     def _conditions(self, state: State, stack: BoundStack) -> tuple[Off, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +128,7 @@ class Sums:
                 see(size, first)
             part[:, :, n] = rows[:, ::n] @ size.square_()
         if not bool(torch.isfinite(found.sum())):
-            raise BadInput(f"a state of layer number {layer} that was read is NaN or infinite; use --dtype float32")
+            raise BadInput(f"a state of layer number {layer} that was read is NaN or infinite; {USE_FLOAT32}")
         self._sums[layer].addmm_(self._weights, found.flatten(1))
 
     def of(self, layer: int, view: View) -> Moments:

@@ -216,6 +216,10 @@ def numbered_labels(
         return (), tuple(_number(task, value, where, row) for value, row in raw)
     raw = [(_whole(value), row) for value, row in raw]
     classes = named[0]
+    known = {*task.labels, *(classes or ()), *named[1]}
+    for value, row in raw:
+        if _is_missing(value) and value not in known:
+            raise BadInput(f"{where}, row {row}: the label is missing ({value!r}); give one, or remove the row")
     names = task.labels or classes or _names([value for value, _ in raw], where, tuple(named[1]))
     place = _placing([value for value, _ in raw], names, classes)
     places = []
@@ -235,6 +239,13 @@ def _unlabelled(value: Any) -> str:
     if str(value).strip() in UNLABELLED:
         return ", which marks an unlabelled row (remove it)"
     return ", which marks a piece without a label (give one to each word)" if value == NOT_A_LABEL else ""
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a label says that there is none: nothing, or what pandas and NumPy write for nothing."""
+    if isinstance(value, str):
+        return value.strip().casefold() in ("", "nan")
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _whole(value: Any) -> Any:

@@ -240,7 +240,7 @@ def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _
     column = options.column or next((name for name in (*COLUMNS[kind], *PATHS) if name in table.names), None)
     if column is None:
         raise BadInput(
-            f"{table.source}: which column holds the {PLURAL[kind]}? --text-column must be one of {', '.join(table.names)}"
+            f"{table.source}: which column holds the {PLURAL[kind]}? --text-column must be one of {table.listed}"
         )
     columns = (column, options.label) if options.labelled else (column,)
     folder = path.resolve().parent if path.is_file() else None

@@ -124,6 +124,9 @@ def predictions(
     tasks = {name: INPUT_TASKS[name](loaded, texts.texts, options.task) for name in inputs}
     first = tasks[inputs[0]]
     interventions, notes = _interventions(first, switches, options)
+    if "layers" in interventions:
+        switches.ablation.check(plan)
+    notes += dict.fromkeys(note for task in tasks.values() for note in task.notes)
     special = getattr(loaded.tokenizer, "all_special_ids", ())
     unigram = Unigram.of(counts, n_rows=first.n_rows, special=special, smoothing=options.smoothing)
     heard: list[Heard] = []

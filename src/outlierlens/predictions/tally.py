@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import USE_FLOAT32, BadInput, need
 from outlierlens.predictions.unigram import Unigram, divergences, slopes, spearmans
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.tasks.resampled import Sums, bca, ratio
@@ -83,7 +83,7 @@ class Tally:
         import torch
 
         if not bool(torch.isfinite(logits).all()):
-            raise BadInput("logits are NaN or infinite with these dimensions off; use --dtype float32")
+            raise BadInput(f"logits are NaN or infinite, intact or with dimensions off; {USE_FLOAT32}")
         scale = self.scale
         log = logits.log_softmax(-1)
         probability = log.exp()

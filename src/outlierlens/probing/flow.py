@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.vectors.read import (
     ReadOptions,
@@ -201,5 +201,5 @@ def taken(batch: TokenBatch, special: bool, n_positions: int) -> tuple["Tensor",
     states = torch.stack([one[rows, positions].float() for one in batch.states])
     for layer, one in zip(batch.layers, states, strict=True):
         if not bool(torch.isfinite(one).all()):
-            raise BadInput(f"layer {layer}: a state is NaN or infinite; use --dtype float32")
+            raise BadInput(f"layer {layer}: a state is NaN or infinite; {USE_FLOAT32}")
     return states, positions, rows

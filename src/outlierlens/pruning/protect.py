@@ -24,6 +24,7 @@ from outlierlens import arch
 from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.errors import BadInput, one_line
+from outlierlens.layer_words import number_of_layers, runs
 from outlierlens.pruned import Removal
 from outlierlens.pruning.removal import Cells
 from outlierlens.scanned import StackScan
@@ -185,13 +186,21 @@ class _Lists:
         return Protection(tool, text, modules, self.dims, layers, tuple(notes))
 
     def layers(self, chosen: Which | tuple[int, ...]) -> tuple[int, ...]:
-        """Layer numbers, ascending."""
+        """Numbers of `cells`, ascending: of layers, but that layers which run one block count once.
+
+        Raises:
+            BadInput: a layer that does not exist, or some alone of the layers that run one block.
+        """
         n_layers = self.cells.n_layers
         if not isinstance(chosen, str):
-            bad = [layer for layer in chosen if not 0 <= layer < n_layers]
+            bad = [layer for layer in chosen if not 0 <= layer < self.bound.n_layers]
             if bad:
-                raise BadInput(f"layer {bad[0]} does not exist; there are 0 to {n_layers - 1}")
-            return tuple(sorted(set(chosen)))
+                raise BadInput(f"layer {bad[0]} does not exist; there are 0 to {self.bound.n_layers - 1}")
+            given = [set(layers) & set(chosen) for layers in self.bound.block_layers]
+            for layers, some in zip(self.bound.block_layers, given, strict=True):
+                if some and some != set(layers):
+                    raise BadInput(f"layers {runs(layers)} run one block, which is spared as a whole; name all of them")
+            return tuple(number for number, some in enumerate(given) if some)
         if chosen == "all":
             return tuple(range(n_layers))
         known = {outlier.dim: outlier for outlier in self.scan.outliers}
@@ -206,7 +215,7 @@ class _Lists:
     def writers(self, layer: int) -> tuple[str, ...]:
         """Modules that write last in a layer, as the checkpoint names them."""
         if not self.bound.ends_in_norm:
-            found = [param.name.removesuffix(".weight") for param in self.bound.scale[layer]]
+            found = [param.name.removesuffix(".weight") for param in self.bound.scale[self.bound.weight_layers[layer]]]
         else:
             block = self.bound.blocks[self.bound.weight_layers[layer]]
             names = [f"{block}.{module.removesuffix('()')}" for module in self.bound.stack.last_linear]
@@ -219,7 +228,7 @@ class _Lists:
         n_layers, limit = self.cells.n_layers, self.cells.limit
         left = n_layers - len(layers)
         which = chosen if isinstance(chosen, str) else "given"
-        about = f"positions {', '.join(map(str, self.dims))}; {len(layers)} of {n_layers} layers ({which})"
+        about = f"positions {', '.join(map(str, self.dims))}; {len(layers)} of {number_of_layers(n_layers)} ({which})"
         if tool not in PRUNES:
             return f"{about} are protected"
         if left < limit:
@@ -306,7 +315,7 @@ class _Lists:
             return []
         names, found = self.checkpoint.tensors, []
         for layer in layers:
-            block = self.bound.blocks[layer]
+            block = self.bound.blocks[self.bound.weight_layers[layer]]
             for norm, linears in READERS:
                 parts = [f"{block}.{norm}", *(f"{block}.{linear}" for linear in linears)]
                 stored = [names.get(f"{part}.weight") for part in parts]

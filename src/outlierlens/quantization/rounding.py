@@ -10,7 +10,7 @@ FP8: step · cast(clip(x / step)), step = largest |x| / largest of the format. A
 
 from typing import TYPE_CHECKING
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.quantization.schemes import LARGEST, Scheme
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def steps(blocks: "Tensor", scheme: Scheme) -> tuple["Tensor", "Tensor"]:
     # A NaN or an infinity among the values is one in the step.
     if not bool(step.isfinite().all()):
         raise BadInput(
-            "a value to be rounded is infinite or not a number, or the range is beyond float32: no step covers it; check "
-            "the weights, or load the model with --dtype float32"
+            "a value to be rounded is infinite or not a number, or the range is beyond float32: no step covers it; "
+            + USE_FLOAT32
         )
     step = step.clamp(min=SMALLEST)
     if scheme.symmetric:

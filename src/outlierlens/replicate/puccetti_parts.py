@@ -12,6 +12,7 @@ from outlierlens.data import Texts
 from outlierlens.frequency.run import FrequencyOptions, frequency
 from outlierlens.frequency_geometry import FrequencyGeometryOptions, frequency_geometry
 from outlierlens.models import LoadedModel
+from outlierlens.modes import mode_by_layer
 from outlierlens.predictions.run import PredictionOptions, predictions
 from outlierlens.predictions.speech import Tagger
 from outlierlens.sweeps.options import SweepOptions
@@ -78,6 +79,7 @@ def _layers(at: Context, texts: Texts) -> Any:
         sets=(at.dims,) if len(at.dims) > 1 else (),
         with_found=False,
         windows="single",
+        mode=mode_by_layer(at.loaded.stack(at.stack)),
         stack=at.stack,
         n_random=0,
         n_matched=0,

@@ -23,6 +23,7 @@ from outlierlens.errors import BadInput
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.labelled import Examples, LabelledTask, find_task
 from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.modes import mode_by_layer
 from outlierlens.references import checkpoint_of, reference_for
 from outlierlens.replicate.models import (
     Tuned,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from outlierlens.sweeps.loop import SweepProgress
 
 RESULT, ROWS = "replication.json", "rows.jsonl"
+LAYER_ROWS = "rows-by-layer.jsonl"  # of single layers, where they are switched off in another way
 SINGLES, TOGETHER, PASSING, LAYERS = "sweep.json", "sweep-together.json", "sweep-passing.json", "sweep-layers.json"
 PAIR = 2  # dimensions of a random set where there are no outliers
 WINDOWS_FIRST = "glue:mnli"  # the task of the papers' single-layer windows
@@ -259,15 +261,16 @@ class _Table:
         dims = named.dims
         folder = job.directory / _folder(tuned.label)
         if job.overwrite:
-            remove_rows(folder / ROWS)
+            for rows_file in (ROWS, LAYER_ROWS):
+                remove_rows(folder / rows_file)
         random = self.paper.n_random if job.n_random is None else job.n_random
         total = sum(one.numel() for one in loaded.model.parameters())
         whole = Whole(total, self._reference(loaded, tuned, examples))
 
         done: list[Sweep] = []
 
-        def run(name: str, **more: Any) -> Sweep:
-            swept = self._sweep(loaded, examples, folder / ROWS, **{"n_random": random, "n_matched": 0, **more})
+        def run(name: str, rows: str = ROWS, **more: Any) -> Sweep:
+            swept = self._sweep(loaded, examples, folder / rows, **{"n_random": random, "n_matched": 0, **more})
             save(swept, folder / name)
             done.append(swept)
             return swept
@@ -291,9 +294,18 @@ class _Table:
             )
         windows: tuple[Row, ...] = ()
         if dims and examples.task.name == job.by_layer:
+            mode = mode_by_layer(loaded.stack())
             by_layer = run(
-                LAYERS, dims=dims, sets=(dims,) if len(dims) > 1 else (), windows="single", n_random=min(random, 19)
+                LAYERS,
+                ROWS if mode == "weights" else LAYER_ROWS,
+                dims=dims,
+                sets=(dims,) if len(dims) > 1 else (),
+                windows="single",
+                n_random=min(random, 19),
+                mode=mode,
             )
+            if mode != "weights":
+                notes.append("layer by layer, dimensions are off in what a layer gives, as layers share their weights")
             windows = window_rows(by_layer, dims, whole)
         if reduced := [one.precision for one in done if one.precision]:
             worst = max(reduced, key=lambda precision: precision.deviation)

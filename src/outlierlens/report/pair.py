@@ -19,6 +19,7 @@ from outlierlens.charts.losses import few
 from outlierlens.charts.weights import mean_size
 from outlierlens.damage import Damage
 from outlierlens.detect import Outlier
+from outlierlens.layer_words import number_of_layers
 from outlierlens.report.advice import Advice
 from outlierlens.report.phrases import TASKS, factor, listed
 from outlierlens.report.results import ReportData
@@ -201,7 +202,9 @@ def pair_sentences(pair: Pair) -> tuple[str, ...]:
             said.append(f"How far dimensions{where} stand out correlates with r = {match.correlation:.3f}; {alike}.")
         one, other = match.ours, match.theirs
         if (one.n_layers, one.hidden_size) != (other.n_layers, other.hidden_size):
-            shapes = [f"{stack.n_layers} layers × {stack.hidden_size:,} dimensions" for stack in (one, other)]
+            shapes = [
+                f"{number_of_layers(stack.n_layers)} × {stack.hidden_size:,} dimensions" for stack in (one, other)
+            ]
             what = "layers are shown at their share of the depth" if one.n_layers != other.n_layers else ""
             what = "; ".join(filter(None, ["positions do not correspond" if not match.mapped else "", what]))
             said.append(f"{pair.names[0]} has {shapes[0]}{where}, {pair.names[1]} {shapes[1]}: {what}.")

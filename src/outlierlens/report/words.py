@@ -13,6 +13,7 @@ import numpy as np
 from outlierlens.charts.base import number, place
 from outlierlens.damage import Control, Damage
 from outlierlens.detect import Outlier, layers_needed
+from outlierlens.layer_words import number_of_layers
 from outlierlens.observation import StackObservation
 from outlierlens.report.emergence import track_sentences
 from outlierlens.report.phrases import TASKS, factor, listed, these
@@ -82,7 +83,8 @@ def _asked(data: ReportData) -> str:
         return f"none is over {rule.n_sigma:g} standard deviations in scale and bias of more than three layers"
     needed = layers_needed(rule.min_layer_fraction, stack.n_layers)
     both = " in both scale and bias" if stack.z_bias.size else ""
-    return f"none is {stack.n_sigma:g} standard deviations or more from the mean{both} in {needed} of {stack.n_layers} layers"
+    layers = number_of_layers(stack.n_layers)
+    return f"none is {stack.n_sigma:g} standard deviations or more from the mean{both} in {needed} of {layers}"
 
 
 def _dimensions(dims: Sequence[int]) -> str:

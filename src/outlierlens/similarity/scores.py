@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outlierlens.confusion import correlations
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.similar import Scores
 from outlierlens.similarity.table import StsPairs
 from outlierlens.vectors.fixes import Fix
@@ -61,7 +61,7 @@ class PairIndex:
             better = chosen if fix is None else fix.apply(chosen)
             length = np.sqrt(np.einsum("sd,sd->s", better, better))
             if not np.isfinite(length).all():
-                raise BadInput("a vector to compare is NaN or infinite; use --dtype float32")
+                raise BadInput(f"a vector to compare is NaN or infinite; {USE_FLOAT32}")
             unit = better / np.where(length > 0, length, 1)[:, None]
             found.append(np.einsum("pd,pd->p", unit[first], unit[second]))
         return np.clip(np.concatenate(found), -1, 1) if found else np.zeros(0)

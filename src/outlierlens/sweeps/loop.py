@@ -85,6 +85,8 @@ def sweep(
         runner = make_runner(loaded, texts, options)
         found = scan_stream(loaded, runner.stack.name).dims
         units = planned(options, runner.stack.n_layers, runner.width, found)
+        for unit in units:
+            runner.ablation.check(unit.plan)
         model = fingerprint(loaded.model)
         store = held.enter_context(RowStore.open(rows, _identity(runner, texts, model))) if rows else _Memory()
         is_exact = runner.exact

@@ -75,7 +75,8 @@ def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> list[Family]
 
 
 def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Family:
-    sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=runner.options.seed)
+    blocks = runner.stack.blocks
+    sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=runner.options.seed, blocks=blocks)
     units = [Unit(f"matched {i + 1}", unit.window, item.plan) for i, item in enumerate(sets)]
     closeness = float(np.median([item.closeness for item in sets]))
     return Family("matched", unit, tuple({one.key: one for one in units}.values()), closeness)

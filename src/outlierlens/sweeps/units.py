@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from outlierlens.controls import Plan, plan_key
 from outlierlens.errors import BadInput
+from outlierlens.layer_words import runs
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import BY_LAYER
 
@@ -87,7 +88,7 @@ def layer_windows(options: SweepOptions, n_layers: int) -> list[tuple[str, tuple
         return [(f"from layer {layer}", tuple(other for other in layers if other >= layer)) for layer in layers]
     if options.windows == "upto":
         return [(f"up to layer {layer}", tuple(other for other in layers if other <= layer)) for layer in layers]
-    return [("all layers" if len(layers) == n_layers else f"layers {_runs(layers)}", layers)]
+    return [("all layers" if len(layers) == n_layers else f"layers {runs(layers)}", layers)]
 
 
 def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[int]) -> list[Unit]:
@@ -132,15 +133,4 @@ def _grouped(plan: Plan) -> list[tuple[tuple[int, ...], str]]:
     by_dims: dict[tuple[int, ...], list[int]] = {}
     for layer, dims in plan.items():
         by_dims.setdefault(dims, []).append(layer)
-    return [(dims, f"layers {_runs(tuple(layers))}") for dims, layers in by_dims.items()]
-
-
-def _runs(layers: tuple[int, ...]) -> str:
-    """(0, 1, 2, 5) as "0–2, 5"."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+    return [(dims, f"layers {runs(tuple(layers))}") for dims, layers in by_dims.items()]

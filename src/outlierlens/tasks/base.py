@@ -28,8 +28,9 @@ class TaskOptions:
         name: "auto" takes the loss that fits the model's head, or the change of outputs where there is none.
         blocks: causal: join all texts with blank lines and cut them into blocks of `max_length` tokens; a text is then
             one block, and what remains after the last whole block is left out.
-        max_length: tokens of a window (causal), of a block, or of a text (masked, output change).
-        stride: causal: tokens by which the window moves; None is `max_length` − 1, windows that overlap by one token.
+        max_length: tokens of a window (causal), of a block, or of a text (masked, output change), with those that the
+            tokenizer adds.
+        stride: causal: tokens by which the window moves; None is as far as windows go that overlap by one token of the text.
         batch_size: rows of a forward pass.
         mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
         seed: of masks.

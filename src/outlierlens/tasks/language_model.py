@@ -16,10 +16,11 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_inputs, head_only_at
-from outlierlens.inputs import token_limit
+from outlierlens.inputs import token_limit, tokenizer_of
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut
 from outlierlens.token_rows import refuse_unknown, row_count
+from outlierlens.token_texts import added_ends
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ class Rows:
 class Window:
     """Token ids of one row, the positions whose output is read, the token each should predict, and where the row begins.
 
-    `start` is the place of its first token among the text's tokens.
+    `start` is the place of the row's first token among those of the text, had the row all that come before.
     """
 
     text: int
@@ -76,8 +77,7 @@ class LanguageModelLoss(ABC):
     notes: tuple[str, ...] = ()
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        if loaded.tokenizer is None:
-            raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+        tokenizer_of(loaded)
         self.loaded, self.options = loaded, options
         self.max_length = token_limit(loaded, options.max_length)
         self.n_known = row_count(loaded.model)
@@ -239,9 +239,19 @@ class LanguageModelLoss(ABC):
 
 
 class CausalLoss(LanguageModelLoss):
-    """Next-token loss over sliding windows; every token but the text's first is predicted exactly once."""
+    """Next-token loss over windows or blocks; every token of a text is predicted exactly once.
+
+    Each window and each block begins as the tokenizer begins a text (`<bos>` for Llama and Gemma, nothing for GPT-2). What
+    the tokenizer adds is read and never predicted; what it adds behind a text is left out, as no token reads it. Where it adds
+    nothing in front, the first token of a text or block has nothing to be predicted from, and is not.
+    """
 
     name = "causal loss"
+
+    def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
+        self._front, self._back = added_ends(tokenizer_of(loaded), texts)
+        super().__init__(loaded, texts, options)
+        self.notes = tuple(self._notes())
 
     @property
     def text(self) -> str:
@@ -252,27 +262,59 @@ class CausalLoss(LanguageModelLoss):
             else f"line, windows of {self.max_length} tokens"
         )
 
+    def _notes(self) -> Iterator[str]:
+        name: Any = self.loaded.tokenizer.convert_ids_to_tokens  # type: ignore[union-attr]
+        what = "block" if self.options.blocks else "window"
+        if self._front:
+            yield (
+                f"every {what} begins with {' '.join(name(list(self._front)))}, as the tokenizer begins a text: among its "
+                f"{self.max_length} tokens, and not predicted"
+            )
+        if self._back:
+            yield f"{' '.join(name(list(self._back)))}, which the tokenizer puts behind a text, is left out"
+
+    @property
+    def _room(self) -> int:
+        """Tokens of a text that a window holds."""
+        room = self.max_length - len(self._front)
+        if room < 1:
+            raise BadInput(
+                f"windows of {self.max_length} tokens hold none of a text: the tokenizer puts {len(self._front)} in front; "
+                f"ask for at least {len(self._front) + 1}"
+            )
+        return room
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[misc]
+
+    def _window(self, number: int, ids: list[int], start: int, fresh: range) -> Window:
+        """The window of tokens `ids` that begin at `start` of their text, and predict those numbered `fresh`."""
+        shift = len(self._front) - start
+        row = [*self._front, *ids]
+        return Window(number, row, [i + shift - 1 for i in fresh], [row[i + shift] for i in fresh], start)
+
+    @property
+    def _unseen(self) -> int:
+        """Tokens at the beginning of a window that nothing predicts."""
+        return 0 if self._front else 1
+
     def _all_windows(self, texts: Sequence[str]) -> Iterator[Window]:
         if not self.options.blocks:
             yield from super()._all_windows(texts)
             return
-        length = self.max_length
-        ids = list(self.loaded.tokenizer(BLANK_LINE.join(texts))["input_ids"])  # type: ignore[misc]
-        for number in range(max(1, len(ids) // length)):
-            block = ids[number * length : (number + 1) * length]
-            yield Window(number, block, list(range(len(block) - 1)), block[1:])
+        room, ids = self._room, self._ids(BLANK_LINE.join(texts))
+        for number in range(max(1, len(ids) // room)):
+            block = ids[number * room : (number + 1) * room]
+            yield self._window(number, block, 0, range(self._unseen, len(block)))
 
     def _windows(self, number: int, text: str) -> list[Window]:
-        length = self.max_length
-        # Windows overlap by a token at least: the first token of a window has no context to be predicted from.
-        stride = min(self.options.stride or length, length - 1)
-        ids = list(self.loaded.tokenizer(text)["input_ids"])  # type: ignore[misc]
-        windows, done = [], 1
-        for start in range(0, max(1, len(ids) - 1), stride):
-            end = min(start + length, len(ids))
-            fresh = range(max(done, start + 1), end)
-            places = [i - 1 - start for i in fresh]
-            windows.append(Window(number, ids[start:end], places, [ids[i] for i in fresh], start))
+        room, ids = self._room, self._ids(text)
+        # Windows overlap by a token where they have room: the first of a window is predicted from nothing of its text.
+        stride = max(1, min(self.options.stride or room, room - 1))
+        windows, done = [], self._unseen
+        for start in range(0, len(ids), stride):
+            end = min(start + room, len(ids))
+            windows.append(self._window(number, ids[start:end], start, range(max(done, start + self._unseen), end)))
             done = end
             if end == len(ids):
                 break

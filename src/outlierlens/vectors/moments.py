@@ -8,7 +8,7 @@ moments_of(vectors.values[layer])       # the same, block by block
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 
 BLOCK = 4096  # vectors taken to float64 at once
 
@@ -42,7 +42,7 @@ class Moments:
         for start in range(0, len(vectors), BLOCK):
             block = np.asarray(vectors[start : start + BLOCK], dtype=np.float64)
             if not np.isfinite(block).all():
-                raise BadInput("a vector to fit on is NaN or infinite; leave that text out, or use --dtype float32")
+                raise BadInput(f"a vector to fit on is NaN or infinite; leave that text out, or {USE_FLOAT32}")
             mean = block.mean(0)
             away = block - mean
             self._take(len(block), mean, away.T @ away)

@@ -19,7 +19,7 @@ import numpy as np
 
 from outlierlens.arch import BoundStack
 from outlierlens.data import Batch, Texts, collate
-from outlierlens.errors import BadInput
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
 from outlierlens.inputs import token_limit, tokenizer_of
@@ -291,7 +291,7 @@ def gather(
                 values = allocate((len(wanted), len(spans), states.shape[-1]), options.budget)
             found = _means(weight, row, states)
             if not bool(torch.isfinite(found).all()):
-                raise BadInput(f"layer {batch.layers[layer]}: a state is NaN or infinite; use --dtype float32")
+                raise BadInput(f"layer {batch.layers[layer]}: a state is NaN or infinite; {USE_FLOAT32}")
             values[layer, chosen] = found.cpu().numpy()
     if values is None:
         raise BadInput("there is no token in these texts, so there are no vectors")

@@ -1,0 +1,77 @@
+"""What is wrong with a file is said: separators, missing labels, weights that hold NaN, one bad model among good ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import FAMILIES, build
+from conftest import Words
+from outlierlens.data import read_texts
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.labelled import read_examples
+from outlierlens.labelled.table import plain_task
+from outlierlens.models import LoadOptions, load_model
+
+CLASSIFY = plain_task("classify", "text", "label")
+
+
+def saved(folder: Path, value: float | None = None) -> str:
+    model = build(FAMILIES["bert"], "MaskedLM")
+    if value is not None:
+        with torch.no_grad():
+            dict(model.named_parameters())["bert.encoder.layer.1.attention.self.query.weight"][0, 0] = value
+    model.save_pretrained(folder)
+    Words.build().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "says"),
+    [
+        ("a.csv", ";", "separated by commas, and this file seems to be by semicolons; write it anew with commas"),
+        ("a.csv", "\t", "separated by commas, and this file seems to be by tabs; rename it to .tsv"),
+        ("a.tsv", ",", "separated by tabs, and this file seems to be by commas; rename it to .csv"),
+    ],
+)
+def test_another_separator_is_told(name: str, mark: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(f"text{mark}label\na b{mark}x\n")
+    for read in (lambda: read_texts(path), lambda: read_examples(CLASSIFY, path)):
+        with pytest.raises(BadInput, match=says):
+            read()
+    if "rename" in says:
+        other = path.rename(path.with_suffix(says[-4:]))
+        assert read_texts(other).texts == ("a b",)
+
+
+@pytest.mark.parametrize("missing", ["", " ", "NaN", "nan"])
+def test_a_missing_label_is_refused_with_its_row(missing: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"text,label\na,x\nb,{missing}\nc,y\n")
+    with pytest.raises(BadInput, match=r"row 2: the label is missing \('.*'\); give one, or remove the row"):
+        read_examples(CLASSIFY, path)
+
+
+def test_weights_that_hold_nan_are_refused_by_name(tmp_path: Path) -> None:
+    for value in (float("nan"), float("inf"), float("-inf")):
+        model = saved(tmp_path / str(value), value)
+        with pytest.raises(
+            BadFile, match=r"layer\.1\.attention\.self\.query\.weight holds NaN or infinity: the weights are"
+        ):
+            load_model(model)
+    large = saved(tmp_path / "large", 1e6)
+    load_model(large)
+    with pytest.raises(BadFile, match="try --dtype float32"):
+        load_model(large, LoadOptions(dtype="float16"))
+
+
+def test_a_scan_shows_the_good_models_and_fails_with_the_bad_one(tmp_path: Path, run: Any) -> None:
+    good, other = saved(tmp_path / "good"), saved(tmp_path / "other")
+    bad = str(tmp_path / "nothing-here")
+    code, out, err = run("scan", good, bad, other)
+    assert code == 1
+    assert f"{good}, model" in out
+    assert f"{other}, model" in out
+    assert bad in err
