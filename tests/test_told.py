@@ -75,3 +75,14 @@ def test_a_scan_shows_the_good_models_and_fails_with_the_bad_one(tmp_path: Path,
     assert f"{good}, model" in out
     assert f"{other}, model" in out
     assert bad in err
+
+
+def test_a_model_of_ctranslate2_is_named(tmp_path: Path, run: Any) -> None:
+    name = b"TransformerDecoderSpec\0"
+    (tmp_path / "model.bin").write_bytes(b"\6\0\0\0" + len(name).to_bytes(2, "little") + name + bytes(64))
+    (tmp_path / "config.json").write_text('{"bos_token": "<s>", "layer_norm_epsilon": 1e-6}')
+    for model in (tmp_path, tmp_path / "model.bin"):
+        for command in (("scan", str(model)), ("observe", str(model))):
+            code, _, err = run(*command)
+            assert code == 1
+            assert "a model of CTranslate2, which is not read; name the model that it was converted from" in err

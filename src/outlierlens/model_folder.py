@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from outlierlens.checkpoint import weight_file
+from outlierlens.checkpoint import refuse_ctranslate2, weight_file
 from outlierlens.checkpoint.base import load_config
 from outlierlens.errors import BadFile, UnknownModel
 from outlierlens.samples import directory, is_sample
@@ -69,6 +69,7 @@ def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
     if found is not None:
         return _of_file(found, weights, notice)
     if weights:
+        refuse_ctranslate2(folder / "model.bin")
         raise BadFile(
             f"{folder}: holds no weights ({', '.join(NATIVE[::2])}, or one GGUF or ONNX file); name their folder"
         )
@@ -84,6 +85,7 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
         raise UnknownModel(
             f"{path}: no weight file; a model is named by its folder, a weight file, a sample or a hub id"
         )
+    refuse_ctranslate2(path)
     place = _config_folder(path)
     if place is None:
         missing = ["config.json"]

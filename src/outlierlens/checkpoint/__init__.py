@@ -75,6 +75,7 @@ def _open_file(path: Path, name: str) -> Checkpoint:
         from outlierlens.checkpoint.onnx import OnnxCheckpoint
 
         return OnnxCheckpoint(path, name=name, config=config)
+    refuse_ctranslate2(path)
     if path.suffix in (".bin", ".pt", ".pth") or path.name.endswith(".bin.index.json"):
         from outlierlens.checkpoint.torchbin import open_bin
 
@@ -82,9 +83,22 @@ def _open_file(path: Path, name: str) -> Checkpoint:
     raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(WEIGHTS)}")
 
 
+def refuse_ctranslate2(path: Path) -> None:
+    """Raise BadFile where `path` is a file of CTranslate2: a version, then the length and name of what is stored."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(128)
+    length = int.from_bytes(head[4:6], "little")
+    name = head[6 : 6 + length]
+    if head[1:4] == b"\0\0\0" and name.endswith(b"Spec\0") and name[:-1].isalnum():
+        raise BadFile(f"{path}: a model of CTranslate2, which is not read; name the model that it was converted from")
+
+
 def _open_directory(folder: Path, name: str) -> Checkpoint:
     found = weight_file(folder)
     if found is None:
+        refuse_ctranslate2(folder / "model.bin")
         raise BadFile(f"{folder}: holds no weight file (safetensors, .bin, GGUF or ONNX)")
     return _open_file(found, name)
 
