@@ -324,9 +324,14 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
         origin(path, OriginOptions(dims={"decoder": (5,)}))
     with pytest.raises(BadInput, match="stack 'model' has no class table; its tables: token, position, segment"):
         origin(path, OriginOptions(dims=(5,))).stacks[0].table("class")
-    limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000))).stacks[0]
-    assert [table.kind for table in limited.tables] == ["position", "segment"]
-    assert limited.notes == ("embeddings.word_embeddings.weight was not read (1 MB); allow it with --max-read 1MB",)
+    told: list[str] = []
+    limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000, notice=told.append)))
+    whole = origin(path, OriginOptions(dims=(5,)))
+    assert limited.stacks[0].verdicts == whole.stacks[0].verdicts  # a first place without all tables is none
+    assert [table.kind for table in limited.stacks[0].tables] == ["token", "position", "segment"]
+    assert [line.partition("; ")[0] for line in told] == [
+        f"{path}: reads embeddings.word_embeddings.weight, 0 MB, in parts"
+    ]
     wrong = origin_models.tensors() | {"embeddings.position_embeddings.weight": np.ones((4, 6), dtype=np.float32)}
     with pytest.raises(BadFile, match=r"position_embeddings\.weight has 6 columns, the stream 20 dimensions"):
         origin(str(origin_models.saved(tmp_path / "wrong", wrong)), OriginOptions(dims=(5,)))
@@ -519,9 +524,9 @@ def test_dimensions_from_an_observation_file(run: Any, tmp_path: Path) -> None:
 
 def test_a_model_whose_blocks_end_in_no_norm(run: Any, tmp_path: Path) -> None:
     build(FAMILIES["gpt2"]).save_pretrained(tmp_path / "gpt2")
-    code, out, err = run("origin", str(tmp_path / "gpt2"), "--dims", "3", "--max-read", "1000")
+    code, _, err = run("origin", str(tmp_path / "gpt2"), "--dims", "3", "--max-read", "1000")
     assert code == 0, err
-    assert "what the blocks' last linears write was not read" in out
+    assert "reads what the blocks write last, 0 MB, in parts" in err
     code, _, err = run("origin", str(tmp_path / "gpt2"), "--max-read", "1000")
     assert code == 1
     assert "or name dimensions with --dims" in err

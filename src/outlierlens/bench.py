@@ -133,7 +133,7 @@ def disable(
         controls=compared(measured, chosen, ranked="random", closeness=bench.closeness),
         fills=tuple(item for item in said if isinstance(item, Filled)),
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
-        notes=tuple(bench.notes),
+        notes=(*loaded.notes, *bench.notes),
         metric=bench.task.metric,
         inputs=texts.plural,
     )

@@ -7,13 +7,12 @@ result = scan("mpnet-base")                     # needs neither torch nor the mo
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from outlierlens import arch
-from outlierlens.arch import BoundStack, Param, Stack
+from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.detect import Measured, Outlier, Rule, find, layers_needed
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
@@ -42,7 +41,7 @@ class ScanOptions:
 
     rule: Rule = field(default_factory=Rule)
     view: View = "last"
-    row: Path | None = None
+    row: arch.RowChoice = None
     max_read: int = MAX_READ
     revision: str | None = None
     subfolder: str = ""
@@ -81,8 +80,7 @@ def scan_stream(loaded: "LoadedModel", stream: str, options: ScanOptions | None 
 
 def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: str = "") -> Scan:
     """`scan` on an open checkpoint."""
-    stacks: tuple[Stack, ...]
-    stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+    stacks = arch.stacks_for(checkpoint, options.row)
     return _scan_bound(checkpoint, arch.bind(stacks, checkpoint.tensors, checkpoint.config), options, command)
 
 

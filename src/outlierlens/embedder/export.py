@@ -23,6 +23,7 @@ from outlierlens.embedder.reader import Reader, readers
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
 from outlierlens.hidden import EMBEDDINGS
+from outlierlens.inputs import token_limit
 from outlierlens.labelled.apart import apart
 from outlierlens.models import LoadedModel
 from outlierlens.results import save
@@ -77,10 +78,6 @@ class _Ours:
     options: EmbedderOptions
     layer: int
 
-    def tokens(self, texts: tuple[str, ...]) -> int:
-        """Tokens at which texts are cut."""
-        return tokenise(self.loaded, texts[:1], max_length=self.options.max_length).max_length
-
     def vectors(self, texts: tuple[str, ...], label: str) -> np.ndarray:
         """[text, dim], without those of texts that have no token."""
         tell = self.options.progress
@@ -125,7 +122,7 @@ def export_embedder(
     fit, dropped = _fit_text(fit, options, check)
     fix, clipping = _fix(ours, cut, fit)
     width = len(fix.centre)
-    modules = Modules(width, fix, options.normalize, ours.tokens(("a",)))
+    modules = Modules(width, fix, options.normalize, token_limit(loaded, options.max_length))
     made = Exported(
         provenance=loaded.provenance(command=command, seed=options.seed),
         folder=folder.name,
@@ -146,7 +143,7 @@ def export_embedder(
         normalized=options.normalize,
         n_checked=0,
         checks=(),
-        notes=_notes(loaded, cut, fix),
+        notes=(*loaded.notes, *_notes(loaded, cut, fix)),
     )
     with new_folder(folder, overwrite=options.overwrite) as part:
         write_model(part, cut.model, loaded.tokenizer, modules)

@@ -21,7 +21,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,10 +106,9 @@ class Sensitive:
         return tuple(int(i) for i in np.unravel_index(at_row * self.shape[-1] + at_column, self.shape))
 
 
-def bound_stacks(checkpoint: Checkpoint, row: Path | None = None) -> list[BoundStack]:
-    """The checkpoint's streams by the architecture table, or by the TOML file `row`."""
-    stacks = arch.load_toml(row) if row else arch.stacks_of(checkpoint.config, checkpoint.name)
-    return arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+def bound_stacks(checkpoint: Checkpoint, row: arch.RowChoice = None) -> list[BoundStack]:
+    """The checkpoint's streams by the architecture table, or by `row`: a family of it, or a TOML file."""
+    return arch.bind(arch.stacks_for(checkpoint, row), checkpoint.tensors, checkpoint.config)
 
 
 def dims_of(scan: Scan, n_strongest: int = N_STRONGEST) -> dict[str, Found]:

@@ -29,6 +29,7 @@ from outlierlens.predictions.tally import GROUPS, Scale, Tally, change
 from outlierlens.predictions.unigram import Unigram
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.token_counts import TokenCounts
+from outlierlens.token_texts import special_ids
 from outlierlens.vectors.read import text_stack
 from outlierlens.weights import scan_stream
 
@@ -124,8 +125,9 @@ def predictions(
     tasks = {name: INPUT_TASKS[name](loaded, texts.texts, options.task) for name in inputs}
     first = tasks[inputs[0]]
     interventions, notes = _interventions(first, switches, options)
-    special = getattr(loaded.tokenizer, "all_special_ids", ())
-    unigram = Unigram.of(counts, n_rows=first.n_rows, special=special, smoothing=options.smoothing)
+    unigram = Unigram.of(
+        counts, n_rows=first.n_rows, special=sorted(special_ids(loaded.tokenizer)), smoothing=options.smoothing
+    )
     heard: list[Heard] = []
     speech: list[PartsOfSpeech] = []
     for number, (name, task) in enumerate(tasks.items()):
@@ -162,7 +164,7 @@ def predictions(
         corpus=unigram.curve(unigram.counts),
         heard=tuple(heard),
         speech=tuple(speech),
-        notes=tuple(notes),
+        notes=(*loaded.notes, *notes),
     )
 
 

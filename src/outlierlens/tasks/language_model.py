@@ -16,9 +16,10 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_inputs, head_only_at
-from outlierlens.inputs import token_limit
+from outlierlens.inputs import check_known, token_ids, token_limit, tokenizer_of
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut
+from outlierlens.token_texts import special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,11 +76,11 @@ class LanguageModelLoss(ABC):
     notes: tuple[str, ...] = ()
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        if loaded.tokenizer is None:
-            raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+        tokenizer_of(loaded)
         self.loaded, self.options = loaded, options
         self.max_length = token_limit(loaded, options.max_length)
         windows = [window for window in self._all_windows(texts) if window.positions]
+        check_known(loaded)
         if not windows:
             raise BadInput(f"no text has a token to predict ({len(texts)} texts); give longer texts")
         by_text: dict[int, list[Window]] = {}
@@ -253,7 +254,7 @@ class CausalLoss(LanguageModelLoss):
             yield from super()._all_windows(texts)
             return
         length = self.max_length
-        ids = list(self.loaded.tokenizer(BLANK_LINE.join(texts))["input_ids"])  # type: ignore[misc]
+        ids = token_ids(self.loaded, BLANK_LINE.join(texts))
         for number in range(max(1, len(ids) // length)):
             block = ids[number * length : (number + 1) * length]
             yield Window(number, block, list(range(len(block) - 1)), block[1:])
@@ -262,7 +263,7 @@ class CausalLoss(LanguageModelLoss):
         length = self.max_length
         # Windows overlap by a token at least: the first token of a window has no context to be predicted from.
         stride = min(self.options.stride or length, length - 1)
-        ids = list(self.loaded.tokenizer(text)["input_ids"])  # type: ignore[misc]
+        ids = token_ids(self.loaded, text)
         windows, done = [], 1
         for start in range(0, max(1, len(ids) - 1), stride):
             end = min(start + length, len(ids))
@@ -293,8 +294,8 @@ class MaskedLoss(LanguageModelLoss):
         tokenizer: Any = self.loaded.tokenizer
         if tokenizer.mask_token_id is None:
             raise BadInput(f"{self.loaded.name}: its tokenizer has no mask token, so the masked loss is undefined")
-        ids = list(tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"])
-        special = set(tokenizer.all_special_ids)
+        ids = token_ids(self.loaded, text, truncation=True, max_length=self.max_length)
+        special = special_ids(tokenizer)
         ordinary = [i for i, token in enumerate(ids) if token not in special]
         if not ordinary:
             return []
