@@ -56,6 +56,8 @@ embedding_norm = "embeddings.LayerNorm"
 4. `last_linear` is the MLP's second linear. Linears stored `[in, out]`, as GPT-2's are, take `weight_is_in_by_out =
    true`.
 
+A factor of each dimension behind a linear (LayerScale) is `write_scales = { "mlp.fc2" = "layer_scale2.lambda1" }`.
+
 `from outlierlens.arch import Stack; help(Stack)` says what every key means; a wrong one is named.
 """
 

@@ -121,7 +121,9 @@ def sites_of(stack: BoundStack, view: View) -> list[Site]:
     layers = stack.weight_layers
     declared = stack.stack
     if view == "last":
-        names = [declared.last_norm] if stack.ends_in_norm else list(declared.last_linear)
+        scales = declared.write_scales
+        linears = [f"{name} × {scales[name]}" if name in scales else name for name in declared.last_linear]
+        names = [declared.last_norm] if stack.ends_in_norm else linears
         scale, bias = (tuple(values[layer] for layer in layers) for values in (stack.scale, stack.bias))
         return [Site(stack, " + ".join(name.removesuffix("()") for name in names), scale, bias, stack.ends_in_norm)]
     sites = []
@@ -170,21 +172,22 @@ def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, 
     Raises:
         BadFile: layers disagree on the width of the stream, or a value is not finite.
     """
-    names = [param.name for layer in (*site.scale, *site.bias) for param in layer]
-    wanted = {param.name: param for layer in (*site.scale, *site.bias) for param in layer}
+    params = [param for layer in (*site.scale, *site.bias) for param in layer]
+    wanted = {param.times: Param(param.times) for param in params if param.times} | {p.name: p for p in params}
     vectors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     n_values = 0
-    for name, values in checkpoint.read(names):
+    for name, values in checkpoint.read(wanted):
         vectors[name] = per_dim(values, wanted[name])
         ranks[name] = values.ndim
         n_values += values.size
     for name in sorted(vectors):
         digest.update(name.encode() + vectors[name].tobytes())
-    _check_widths(vectors, names, checkpoint.name)
+    _check_widths(vectors, list(wanted), checkpoint.name)
 
     def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
-        return np.stack([combine([vectors[p.name] for p in layer], layer, ranks) for layer in layers])
+        written = [[scaled(vectors[p.name], vectors.get(p.times), ranks[p.name]) for p in layer] for layer in layers]
+        return np.stack([combine(some, layer, ranks) for some, layer in zip(written, layers, strict=True)])
 
     scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
     return Measured(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
@@ -197,6 +200,13 @@ def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
         return values.astype(np.float64) - param.off
     moved = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
     return np.sqrt(np.einsum("di,di->d", moved, moved, dtype=np.float64))
+
+
+def scaled(vector: np.ndarray, times: np.ndarray | None, rank: int) -> np.ndarray:
+    """What a parameter writes to each dimension [dim] behind the factors `times` [dim]; norms of weights have no sign."""
+    if times is None:
+        return vector
+    return vector * (times if rank == 1 else np.abs(times))
 
 
 def combine(vectors: Sequence[np.ndarray], params: Sequence[Param], sizes: Mapping[str, int]) -> np.ndarray:

@@ -33,6 +33,8 @@ ARCHITECTURES: dict[str, Row] = {
     "clip_vision_model": (enc.CLIP_VISION,),
     "deberta": enc.deberta,
     "deberta-v2": enc.deberta,
+    "dinov2": enc.dinov2,
+    "dinov2_with_registers": enc.dinov2,
     "distilbert": (enc.DISTILBERT,),
     "electra": enc.electra,
     "falcon": dec.falcon,

@@ -9,10 +9,10 @@
             entry.index(0, 5)                                           # where [0, 5] stands in tensor `entry.stored`
 
 Sensitive are, because they are few, contiguous and act on a dimension of the residual stream everywhere at once:
-scales and biases of every norm (in blocks, of embeddings, final, of heads); biases of the linears that write to the
-stream; those linears' rows that write to the found dimensions; the first rows of position tables. The found dimensions
-are the scan's outliers, else its strongest. With `deep` also what is spread over a whole tensor: columns of embedding
-tables, and of linears that are stored [in, out] (GPT-2), at the found dimensions.
+scales and biases of every norm (in blocks, of embeddings, final, of heads) and factors of LayerScale; biases of the
+linears that write to the stream; those linears' rows that write to the found dimensions; the first rows of position
+tables. The found dimensions are the scan's outliers, else its strongest. With `deep` also what is spread over a whole
+tensor: columns of embedding tables, and of linears that are stored [in, out] (GPT-2), at the found dimensions.
 
 `LiveCheckpoint(model)` serves a model in memory: `entry.stored` is then the name of its parameter.
 """
@@ -204,6 +204,9 @@ class _Lister:
             several = len(layers[layer]) > 1
             for expert, param in enumerate(layers[layer]):
                 name = f"{path}.{declared}" + (f"[{expert}]" if several else "")
+                if param.times:
+                    scale = param.times.removeprefix(f"{stack.blocks[layer]}.")
+                    self.add(Param(param.times), f"{path}.{scale}", stack, layer, "norm scale", dims=dims)
                 if declared.endswith("bias"):
                     self.biases(param, name, stack, layer, dims)
                 elif dims:
