@@ -34,6 +34,9 @@ pytest_plugins = ["hub_fixtures"]
 
 # What every family's stacks embed with tables of the stream's width; "@n" is the row of position 0.
 TABLES = {
+    "dinov2": {"model": "class position"},
+    "dinov2-gated": {"model": "class position"},
+    "dinov2_with_registers": {"model": "class position register"},
     "bert": {"model": "token position segment"},
     "roberta": {"model": "token position@1 segment"},
     "xlm-roberta": {"model": "token position@1 segment"},
@@ -417,7 +420,7 @@ def test_every_declared_table_has_a_kind() -> None:
     for model_type in ARCHITECTURES:
         for stack in stacks_of({"model_type": model_type}):
             for table in (*stack.embeddings, *(name for names in stack.stored_as.values() for name in names)):
-                if "proj" not in table and "w2" not in table:
+                if not any(linear in table for linear in ("proj", "w2", "dense", "weights_out")):
                     assert kind_of(f"x.{table}") in set(KINDS.values()), (model_type, table)
     assert kind_of("my_table.weight") == "other"
 
