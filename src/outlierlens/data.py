@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outlierlens.errors import BadInput
 from outlierlens.tables import Table, file_lines, lines, open_table
-from outlierlens.token_texts import special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -257,6 +256,8 @@ def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int
     left padding would shift every token to positions it never has alone.
     """
     import torch
+
+    from outlierlens.token_texts import special_ids  # brings numpy, which --help does not need
 
     padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right")
     valid = padded["attention_mask"].bool()
