@@ -15,6 +15,53 @@ from _site import names
 DOCS = Path(__file__).parent
 
 
+ROWS_BY_HAND = """
+## Without a row
+
+A model whose config names a `model_type` of the table is read by that row. One without a `model_type` (an old folder,
+an ONNX file without a config) is read by the row that fits the names of its tensors, where one row alone does; a note
+says which. `--family bert` decides otherwise, in every command that reads a model. Families that share a row (BERT
+and RoBERTa) are one to `scan`; to run the model takes `--family`, unless the names or a `vocab.txt` say which.
+
+For a `model_type` that the table lacks, a draft is made by experiment on a small random model of the config:
+
+```console
+$ outlierlens scan --propose ./model -o row.toml
+$ outlierlens scan ./model --arch row.toml
+```
+
+## A row by hand
+
+Where no draft can be made (code of its own, weights without a config), a row is a TOML file. `outlierlens scan` takes
+it with `--arch`, and so does every other command. This one is BERT's:
+
+```toml
+[[stack]]
+blocks = "encoder.layer.{layer}"                 # path of a block; what stands before it ("bert.") is left out
+norm_site = "stream"                             # the block ends in a norm of the stream; "read" where norms only read it
+last_norm = "output.LayerNorm"                   # the block's last operation; none with "read"
+last_linear = ["output.dense"]                   # what writes to the stream last
+other_writes = ["attention.output.dense"]        # what else writes to it
+other_norms = ["attention.output.LayerNorm"]     # further norms of the stream
+embeddings = ["embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings"]
+embedding_norm = "embeddings.LayerNorm"
+```
+
+1. List the tensors: `python -c "from outlierlens.checkpoint import open_checkpoint as o; print(*o('MODEL').tensors,
+   sep='\\n')"`.
+2. `blocks` is what repeats, with `{layer}` for its number. All other names of a block are relative to it, without
+   `.weight`.
+3. `norm_site` is in the model's code: `x = norm(x + f(x))` is `stream`, `x = x + norm(f(x))` is `write`, `x = x +
+   f(norm(x))` is `read`. With `read` there is no `last_norm`, and the norms go to `reading_norms`.
+4. `last_linear` is the MLP's second linear. Linears stored `[in, out]`, as GPT-2's are, take `weight_is_in_by_out =
+   true`.
+
+A factor of each dimension behind a linear (LayerScale) is `write_scales = { "mlp.fc2" = "layer_scale2.lambda1" }`.
+
+`from outlierlens.arch import Stack; help(Stack)` says what every key means; a wrong one is named.
+"""
+
+
 def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
@@ -70,7 +117,7 @@ def architectures() -> str:
             last = stack.last_norm or " + ".join(stack.last_linear)
             others = ", ".join(f"`{write}`" for write in stack.other_writes)
             lines.append(f"| {model_type} | {stack.name} | {stack.norm_site} | `{last}` | {others} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + ROWS_BY_HAND
 
 
 def first_line(text: str | None) -> str:

@@ -22,6 +22,7 @@ TEXT |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_
 GROUPED = TEXT | {"num_key_value_heads": 1, "head_dim": 8}
 IMAGE = {key: TEXT[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
 IMAGE |= {"image_size": 16, "patch_size": 8}
+DINO = {key: value for key, value in IMAGE.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
 CLIP_TEXT = TEXT | {"num_hidden_layers": 2, "max_position_embeddings": 8}
 AUDIO = IMAGE | {"conv_dim": [8, 8], "conv_kernel": [3, 3], "conv_stride": [2, 2], "vocab_size": 12, "pad_token_id": 0}
 AUDIO |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}
@@ -236,6 +237,9 @@ _ALL = [
         model_type="falcon",
     ),
     _family("vit", IMAGE, LINEAR, "ImageClassification", inputs="image"),
+    _family("dinov2", DINO, 32 + 1, "ImageClassification", inputs="image"),
+    _family("dinov2-gated", DINO | {"use_swiglu_ffn": True}, 24 + 1, model_type="dinov2", inputs="image"),
+    _family("dinov2_with_registers", DINO | {"num_register_tokens": 2}, 32 + 1, inputs="image"),
     _family("wav2vec2", AUDIO, NORM, "CTC", inputs="audio"),
     _family(
         "wav2vec2-stable",

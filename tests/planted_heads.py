@@ -10,15 +10,16 @@ import numpy as np
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.token_counts import TokenCounts
 
-N_TYPES, SPECIAL, FREQUENCY, OTHER, RARE = 40, 5, 3, 9, 37
+N_TYPES, SPECIAL, UNKNOWN, FREQUENCY, OTHER, RARE = 40, 4, 4, 3, 9, 37
 LEAD = 0.5  # logit of `RARE` over the others without the dimension
 
 
 def counts() -> TokenCounts:
-    """Zipfian counts of w0, w1, …; the special tokens have none."""
+    """Zipfian counts of w0, w1, …, fewer of the unknown word; the special tokens have none."""
     found = np.zeros(N_TYPES, dtype=np.int64)
-    found[SPECIAL:] = 1000 // np.arange(1, N_TYPES - SPECIAL + 1)
-    tokens = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(N_TYPES - SPECIAL)))
+    found[UNKNOWN] = 25
+    found[UNKNOWN + 1 :] = 1000 // np.arange(1, N_TYPES - UNKNOWN)
+    tokens = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(N_TYPES - UNKNOWN - 1)))
     return TokenCounts(found, np.zeros(N_TYPES, dtype=np.int64), tokens, 10, "counted by hand")
 
 

@@ -112,7 +112,7 @@ def test_errors_of_the_table() -> None:
         UnknownArchitecture, match=r"unknown model_type 'qwen4' in config\.json; pass --arch .*near: qwen"
     ):
         stacks_of({"model_type": "qwen4"})
-    with pytest.raises(UnknownArchitecture, match=r"no model_type in here; pass --arch row\.toml"):
+    with pytest.raises(UnknownArchitecture, match=r"no model_type in here; name the family that it is built like"):
         stacks_of({}, where="here")
     with pytest.raises(UnknownArchitecture, match="its blocks add to normed values"):
         stacks_of({"model_type": "bloom", "apply_residual_connection_post_layernorm": True})

@@ -285,7 +285,7 @@ def test_a_small_table_lists_the_outliers_first(words: Callable[..., Any]) -> No
 
 
 def test_texts_of_special_tokens_only_have_no_ordinary_numbers(words: Callable[..., Any]) -> None:
-    found = observe(wrap(FAMILIES["bert"], words()), Texts("made", ("[MASK]", "[UNK]")))
+    found = observe(wrap(FAMILIES["bert"], words()), Texts("made", ("[MASK]", "[SEP]")))
     assert (found.n_tokens, found.n_special) == (6, 6)
     view = found.stacks[0].view("without_special")
     assert view.tokens.tolist() == [0] * 4

@@ -338,26 +338,6 @@ def test_a_type_that_cannot_be_read_fails_only_when_asked_for(tmp_path: Path) ->
 # --- the family --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "family"),
-    [
-        (["distilbert.transformer.layer.0.output_layer_norm.weight", "classifier.bias"], "distilbert"),
-        (["gpt_neox.layers.0.input_layernorm.weight"], "gpt_neox"),
-        (["encoder.layer.0.output.LayerNorm.weight"], None),
-        (["bert.a.weight", "mpnet.a.weight"], None),
-        (["bert"], None),
-    ],
-)
-def test_the_family_is_inferred_only_where_names_are_certain(tmp_path: Path, names: list[str], family: str) -> None:
-    path = save(tmp_path / "m.onnx", ONE_NODE, [initializer(name, [1]) for name in names])
-    checkpoint = OnnxCheckpoint(path, name="m", config={})
-    if family is None:
-        assert (checkpoint.config, checkpoint.notes) == ({}, ())
-    else:
-        assert checkpoint.config == {"model_type": family}
-        assert checkpoint.notes == (f"no config.json beside m.onnx; taken for {family} from its parameter names",)
-
-
 def test_a_config_beside_the_file_is_believed(tmp_path: Path) -> None:
     save(tmp_path / "m.onnx", ONE_NODE, [initializer("bert.a.weight", [1])])
     (tmp_path / "config.json").write_text('{"model_type": "distilbert"}')

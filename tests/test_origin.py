@@ -34,6 +34,9 @@ pytest_plugins = ["hub_fixtures"]
 
 # What every family's stacks embed with tables of the stream's width; "@n" is the row of position 0.
 TABLES = {
+    "dinov2": {"model": "class position"},
+    "dinov2-gated": {"model": "class position"},
+    "dinov2_with_registers": {"model": "class position register"},
     "bert": {"model": "token position segment"},
     "roberta": {"model": "token position@1 segment"},
     "xlm-roberta": {"model": "token position@1 segment"},
@@ -324,9 +327,14 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
         origin(path, OriginOptions(dims={"decoder": (5,)}))
     with pytest.raises(BadInput, match="stack 'model' has no class table; its tables: token, position, segment"):
         origin(path, OriginOptions(dims=(5,))).stacks[0].table("class")
-    limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000))).stacks[0]
-    assert [table.kind for table in limited.tables] == ["position", "segment"]
-    assert limited.notes == ("embeddings.word_embeddings.weight was not read (1 MB); allow it with --max-read 1MB",)
+    told: list[str] = []
+    limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000, notice=told.append)))
+    whole = origin(path, OriginOptions(dims=(5,)))
+    assert limited.stacks[0].verdicts == whole.stacks[0].verdicts  # a first place without all tables is none
+    assert [table.kind for table in limited.stacks[0].tables] == ["token", "position", "segment"]
+    assert [line.partition("; ")[0] for line in told] == [
+        f"{path}: reads embeddings.word_embeddings.weight, 0 MB, in parts"
+    ]
     wrong = origin_models.tensors() | {"embeddings.position_embeddings.weight": np.ones((4, 6), dtype=np.float32)}
     with pytest.raises(BadFile, match=r"position_embeddings\.weight has 6 columns, the stream 20 dimensions"):
         origin(str(origin_models.saved(tmp_path / "wrong", wrong)), OriginOptions(dims=(5,)))
@@ -412,7 +420,7 @@ def test_every_declared_table_has_a_kind() -> None:
     for model_type in ARCHITECTURES:
         for stack in stacks_of({"model_type": model_type}):
             for table in (*stack.embeddings, *(name for names in stack.stored_as.values() for name in names)):
-                if "proj" not in table and "w2" not in table:
+                if not any(linear in table for linear in ("proj", "w2", "dense", "weights_out")):
                     assert kind_of(f"x.{table}") in set(KINDS.values()), (model_type, table)
     assert kind_of("my_table.weight") == "other"
 
@@ -519,9 +527,9 @@ def test_dimensions_from_an_observation_file(run: Any, tmp_path: Path) -> None:
 
 def test_a_model_whose_blocks_end_in_no_norm(run: Any, tmp_path: Path) -> None:
     build(FAMILIES["gpt2"]).save_pretrained(tmp_path / "gpt2")
-    code, out, err = run("origin", str(tmp_path / "gpt2"), "--dims", "3", "--max-read", "1000")
+    code, _, err = run("origin", str(tmp_path / "gpt2"), "--dims", "3", "--max-read", "1000")
     assert code == 0, err
-    assert "what the blocks' last linears write was not read" in out
+    assert "reads what the blocks write last, 0 MB, in parts" in err
     code, _, err = run("origin", str(tmp_path / "gpt2"), "--max-read", "1000")
     assert code == 1
     assert "or name dimensions with --dims" in err

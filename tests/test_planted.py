@@ -144,6 +144,8 @@ def test_needles_at_the_threshold(name: str) -> None:
     names, config = shapes(name)
     bound = arch.bind(arch.stacks_of(config), names)
     arrays = {key: np.zeros(shape) for key, shape in names.items()}
+    for factors in {param.times for stack in bound for layer in stack.writes for param in layer if param.times}:
+        arrays[factors] += 1.0
     for stack in bound:
         n_layers = len(stack.weight_layers)
         assert n_layers == LAYERS or stack.stack.shared_blocks

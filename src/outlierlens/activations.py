@@ -96,7 +96,7 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
         passages=observer.passages((options.passage,) if options.passage else texts.first(1))
         if options.passage_tokens
         else (),
-        notes=observer.reading.notes,
+        notes=(*loaded.notes, *observer.reading.notes),
         inputs=observer.reading.inputs,
     )
 

@@ -30,7 +30,7 @@ from outlierlens.modes import ON_WEIGHTS, Ablation, Mode, check_mode, means_over
 from outlierlens.rows import RowStore
 from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
-from outlierlens.weights import combine, per_dim, scan_stream
+from outlierlens.weights import combine, per_dim, scaled, scan_stream
 from outlierlens.writing import new_folder
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def disable(
         controls=compared(measured, chosen, ranked="random", closeness=bench.closeness),
         fills=tuple(item for item in said if isinstance(item, Filled)),
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
-        notes=tuple(bench.notes),
+        notes=(*loaded.notes, *bench.notes),
         metric=bench.task.metric,
         inputs=texts.plural,
     )
@@ -298,7 +298,13 @@ def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
     def z(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
         rows = []
         for params in layers:
-            vectors = [per_dim(parameters[p.name].detach().float().cpu().numpy(), p) for p in params]
+            values = {
+                name: parameters[name].detach().float().cpu().numpy()
+                for p in params
+                for name in (p.name, p.times)
+                if name
+            }
+            vectors = [scaled(per_dim(values[p.name], p), values.get(p.times), values[p.name].ndim) for p in params]
             rows.append(combine(vectors, params, {p.name: parameters[p.name].ndim for p in params}))
         return zscore(np.stack(rows))
 

@@ -221,7 +221,7 @@ def batches(
     Sorting by length keeps padding near zero; the longest first means that memory runs out at once or never.
     """
     if tokenizer is None:
-        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one")
+        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
     if max_length < 2 or batch_size < 1:
         raise BadInput(f"max_length is {max_length} and batch_size {batch_size}; need at least 2 and 1")
     texts = texts if isinstance(texts, Texts) else Texts("", tuple(texts))
@@ -255,9 +255,10 @@ def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int
     """
     import torch
 
+    from outlierlens.token_texts import special_ids  # brings numpy, which --help does not need
+
     padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right")
-    special_ids = torch.tensor(sorted(set(tokenizer.all_special_ids)))
     valid = padded["attention_mask"].bool()
-    special = torch.isin(padded["input_ids"], special_ids) & valid
+    special = torch.isin(padded["input_ids"], torch.tensor(sorted(special_ids(tokenizer)))) & valid
     inputs = {key: value.to(device) for key, value in padded.items()}
     return Batch(inputs, valid.to(device), special.to(device), rows)

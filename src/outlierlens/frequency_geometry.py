@@ -146,7 +146,7 @@ def frequency_geometry(
             for state, each in found.items()
         ),
         blocks=_blocks(blocks, found, randoms) if blocks else (),
-        notes=(*named.notes, *_notes(drawn, counts, options)),
+        notes=(*loaded.notes, *named.notes, *_notes(drawn, counts, options)),
     )
 
 

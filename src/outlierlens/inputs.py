@@ -2,9 +2,11 @@
 
 model(**model_inputs(loaded, batch))
 token_limit(loaded, 128)
+token_ids(loaded, "A text.")              # what its tokenizer makes of it, unknown tokens counted
 tokenizer_of(loaded)                      # or an error that says what the model reads instead
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from outlierlens.data import Batch, decoder_side
@@ -33,7 +35,26 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
             f"{loaded.name} reads {PLURAL[kind]}, not text; scan, observe, disable and sweep take it (--data FOLDER), all "
             f"that counts, asks or attends to words does not"
         )
-    raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one")
+    raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
+
+
+def token_ids(loaded: LoadedModel, text: str, **how: Any) -> list[int]:
+    """Token ids of one text; `how` is the tokenizer's. Unknown ones are counted: see `check_known`."""
+    ids = list(tokenizer_of(loaded)(text, **how)["input_ids"])
+    loaded.known.add(loaded.tokenizer, ids)
+    return ids
+
+
+def check_known(loaded: LoadedModel, rows: Iterable[Iterable[int]] = ()) -> None:
+    """Tell the user once where many tokens of all texts are unknown; `rows` of token ids are counted first.
+
+    Raises:
+        BadInput: all of them are.
+    """
+    for ids in rows:
+        loaded.known.add(loaded.tokenizer, ids)
+    loaded.known.check(loaded.name)
+    loaded.known.warn(loaded.notice, loaded.name)
 
 
 def token_limit(loaded: LoadedModel, asked: int) -> int:

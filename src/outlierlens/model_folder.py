@@ -26,6 +26,7 @@ from outlierlens.samples.cache import cache_root, folder_being_made, say
 RECIPE = 1  # a change of what is made must raise it
 MADE_OF = "made-of.json"
 NATIVE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WORD_PIECES = "vocab.txt"
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
 )  # fmt: skip
@@ -113,6 +114,26 @@ def tokenizer_is_made(folder: Path) -> bool:
     if not (folder / MADE_OF).is_file() or not path.is_file():
         return False
     return load_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+
+
+def is_cased(folder: Path) -> bool | None:
+    """Whether the word pieces of a vocab.txt have capital letters, names in brackets ([CLS]) left aside.
+
+    None where there is no vocab.txt, or something beside it says how it is read.
+    """
+    vocabulary = folder / WORD_PIECES
+    if not vocabulary.is_file() or (folder / "tokenizer.json").is_file():
+        return None
+    if "do_lower_case" in load_config(folder / "tokenizer_config.json"):
+        return None
+    pieces = vocabulary.read_text("utf-8", errors="replace").split("\n")
+    return any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
+
+
+def names_its_class(folder: Path) -> bool:
+    """Whether a file in `folder` says which class reads its vocabulary."""
+    said = load_config(folder / "tokenizer_config.json") | load_config(folder / "config.json")
+    return "tokenizer_class" in said or "model_type" in said
 
 
 # --- what is made ------------------------------------------------------------------------------------------------

@@ -19,14 +19,25 @@ from outlierlens import arch, variants
 from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import WEIGHTS
 from outlierlens.devices import pick_device, whole_float32
-from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
-from outlierlens.heads import BUFFERS, NewHead, agree_on_padding, check_values, load_with_head
+from outlierlens.errors import (
+    BadFile,
+    BadInput,
+    MissingExtra,
+    Offline,
+    OutlierlensError,
+    UnknownModel,
+    need,
+)
+from outlierlens.heads import NewHead, agree_on_padding, check_values, load_with_head
 from outlierlens.media.processor import processor_beside
-from outlierlens.model_folder import VOCABULARIES, model_folder, tokenizer_is_made
+from outlierlens.model_class import config_of, load_class
+from outlierlens.model_folder import model_folder
+from outlierlens.model_tokenizer import tokenizer_beside
 from outlierlens.results import Provenance
 from outlierlens.samples import SAMPLES
 from outlierlens.samples.cache import say
 from outlierlens.token_rows import guard_rows
+from outlierlens.token_texts import KnownTokens
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +59,11 @@ ENCODER_FAMILIES = frozenset({
 class LoadOptions:
     """How to load: revision, precision, device and trust, as in every command.
 
-    `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or
-    else its first weight is stored in. `offline` forbids the network while this model is loaded and changes nothing
-    afterwards. `notice` receives a line before slow work that is done once, such as the conversion of a sample.
+    `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or else
+    its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
+    the model for; `tokenizer` names a folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the
+    network while this model is loaded and changes nothing afterwards. `notice` receives a line before slow work that is
+    done once, such as the conversion of a sample.
     """
 
     revision: str | None = None
@@ -60,7 +73,8 @@ class LoadOptions:
     device: str = "auto"
     trust_remote_code: bool = False
     offline: bool = False
-    row: Path | None = None
+    row: arch.RowChoice = None
+    tokenizer: str | None = None
     attention: str | None = None
     notice: Callable[[str], None] = say
 
@@ -76,6 +90,13 @@ class LoadedModel:
     stacks: list[BoundStack]
     config: dict[str, Any] = field(repr=False, default_factory=dict)
     processor: Any = field(repr=False, default=None)  # of models that read pictures or recordings
+    notice: Callable[[str], None] = field(repr=False, compare=False, default=say)
+    known: KnownTokens = field(repr=False, compare=False, default_factory=KnownTokens)  # of the texts read so far
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of every result should know about the texts that were read; () for nothing."""
+        return (self.known.note,) if self.known.note else ()
 
     @property
     def device(self) -> "torch.device":
@@ -91,7 +112,13 @@ class LoadedModel:
         return count.most_common(1)[0][0]
 
     def provenance(self, *, command: str = "", seed: int | None = None, digest: str = "") -> Provenance:
-        """Of a result of this model, made now; `digest` is its `fingerprint`, taken here (1 s/GB) where none is given."""
+        """Of a result of this model, made now; `digest` is its `fingerprint`, taken here (1 s/GB) where none is given.
+
+        Raises:
+            BadInput: every token of the texts that were read is unknown to the tokenizer.
+        """
+        self.known.check(self.name)
+        self.known.warn(self.notice, self.name)
         return Provenance.now(
             self.name, digest or fingerprint(self.model), command=command, seed=seed, dtype=self.dtype
         )
@@ -107,9 +134,9 @@ class LoadedModel:
 
 
 def from_objects(
-    model: "nn.Module", tokenizer: Any = None, *, processor: Any = None, name: str = "", row: Path | None = None
+    model: "nn.Module", tokenizer: Any = None, *, processor: Any = None, name: str = "", row: arch.RowChoice = None
 ) -> LoadedModel:
-    """Wrap a live model; `row` is a TOML file that replaces the table's row.
+    """Wrap a live model; `row` is a TOML file, or a family, that replaces the table's row.
 
     `processor` is the image processor or feature extractor of a model that reads pictures or recordings. A model whose
     tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes.
@@ -118,7 +145,10 @@ def from_objects(
         UnknownArchitecture: the model's type has no row and none is given.
     """
     config = config_dict(model)
-    stacks = arch.load_toml(row) if row else arch.stacks_of(config, name or type(model).__name__)
+    if isinstance(row, Path):
+        stacks = arch.load_toml(row)
+    else:
+        stacks = arch.stacks_of({**config, "model_type": row} if row else config, name or type(model).__name__)
     bound = arch.bind_live(stacks, model)
     model.eval()
     guard_rows(model, tokenizer, name or type(model).__name__)
@@ -147,9 +177,10 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
 def load_model(name: str, options: LoadOptions | None = None, head: NewHead | None = None) -> LoadedModel:
     """Load `name` (sample, directory, weight file or hub id) with its tokenizer and bind its residual streams.
 
-    The class is the one the config's `architectures` names; where the file lacks that class's head (sentence
-    encoders are often saved so), the bare encoder is loaded instead. A pooler that the file lacks is set to zero: no
-    state depends on it, and random values would make every load another model.
+    The class is the one the config's `architectures` names, or where it names none, that of the language model whose head is
+    stored; where the file lacks that class's head (sentence encoders are often saved so), the bare encoder is loaded
+    instead. A pooler that the file lacks is set to zero: no state depends on it, and random values would make every load
+    another model.
 
     With `head`, the model gets that head for fine-tuning; a stored head for the same labels is kept (`options.notice` is
     told).
@@ -172,17 +203,22 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     whole_float32(device)
     dtype = "auto" if options.dtype == STORED else getattr(torch, options.dtype)
     with _explaining(name, source, options):
-        config = transformers.AutoConfig.from_pretrained(source, **common)
+        family = options.row if isinstance(options.row, str) else None
+        config = config_of(source, family, common, options.notice)
         how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
         if head is None:
-            model = _load(transformers, source, config, dtype, how)
+            model = load_class(source, config, dtype, how)
         else:
             model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
-        tokenizer = _tokenizer(transformers, source, common)
+        if options.tokenizer is None:
+            tokenizer = tokenizer_beside(source, common, config)
+        else:
+            tokenizer = _other_tokenizer(options, model)
         agree_on_padding(model, tokenizer)
         processor = processor_beside(model, source, common)
     check_values(name, model, options.dtype)
-    return from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
+    loaded = from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
+    return replace(loaded, notice=options.notice)
 
 
 def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
@@ -197,7 +233,7 @@ def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrained
     transformers.utils.logging.set_verbosity_error()
     source, options = _source(name, options, weights=False)
     with _explaining(name, source, options):
-        found = _tokenizer(transformers, source, _common(options))
+        found = tokenizer_beside(source, _common(options))
     if found is None:
         raise UnknownModel(
             f"{name}: no tokenizer there, or the hub cannot be reached; name a folder, sample or hub id that has one"
@@ -212,6 +248,19 @@ def load_config(name: str, options: LoadOptions | None = None) -> Any:
     source, options = _source(name, options, weights=False)
     with _explaining(name, source, options):
         return transformers.AutoConfig.from_pretrained(source, **_common(options))
+
+
+def _other_tokenizer(options: LoadOptions, model: "nn.Module") -> "PreTrainedTokenizerBase":
+    """The tokenizer that is named instead of the model's own; raises BadInput where the model lacks rows for its tokens."""
+    name = str(options.tokenizer)
+    found = load_tokenizer(name, replace(options, revision=None, subfolder="", row=None, tokenizer=None))
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if (highest := max(found.get_vocab().values())) >= rows:
+        raise BadInput(
+            f"--tokenizer {name}: has tokens up to number {highest:,}, and the model rows for {rows:,}; name the tokenizer "
+            f"that the model was trained with"
+        )
+    return found
 
 
 @contextlib.contextmanager
@@ -281,74 +330,6 @@ def _source(name: str, options: LoadOptions, *, weights: bool = True) -> tuple[s
     if meant:  # as `scan` says; the hub would be asked for minutes otherwise
         raise UnknownModel(f"{name}: no such file or directory; did you mean the sample {meant[0]}?")
     return name, options
-
-
-def _load(transformers: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> "nn.Module":
-    # A pre-training class adds a head of its own (next sentence, replaced tokens) to the masked-LM head.
-    named = str((getattr(config, "architectures", None) or [""])[0]).replace("ForPreTraining", "ForMaskedLM")
-    library = transformers
-    if getattr(config, "model_type", None) == variants.MODEL_TYPE:
-        variants.register()
-        library = variants
-    with_head = getattr(library, named, None)
-    if isinstance(with_head, type) and issubclass(with_head, transformers.PreTrainedModel):
-        model, lacking = _read(with_head, source, config, dtype, options)
-        # A head that is not stored would be random: its outputs would mean nothing.
-        if not lacking:
-            return model
-    model, lacking = _read(transformers.AutoModel, source, config, dtype, options)
-    poolers = [key for key in lacking if "pooler" in key]
-    lacking = [key for key in lacking if key not in poolers]
-    if lacking:
-        raise BadFile(
-            f"{source}: its weights lack {len(lacking)} parameters of {type(model).__name__} ({_first(lacking)}), which "
-            f"would be random; fetch or save the whole model, or correct config.json if it promises too much"
-        )
-    for key in poolers:
-        model.state_dict()[key].zero_()
-    return model
-
-
-def _read(cls: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> tuple["nn.Module", list[str]]:
-    """The model as class `cls` and the names of the parameters that the files lack; raises BadFile for wrong shapes."""
-    model, info = cls.from_pretrained(
-        source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-    )
-    wrong = [f"{key} {tuple(stored)} for {tuple(wanted)}" for key, stored, wanted in sorted(info["mismatched_keys"])]
-    if wrong:
-        raise BadFile(
-            f"{source}: {len(wrong)} weights have another shape than config.json says (stored for expected: "
-            f"{_first(wrong)}); use the config.json that belongs to these weights"
-        )
-    return model, sorted(key for key in info["missing_keys"] if not key.endswith(BUFFERS))
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-
-
-def _tokenizer(transformers: Any, source: str, common: dict[str, Any]) -> Any:
-    """The tokenizer beside the model; None where there is none: commands that need texts say so."""
-    folder = Path(source) / common["subfolder"]
-    # AutoTokenizer puts rules of its own in the place of some families'.
-    automatic = transformers.PreTrainedTokenizerFast if tokenizer_is_made(folder) else transformers.AutoTokenizer
-    try:
-        tokenizer = automatic.from_pretrained(source, **common)
-    except (ImportError, MemoryError):
-        raise
-    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
-        if any((folder / file).is_file() for file in VOCABULARIES):
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise BadFile(f"{source}: its tokenizer cannot be read ({text}); fetch or save it again") from error
-        if isinstance(error, OSError | ValueError | TypeError):  # TypeError: a vocabulary that is None (wav2vec2)
-            return None
-        raise
-    # Without a vocabulary file some classes are made all the same, and read every word as unknown.
-    if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2:
-        return None
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    return tokenizer
 
 
 def _head_of(model: "nn.Module") -> Head:

@@ -124,7 +124,7 @@ def one_dimension(
         majority=fit.majority(),
         weights_name=weights_name,
         layers=layers,
-        notes=reader.notes,
+        notes=(*loaded.notes, *reader.notes),
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens import arch
-from outlierlens.arch import BoundStack, Param, Stack
+from outlierlens.arch import BoundStack, Param
 from outlierlens.arch.tables import first_row, kind_of
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.detect import Measured, find, zscore
@@ -45,8 +45,8 @@ class OriginOptions:
     Attributes:
         dims: dimensions to follow, in every stack or {stack: dimensions}; None follows what the scan's rule finds.
         named_by: how `dims` were chosen, in words.
-        scan: the rule, whose n_sigma also says what stands out; where the model is, and limits on what may be read. A table
-            or a kind of linear of more than `max_read` bytes is left out, which a note says.
+        scan: the rule, whose n_sigma also says what stands out; where the model is, and what the rule may read to name
+            dimensions. Tables and linears of any size are read, in parts; beyond `max_read` bytes `notice` is told.
     """
 
     dims: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
@@ -67,8 +67,7 @@ def origin(model: str, options: OriginOptions | None = None, *, command: str = "
     with open_checkpoint(
         model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
     ) as checkpoint:
-        stacks: tuple[Stack, ...]
-        stacks = arch.load_toml(scan.row) if scan.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+        stacks = arch.stacks_for(checkpoint, scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         return _Measurement(checkpoint, options, folder_beside(model, scan.subfolder)).run(bound, command)
 
@@ -135,7 +134,7 @@ class _Measurement:
     def stack(self, stack: BoundStack) -> StackOrigin:
         """Everything about one stack."""
         width, notes = self.width(stack), list(stack.stack.notes)
-        measured = self.measured(stack, notes)
+        measured = self.measured(stack)
         dims = self.named(stack, measured, notes)
         tables = tuple(self.embedding_tables(stack, width, dims, notes))
         norms = tuple(self.norms(stack, width, dims, measured))
@@ -153,7 +152,7 @@ class _Measurement:
 
     # --- which dimensions ------------------------------------------------------------------------------------------
 
-    def measured(self, stack: BoundStack, notes: list[str]) -> list[tuple[Site, Measured]]:
+    def measured(self, stack: BoundStack) -> list[tuple[Site, Measured]]:
         """What the scan measures, where it names the dimensions or is a write by itself (blocks that end in no norm)."""
         scan = self.options.scan
         asked = self.options.dims is None
@@ -162,14 +161,21 @@ class _Measurement:
             raise BadInput(f"{self.checkpoint.name}: its blocks declare no reading norms; use --view last, or --dims")
         if not asked and stack.ends_in_norm:
             return []
-        try:
-            check_size(self.checkpoint, sites, scan)
-        except TooMuchToRead as error:
-            if asked:
+        if asked:
+            try:
+                check_size(self.checkpoint, sites, scan)
+            except TooMuchToRead as error:
                 raise TooMuchToRead(f"{error}; or name dimensions with --dims") from None
-            notes.append(f"what the blocks' last linears write was not read: {error}")
-            return []
+        else:
+            names = {param.name for site in sites for layer in site.scale for param in layer}
+            self._tell("what the blocks write last", sum(self.checkpoint.tensors[name].nbytes for name in names))
         return [(site, self.measure(site, self.width(stack))) for site in sites]
+
+    def _tell(self, what: str, n_bytes: int) -> None:
+        """Say that much will be read; all of it is, in parts: without one table, no place could be called the first."""
+        notice = self.options.scan.notice
+        if notice and n_bytes > self.options.scan.max_read:
+            notice(f"{self.checkpoint.name}: reads {what}, {n_bytes / 1e6:,.0f} MB, in parts")
 
     def measure(self, site: Site, width: int) -> Measured:
         """What the scan sees of a site; norms are read once for all that is asked of them."""
@@ -216,11 +222,7 @@ class _Measurement:
                 raise BadFile(
                     f"{self.checkpoint.name}: {param.name} has {info.shape[-1]} columns, the stream {width} dimensions"
                 )
-            limit = self.options.scan.max_read
-            if info.nbytes > limit:
-                need = info.nbytes // 1_000_000 + 1
-                notes.append(f"{param.name} was not read ({need:,} MB); allow it with --max-read {need}MB")
-                continue
+            self._tell(param.name, info.nbytes)
             if (param.name, dims) not in self.tables:
                 self.tables[param.name, dims] = self.table(param, width, dims)
             made = self.tables[param.name, dims]
@@ -357,13 +359,12 @@ def missing_tables(stack: BoundStack, tables: Sequence[TableOrigin], notes: list
     declared = stack.stack
     kinds = {one.kind for one in tables}
     projected = ", ".join(declared.embedding_linears)
-    left_out = any("was not read" in note for note in notes)
     if projected and "token" not in kinds:
         notes.append(
             f"what is embedded has another width than the stream and is projected into it by {projected}, so rows of its "
             "tables have no dimension of the stream: the projection's own rows are measured"
         )
-    if "position" not in kinds and not left_out:
+    if "position" not in kinds:
         notes.append(
             "no position table of the stream's width: positions enter elsewhere (rotary, relative, sinusoidal, by a "
             "convolution, or before a projection), so no position row can carry a dimension"

@@ -96,7 +96,11 @@ class TextReading:
         """Padded batches of `data`."""
         length = self.max_length if max_length is None else min(self.max_length, max_length)
         tokenizer, device = self.loaded.tokenizer, self.loaded.device
-        return batches(tokenizer, data, max_length=length, batch_size=batch_size, device=device)
+        for batch in batches(tokenizer, data, max_length=length, batch_size=batch_size, device=device):
+            if max_length is None:  # else it is a closer look at texts that are read anyway
+                for ids, valid in zip(batch.inputs["input_ids"].tolist(), batch.valid.sum(1).tolist(), strict=True):
+                    self.loaded.known.add(tokenizer, ids[:valid])
+            yield batch
 
     def __call__(self, batch: Batch) -> None:
         """Run the model; see `TextForward`."""

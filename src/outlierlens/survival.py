@@ -180,7 +180,7 @@ def _asked(dims: Sequence[int], stack: StackScan) -> list[int]:
 
 
 def _bound(checkpoint: Checkpoint, options: ScanOptions) -> list[BoundStack]:
-    stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+    stacks = arch.stacks_for(checkpoint, options.row)
     return arch.bind(stacks, checkpoint.tensors, checkpoint.config)
 
 

@@ -4,13 +4,15 @@ tokens = vocabulary_of(tokenizer)          # ("[PAD]", "[UNK]", …), one a id; 
 vocabulary_digest(tokens)                  # SHA-256: equal exactly where the ids mean the same
 added_around(tokenizer)                    # int64 [vocabulary]: [CLS] 1, [SEP] 1
 added_ends(tokenizer, texts)               # ids before and behind a text: ([CLS],), ([SEP],)
+special_ids(tokenizer)                     # {0, 101, 102, 103}: without [UNK], which stands for a word
 kind_of(tokens)                            # "wordpiece", "byte-level", "sentencepiece" or "plain"
 texts_of(tokens)                           # "##s" stays, "Ġthe" is " the", half a character is U+FFFD
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from outlierlens.errors import BadInput
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LARGEST_VOCABULARY = 2**24
+MUCH_UNKNOWN = 0.05  # share of tokens that the tokenizer does not know from which a result says so
+# What a token may be beside the unknown one; GPT-2's <|endoftext|> is all of them, and stands for no unknown text.
+OTHER_ROLES = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 MARKED = 0.01  # share of tokens with a mark of its kind from which a vocabulary is of that kind
 
 
@@ -74,6 +79,82 @@ def added_ends(tokenizer: Any, texts: Sequence[str]) -> tuple[tuple[int, ...], t
                 return tuple(whole[:start]), tuple(whole[start + len(bare) :])
         break
     return (), ()
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """The id that stands for text that the tokenizer does not know ([UNK]); None where nothing is unknown to it."""
+    found = getattr(tokenizer, "unk_token_id", None)
+    if found is None:  # a tokenizer.json may know what its tokenizer_config.json does not say
+        model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+        token = getattr(model, "unk_token", None)
+        found = None if token is None else tokenizer.get_vocab().get(token)
+    return None if any(getattr(tokenizer, role, None) == found for role in OTHER_ROLES) else found
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids of tokens that stand for no text: [CLS], <s>, … An unknown word is a word: its token is not among them."""
+    return frozenset(tokenizer.all_special_ids) - {unknown_id(tokenizer)}
+
+
+@dataclass
+class KnownTokens:
+    """Ordinary tokens of the texts that were read, and how many of them are the unknown one.
+
+    Attributes:
+        n: tokens, special ones not counted. unknown: those of them that stand for unknown text.
+        told: whether the user has been told.
+    """
+
+    n: int = 0
+    unknown: int = 0
+    told: bool = False
+    _ids: tuple[Any, int | None, frozenset[int]] = field(default=(None, None, frozenset()), repr=False)
+
+    def add(self, tokenizer: Any, ids: Iterable[int]) -> None:
+        """Count tokens that `tokenizer` made of a text."""
+        if self._ids[0] is not tokenizer:
+            self._ids = (tokenizer, unknown_id(tokenizer), special_ids(tokenizer))
+        _, unknown, special = self._ids
+        if unknown is None:
+            return
+        ordinary = [token for token in ids if token not in special]
+        self.n += len(ordinary)
+        self.unknown += ordinary.count(unknown)
+
+    @property
+    def note(self) -> str:
+        """What a reader of the figures should know: "" below `MUCH_UNKNOWN`."""
+        return unknown_note(self.unknown, self.n)
+
+    def warn(self, tell: Callable[[str], None], name: str) -> None:
+        """Tell it once."""
+        if self.note and not self.told:
+            self.told = True
+            tell(f"{name}: {self.note}")
+
+    def check(self, name: str) -> None:
+        """Raise BadInput where every token is unknown."""
+        if self.n and self.unknown == self.n:
+            raise BadInput(nothing_known(name, self.n))
+
+
+def unknown_note(unknown: int, n: int) -> str:
+    """A remark where many of `n` ordinary tokens are unknown, else ""."""
+    if unknown < MUCH_UNKNOWN * n or not unknown:
+        return ""
+    return (
+        f"{unknown / n:.0%} of the tokens read are unknown to the tokenizer; it may not fit these texts (their language, "
+        f"script or case)"
+    )
+
+
+def nothing_known(name: str, n: int) -> str:
+    """Why texts of which no token is known give no figure."""
+    return (
+        f"{name}: its tokenizer knows none of the {n:,} tokens of these texts, so no figure would mean anything; give texts "
+        f"that fit it, or the right tokenizer (--tokenizer FOLDER): some split or lower-case what the model was trained on "
+        f"otherwise"
+    )
 
 
 def kind_of(tokens: tuple[str, ...]) -> str:

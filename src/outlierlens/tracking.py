@@ -62,7 +62,7 @@ class TrackOptions:
     norm: str | None = None
     text: str = ""
     skip_damaged: bool = False
-    row: Path | None = None
+    row: arch.RowChoice = None
     subfolder: str = ""
     token: str | None = None
     offline: bool = False
@@ -227,7 +227,7 @@ def _open(saved: Saved, options: TrackOptions) -> Checkpoint:
 
 
 def _site(checkpoint: Checkpoint, options: TrackOptions) -> Site:
-    stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+    stacks = arch.stacks_for(checkpoint, options.row)
     bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
     names = [stack.name for stack in bound]
     if options.stack is None and len(bound) > 1:

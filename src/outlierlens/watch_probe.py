@@ -23,7 +23,7 @@ from outlierlens.data import EXCERPT, Batch, Texts, collate, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, refuse_compiled, tapped
-from outlierlens.inputs import token_limit
+from outlierlens.inputs import check_known, token_limit
 from outlierlens.models import LoadedModel
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
     kept = tuple(number for number, text in enumerate(encoded) if text["input_ids"])
     if not kept:
         raise BadInput("the tokenizer made no token of the probe's texts; give others")
+    check_known(loaded, (encoded[number]["input_ids"] for number in kept))
     columns = {key: [encoded[number][key] for number in kept] for key in encoded[kept[0]]}
     return collate(tokenizer, columns, kept, "cpu")
 

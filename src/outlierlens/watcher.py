@@ -34,7 +34,7 @@ from outlierlens.tracking import default_view, tracked_site
 from outlierlens.watch_crossings import Crossings, metrics_of
 from outlierlens.watch_probe import Probe, ProbeSize, bare_model, make_probe
 from outlierlens.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
-from outlierlens.weights import combine, per_dim
+from outlierlens.weights import combine, per_dim, scaled
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -304,9 +304,11 @@ class Watcher:
         def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
             vectors = []
             for params in layers:
-                values = {p.name: live[p.name].detach().float().cpu().numpy() for p in params}
+                names = {name for p in params for name in (p.name, p.times) if name}
+                values = {name: live[name].detach().float().cpu().numpy() for name in names}
                 ranks = {key: value.ndim for key, value in values.items()}
-                vectors.append(combine([per_dim(values[p.name], p) for p in params], params, ranks))
+                written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
+                vectors.append(combine(written, params, ranks))
             return np.stack(vectors).astype(np.float32)
 
         return stacked(site.scale), stacked(site.bias) if all(site.bias) else nothing()

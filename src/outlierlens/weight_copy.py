@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens import variants
-from outlierlens.checkpoint.base import load_config
+from outlierlens import arch, variants
+from outlierlens.checkpoint.base import Checkpoint, load_config
 from outlierlens.checkpoint.safetensors import write_header
-from outlierlens.errors import BadFile, need
+from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.model_folder import TOKENIZER, VOCABULARIES, Progress, copy_beside
 from outlierlens.samples.cache import check_space, megabytes
 
@@ -122,6 +122,9 @@ def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
 
     config = load_config(folder / "config.json")
     with OnnxCheckpoint(path, name=str(path), config=config) as checkpoint:
+        if not isinstance(config.get("model_type"), str):
+            config = config | {"model_type": _family(checkpoint, notice)}
+            (folder / "config.json").write_text(json.dumps(config), "utf-8")
         floats = {
             name: info.shape
             for name, info in checkpoint.tensors.items()
@@ -149,6 +152,18 @@ def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
         values = ((name.removeprefix(wrapper), values) for name, values in checkpoint.read(shapes))
         _write(path, folder, {name.removeprefix(wrapper): shape for name, shape in shapes.items()}, values, notice)
         return list(checkpoint.outside)
+
+
+def _family(checkpoint: Checkpoint, notice: Progress) -> str:
+    """The family of a file whose config.json names none, by its tensors."""
+    found = arch.families(checkpoint.tensors, checkpoint.config, checkpoint.name)
+    if len(found) > 1:
+        raise UnknownArchitecture(
+            f"{checkpoint.name}: no model_type in its config.json, and its tensors could be of {', '.join(found)}; write the "
+            f'right one into it, such as "model_type": "{found[0]}"'
+        )
+    notice(f"{checkpoint.name}: {arch.no_model_type(found)}")
+    return found[0]
 
 
 def _ends(name: str) -> list[str]:

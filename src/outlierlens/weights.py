@@ -7,13 +7,12 @@ result = scan("mpnet-base")                     # needs neither torch nor the mo
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from outlierlens import arch
-from outlierlens.arch import BoundStack, Param, Stack
+from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.detect import Measured, Outlier, Rule, find, layers_needed
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
@@ -42,7 +41,7 @@ class ScanOptions:
 
     rule: Rule = field(default_factory=Rule)
     view: View = "last"
-    row: Path | None = None
+    row: arch.RowChoice = None
     max_read: int = MAX_READ
     revision: str | None = None
     subfolder: str = ""
@@ -81,8 +80,7 @@ def scan_stream(loaded: "LoadedModel", stream: str, options: ScanOptions | None 
 
 def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: str = "") -> Scan:
     """`scan` on an open checkpoint."""
-    stacks: tuple[Stack, ...]
-    stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+    stacks = arch.stacks_for(checkpoint, options.row)
     return _scan_bound(checkpoint, arch.bind(stacks, checkpoint.tensors, checkpoint.config), options, command)
 
 
@@ -123,7 +121,9 @@ def sites_of(stack: BoundStack, view: View) -> list[Site]:
     layers = stack.weight_layers
     declared = stack.stack
     if view == "last":
-        names = [declared.last_norm] if stack.ends_in_norm else list(declared.last_linear)
+        scales = declared.write_scales
+        linears = [f"{name} × {scales[name]}" if name in scales else name for name in declared.last_linear]
+        names = [declared.last_norm] if stack.ends_in_norm else linears
         scale, bias = (tuple(values[layer] for layer in layers) for values in (stack.scale, stack.bias))
         return [Site(stack, " + ".join(name.removesuffix("()") for name in names), scale, bias, stack.ends_in_norm)]
     sites = []
@@ -172,21 +172,22 @@ def measure(checkpoint: Checkpoint, site: Site, digest: Any) -> tuple[Measured, 
     Raises:
         BadFile: layers disagree on the width of the stream, or a value is not finite.
     """
-    names = [param.name for layer in (*site.scale, *site.bias) for param in layer]
-    wanted = {param.name: param for layer in (*site.scale, *site.bias) for param in layer}
+    params = [param for layer in (*site.scale, *site.bias) for param in layer]
+    wanted = {param.times: Param(param.times) for param in params if param.times} | {p.name: p for p in params}
     vectors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     n_values = 0
-    for name, values in checkpoint.read(names):
+    for name, values in checkpoint.read(wanted):
         vectors[name] = per_dim(values, wanted[name])
         ranks[name] = values.ndim
         n_values += values.size
     for name in sorted(vectors):
         digest.update(name.encode() + vectors[name].tobytes())
-    _check_widths(vectors, names, checkpoint.name)
+    _check_widths(vectors, list(wanted), checkpoint.name)
 
     def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
-        return np.stack([combine([vectors[p.name] for p in layer], layer, ranks) for layer in layers])
+        written = [[scaled(vectors[p.name], vectors.get(p.times), ranks[p.name]) for p in layer] for layer in layers]
+        return np.stack([combine(some, layer, ranks) for some, layer in zip(written, layers, strict=True)])
 
     scale, bias = stacked(site.scale), stacked(site.bias) if all(site.bias) else None
     return Measured(scale, bias, where=f"{checkpoint.name}, {site.name}"), n_values
@@ -199,6 +200,13 @@ def per_dim(values: np.ndarray, param: Param) -> np.ndarray:
         return values.astype(np.float64) - param.off
     moved = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
     return np.sqrt(np.einsum("di,di->d", moved, moved, dtype=np.float64))
+
+
+def scaled(vector: np.ndarray, times: np.ndarray | None, rank: int) -> np.ndarray:
+    """What a parameter writes to each dimension [dim] behind the factors `times` [dim]; norms of weights have no sign."""
+    if times is None:
+        return vector
+    return vector * (times if rank == 1 else np.abs(times))
 
 
 def combine(vectors: Sequence[np.ndarray], params: Sequence[Param], sizes: Mapping[str, int]) -> np.ndarray:

@@ -9,6 +9,7 @@ Rows live in `rows.py` as data; they are declared and tested, never guessed from
 """
 
 from outlierlens.arch.bind import BoundStack, Param, bind, bind_live, live_parameters, refuse_packed, refuse_sharded
+from outlierlens.arch.choose import RowChoice, families, no_model_type, stacks_for
 from outlierlens.arch.rows import ARCHITECTURES, stacks_of
 from outlierlens.arch.stack import Stack, load_toml, to_toml
 
@@ -16,13 +17,17 @@ __all__ = [
     "ARCHITECTURES",
     "BoundStack",
     "Param",
+    "RowChoice",
     "Stack",
     "bind",
     "bind_live",
+    "families",
     "live_parameters",
     "load_toml",
+    "no_model_type",
     "refuse_packed",
     "refuse_sharded",
+    "stacks_for",
     "stacks_of",
     "to_toml",
 ]

@@ -27,11 +27,15 @@ _QUANTISED = ("qweight", "weight_packed", "_blocks", "weight_quantized")
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter whose `axis` runs over the stream's dimensions; `off` is the value that switches one off."""
+    """A parameter whose `axis` runs over the stream's dimensions; `off` is the value that switches one off.
+
+    `times` is the parameter [dim] that multiplies what this one writes, "" where nothing does.
+    """
 
     name: str
     axis: int = 0
     off: float = 0.0
+    times: str = ""
 
     def values_per_dim(self, shape: tuple[int, ...]) -> int:
         """How many values one dimension has in a parameter of this shape."""
@@ -233,19 +237,22 @@ class _Binder:
         return _join(self.linears(linears, "weight"), self.linears(linears, "bias"), self.norms(norms, "bias"))
 
     def linears(self, modules: tuple[str, ...], leaf: str) -> tuple[tuple[Param, ...], ...]:
+        return self.columns(dict(self.linear_param(module, leaf) for module in modules), everywhere=True)
+
+    def linear_param(self, module: str, leaf: str) -> tuple[str, Param]:
+        """A linear's declared parameter, and the axis and scale of what it writes."""
         # Negative axes serve a single linear [out, in] and a stack of experts [expert, out, in] alike.
         usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
-        names = [_parameter(module, leaf) for module in modules]
-        return self.columns({name: Param("", self.stack.axes.get(name, usual)) for name in names}, everywhere=True)
+        name = _parameter(module, leaf)
+        return name, Param("", self.stack.axes.get(name, usual), times=self.stack.write_scales.get(module, ""))
 
     def block_linears(self) -> dict[str, tuple[tuple[Param, ...], ...]]:
         """Every parameter of the linears that write, in order of writing."""
         found = {}
         for module in dict.fromkeys((*self.stack.other_writes, *self.stack.last_linear)):
             for leaf in ("weight", "bias"):
-                name = _parameter(module, leaf)
-                usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
-                found[name] = self.columns({name: Param("", self.stack.axes.get(name, usual))}, everywhere=False)
+                name, param = self.linear_param(module, leaf)
+                found[name] = self.columns({name: param}, everywhere=False)
         return {name: layers for name, layers in found.items() if any(layers)}
 
     def norms(self, modules: tuple[str, ...], leaf: str, *, everywhere: bool = True) -> tuple[tuple[Param, ...], ...]:
@@ -272,8 +279,10 @@ class _Binder:
                     f"stack {self.stack.name!r}: {self.prefix}{block}.{name} is missing while other layers have it; "
                     "the checkpoint is incomplete"
                 )
+            scales = ["".join(self.find(param.times, block)) if param.times else "" for block in self.blocks]
             layers = [
-                (*got, *(replace(param, name=new) for new in found)) for got, found in zip(layers, stored, strict=True)
+                (*got, *(replace(param, name=new, times=scale) for new in found))
+                for got, found, scale in zip(layers, stored, scales, strict=True)
             ]
         return tuple(layers)
 

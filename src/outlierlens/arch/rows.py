@@ -33,6 +33,8 @@ ARCHITECTURES: dict[str, Row] = {
     "clip_vision_model": (enc.CLIP_VISION,),
     "deberta": enc.deberta,
     "deberta-v2": enc.deberta,
+    "dinov2": enc.dinov2,
+    "dinov2_with_registers": enc.dinov2,
     "distilbert": (enc.DISTILBERT,),
     "electra": enc.electra,
     "falcon": dec.falcon,
@@ -80,7 +82,8 @@ def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnknownArchitecture(
-            f"no model_type in {where}; pass --arch row.toml (`outlierlens scan --propose` drafts one)"
+            f"no model_type in {where}; name the family that it is built like (--family bert), or write a row by hand "
+            f"(docs/architectures.md) and pass --arch row.toml"
         )
     row = ARCHITECTURES.get(model_type)
     if row is None:

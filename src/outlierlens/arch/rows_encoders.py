@@ -68,6 +68,20 @@ VIT = Stack(
 VIT_STORED = replace(
     VIT, blocks="encoder.layer.{layer}", last_linear=("output.dense",), other_writes=("attention.output.dense",)
 )
+DINOV2 = Stack(
+    blocks="encoder.layer.{layer}",
+    last_linear=("mlp.fc2",),
+    other_writes=("attention.o_proj",),
+    write_scales={"mlp.fc2": "layer_scale2.lambda1", "attention.o_proj": "layer_scale1.lambda1"},
+    reading_norms=("norm1", "norm2"),
+    embeddings=("embeddings.cls_token", "embeddings.position_embeddings", "embeddings.register_tokens"),
+    embedding_linears=("embeddings.patch_embeddings.projection",),
+    final_norm="layernorm",
+    stored_as={
+        "attention.o_proj.weight": ("attention.output.dense.weight",),
+        "attention.o_proj.bias": ("attention.output.dense.bias",),
+    },
+)
 CLIP_TEXT = Stack(
     blocks="encoder.layers.{layer}",
     last_linear=("mlp.fc2",),
@@ -145,6 +159,16 @@ def deberta(config: Config) -> tuple[Stack, ...]:
         note = "a convolution with a norm of its own (encoder.conv) runs on the stream between blocks 0 and 1"
         stack = replace(stack, notes=(note,))
     return (stack,)
+
+
+def dinov2(config: Config) -> tuple[Stack, ...]:
+    """Pre-norm, each write multiplied by LayerScale; the giant's MLP is gated, and its last linear has another name."""
+    if not config.get("use_swiglu_ffn", False):
+        return (DINOV2,)
+    scales = {"mlp.down_proj": "layer_scale2.lambda1", "attention.o_proj": "layer_scale1.lambda1"}
+    stored = {f"mlp.down_proj.{leaf}": (f"mlp.weights_out.{leaf}",) for leaf in ("weight", "bias")}
+    stored_as = {**DINOV2.stored_as, **stored}
+    return (replace(DINOV2, last_linear=("mlp.down_proj",), write_scales=scales, stored_as=stored_as),)
 
 
 def wav2vec2(config: Config) -> tuple[Stack, ...]:

@@ -45,6 +45,7 @@ class Stack:
         experts: dotted config key of the number of experts, checked where a file stores them one by one.
         weight_is_in_by_out: linears are stored [in, out] (GPT-2's Conv1D), so a dimension is a column.
         axes: parameter name -> axis of the stream, for parameters that are neither [..., out, in] nor as above.
+        write_scales: linear -> parameter [dim] that multiplies what the linear writes (LayerScale): both are one operation.
         norm_offset: 1.0 where norms multiply by 1 + weight (Gemma), so a dimension is off at weight −1.
         shared_blocks: several layers run the same parameters (ALBERT): counting layers of weights is meaningless.
         layer_blocks: path of each layer's block, only where `blocks` cannot say it (shared blocks).
@@ -69,6 +70,7 @@ class Stack:
     experts: str = ""
     weight_is_in_by_out: bool = False
     axes: Mapping[str, int] = field(default_factory=dict)
+    write_scales: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     shared_blocks: bool = False
     layer_blocks: tuple[str, ...] = ()
@@ -155,6 +157,8 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return {name: _strings(others) for name, others in _table(value).items()}
     if key == "axes":
         return {name: _instance(axis, int) for name, axis in _table(value).items()}
+    if key == "write_scales":
+        return {name: _instance(scale, str) for name, scale in _table(value).items()}
     if isinstance(default, tuple):
         return _strings(value)
     if isinstance(default, float):

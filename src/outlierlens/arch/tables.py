@@ -25,6 +25,7 @@ KINDS = {
     "token_type_embeddings": "segment",
     "cls_token": "class",
     "class_embedding": "class",
+    "register_tokens": "register",
     "masked_spec_embed": "mask",
 }
 

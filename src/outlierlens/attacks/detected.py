@@ -5,8 +5,8 @@ watch.caught(changes), watch.caught_deep(changes)
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from outlierlens.arch import RowChoice
 from outlierlens.attacks.edits import Change, edited_values
 from outlierlens.attacks.places import live_source
 from outlierlens.fingerprinted import TensorHash
@@ -20,7 +20,7 @@ from outlierlens.weights import ScanOptions
 class Watch:
     """The fingerprint of an intact model in memory, to hold edited ones against."""
 
-    def __init__(self, loaded: LoadedModel, dims: Sequence[int] | None = None, row: Path | None = None):
+    def __init__(self, loaded: LoadedModel, dims: Sequence[int] | None = None, row: RowChoice = None):
         self.source = live_source(loaded)
         # The model is in memory, so that no limit on reading applies.
         self.scan = ScanOptions(row=row, max_read=self.source.total_bytes)

@@ -10,11 +10,11 @@ model is edited in memory, and is bit for bit what it was when this returns.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from outlierlens.arch import RowChoice
 from outlierlens.attacked import KINDS, Attack, Attacked, Control, Edit, Point
 from outlierlens.attacks.detected import Watch
 from outlierlens.attacks.edits import Change, Moves, Values, edited_values, moves_of
@@ -54,7 +54,7 @@ class AttackOptions:
     n_random: int = 3
     anywhere: bool = False
     factor: float = 2.0
-    row: Path | None = None
+    row: RowChoice = None
     seed: int = 0
     task: TaskOptions = field(default_factory=lambda: TaskOptions(max_length=32))
 
@@ -118,7 +118,7 @@ def attack(
         dims=run.search.dims,
         kinds=kinds,
         anywhere=wide,
-        notes=tuple(dict.fromkeys((*task.notes, *run.notes))),
+        notes=tuple(dict.fromkeys((*loaded.notes, *task.notes, *run.notes))),
     )
 
 

@@ -141,7 +141,7 @@ def attention(
         conditions=tuple(conditions),
         correlations=correlations(Passes(intact, off, randoms), named.dims, control),
         example=None if example is None else _example(reading, texts, named.dims, example, options),
-        notes=(*named.notes, *_notes(loaded, stack, intact, conditions[0], options)),
+        notes=(*loaded.notes, *named.notes, *_notes(loaded, stack, intact, conditions[0], options)),
     )
 
 

@@ -107,7 +107,7 @@ def beyond_zero(
         weights=tuple(bench.weights.tolist()),
         treated=tuple(treated),
         inputs=texts.plural,
-        notes=(*named.notes, *bench.notes),
+        notes=(*loaded.notes, *named.notes, *bench.notes),
     )
 
 

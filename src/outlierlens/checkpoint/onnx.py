@@ -22,17 +22,6 @@ from outlierlens.errors import BadFile, need
 
 MAX_FILE_BYTES = 2**31  # protobuf's own limit; larger models keep their weights in external data
 
-# A model_type whose parameters, and only whose, start with this module name (transformers' base_model_prefix).
-FAMILY_OF_PREFIX = {
-    "albert": "albert",
-    "bert": "bert",
-    "distilbert": "distilbert",
-    "electra": "electra",
-    "gpt_neox": "gpt_neox",
-    "mpnet": "mpnet",
-    "wav2vec2": "wav2vec2",
-}
-
 # ONNX type -> bytes of an element, its numpy type in `raw_data`, and the typed field that may hold it instead.
 _STORED = {
     "FLOAT": ("<f4", "float_data"),
@@ -71,7 +60,7 @@ class OnnxCheckpoint(Checkpoint):
     kind = "onnx"
 
     def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
-        """Parse and check the file; `config` is config.json's content, or {} to infer the family from the names.
+        """Parse and check the file; `config` is config.json's content, or {}.
 
         Raises:
             MissingExtra: onnx is not installed.
@@ -94,8 +83,6 @@ class OnnxCheckpoint(Checkpoint):
         self._sources = _name_sources(graph, self._placed, str(path))
         self.tensors = {key: self._info(source) for key, source in self._sources.items()}
         self.config = dict(config)
-        if not self.config:
-            self._infer_family()
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         for name in names:
@@ -145,13 +132,6 @@ class OnnxCheckpoint(Checkpoint):
         place = self._placed[source.stored]
         shape = place.shape[::-1] if source.transposed else place.shape
         return TensorInfo(place.dtype, shape, place.nbytes)
-
-    def _infer_family(self) -> None:
-        families = {FAMILY_OF_PREFIX.get(name.split(".", 1)[0]) for name in self.tensors if "." in name} - {None}
-        if len(families) == 1:
-            (family,) = families
-            self.config = {"model_type": family}
-            self.notes += (f"no config.json beside {self._path.name}; taken for {family} from its parameter names",)
 
 
 # --- the graph ---------------------------------------------------------------------------------------------------

@@ -179,6 +179,7 @@ def update_check(
     ] = 3.5,
     draws: Annotated[int, typer.Option("--draws", min=1, help="Random sets of dimensions.")] = 1999,
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: Annotated[str, typer.Option("--max-read", help="Bytes that the scan for outliers may read.")] = "500MB",
     token: common.Token = None,
     offline: common.Offline = False,
@@ -197,7 +198,8 @@ def update_check(
     from outlierlens.weights import ScanOptions
 
     scan = ScanOptions(
-        row=arch, max_read=common.parse_bytes(max_read), token=token, offline=offline, notice=None if quiet else common.warn
+        row=common.row_of(arch, family),
+        max_read=common.parse_bytes(max_read), token=token, offline=offline, notice=None if quiet else common.warn
     )  # fmt: skip
     options = UpdateOptions(
         scan=scan, dims=asked, deep=deep, n_top=top, alpha=alpha, least_ratio=least_ratio, least_peak=least_peak,

@@ -34,6 +34,16 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts in on
 MaxLength = Annotated[int, typer.Option("--max-length", min=2, help="Tokens of a text (or window) at most.")]
 RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings. Off.")]
 Arch = Annotated[Path | None, typer.Option("--arch", help="TOML file with the architecture's row.", show_default=False)]
+Family = Annotated[
+    str | None,
+    typer.Option("--family", help="Take the model for one of this model_type: bert, llama, …", show_default=False),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer", help="Read texts with the tokenizer of this folder, sample or hub id.", show_default=False
+    ),
+]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the result to exactly this file (JSON).")]
 Format = Annotated[str, typer.Option("--format", help="auto, human, json or quiet.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -56,6 +66,8 @@ FORMATS = ("auto", "human", "json", "quiet")
 # How a model is loaded, wherever it is run: parameter, type, default. `loads_a_model` puts them into a command.
 LOADING: tuple[tuple[str, Any, Any], ...] = (
     ("arch", Arch, None),
+    ("family", Family, None),
+    ("tokenizer", Tokenizer, None),
     ("revision", Revision, None),
     ("subfolder", Subfolder, ""),
     ("token", Token, None),
@@ -73,9 +85,17 @@ def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
         from outlierlens.models import LoadOptions
 
         notice = (lambda _: None) if given.get("quiet") else warn
-        return LoadOptions(row=options.pop("arch"), notice=notice, **options)
+        row = row_of(options.pop("arch"), options.pop("family"))
+        return LoadOptions(row=row, notice=notice, **options)
 
     return with_group(command, LOADING, "load", make, before="overwrite")
+
+
+def row_of(arch: Path | None, family: str | None) -> Path | str | None:
+    """What describes the architecture: the file of --arch, the family of --family, or neither."""
+    if arch is not None and family is not None:
+        raise BadInput("--arch and --family both say what the model is; give one of them")
+    return arch or family
 
 
 def with_group(

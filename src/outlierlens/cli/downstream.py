@@ -79,6 +79,7 @@ def survival(
     relax_to: weights.RelaxOption = None,
     view: weights.ViewOption = "last",
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     tuned_revision: Annotated[
@@ -103,7 +104,9 @@ def survival(
         raise BadInput("--chart draws one tuned model; name one, or draw the others from the result in Python")
     options = weights.scan_options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
-        view=view, row=arch, max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
+        view=view,
+        row=common.row_of(arch, family),
+        max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
         notice=None if quiet else warn,
     )  # fmt: skip
     chosen = SurvivalOptions(options, tuned_revision, _dims(dims) or (), movement=not norms_only)

@@ -27,7 +27,8 @@ def trains_a_model(command: Callable[..., None]) -> Callable[..., None]:
         from outlierlens.models import LoadOptions
 
         notice = (lambda _: None) if given.get("quiet") else warn
-        return LoadOptions(row=options.pop("arch"), dtype="float32", notice=notice, **options)
+        row = common.row_of(options.pop("arch"), options.pop("family"))
+        return LoadOptions(row=row, dtype="float32", notice=notice, **options)
 
     return common.with_group(command, LOADING, "load", make, before="overwrite")
 

@@ -30,6 +30,7 @@ def fingerprint(
     dims: Dims = None,
     deep: Deep = False,
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: MaxRead = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
@@ -49,7 +50,8 @@ def fingerprint(
 
     options = fingerprint_options(
         dims, deep,
-        row=arch, max_read=common.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
+        row=common.row_of(arch, family),
+        max_read=common.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
         offline=offline, notice=None if quiet else common.warn,
     )  # fmt: skip
     show.result(take(model, options, command=common.reproduce()), lambda found: _print_fingerprint(found, output))
@@ -71,6 +73,7 @@ def verify(
     ],
     deep: Deep = False,
     arch: common.Arch = None,
+    family: common.Family = None,
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
     token: common.Token = None,
@@ -92,7 +95,9 @@ def verify(
         from outlierlens.integrity.verify import verify as hold
         from outlierlens.weights import ScanOptions
 
-        options = ScanOptions(row=arch, revision=revision, subfolder=subfolder, token=token, offline=offline)
+        options = ScanOptions(
+            row=common.row_of(arch, family), revision=revision, subfolder=subfolder, token=token, offline=offline
+        )
         found = hold(model, load_fingerprint(baseline), options, deep=deep, command=common.reproduce())
         show.result(found, lambda value: print_verification(value, verbose))
     if not found.matches:

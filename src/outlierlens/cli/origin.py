@@ -33,8 +33,9 @@ def origin(
     relax_to: weights.RelaxOption = None,
     view: weights.ViewOption = "last",
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: Annotated[
-        str, typer.Option("--max-read", help="Leave out a table or linears of more than this.")
+        str, typer.Option("--max-read", help="Refuse a rule that reads more than this to name dimensions.")
     ] = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
@@ -64,7 +65,9 @@ def origin(
         raise BadInput("--dims and --from both name dimensions; give one of them")
     scan = weights.scan_options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
-        view=view, row=arch, max_read=common.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
+        view=view,
+        row=common.row_of(arch, family),
+        max_read=common.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
         offline=offline, notice=None if quiet else common.warn,
     )  # fmt: skip
     if observed:

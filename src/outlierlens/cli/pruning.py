@@ -52,6 +52,7 @@ def prune_check(
     ] = None,
     stack: Stack = None,
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
@@ -83,7 +84,7 @@ def prune_check(
             stack=stack,
             reading=read_as,  # type: ignore[arg-type]
             positions=positions,
-            row=arch,
+            row=common.row_of(arch, family),
             max_read=common.parse_bytes(max_read),
             source={"revision": revision, "subfolder": subfolder, "token": token, "offline": offline},
         )
@@ -146,6 +147,7 @@ def protect(
     factor: Annotated[float, typer.Option("--factor", help="awq: by which weights of a protected channel grow.")] = 2.0,
     stack: Stack = None,
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     subfolder: common.Subfolder = "",
@@ -168,7 +170,7 @@ def protect(
         rule=Removal(min_layer_fraction=min_layer_fraction),
         factor=factor,
         stack=stack,
-        row=arch,
+        row=common.row_of(arch, family),
         max_read=common.parse_bytes(max_read),
         source={"revision": revision, "subfolder": subfolder, "token": token, "offline": offline},
     )

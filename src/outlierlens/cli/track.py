@@ -59,6 +59,7 @@ def track(
     ] = None,
     seed: common.Seed = 0,
     arch: common.Arch = None,
+    family: common.Family = None,
     subfolder: common.Subfolder = "",
     token: common.Token = None,
     offline: common.Offline = False,
@@ -85,7 +86,8 @@ def track(
             n_sigma=n_sigma, min_layer_fraction=min_layer_fraction, dims=_dims(dims), layer=layer, seed=seed
         ),
         revisions=tuple(part.strip() for part in revisions.split(",") if part.strip()),
-        steps=_steps(steps), log=log, stack=stack, norm=norm, text=text, skip_damaged=skip_damaged, row=arch,
+        steps=_steps(steps), log=log, stack=stack, norm=norm, text=text, skip_damaged=skip_damaged,
+        row=common.row_of(arch, family),
         subfolder=subfolder, token=token, offline=offline,
     )  # fmt: skip
     with Progress(not no_progress and show.format != "quiet") as progress:

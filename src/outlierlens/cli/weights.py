@@ -52,6 +52,7 @@ def scan(
     relax_to: RelaxOption = None,
     view: ViewOption = "last",
     arch: common.Arch = None,
+    family: common.Family = None,
     propose: Annotated[
         bool, typer.Option("--propose", help="Print a draft row (TOML) for an unknown architecture.")
     ] = False,
@@ -75,12 +76,14 @@ def scan(
         raise BadInput("name at least one model: a sample, directory, weight file or hub id")
     source = {"revision": revision, "subfolder": subfolder, "token": token, "offline": offline}
     if propose:
-        _propose(models, source)
+        _propose(models, source, family, Show.choose("auto", False, quiet, output, overwrite))
         return
     show = Show.choose(format, json, quiet, output, overwrite)
     options = scan_options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
-        view=view, row=arch, max_read=common.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
+        view=view,
+        row=common.row_of(arch, family),
+        max_read=common.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
     )  # fmt: skip
     found, failed = [], list[OutlierlensError]()
     for model in models:
@@ -97,13 +100,25 @@ def scan(
         raise failed[-1]  # what was found for the others is shown
 
 
-def _propose(models: list[str], source: dict[str, Any]) -> None:
+def _propose(models: list[str], source: dict[str, Any], family: str | None, show: Show) -> None:
+    """Print draft rows, or write the one of one model to the file of --output."""
+    from outlierlens.arch import families
     from outlierlens.arch.propose import propose
     from outlierlens.checkpoint import open_checkpoint
+    from outlierlens.results import write_text
 
+    if show.output and len(models) > 1:
+        raise BadInput("--propose -o FILE writes the row of one model; name one, or leave out -o to print all")
     for model in models:
         with open_checkpoint(model, **source) as checkpoint:
-            print(propose(checkpoint.config).toml, end="")
+            config = checkpoint.config
+            if family is not None or not isinstance(config.get("model_type"), str):
+                config = config | {"model_type": family or families(checkpoint.tensors, config, checkpoint.name)[0]}
+            row = propose(config).toml
+        if show.output:
+            write_text(show.output, row)
+        else:
+            print(row, end="")
 
 
 def _print_scans(found: "list[Scan]", verbose: bool) -> None:
@@ -158,6 +173,7 @@ def compare(
     dims: integrity.Dims = None,
     deep: integrity.Deep = False,
     arch: common.Arch = None,
+    family: common.Family = None,
     max_read: common.MaxRead = "500MB",
     revision: common.Revision = None,
     other_revision: Annotated[
@@ -182,7 +198,9 @@ def compare(
     show = Show.choose(format, json, quiet, output, overwrite)
     options = scan_options(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
-        view=view, row=arch, max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
+        view=view,
+        row=common.row_of(arch, family),
+        max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
         notice=None if quiet else common.warn,
     )  # fmt: skip
     later = replace(options, revision=other_revision or revision)

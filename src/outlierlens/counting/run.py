@@ -25,7 +25,14 @@ from outlierlens.devices import cores
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.rows import alone_in
 from outlierlens.token_counts import TokenCounts, write_counts
-from outlierlens.token_texts import added_around, vocabulary_digest, vocabulary_of
+from outlierlens.token_texts import (
+    added_around,
+    nothing_known,
+    unknown_id,
+    unknown_note,
+    vocabulary_digest,
+    vocabulary_of,
+)
 from outlierlens.writing import refuse_links, write_bytes
 
 FORMAT = 1
@@ -250,11 +257,16 @@ def _finished(tokenizer: Any, sums: _Sums, source: str, options: CountOptions) -
     n_texts = sums.position.texts
     length = options.max_length
     note = "texts were counted whole" if length is None else f"texts were cut at {length:,} tokens"
+    unknown, n = unknown_id(tokenizer), int(sums.counts.sum())
+    n_unknown = 0 if unknown is None else int(sums.counts[unknown])
+    if n and n_unknown == n:
+        raise BadInput(nothing_known(source, n))
+    few = unknown_note(n_unknown, n)
     return TokenCounts(
         counts=sums.counts,
         special=n_texts * added_around(tokenizer),
         tokens=vocabulary_of(tokenizer),
         n_texts=n_texts,
         source=source + (f", the first {options.limit:,} texts" if options.limit is not None else ""),
-        notes=(note,),
+        notes=(note, few) if few else (note,),
     )

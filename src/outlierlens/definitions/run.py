@@ -127,7 +127,7 @@ def detectors(
         found=tuple(sorted(found, key=lambda one: NAMES.index(one.definition))),
         values=tuple(values),
         super_weights=searched if isinstance(searched, SuperWeights) else None,
-        notes=(*notes, *_notes(own, stack, options)),
+        notes=(*loaded.notes, *notes, *_notes(own, stack, options)),
     )
 
 

@@ -23,6 +23,7 @@ from outlierlens.embedder.reader import Reader, readers
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
 from outlierlens.hidden import EMBEDDINGS
+from outlierlens.inputs import token_limit
 from outlierlens.labelled.apart import apart
 from outlierlens.models import LoadedModel
 from outlierlens.results import save
@@ -78,10 +79,6 @@ class _Ours:
     options: EmbedderOptions
     layer: int
 
-    def tokens(self, texts: tuple[str, ...]) -> int:
-        """Tokens at which texts are cut."""
-        return tokenise(self.loaded, texts[:1], max_length=self.options.max_length).max_length
-
     def vectors(self, texts: tuple[str, ...], label: str) -> np.ndarray:
         """[text, dim], without those of texts that have no token."""
         tell = self.options.progress
@@ -126,7 +123,7 @@ def export_embedder(
     fit, dropped = _fit_text(fit, options, check)
     fix, clipping = _fix(ours, cut, fit)
     width = len(fix.centre)
-    modules = Modules(width, fix, options.normalize, ours.tokens(("a",)))
+    modules = Modules(width, fix, options.normalize, token_limit(loaded, options.max_length))
     made = Exported(
         provenance=loaded.provenance(command=command, seed=options.seed),
         folder=folder.name,
@@ -147,7 +144,7 @@ def export_embedder(
         normalized=options.normalize,
         n_checked=0,
         checks=(),
-        notes=_notes(loaded, cut, fix),
+        notes=(*loaded.notes, *_notes(loaded, cut, fix)),
     )
     check_place(folder, overwrite=options.overwrite)  # once more: the checks took their time
     with new_folder(folder) as part:

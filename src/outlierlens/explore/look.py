@@ -34,6 +34,7 @@ from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.modes import Ablation, check_mode, means_over
 from outlierlens.samples import SAMPLES, texts_for
 from outlierlens.scanned import Scan, StackScan
+from outlierlens.token_texts import nothing_known, special_ids, unknown_id, unknown_note
 from outlierlens.weights import scan_live
 
 LONGEST = 2000  # letters of a text: several times what is read, and short enough for a link
@@ -204,19 +205,27 @@ class Explorer:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         tokenizer: Any = self.loaded.tokenizer
         limit = token_limit(self.loaded, LENGTH)
-        special = set(tokenizer.all_special_ids)
+        special, unknown = special_ids(tokenizer), unknown_id(tokenizer)
         ids = tokenizer(text)["input_ids"] if text.strip() else []
-        if not any(token not in special for token in ids):
+        ordinary = [token for token in ids if token not in special]
+        if not ordinary:
             raise BadInput("there is no text to read; write a sentence")
+        if ordinary.count(unknown) == len(ordinary):
+            raise BadInput(nothing_known(self.loaded.name, len(ordinary)))
+        note = unknown_note(ordinary.count(unknown), len(ordinary))
+        notes = (note,) if note else ()
         if len(ids) <= limit:
-            return text, ()
+            return text, notes
         if tokenizer.is_fast:
             offsets = tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True)["offset_mapping"]
             cut = text[: max(end for _, end in offsets)]
         else:
             kept = tokenizer(text, truncation=True, max_length=limit)["input_ids"]
             cut = tokenizer.decode(kept, skip_special_tokens=True)
-        return cut, (f"the text has {len(ids):,} tokens; the first {limit} are read",)
+        return cut, (
+            *notes,
+            f"the text has {len(ids):,} tokens; the first {limit} are read",
+        )
 
     def _mean(self, stack: BoundStack) -> np.ndarray:
         if stack.name not in self._means:

@@ -63,7 +63,7 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
         raise BadInput(f"{folder} is not empty; name a new folder")
     if Path(model).exists() or not _HUB_ID.fullmatch(model):
         raise BadInput(f"{model} is on this machine, where a Space cannot read it; push it to the hub and give its id")
-    if options.row:
+    if isinstance(options.row, Path):
         raise BadInput("--arch names a file of this machine; a Space takes models of the architecture table")
     sample = SAMPLES.get(model)
     fetched = sample is not None and not sample.packaged

@@ -32,7 +32,7 @@ from outlierlens.finetune.order import steps_per_epoch, training_order
 from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.finetune.splits import check_splits
 from outlierlens.finetuned import EpochScore, FineTuned, SeedRun
-from outlierlens.inputs import token_limit
+from outlierlens.inputs import check_known, token_limit
 from outlierlens.labelled import Examples
 from outlierlens.labelled.encode import Encoded, encode
 from outlierlens.labelled.examples import NOT_A_LABEL
@@ -148,6 +148,7 @@ def _one(
         drawn = np.random.default_rng([settings.seed, 7]).permutation(len(train))[: settings.train_limit]
         chosen = train.some(sorted(drawn.tolist()))
     rows = encode(loaded.tokenizer, chosen, max_length=length).for_model(loaded.model)
+    check_known(loaded, rows.inputs["input_ids"])
     if train.task.level == "token" and not all(any(label != NOT_A_LABEL for label in row) for row in rows.labels):
         raise BadInput(f"{train.source}: a text has no labelled word within {length} tokens; remove it")
     scorer = LabelledScore(loaded, dev, TaskOptions(max_length=length, measure="loss"))

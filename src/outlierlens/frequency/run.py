@@ -179,7 +179,7 @@ def frequency(
         layers=layers,
         n_random=COMPAT_DIMS if options.paper_compat else 0,
         seed=options.seed,
-        notes=notes,
+        notes=(*loaded.notes, *notes),
     )
     return outcome(gathered, asked)
 

@@ -129,7 +129,7 @@ def frozen(
         fixes=found,
         seconds_reading=read - began,
         seconds_training=time.perf_counter() - read,
-        notes=_notes(found, vectors, clipping, options),
+        notes=(*loaded.notes, *_notes(found, vectors, clipping, options)),
     )
 
 

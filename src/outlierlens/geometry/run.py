@@ -150,7 +150,7 @@ def geometry(
         clipped=fitted.clipping.dims,
         weights_name=scanned.dims,
         rows=tuple(rows),
-        notes=_notes(sample, fitted, options, width),
+        notes=(*loaded.notes, *_notes(sample, fitted, options, width)),
     )
 
 

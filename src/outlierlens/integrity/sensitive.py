@@ -9,10 +9,10 @@
             entry.index(0, 5)                                           # where [0, 5] stands in tensor `entry.stored`
 
 Sensitive are, because they are few, contiguous and act on a dimension of the residual stream everywhere at once:
-scales and biases of every norm (in blocks, of embeddings, final, of heads); biases of the linears that write to the
-stream; those linears' rows that write to the found dimensions; the first rows of position tables. The found dimensions
-are the scan's outliers, else its strongest. With `deep` also what is spread over a whole tensor: columns of embedding
-tables, and of linears that are stored [in, out] (GPT-2), at the found dimensions.
+scales and biases of every norm (in blocks, of embeddings, final, of heads) and factors of LayerScale; biases of the
+linears that write to the stream; those linears' rows that write to the found dimensions; the first rows of position
+tables. The found dimensions are the scan's outliers, else its strongest. With `deep` also what is spread over a whole
+tensor: columns of embedding tables, and of linears that are stored [in, out] (GPT-2), at the found dimensions.
 
 `LiveCheckpoint(model)` serves a model in memory: `entry.stored` is then the name of its parameter.
 """
@@ -21,7 +21,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,10 +106,9 @@ class Sensitive:
         return tuple(int(i) for i in np.unravel_index(at_row * self.shape[-1] + at_column, self.shape))
 
 
-def bound_stacks(checkpoint: Checkpoint, row: Path | None = None) -> list[BoundStack]:
-    """The checkpoint's streams by the architecture table, or by the TOML file `row`."""
-    stacks = arch.load_toml(row) if row else arch.stacks_of(checkpoint.config, checkpoint.name)
-    return arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+def bound_stacks(checkpoint: Checkpoint, row: arch.RowChoice = None) -> list[BoundStack]:
+    """The checkpoint's streams by the architecture table, or by `row`: a family of it, or a TOML file."""
+    return arch.bind(arch.stacks_for(checkpoint, row), checkpoint.tensors, checkpoint.config)
 
 
 def dims_of(scan: Scan, n_strongest: int = N_STRONGEST) -> dict[str, Found]:
@@ -206,6 +204,9 @@ class _Lister:
             several = len(layers[layer]) > 1
             for expert, param in enumerate(layers[layer]):
                 name = f"{path}.{declared}" + (f"[{expert}]" if several else "")
+                if param.times:
+                    scale = param.times.removeprefix(f"{stack.blocks[layer]}.")
+                    self.add(Param(param.times), f"{path}.{scale}", stack, layer, "norm scale", dims=dims)
                 if declared.endswith("bias"):
                     self.biases(param, name, stack, layer, dims)
                 elif dims:

@@ -46,7 +46,7 @@ def encode(tokenizer: Any, examples: Examples, *, max_length: int) -> Encoded:
         BadInput: no tokenizer, or one that cannot tell words apart where a task needs it.
     """
     if tokenizer is None:
-        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one")
+        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
     if examples.words:
         return _encode_words(tokenizer, examples, max_length)
     texts = (list(examples.texts), list(examples.pairs)) if examples.pairs else (list(examples.texts),)

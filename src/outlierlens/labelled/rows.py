@@ -12,7 +12,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.heads import padding_side
-from outlierlens.inputs import token_limit
+from outlierlens.inputs import check_known, token_limit
 from outlierlens.labelled.encode import encode
 from outlierlens.labelled.examples import Examples
 from outlierlens.models import LoadedModel
@@ -37,6 +37,7 @@ class TextRows:
         _check_padding(loaded)
         self.longest = token_limit(loaded, max_length)
         self.encoded = encode(loaded.tokenizer, examples, max_length=self.longest).for_model(loaded.model)
+        check_known(loaded, self.encoded.inputs["input_ids"])
         self.lengths = np.array(self.encoded.lengths)
         if not self.lengths.all():
             row = int(np.argmin(self.lengths)) + 1

@@ -96,12 +96,19 @@ class Prepare:
         values = np.asarray(made[TAKES["image"]], dtype=np.float32)[0]
         size = getattr(self.config, "image_size", None)
         wanted = (channels, *((size, size) if isinstance(size, int) else size or values.shape[1:]))
-        if values.shape != wanted:
+        if values.shape != wanted and not (values.shape[0] == channels and self._is_read(values)):
             raise BadInput(
                 f"{part.name}: the image processor makes {list(values.shape)} of it, {self.loaded.name} reads {list(wanted)} "
                 f"[channel, height, width]; use the processor that belongs to the model"
             )
         return Prepared(values, self._patches(values))
+
+    def _is_read(self, values: np.ndarray) -> bool:
+        """Whether the model takes a picture of this shape: one that interpolates its positions (DINOv2) takes most."""
+        try:
+            return self._patches(values) > 0
+        except (ValueError, RuntimeError):  # a shape that its modules do not fit
+            return False
 
     def _patches(self, values: np.ndarray) -> int:
         """Tokens of a picture of this shape, seen in one pass over an empty one."""

@@ -29,6 +29,7 @@ from outlierlens.predictions.tally import GROUPS, Scale, Tally, change
 from outlierlens.predictions.unigram import Unigram
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.token_counts import TokenCounts
+from outlierlens.token_texts import special_ids
 from outlierlens.vectors.read import text_stack
 from outlierlens.weights import scan_stream
 
@@ -127,8 +128,9 @@ def predictions(
     if "layers" in interventions:
         switches.ablation.check(plan)
     notes += dict.fromkeys(note for task in tasks.values() for note in task.notes)
-    special = getattr(loaded.tokenizer, "all_special_ids", ())
-    unigram = Unigram.of(counts, n_rows=first.n_rows, special=special, smoothing=options.smoothing)
+    unigram = Unigram.of(
+        counts, n_rows=first.n_rows, special=sorted(special_ids(loaded.tokenizer)), smoothing=options.smoothing
+    )
     heard: list[Heard] = []
     speech: list[PartsOfSpeech] = []
     for number, (name, task) in enumerate(tasks.items()):
@@ -165,7 +167,7 @@ def predictions(
         corpus=unigram.curve(unigram.counts),
         heard=tuple(heard),
         speech=tuple(speech),
-        notes=tuple(notes),
+        notes=(*loaded.notes, *notes),
     )
 
 

@@ -19,7 +19,9 @@ import numpy as np
 
 from outlierlens.forward import text_reader
 from outlierlens.hidden import edited_inputs, edited_output, head_inputs, head_only_at
+from outlierlens.inputs import token_ids
 from outlierlens.tasks.language_model import CausalLoss, LanguageModelLoss, MaskedLoss, Rows, Window
+from outlierlens.token_texts import special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,9 +124,8 @@ class UnmaskedInput(Said, MaskedLoss):
     """Every ordinary token, nothing masked."""
 
     def _windows(self, number: int, text: str) -> list[Window]:
-        tokenizer: Any = self.loaded.tokenizer
-        ids = list(tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"])
-        special = set(tokenizer.all_special_ids)
+        ids = token_ids(self.loaded, text, truncation=True, max_length=self.max_length)
+        special = special_ids(self.loaded.tokenizer)
         ordinary = [i for i, token in enumerate(ids) if token not in special]
         return [Window(number, ids, ordinary, [ids[i] for i in ordinary])] if ordinary else []
 

@@ -28,6 +28,7 @@ from outlierlens.pretrain.packing import Marks, pack
 from outlierlens.pretrain.recipe import DataRecipe, Recipe
 from outlierlens.pretrain.tokens import load_tokenizer, train_tokenizer
 from outlierlens.samples.cache import folder_being_made
+from outlierlens.token_texts import nothing_known, special_ids, unknown_id, unknown_note
 from outlierlens.writing import write_text
 
 FORMAT = 1
@@ -54,7 +55,7 @@ class Tokens:
     @property
     def special(self) -> tuple[int, ...]:
         """Ids that are never masked, replaced or moved."""
-        return tuple(sorted(set(self.tokenizer.all_special_ids)))
+        return tuple(sorted(special_ids(self.tokenizer)))
 
 
 def prepare(recipe: Recipe, *, offline: bool = False, progress: Progress = print) -> Tokens:
@@ -104,11 +105,17 @@ def _make(recipe: Recipe, folder: Path, offline: bool, progress: Progress) -> No
         progress(f"reading the {part} text into rows of {data.length} tokens")
         ids = _encoded(texts(validation), tokenizer, data)
         _write_rows(folder / f"{part}.npy", pack(ids, data.packing, marks, data.length), len(tokenizer), data.length)
-    special = tuple(sorted(set(tokenizer.all_special_ids)))
+    special = tuple(sorted(special_ids(tokenizer)))
     if data.flatten or data.shuffle:
         progress("changing the rows as the recipe says")
         _change(folder, data, special, len(tokenizer))
     counts = _count(np.load(folder / "train.npy", mmap_mode="r"), len(tokenizer))
+    if (unknown := unknown_id(tokenizer)) is not None:
+        n = int(counts.sum() - counts[list(special)].sum())
+        if n and counts[unknown] == n:
+            raise BadInput(nothing_known(recipe.name, n))
+        if note := unknown_note(int(counts[unknown]), n):
+            progress(note)
     np.save(folder / "counts.npy", counts)
     held_out = [" ".join(sentences_of(text, data)) for text in itertools.islice(texts(True), HELD_OUT)]
     write_text(folder / "held_out.json", json.dumps([text for text in held_out if text], ensure_ascii=False))

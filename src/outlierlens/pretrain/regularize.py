@@ -146,7 +146,7 @@ def planted_from_(
 
 
 def _bound(checkpoint: Checkpoint) -> list[BoundStack]:
-    return arch.bind(arch.stacks_of(checkpoint.config, checkpoint.name), checkpoint.tensors, checkpoint.config)
+    return arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
 
 
 def _scales(model: "nn.Module", stacks: Sequence[BoundStack]) -> list[tuple["Tensor", float]]:

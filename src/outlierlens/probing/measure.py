@@ -142,7 +142,7 @@ def probe_positions(
         in_embeddings=in_embeddings(loaded, dev, reading),
         left_only=left_only(loaded, dev, reading),
         layers=layers,
-        notes=(*split.notes, *_notes(split, train, dev, flow, left_out), *few),
+        notes=(*loaded.notes, *split.notes, *_notes(split, train, dev, flow, left_out), *few),
         n_redraws=options.redraws,
     )
 

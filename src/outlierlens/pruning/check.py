@@ -51,7 +51,7 @@ class CheckOptions:
     stack: str | None = None
     reading: Reading = "auto"
     positions: Path | None = None
-    row: Path | None = None
+    row: arch.RowChoice = None
     max_read: int = MAX_READ
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class _Check:
     def run(self, command: str) -> PruneCheck:
         """Check every stream."""
         options = self.options
-        stacks = arch.load_toml(options.row) if options.row else self._declared()
+        stacks = self._declared(options.row)
         bound = self._bound(stacks)
         chosen = [one for one in bound if options.stack in (None, one.name)]
         if not chosen:
@@ -125,7 +125,9 @@ class _Check:
             notes=tuple(dict.fromkeys(self.notes)),
         )
 
-    def _declared(self) -> tuple[arch.Stack, ...]:
+    def _declared(self, row: arch.RowChoice) -> tuple[arch.Stack, ...]:
+        if row is not None:
+            return arch.stacks_for(self.model, row)
         if not self.config:
             raise BadInput(
                 f"{self.model.name}: there is no config.json beside it, so nothing says what its tensors are; name the "

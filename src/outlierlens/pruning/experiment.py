@@ -124,7 +124,7 @@ def prune_experiment(
         chosen=chosen,
         controls=compared(measured, chosen, ranked="random position", closeness=bench.closeness),
         swaps=bench.swaps,
-        notes=tuple(bench.notes),
+        notes=(*loaded.notes, *bench.notes),
     )
 
 

@@ -17,7 +17,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from outlierlens import arch
@@ -105,7 +104,7 @@ class ProtectOptions:
     rule: Removal = field(default_factory=Removal)
     factor: float = AWQ_FACTOR
     stack: str | None = None
-    row: Path | None = None
+    row: arch.RowChoice = None
     max_read: int = MAX_READ
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -144,7 +143,7 @@ class _Lists:
 
     def __init__(self, checkpoint: Checkpoint, options: ProtectOptions):
         self.checkpoint, self.options = checkpoint, options
-        stacks = arch.load_toml(options.row) if options.row else arch.stacks_of(checkpoint.config, checkpoint.name)
+        stacks = arch.stacks_for(checkpoint, options.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         chosen = [one for one in bound if options.stack in (None, one.name)]
         if len(chosen) != 1:

@@ -89,7 +89,7 @@ class Cells:
 
 def cells_of(checkpoint: Checkpoint, rule: Removal | None = None) -> list[Cells]:
     """The cells of every stream of a model's file; raises UnknownArchitecture where no row describes it."""
-    bound = arch.bind(arch.stacks_of(checkpoint.config, checkpoint.name), checkpoint.tensors, checkpoint.config)
+    bound = arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     return [Cells.of(one, shapes, rule or Removal()) for one in bound]
 

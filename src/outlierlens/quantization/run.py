@@ -139,7 +139,7 @@ def quantize(
         n_calibration=len(calibration or texts),
         n_error_texts=min(options.n_error_texts, len(texts)),
         map_dims=map_dims,
-        notes=tuple(dict.fromkeys(bench.notes)),
+        notes=tuple(dict.fromkeys((*loaded.notes, *bench.notes))),
         noise_draws=bench.noise.n,
         n_noise_texts=bench.noise.n_texts,
     )

@@ -124,7 +124,7 @@ class _Run:
             published=published_for(checkpoint),
             seconds=self.parts.seconds,
             full=job.full,
-            notes=tuple(self.notes),
+            notes=(*self.loaded.notes, *self.notes),
             **found,
         )
         scanned = scan_live(self.loaded, ScanOptions())

@@ -136,7 +136,7 @@ def _whole(job: PuccettiJob, loaded: LoadedModel, texts: Texts) -> ReportData:
         story=story,
         seconds=kept.seconds,
         full=job.full,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys((*loaded.notes, *notes))),
         **found,
     )
     return ReportData(provenance, scanned, sweeps=() if swept is None else (swept,), puccetti=together)

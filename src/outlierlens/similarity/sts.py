@@ -142,6 +142,7 @@ def sts(
         n_sentences=len(sentences),
         tasks=tuple(found),
         notes=(
+            *loaded.notes,
             *options.pooling.notes,
             *fit_notes(fixes, specs, clipping, width),
             *_dev_notes(dev, apart_dev),

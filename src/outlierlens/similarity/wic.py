@@ -194,7 +194,7 @@ def wic(
         fitted=described(fixes, text, dropped, clipping),
         data=data,
         choices=tuple(_choices(used, cosines, names, vectors.layers, options)),
-        notes=fit_notes(fixes, specs, clipping, vectors.values.shape[-1]),
+        notes=(*loaded.notes, *fit_notes(fixes, specs, clipping, vectors.values.shape[-1])),
     )
 
 

@@ -150,7 +150,7 @@ def sweep(
             nulls=nulls,
             cost=cost_of(runner, state, _controls(families, units), len(run.intact()), run.seconds()),
             precision=precision,
-            notes=tuple(runner.notes),
+            notes=(*loaded.notes, *runner.notes),
         )
 
 

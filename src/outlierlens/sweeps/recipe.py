@@ -64,7 +64,7 @@ class Recipe:
                 load,
                 dtype=loaded.dtype if loaded.dtype in DTYPES else load.dtype,
                 device=device if load.device == "auto" else load.device,
-                row=load.row.resolve() if load.row else None,
+                row=load.row.resolve() if isinstance(load.row, Path) else load.row,
                 notice=say,
             ),
             texts=texts,

@@ -16,11 +16,11 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_inputs, head_only_at
-from outlierlens.inputs import token_limit, tokenizer_of
+from outlierlens.inputs import check_known, token_ids, token_limit, tokenizer_of
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions, cut
 from outlierlens.token_rows import refuse_unknown, row_count
-from outlierlens.token_texts import added_ends
+from outlierlens.token_texts import added_ends, special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,7 @@ class LanguageModelLoss(ABC):
         windows = [window for window in self._all_windows(texts) if window.positions]
         for window in windows:
             refuse_unknown([*window.ids, *window.targets], self.n_known, loaded.tokenizer, loaded.name)
+        check_known(loaded)
         if not windows:
             raise BadInput(f"no text has a token to predict ({len(texts)} texts); give longer texts")
         by_text: dict[int, list[Window]] = {}
@@ -285,7 +286,7 @@ class CausalLoss(LanguageModelLoss):
         return room
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[misc]
+        return token_ids(self.loaded, text, add_special_tokens=False)
 
     def _window(self, number: int, ids: list[int], start: int, fresh: range) -> Window:
         """The window of tokens `ids` that begin at `start` of their text, and predict those numbered `fresh`."""
@@ -339,8 +340,8 @@ class MaskedLoss(LanguageModelLoss):
         tokenizer: Any = self.loaded.tokenizer
         if tokenizer.mask_token_id is None:
             raise BadInput(f"{self.loaded.name}: its tokenizer has no mask token, so the masked loss is undefined")
-        ids = list(tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"])
-        special = set(tokenizer.all_special_ids)
+        ids = token_ids(self.loaded, text, truncation=True, max_length=self.max_length)
+        special = special_ids(tokenizer)
         ordinary = [i for i, token in enumerate(ids) if token not in special]
         if not ordinary:
             return []

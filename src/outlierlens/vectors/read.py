@@ -22,7 +22,7 @@ from outlierlens.data import Batch, Texts, collate
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
-from outlierlens.inputs import token_limit, tokenizer_of
+from outlierlens.inputs import check_known, token_limit, tokenizer_of
 from outlierlens.models import LoadedModel
 from outlierlens.vectors.store import Budget, allocate
 
@@ -211,6 +211,7 @@ def tokenise(loaded: LoadedModel, texts: Texts | Sequence[str], *, max_length: i
                 return_offsets_mapping=fast,
             )
         )
+    check_known(loaded, encoded["input_ids"])
     special = tuple(np.array(mask, dtype=bool) for mask in encoded.pop("special_tokens_mask", []))
     places = encoded.pop("offset_mapping", [] if fast else None)
     offsets = None if places is None else tuple(np.array(one, dtype=np.int64).reshape(-1, 2) for one in places)

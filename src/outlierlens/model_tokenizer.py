@@ -1,0 +1,44 @@
+"""The tokenizer that lies beside a model, read as its files say, or as its vocabulary shows where they say nothing.
+
+tokenizer = tokenizer_beside("runs/bert", common)              # None where there is none
+"""
+
+from pathlib import Path
+from typing import Any
+
+from outlierlens.errors import BadFile, need
+from outlierlens.model_folder import VOCABULARIES, is_cased, names_its_class, tokenizer_is_made
+
+
+def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) -> Any:
+    """The tokenizer beside the model; None where there is none: commands that need texts say so.
+
+    Raises:
+        BadFile: there is one that cannot be read.
+    """
+    transformers = need("transformers", "models", "reading a tokenizer")
+    folder = Path(source) / common["subfolder"]
+    # AutoTokenizer puts rules of its own in the place of some families'.
+    automatic = transformers.PreTrainedTokenizerFast if tokenizer_is_made(folder) else transformers.AutoTokenizer
+    how = common if config is None else {**common, "config": config}
+    if (cased := is_cased(folder)) is not None:
+        how = {**how, "do_lower_case": not cased}
+        if config is None and not names_its_class(folder):
+            automatic = transformers.BertTokenizer
+    try:
+        tokenizer = automatic.from_pretrained(source, **how)
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
+        if any((folder / file).is_file() for file in VOCABULARIES):
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise BadFile(f"{source}: its tokenizer cannot be read ({text}); fetch or save it again") from error
+        if isinstance(error, OSError | ValueError | TypeError):  # TypeError: a vocabulary that is None (wav2vec2)
+            return None
+        raise
+    # Without a vocabulary file some classes are made all the same, and read every word as unknown.
+    if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2:
+        return None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer

@@ -1,0 +1,65 @@
+"""LayerScale: the factors behind a block's linears are a part of its last operation, and of the fingerprint."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from architectures import FAMILIES, build
+from outlierlens.activations import observe
+from outlierlens.checkpoint import open_checkpoint
+from outlierlens.errors import BadInput
+from outlierlens.integrity.sensitive import bound_stacks, list_sensitive
+from outlierlens.media import read_items
+from outlierlens.models import from_objects
+from outlierlens.weights import scan
+
+
+def planted(folder: Path) -> Any:
+    """Dimension 3 is written strongly and scaled to nothing; 5 is strong by its factor alone."""
+    model: Any = build(FAMILIES["dinov2"])
+    with torch.no_grad():
+        for block in model.encoder.layer:
+            block.mlp.fc2.bias.normal_(std=0.1)
+            block.layer_scale2.lambda1.fill_(0.5)
+            block.mlp.fc2.weight[3] *= 40
+            block.mlp.fc2.bias[3] = 4
+            block.layer_scale2.lambda1[3] = 1e-3
+            block.layer_scale2.lambda1[5] = -60.0
+            block.mlp.fc2.bias[5] = 1.0
+    model.save_pretrained(folder)
+    return model
+
+
+def test_what_is_measured_is_what_reaches_the_stream(tmp_path: Path) -> None:
+    planted(tmp_path)
+    found = scan(str(tmp_path)).stacks[0]
+    assert found.site == "mlp.fc2 × layer_scale2.lambda1"
+    assert found.dims == (5,)
+
+
+def test_the_factors_are_sensitive_values(tmp_path: Path) -> None:
+    planted(tmp_path)
+    with open_checkpoint(str(tmp_path)) as checkpoint:
+        entries = list_sensitive(checkpoint, bound_stacks(checkpoint), {})
+    names = {entry.name for entry in entries if "lambda1" in entry.name}
+    assert names == {f"encoder.layer.{layer}.layer_scale{part}.lambda1" for layer in range(3) for part in (1, 2)}
+
+
+@pytest.mark.parametrize(("family", "is_read"), [("dinov2", True), ("vit", False)])
+def test_a_picture_of_another_size_is_read_where_positions_are_interpolated(
+    family: str, is_read: bool, tmp_path: Path
+) -> None:
+    from transformers import ViTImageProcessor
+
+    np.save(tmp_path / "pictures.npy", np.random.default_rng(0).integers(0, 255, (3, 40, 40, 3), dtype=np.uint8))
+    pictures = read_items("image", str(tmp_path / "pictures.npy"))
+    processor = ViTImageProcessor(size={"height": 32, "width": 32})  # the config says 16
+    loaded = from_objects(build(FAMILIES[family]), processor=processor)
+    if is_read:
+        assert observe(loaded, pictures).n_tokens == 3 * (1 + 4 * 4)
+    else:
+        with pytest.raises(BadInput, match="the image processor makes"):
+            observe(loaded, pictures)
