@@ -105,7 +105,7 @@ def _propose(models: list[str], source: dict[str, Any], family: str | None, show
     from outlierlens.arch import families
     from outlierlens.arch.propose import propose
     from outlierlens.checkpoint import open_checkpoint
-    from outlierlens.results import write_text
+    from outlierlens.writing import write_text
 
     if show.output and len(models) > 1:
         raise BadInput("--propose -o FILE writes the row of one model; name one, or leave out -o to print all")
