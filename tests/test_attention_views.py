@@ -107,7 +107,21 @@ def test_benchmark(words: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.
     monkeypatch.setattr(module, "MORE", 1e3)
     asked: list[int] = []
     monkeypatch.setattr(module, "peak", lambda _, n: asked.append(n) or 100.0 + n)
-    call = [str(tmp_path), "--texts", "6", "--rounds", "2", "--max-length", "16", "--threads", "1"]
+    texts = tmp_path / "texts.txt"
+    texts.write_text(("w0 w1 w2 w3 " * 20 + "\n") * 6)
+    call = [
+        str(tmp_path),
+        "--data",
+        str(texts),
+        "--texts",
+        "6",
+        "--rounds",
+        "2",
+        "--max-length",
+        "16",
+        "--threads",
+        "1",
+    ]
     assert module.main(call) == 0
     said = capsys.readouterr().out
     assert asked == [128, 512]

@@ -13,6 +13,7 @@ import forked
 import watch_training
 from moments import finish
 from outlierlens import OutlierCallback, WatchOptions
+from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.rows import read_rows
 from outlierlens.watch_rows import read_activity, read_watch
@@ -201,7 +202,7 @@ def test_the_trainer_s_tokenizer_reads_the_probe(tmp_path: Path, words: Any) -> 
     trainer = trainer_of(tmp_path / "out", max_steps=1)
     trainer.processing_class = words()
     trainer.callback_handler.processing_class = trainer.processing_class
-    OutlierCallback(tmp_path / "rows.jsonl", quiet(probe=None, every=1)).attach(trainer)
+    OutlierCallback(tmp_path / "rows.jsonl", quiet(probe=Texts("made up", ("w0 w1 w2",)), every=1)).attach(trainer)
     trainer.train()
     assert read_activity(tmp_path / "rows.jsonl").inf_norm.shape == (2, 3)
 

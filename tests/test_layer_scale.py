@@ -13,6 +13,7 @@ from outlierlens.checkpoint import open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.integrity.sensitive import bound_stacks, list_sensitive
 from outlierlens.media import read_items
+from outlierlens.media.read import ItemOptions
 from outlierlens.models import from_objects
 from outlierlens.weights import scan
 
@@ -55,7 +56,7 @@ def test_a_picture_of_another_size_is_read_where_positions_are_interpolated(
     from transformers import ViTImageProcessor
 
     np.save(tmp_path / "pictures.npy", np.random.default_rng(0).integers(0, 255, (3, 40, 40, 3), dtype=np.uint8))
-    pictures = read_items("image", str(tmp_path / "pictures.npy"))
+    pictures = read_items("image", str(tmp_path / "pictures.npy"), ItemOptions(labelled=False))
     processor = ViTImageProcessor(size={"height": 32, "width": 32})  # the config says 16
     loaded = from_objects(build(FAMILIES[family]), processor=processor)
     if is_read:

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas
@@ -120,8 +120,8 @@ def test_parquet_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "o.parquet"
     path.write_bytes(b"old")
 
-    def full(self: pandas.DataFrame, target: Path, **_: Any) -> None:
-        Path(target).write_bytes(b"half")
+    def full(self: pandas.DataFrame, target: BinaryIO, **_: Any) -> None:
+        target.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pandas.DataFrame, "to_parquet", full)

@@ -162,7 +162,7 @@ def test_accumulated_batches_are_one_larger_batch(base: Recipe, baseline: Any, t
 def test_a_batch_in_which_nothing_can_be_masked_teaches_nothing(base: Recipe, tmp_path: Path) -> None:
     known = Path(base.data.source[0]).read_text().splitlines()
     text = tmp_path / "text.txt"
-    text.write_text("\n".join("neither known" if place % 2 else line for place, line in enumerate(known)))
+    text.write_text("\n".join("[SEP] [CLS]" if place % 2 else line for place, line in enumerate(known)))
     settings = ["training.batch=1", "training.steps=20", "training.log_every=1", f"data.source=['{text}']"]
     losses = values(train(base.changed(settings), tmp_path / "run"), "loss")
     assert 0 < sum(loss == 0 for loss in losses.values()) < 20

@@ -1,6 +1,5 @@
 """The experiment: budgets are met to the weight, values come back bit for bit, and a needle that matters is found."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from outlierlens.pruned import Removal
 from outlierlens.pruning.experiment import ExperimentOptions, Pruner, prune_experiment
 from outlierlens.pruning.removal import Cells
 from outlierlens.results import load
+from row_files import rows_in, write_rows
 
 TEXTS = Texts("made up", tuple(" ".join(f"w{(5 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
 FEW = {"n_random": 2, "n_scattered": 2, "n_matched": 2}
@@ -109,11 +109,10 @@ def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
     loaded, rows = needle("bert", "MaskedLM", "masked"), tmp_path / "rows.jsonl"
     options = ExperimentOptions(dims=(6,), n_random=2, n_scattered=1, n_matched=0)
     first = prune_experiment(loaded, TEXTS, options, rows=rows)
-    lines = rows.read_text().splitlines()
-    assert len(lines) == 1 + 5  # identity; magnitude, chosen, three controls
-    changed = [json.loads(line) for line in lines]
+    changed = rows_in(rows)
+    assert len(changed) == 1 + 5  # identity; magnitude, chosen, three controls
     changed[2]["value"]["per_text"] = [9.0] * 18
-    rows.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    write_rows(rows, changed)
     again = prune_experiment(loaded, TEXTS, options, rows=rows)
     assert again.chosen.score.per_text == (9.0,) * 18
     assert again.magnitude == first.magnitude

@@ -20,7 +20,8 @@ def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) ->
     folder = Path(source) / common["subfolder"]
     # AutoTokenizer puts rules of its own in the place of some families'.
     automatic = transformers.PreTrainedTokenizerFast if tokenizer_is_made(folder) else transformers.AutoTokenizer
-    how = common if config is None else {**common, "config": config}
+    # Only AutoTokenizer asks the config; a class of its own would keep it among what it saves.
+    how = common if config is None or automatic is not transformers.AutoTokenizer else {**common, "config": config}
     if (cased := is_cased(folder)) is not None:
         how = {**how, "do_lower_case": not cased}
         if config is None and not names_its_class(folder):

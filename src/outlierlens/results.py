@@ -152,7 +152,7 @@ def from_json(text: str | bytes, where: str = "result") -> Any:
 def decode_document(document: Any, where: str) -> Any:
     """The result in an already parsed document; raises BadFile like `from_json`."""
     kind = document.get("kind") if isinstance(document, dict) else None
-    kind = kind if isinstance(kind, str) else type(kind).__name__
+    kind = kind if isinstance(kind, str) else None
     if kind in HOMES and kind not in _KINDS:
         importlib.import_module(f"outlierlens.{HOMES[kind]}")
     if kind not in _KINDS:
