@@ -18,7 +18,8 @@ def run(*arguments: str | Path, stdout: str = "", **variables: str) -> tuple[int
     with Path(stdout or os.devnull).open("w") as out:
         done = subprocess.run(
             [sys.executable, "-m", "outlierlens", *arguments],
-            stdout=out, stderr=subprocess.PIPE, text=True, check=False, env=os.environ | variables,
+            stdout=out, stderr=subprocess.PIPE, text=True, check=False,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | variables,
         )  # fmt: skip
     return done.returncode, done.stderr
 

@@ -24,16 +24,16 @@ def main() -> None:
             sys.stdout.flush()  # a full disk and a reader that went away show here, not while Python shuts down
     except BrokenPipeError:
         # The reader of a pipe went away (`| head`): not our error, and nothing more can be written.
-        _drop_output()
+        drop_output()
         sys.stderr.close()
         raise SystemExit(code) from None
     except (OutlierlensError, *OF_THE_MACHINE) as error:
-        _drop_output()
+        drop_output()
         print(f"error: {told(error)}", file=sys.stderr)
         raise SystemExit(code) from None
 
 
-def _drop_output() -> None:
+def drop_output() -> None:
     """Let what stdout could not write vanish; Python would try once more at its end, and complain."""
     try:
         sys.stdout.flush()

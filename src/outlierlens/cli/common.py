@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from outlierlens.cli import drop_output
 from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, near, printable, told
 
 Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
@@ -132,6 +133,7 @@ def unusable_is_2() -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader went away: nothing is wrong with what was checked
     except (OutlierlensError, *OF_THE_MACHINE) as error:
+        drop_output()  # or `main` would meet the same full disk again
         warn(f"error: {told(error)}")
         raise typer.Exit(UNUSABLE) from None
 
