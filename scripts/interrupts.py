@@ -190,11 +190,13 @@ def _inside() -> None:
 
 def by_step(make: Context, random: np.random.Generator, n_steps: int) -> None:
     """Run with an interrupt at one of the steps."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs that ignore it
     sys.settrace(Steps(int(random.integers(1, n_steps + 1))))
     try:
         run(make, _inside)
     finally:
         sys.settrace(None)
+        signal.signal(signal.SIGINT, before)
 
 
 def steps_of(make: Context) -> int:
