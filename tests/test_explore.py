@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import io
+import itertools
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -549,6 +551,40 @@ def test_a_taken_port_is_said() -> None:
         with pytest.raises(BadInput, match=f"port {port} is taken or not allowed; name another with --port"):
             free_port(port)
         assert free_port(None) != port
+
+
+def test_a_server_that_starts_late_is_waited_for_and_one_that_ends_is_not() -> None:
+    from gradio.http_server import ServerFailedToStartError
+
+    from outlierlens.explore.page import _run_in_thread
+
+    late: Any = SimpleNamespace(started=False, reloader=None, config=SimpleNamespace(port=7860))
+    ready = threading.Event()
+
+    def run() -> None:
+        ready.wait()
+        late.started = True
+
+    late.run = run
+    threading.Timer(0, ready.set).start()
+    _run_in_thread(late)
+    assert late.started
+    late.started, late.run = False, lambda: None
+    with pytest.raises(ServerFailedToStartError, match="port 7860 was taken"):
+        _run_in_thread(late)
+
+
+def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.MonkeyPatch, words: Any) -> None:
+    from outlierlens.explore.page import gradio
+    from outlierlens.explore.serve import Place, served
+
+    gradio()
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr("gradio.http_server.time", SimpleNamespace(time=lambda: next(hours), sleep=lambda _: None))
+    monkeypatch.setattr("gradio.networking.url_ok", lambda url: False)  # as where no answer comes within three seconds
+    explorer = explore_models.tiny(words)
+    with served(explorer, explorer.start(), Place(0)) as (address, _):
+        assert address.startswith("http://127.0.0.1:")
 
 
 # Who is let in.

@@ -5,6 +5,7 @@ Screenshots and the log of requests go to `runs/explore/` (or $OUTLIERLENS_ARTEF
 
 import contextlib
 import os
+import random
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from closed import sitecustomize as network
 from conftest import needs_chromium
 from moments import HANGS, until
+from outlierlens.errors import BadInput
 from outlierlens.explored import State
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parent.parent / "runs" / "explore")
@@ -51,7 +53,7 @@ class Server:
 
     def answers(self) -> bool:
         assert self.process.poll() is None, self.said.read_text("utf-8")
-        with contextlib.suppress(OSError), urlopen(self.address):
+        with contextlib.suppress(OSError), urlopen(self.address, timeout=HANGS):
             return True
         return False
 
@@ -60,12 +62,20 @@ class Server:
         self.process.wait(HANGS)
 
 
+def unclaimed_port() -> int:
+    """A free port below those that the system gives to connections: one of these may be gone before a server starts."""
+    from outlierlens.explore.serve import free_port
+
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(BadInput):
+            return free_port(port)
+    raise AssertionError("a hundred ports are taken")
+
+
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The command, serving the packaged model with outliers; a Space's variables do not open it to others."""
-    from outlierlens.explore.serve import free_port
-
-    port = free_port(0)
+    port = unclaimed_port()
     words = ("-m", "outlierlens", "explore", "mini-planted", "--text", TEXT, "--dims", "", "--port", str(port))
     server = Server(
         tmp_path_factory.mktemp("explore"), *words, "--dtype", "float32", port=port, GRADIO_SERVER_NAME="0.0.0.0"
@@ -79,12 +89,14 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A Space of the packaged model without outliers, started as the hub starts it: its folder, its copy of the package."""
-    from outlierlens.explore.serve import free_port
     from outlierlens.explore.space import write_space
     from outlierlens.models import LoadOptions
 
     folder = write_space(tmp_path_factory.mktemp("space") / "made", "mini-bert", LoadOptions(dtype="float32"))
-    port, given = free_port(0), {"GRADIO_SERVER_NAME": "127.0.0.2", "PYTHONPATH": str(Path(network.__file__).parent)}
+    port, given = (
+        unclaimed_port(),
+        {"GRADIO_SERVER_NAME": "127.0.0.2", "PYTHONPATH": str(Path(network.__file__).parent)},
+    )
     server = Server(folder, "app.py", port=port, GRADIO_SERVER_PORT=str(port), **given)
     server.address = server.address.replace("127.0.0.1", "127.0.0.2")
     try:
@@ -97,10 +109,10 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def servers(command: Server, space: Server, words: Any) -> Iterator[dict[str, str]]:
     """Addresses: of the command, of the Space, and in this process of a tiny decoder."""
     import explore_models
-    from outlierlens.explore.serve import Place, free_port, served
+    from outlierlens.explore.serve import Place, served
 
     decoder = explore_models.tiny(words)
-    with served(decoder, replace(decoder.start(), text=WORDS), Place(free_port(0))) as (address, _):
+    with served(decoder, replace(decoder.start(), text=WORDS), Place(unclaimed_port())) as (address, _):
         command.wait()
         space.wait()
         yield {"planted": command.address, "space": space.address, "decoder": address}

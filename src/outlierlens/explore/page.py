@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -50,7 +51,24 @@ def gradio() -> ModuleType:
     # For each of these it would make an event loop and never close it; since Python 3.10 they need none.
     found.utils.safe_get_lock = found.queueing.safe_get_lock = asyncio.Lock
     found.utils.safe_get_stop_event = asyncio.Event
+    need("gradio.http_server", "explore", "the live page").Server.run_in_thread = _run_in_thread
     return cast(ModuleType, found)
+
+
+def _run_in_thread(server: Any) -> None:
+    """Start gradio's server, and wait until it listens or has ended: gradio itself gives up after five seconds, however busy
+    the machine is."""
+    from gradio.http_server import ServerFailedToStartError
+
+    if server.reloader:
+        server.watch_thread = threading.Thread(target=server.watch, daemon=True)
+        server.watch_thread.start()
+    server.thread = threading.Thread(target=server.run, daemon=True)
+    server.thread.start()
+    while not server.started:
+        server.thread.join(0.001)
+        if not server.thread.is_alive():
+            raise ServerFailedToStartError(f"port {server.config.port} was taken while the page started")
 
 
 def launch_options() -> dict[str, Any]:
@@ -69,6 +87,7 @@ def launch_options() -> dict[str, Any]:
         "pwa": False,
         "max_file_size": 1,
         "quiet": True,
+        "_frontend": False,  # leaves out a request to itself, which gradio wants answered within three seconds
     }
 
 
