@@ -75,6 +75,7 @@ LAYERS = [
         "model_tokenizer",
         "weight_copy",
         "heads",
+        "model_claims",
         "devices",
         "doctor",
         "tables",

@@ -307,5 +307,6 @@ def test_a_rename_that_cannot_be_forced_to_the_disk_is_no_error(
     monkeypatch.setattr(writing.os, "open", failing(errno.EACCES))
     writing.rename(tmp_path / "a", tmp_path / "b")
     monkeypatch.setattr(writing.os, "open", failing(errno.EIO))
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(OSError, match="Input/output") as failed:
         writing.rename(tmp_path / "b", tmp_path / "c")
+    assert failed.value.filename == str(tmp_path)

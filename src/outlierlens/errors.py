@@ -60,8 +60,19 @@ class RemoteError(OutlierlensError):
 OF_THE_MACHINE = (OSError, MemoryError, RecursionError, UnicodeError)
 
 
+LONGEST = 1500  # characters of a line that is told; a file may hold names of any length
+
+
 def told(error: BaseException) -> str:
-    """One line on an error of ours or `OF_THE_MACHINE`: what, where, and what can be done."""
+    """One line on an error of ours or `OF_THE_MACHINE`: what, where, and what can be done.
+
+    Of a very long one the middle is left out: what and where stand in front, and the remedy at the end.
+    """
+    text = _told(error)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 500]} … {text[-497:]}"
+
+
+def _told(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory; take fewer or shorter texts, a smaller --batch-size, or a larger machine"
     if isinstance(error, RecursionError):

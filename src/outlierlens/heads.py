@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.labelled.labels import GENERIC, in_order_of_outputs, plain
+from outlierlens.model_claims import refuse_claims
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,6 +85,7 @@ def load_with_head(
     same = head.means(config.id2label)
     hub = {key: value for key, value in options.items() if key != "attn_implementation"}
     wanted = transformers.AutoConfig.from_pretrained(source, **hub, **head.settings())
+    refuse_claims(automatic, source, wanted, options)
     with torch.random.fork_rng():
         torch.manual_seed(head.seed)
         model, info = automatic.from_pretrained(

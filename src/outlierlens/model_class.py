@@ -12,6 +12,7 @@ from outlierlens import arch, variants
 from outlierlens.checkpoint import open_checkpoint
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.heads import BUFFERS
+from outlierlens.model_claims import refuse_claims
 from outlierlens.model_folder import WORD_PIECES
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _classes(config: Any) -> tuple[str, ...]:
 
 def _read(cls: Any, source: str, config: Any, dtype: Any, options: dict[str, Any]) -> tuple["nn.Module", list[str]]:
     """The model as class `cls` and the names of the parameters that the files lack; raises BadFile for wrong shapes."""
+    refuse_claims(cls, source, config, options)
     model, info = cls.from_pretrained(
         source, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )

@@ -23,6 +23,8 @@ from outlierlens.errors import BadFile, UnknownModel
 from outlierlens.samples import directory, is_sample
 from outlierlens.samples.cache import cache_root, folder_being_made, say
 
+MAX_PIECE = 10_000  # characters; the tokenizers library takes 300 bytes for each
+
 RECIPE = 1  # a change of what is made must raise it
 MADE_OF = "made-of.json"
 NATIVE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -127,6 +129,8 @@ def is_cased(folder: Path) -> bool | None:
     if "do_lower_case" in load_config(folder / "tokenizer_config.json"):
         return None
     pieces = vocabulary.read_text("utf-8", errors="replace").split("\n")
+    if (longest := max(map(len, pieces))) > MAX_PIECE:
+        raise BadFile(f"{vocabulary}: a word piece of {longest:,} characters; fetch the file again")
     return any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
 
 

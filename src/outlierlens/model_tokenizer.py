@@ -9,6 +9,8 @@ from typing import Any
 from outlierlens.errors import BadFile, need
 from outlierlens.model_folder import VOCABULARIES, is_cased, names_its_class, tokenizer_is_made
 
+UNKNOWN = "\U00013000"  # a hieroglyph; a vocabulary that has it can read it
+
 
 def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) -> Any:
     """The tokenizer beside the model; None where there is none: commands that need texts say so.
@@ -37,9 +39,27 @@ def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) ->
         if isinstance(error, OSError | ValueError | TypeError):  # TypeError: a vocabulary that is None (wav2vec2)
             return None
         raise
+    _try(tokenizer, source)
     # Without a vocabulary file some classes are made all the same, and read every word as unknown.
     if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2:
         return None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def _try(tokenizer: Any, source: str) -> None:
+    """Raise BadFile where a tokenizer of the tokenizers library reads no text: its files are checked when they are used."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        return
+    unknown = UNKNOWN if type(inner.model).__name__ == "WordPiece" else ""
+    special = set(tokenizer.all_special_ids)
+    known = next((text for n in range(1000) if n not in special and (text := inner.id_to_token(n))), "")
+    try:
+        inner.encode(known + unknown)
+    except BaseException as error:  # a panic of that library is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BadFile(f"{source}: its tokenizer reads no text ({text}); fetch or save it again") from error

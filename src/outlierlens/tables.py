@@ -12,14 +12,15 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outlierlens.errors import BadInput, Offline, need
+from outlierlens.errors import BadInput, Offline, need, one_line
 
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
-MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a column of a row group, and from one byte, that need no explanation
+MAX_UNPACKED, MAX_RATIO = 1 << 28, 1000  # bytes of a row group, and from one byte of the file, that need no explanation
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 
@@ -151,35 +152,40 @@ def _from_file(path: Path) -> Table:
 
 def _parquet(path: Path) -> Table:
     parquet = need("pyarrow.parquet", "models", "reading parquet")
-    invalid = need("pyarrow", "models", "reading parquet").ArrowInvalid
-    try:
+    with _damaged(path):
         file = parquet.ParquetFile(path)
-    except invalid as error:
-        raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+        names, metadata = tuple(file.schema_arrow.names), file.schema_arrow.metadata
+        _check_unpacked(file, path)
 
     def read(columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        _check_unpacked(file, columns, path)
-        try:
+        with _damaged(path):
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=list(dict.fromkeys(columns))):
                 yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-        except (invalid, OSError) as error:
-            raise BadInput(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
 
-    return Table(str(path), tuple(file.schema_arrow.names), read, _classes(file.schema_arrow.metadata))
+    return Table(str(path), names, read, _classes(metadata))
 
 
-def _check_unpacked(file: Any, columns: Sequence[str], path: Path) -> None:
-    """Raise BadInput where a column of a row group would be unpacked to far more than a file of its size can hold."""
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Says of a parquet file that it is none, whatever pyarrow finds wrong with it or with the texts in it."""
+    arrow = need("pyarrow", "models", "reading parquet")
+    try:
+        yield
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        text = one_line(str(error)) or type(error).__name__
+        raise BadInput(f"{path}: not a parquet file: {text[:300]}") from None
+
+
+def _check_unpacked(file: Any, path: Path) -> None:
+    """Raise BadInput where a row group would be unpacked to far more than a file of its size can hold.
+
+    Its columns are not looked at one by one: pyarrow 26 ends the process where the notes on one are damaged.
+    """
+    packed = path.stat().st_size
     for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
-        for place in range(group.num_columns):
-            column = group.column(place)
-            size, packed = (
-                column.total_uncompressed_size,
-                max(1, min(column.total_compressed_size, path.stat().st_size)),
-            )
-            if column.path_in_schema.split(".")[0] in columns and size > max(MAX_UNPACKED, packed * MAX_RATIO):
-                raise BadInput(f"{path}: a column claims {size:,} bytes from {packed:,}; refused; write the file again")
+        size = file.metadata.row_group(number).total_byte_size
+        if size > max(MAX_UNPACKED, packed * MAX_RATIO):
+            raise BadInput(f"{path}: its rows claim {size:,} bytes from {packed:,}; refused; write the file again")
 
 
 def _classes(metadata: dict[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens._version import __version__
-from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.errors import BadFile, BadInput, need, one_line
 from outlierlens.published_counts import Mapped, as_released, by_id
 from outlierlens.token_texts import LARGEST_VOCABULARY, texts_of, vocabulary_digest, vocabulary_of
 from outlierlens.writing import write_bytes
@@ -237,9 +237,12 @@ def _table(file: Path) -> Any:
             raise BadFile(
                 f"{file}: {about.num_rows:,} rows of {unpacked:,} bytes are no vocabulary (at most {LARGEST_VOCABULARY:,})"
             )
-        return opened.read()
-    except (invalid, OSError) as error:
-        raise BadFile(f"{file}: not a parquet file of token counts: {str(error).splitlines()[0]}") from None
+        table = opened.read()
+        table.validate(full=True)  # that texts are UTF-8 too
+        return table
+    except (invalid, OSError, UnicodeDecodeError) as error:
+        text = one_line(str(error)) or type(error).__name__
+        raise BadFile(f"{file}: not a parquet file of token counts: {text[:300]}") from None
 
 
 def _whole_numbers(file: Path, table: Any, name: str) -> np.ndarray:
@@ -263,6 +266,7 @@ def _pairs(file: Path) -> dict[str, int]:
     try:
         rows = json.loads(file.read_text("utf-8"))
         texts, counts = [str(text) for text, _ in rows], [count for _, count in rows]
+        "".join(texts).encode()  # half a character is none that a tokenizer reads
         if not all(type(count) is int and -MOST <= count <= MOST for count in counts):
             raise ValueError("a count is no whole number below 10^15")
     except (ValueError, TypeError, RecursionError) as error:

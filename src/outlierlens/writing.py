@@ -75,6 +75,7 @@ def rename(made: Path, target: Path) -> None:
             os.close(folder)
     except OSError as error:
         if error.errno not in _NOT_SYNCED:
+            error.filename = error.filename or str(target.parent)
             raise
 
 

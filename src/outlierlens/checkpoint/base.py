@@ -25,6 +25,7 @@ from outlierlens.errors import BadFile
 MAX_TENSORS = 2_000_000
 MAX_RANK = 8
 MAX_CONFIG_BYTES = 16 * 2**20
+MAX_FILE_NAME = 255  # bytes; file systems have no longer ones, and asking for one is an error
 
 
 @dataclass(frozen=True)

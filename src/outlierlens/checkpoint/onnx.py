@@ -150,7 +150,18 @@ def _parse(path: Path) -> Any:
         raise BadFile(f"{path}: not a readable ONNX file ({type(error).__name__}); export or fetch it again") from None
     if not model.HasField("graph") or not model.graph.node:
         raise BadFile(f"{path}: holds no ONNX graph; export or fetch it again")
+    if any(isinstance(text, bytes) for text in _names(model.graph)):  # what the library gives for what is no UTF-8
+        raise BadFile(f"{path}: a name in it is no UTF-8; export or fetch it again")
     return model.graph
+
+
+def _names(graph: Any) -> Iterator[str | bytes]:
+    """Every name that is read."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, *node.input, *node.output)
+    for tensor in (*graph.initializer, *(tensor for _, tensor in _constants(graph))):
+        yield tensor.name
+        yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
 
 
 def _constants(graph: Any) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from outlierlens.checkpoint.base import (
     ITEM_BYTES,
+    MAX_FILE_NAME,
     MAX_RANK,
     MAX_TENSORS,
     Checkpoint,
@@ -116,6 +117,7 @@ def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
         raise BadFile(f"{where}: has no weight_map; fetch it again")
     for name, shard in weight_map.items():
         plain = isinstance(shard, str) and shard not in ("", ".", "..") and not set(shard) & set("/\\:\0")
+        plain = plain and len(shard.encode("utf-8", "replace")) <= MAX_FILE_NAME
         if not plain:
             raise BadFile(f"{where}: tensor {name!r} names the shard {shard!r}, which is not a plain file name")
     return weight_map

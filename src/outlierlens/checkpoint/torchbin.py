@@ -67,7 +67,7 @@ class TorchCheckpoint(Checkpoint):
             for key, tensor in self._load(path).items():
                 if key in self._tensors:
                     raise BadFile(f"{path}: tensor {key!r} also stands in {self._tensors[key][0].name}")
-                self._tensors[key] = (path, tensor)
+                self._tensors[key] = (path, tensor.detach())  # a gradient may be asked for in the file
         for key, shard in (wanted or {}).items():
             if key not in self._tensors or self._tensors[key][0].name != shard:
                 raise BadFile(f"{name}: the index places {key!r} in {shard}, which does not hold it")
@@ -164,7 +164,15 @@ def _check_zip(path: Path) -> int:
             for entry in archive.infolist():
                 if entry.filename.endswith(".pkl"):
                     scan_pickle(io.BytesIO(archive.read(entry)), str(path), size)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, struct.error) as error:
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        struct.error,
+    ) as error:
         raise BadFile(f"{path}: not a readable PyTorch file ({error}); truncated? fetch it again") from None
     return pickles
 

@@ -177,8 +177,14 @@ def _disable(
 def refuse_finished(job: Job) -> None:
     """Raise BadInput where the job's directory holds a finished report and `overwrite` is off, or a link in its place."""
     refuse_links(job.directory, CHARTS, "rows*.jsonl", "[ab]")
-    if (job.directory / "report.html").exists() and not job.overwrite:
+    if is_finished(job.directory) and not job.overwrite:
         raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether a report was written there to its end: its manifest comes last. A page without results is somebody else's."""
+    begun = any((directory / place / "results.json").exists() for place in (".", "a"))
+    return (directory / "report.html").exists() and ((directory / "manifest.json").exists() or not begun)
 
 
 def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (), more: tuple[Path, ...] = ()) -> Path:

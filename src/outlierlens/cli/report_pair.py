@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from outlierlens.cli.common import warn
-from outlierlens.cli.job import Job, refuse_finished, run, suited
+from outlierlens.cli.job import Job, is_finished, refuse_finished, run, suited
 from outlierlens.data import read_texts
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models import LoadOptions
@@ -45,7 +45,7 @@ def report_pair(
         """What the job says of one model, measured now where it was not before."""
         own = replace(job, model=models[place], directory=job.directory / "ab"[place], max_length=length)
         if job.overwrite or not _is_of(own):
-            again = job.overwrite or (own.directory / "report.html").exists()  # else its rows go on
+            again = job.overwrite or is_finished(own.directory)  # else its rows go on
             run(replace(own, overwrite=again), load, progress)
         return _report(own.directory / RESULTS), own.directory
 

@@ -208,7 +208,7 @@ class _Watch:
             about = json.loads(line)
             before, position = dict(about["identity"]), Position(*map(int, about["position"]))
             counts = np.frombuffer(content, dtype=np.int64)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise BadFile(f"{path}: not an unfinished count ({error}); {remedy}") from None
         differing = [key for key, value in self.identity.items() if before.get(key) != value]
         if differing:

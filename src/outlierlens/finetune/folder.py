@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,10 @@ def finished(folder: Path) -> SeedRun | None:
     return run
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
 class Kept:
     """The epochs of a run so far and the model of the best one, as files that a kill at any moment leaves sound."""
 
@@ -170,13 +175,17 @@ class Kept:
         path = self.folder / EPOCHS
         if not path.is_file():
             return []
-        text = path.read_text("utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # killed while it was writing the last row
-            write_text(path, whole)
         try:
-            return [EpochScore(**json.loads(line)) for line in whole.splitlines()]
-        except (ValueError, TypeError) as error:
+            text = path.read_text("utf-8")
+            whole = text[: text.rfind("\n") + 1]
+            rows = [EpochScore(**json.loads(line)) for line in whole.splitlines()]
+            for row in rows:
+                if not (_is_number(row.epoch) and isinstance(row.scores, dict) and _is_number(row.scores[self.metric])):
+                    raise ValueError("an epoch or a score is no number")
+            if whole != text:  # killed while it was writing the last row
+                write_text(path, whole)
+            return rows
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BadFile(f"{path}: not the scores of epochs ({error}); remove its folder to train again") from None
 
     def _tidy(self) -> None:

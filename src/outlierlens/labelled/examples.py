@@ -256,7 +256,7 @@ def _whole(value: Any) -> Any:
 def _number(task: LabelledTask, value: Any, where: str, number: int) -> float:
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         raise BadInput(f"{where}, row {number}: label {value!r} is not a number, and this task is a regression")

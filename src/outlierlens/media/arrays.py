@@ -4,6 +4,7 @@ named = arrays_in(Path("clips.npz"))             # {"audio": …, "labels": …}
 arrays_in(Path("images.npy"))                    # {"": …}, mapped, not read
 """
 
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,7 +16,10 @@ from outlierlens.errors import BadFile
 
 MAX_UNPACKED = 8_000_000_000  # bytes of all arrays of an .npz, which are held in memory
 MAX_MEMBERS = 64
-_DAMAGED = (ValueError, OSError, EOFError, KeyError, SyntaxError, TypeError, OverflowError, zlib.error)
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError, ValueError, OSError, EOFError, KeyError, SyntaxError, TypeError,
+    OverflowError, RuntimeError, MemoryError,
+)  # fmt: skip
 
 
 def arrays_in(path: Path) -> dict[str, np.ndarray]:
@@ -32,7 +36,7 @@ def names_in(path: Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(path) as file:
             return tuple(name.removesuffix(".npy") for name in file.namelist()[:MAX_MEMBERS])
-    except (zipfile.BadZipFile, OSError):
+    except _DAMAGED:
         return ()
 
 
@@ -54,7 +58,7 @@ def _packed(path: Path) -> dict[str, np.ndarray]:
                     f"{MAX_MEMBERS}; use a folder of files, or one .npy, which is not held in memory"
                 )
             return {member.filename.removesuffix(".npy"): _member(file, member, path) for member in members}
-    except (zipfile.BadZipFile, RuntimeError, *_DAMAGED) as error:
+    except _DAMAGED as error:
         raise _bad(path, error) from None
 
 

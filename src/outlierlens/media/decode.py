@@ -79,7 +79,7 @@ def recording(content: bytes, name: str, *, max_seconds: float) -> Sound:
     if content[:4] == b"RIFF":
         try:
             return _wav(content, name, max_seconds)
-        except (EOFError, struct.error) as error:
+        except (EOFError, RuntimeError, struct.error) as error:  # RuntimeError: a part that leads out of the file
             raise BadFile(f"{name}: cannot be read as .wav ({str(error) or 'it ends early'}); save it again") from None
         except wave.Error as error:
             if "unknown format" not in str(error):
@@ -100,23 +100,31 @@ def _wav(content: bytes, name: str, max_seconds: float) -> Sound:
             raise BadFile(f"{name}: its header promises {n_frames:,} samples, more than the file holds; save it again")
         wanted = min(n_frames, _most(max_seconds, rate))
         raw = file.readframes(wanted)
+    raw = raw[: len(raw) // (channels * width) * channels * width]  # a part may be shorter than it says
     values: np.ndarray
     if width == 3:  # 24 bits: the upper three bytes of 32
         padded = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
-        padded[:, 1:] = np.frombuffer(raw[: len(raw) // 3 * 3], dtype=np.uint8).reshape(-1, 3)
+        padded[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
         values = padded.view("<i4").reshape(-1)
     elif width in (1, 2, 4):
         values = np.frombuffer(raw, dtype={1: "u1", 2: "<i2", 4: "<i4"}[width])
     else:
         raise BadFile(f"{name}: {8 * width} bits a sample; save it with 8, 16, 24 or 32")
-    values = values[: len(values) // channels * channels].reshape(-1, channels)
-    return Sound(_mono(values, name), rate, cut=wanted < n_frames)
+    return Sound(_mono(values.reshape(-1, channels), name), rate, cut=wanted < n_frames)
+
+
+class _Seekable(io.BytesIO):
+    """Bytes in which nothing stands in front of the first: soundfile would print what asking for that raises."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: len(self.getbuffer())}[whence]
+        return super().seek(max(0, start + offset))
 
 
 def _by_soundfile(content: bytes, name: str, max_seconds: float) -> Sound:
     soundfile: Any = need("soundfile", "audio", f"reading {name}, which is no PCM .wav,")
     try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
+        with soundfile.SoundFile(_Seekable(content)) as file:
             n_frames, rate = int(file.frames), int(file.samplerate)
             _check_sound(n_frames, rate, int(file.channels), name)
             wanted = min(n_frames, _most(max_seconds, rate))

@@ -311,7 +311,7 @@ def _typed(wanted: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple):
             raise BadInput(f"{where} is {value!r}; write a list")
         return tuple(_typed(arguments[0], item, where) for item in value)
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e308:
         return float(value)
     if (
         isinstance(wanted, types.UnionType)

@@ -217,7 +217,7 @@ def _checked_zip(path: Path, expected_bytes: int) -> Iterator[zipfile.ZipFile]:
     refused = "; nothing was kept; the package is not what it was"
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise BadFile(f"{path.name}: not a readable zip archive ({error}){refused}") from None
     with archive:
         entries = archive.infolist()
@@ -240,13 +240,22 @@ def _checked_zip(path: Path, expected_bytes: int) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _open_member(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[IO[bytes]]:
+    damaged = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
     try:
-        with archive.open(name) as stored:
-            yield stored
+        stored = archive.open(name)
     except KeyError:
         raise BadFile(f"{path.name}: holds no {name}; nothing was kept; the package is not what it was") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise BadFile(f"{path.name}: {name} cannot be unpacked ({error}); nothing was kept") from None
+    except (*damaged, OSError, ValueError) as error:  # its place is in front of the file, its name no UTF-8
+        raise _unpacked(path, name, error) from None
+    try:
+        with stored:
+            yield stored
+    except damaged as error:
+        raise _unpacked(path, name, error) from None
+
+
+def _unpacked(path: Path, name: str, error: Exception) -> BadFile:
+    return BadFile(f"{path.name}: {name} cannot be unpacked ({error}); nothing was kept")
 
 
 def _keep(stored: IO[bytes], file: Member, folder: Path, where: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.checkpoint.base import MAX_FILE_NAME
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
 from outlierlens.model_folder import model_folder
 from outlierlens.models import LoadedModel, LoadOptions
@@ -128,7 +129,8 @@ def own_pooling(name: str, options: LoadOptions | None = None) -> Pooling:
     options = options or LoadOptions()
     folder = _Folder(name, options)
     modules = folder.read("modules.json")
-    length = (folder.read("sentence_bert_config.json") or {}).get("max_seq_length")
+    beside = folder.read("sentence_bert_config.json")
+    length = beside.get("max_seq_length") if isinstance(beside, dict) else None
     length = length if isinstance(length, int) and length >= 2 else MAX_LENGTH
     if modules is None:
         return Pooling("mean", True, length, "no modules.json beside the model: mean, special tokens counted")
@@ -174,7 +176,10 @@ class _Folder:
 
     def read(self, file: str) -> Any:
         """The content of `file`; None where there is none."""
-        if any(part == ".." for part in Path(file).parts) or Path(file).is_absolute():
+        parts = Path(file).parts
+        if len(file.encode("utf-8", "replace")) > MAX_FILE_NAME:
+            raise BadFile(f"{self.name}: modules.json names a path of {len(file):,} characters; fetch the model again")
+        if ".." in parts or Path(file).is_absolute():
             raise BadFile(f"{self.name}: modules.json names {file!r}, which is outside the model's folder")
         path = self.local / file if self.local else self._fetched(file)
         if path is None or not path.is_file():

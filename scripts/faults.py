@@ -1,0 +1,451 @@
+"""Let every write and every allocation of numpy fail in turn, in a sweep, a report and a fetch, and run the command again.
+
+    python scripts/faults.py                                    # half an hour
+    python scripts/faults.py --command fetch --every 5          # each fifth
+
+A write is each call that opens a file for writing, writes to one, forces it to the disk, renames, removes or cuts one, or
+makes a folder, below the folder of the command. It fails once (EIO), and in another run so do all that follow (ENOSPC, a
+full disk).
+An allocation is each place of ours (file and line) at which numpy asks for memory for an array: its first request fails in
+one run, its last in another. Commands run in copies of a process that has imported all. One that failed must have ended with
+one line on stderr and a code that is not 0, unless it did its work all the same. The same command must then end well, with
+the result and the files of a run that nothing disturbed. Exit code 1: something did not hold.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import errno
+import io
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import outlierlens
+
+OURS = f"{Path(outlierlens.__file__).parent}{os.sep}"
+CHANGING = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+
+
+# --- writes ------------------------------------------------------------------------------------------------------
+
+
+class Writes:
+    """Counts the writes below a folder; the one numbered `at` fails, with `full` all that follow too."""
+
+    def __init__(self, folder: Path, at: int = 0, *, full: bool = False):
+        self.folder, self.at, self.full, self.count, self.seen = f"{folder}{os.sep}", at, full, 0, list[str]()
+
+    def start(self) -> None:
+        """Watch this process until its end."""
+        sys.addaudithook(self._audited)
+        fsync, self._open = os.fsync, io.open
+        os.fsync = lambda file: self._step("fsync", self._name(file)) or fsync(file)
+        io.open = sys.modules["builtins"].open = self._opened  # type: ignore[assignment, attr-defined]
+
+    def _step(self, what: str, name: Any) -> None:
+        if not isinstance(name, str | os.PathLike) or not os.fspath(name).startswith(self.folder):
+            return
+        self.count += 1
+        self.seen.append(f"{what} {os.fspath(name).removeprefix(self.folder)}")
+        if self.count == self.at or (
+            self.full and self.at and self.count > self.at and what in ("open", "write", "fsync", "os.mkdir")
+        ):
+            code = errno.ENOSPC if self.full else errno.EIO
+            raise OSError(code, os.strerror(code), None if what in ("write", "fsync") else os.fspath(name))
+
+    def _name(self, file: Any) -> str:
+        return str(Path(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}").readlink())
+
+    def _audited(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(given[2], int) and given[2] & (os.O_WRONLY | os.O_RDWR):
+            self._step("open", given[0])
+        elif event in CHANGING:
+            self._step(event, given[1] if event == "os.rename" else given[0])
+
+    def _opened(self, file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
+        name = os.fspath(file) if isinstance(file, str | os.PathLike) else ""
+        if (
+            not set(mode) & set("wxa+")
+            or not isinstance(name, str)
+            or not name.startswith(self.folder)
+            or named.get("opener")
+        ):
+            return self._open(file, mode, buffering, *given, **named)
+        raw = _Raw(file, mode.replace("b", "").replace("t", ""))
+        raw.step = lambda: self._step("write", name)
+        if buffering == 0:
+            return raw
+        buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, *given, **named)
+
+
+class _Raw(io.FileIO):
+    step: Callable[[], None]
+
+    def write(self, content: Any) -> int:
+        self.step()
+        return super().write(content)
+
+
+# --- allocations -------------------------------------------------------------------------------------------------
+
+_MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_CALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+_REALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+LAST = "run/manifest.json"  # what a report writes last
+SET_HANDLER = 304  # PyDataMem_SetHandler in numpy's table of functions, since 1.22
+
+
+class _Handler(ctypes.Structure):
+    """PyDataMem_Handler of NEP 49."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 127), ("version", ctypes.c_uint8), ("context", ctypes.c_void_p), ("malloc", _MALLOC),
+        ("calloc", _CALLOC), ("realloc", _REALLOC), ("free", _FREE),
+    ]  # fmt: skip
+
+
+class Allocations:
+    """Counts what numpy asks for from lines of ours; the request numbered `at` gets no memory."""
+
+    def __init__(self, folder: Path, at: int = 0, *, full: bool = False):
+        self.at, self.count, self.seen = at, 0, list[str]()
+
+    def start(self) -> None:
+        """Watch this process until its end."""
+        c = ctypes.CDLL(None)
+        for name in ("malloc", "calloc", "realloc"):
+            getattr(c, name).restype = ctypes.c_void_p
+        size, pointer = ctypes.c_size_t, ctypes.c_void_p
+        self._kept = (
+            _MALLOC(lambda _, n: None if self._fails() else c.malloc(size(n))),
+            _CALLOC(lambda _, n, width: None if self._fails() else c.calloc(size(n), size(width))),
+            _REALLOC(lambda _, old, n: None if self._fails() else c.realloc(pointer(old), size(n))),
+            # Python in here would lose the MemoryError that numpy raises before it frees; what is freed is NULL, the context.
+            ctypes.cast(c.free, _FREE),
+        )
+        self._handler = _Handler(b"outlierlens", 1, None, *self._kept)
+        api = ctypes.pythonapi
+        api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [pointer, ctypes.c_char_p, pointer]
+        api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = (
+            pointer,
+            [ctypes.py_object, ctypes.c_char_p],
+        )
+        table = api.PyCapsule_GetPointer(np._core._multiarray_umath._ARRAY_API, None)
+        address = ctypes.cast(table, ctypes.POINTER(pointer))[SET_HANDLER]
+        capsule = api.PyCapsule_New(ctypes.addressof(self._handler), b"mem_handler", None)
+        ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)(capsule)
+
+    def _fails(self) -> bool:
+        frame = sys._getframe(2)
+        while frame is not None and not frame.f_code.co_filename.startswith(OURS):
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return False
+        self.count += 1
+        if not self.at:
+            self.seen.append(f"{frame.f_code.co_filename.removeprefix(OURS)}:{frame.f_lineno}")
+        return self.count == self.at
+
+
+Faults = type[Writes] | type[Allocations]
+
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command:
+    """Words of the command line for a folder, and what of the result must be equal."""
+
+    words: Callable[[Path], list[str]]
+    result: Callable[[Path], Any]
+
+
+def commands(root: Path, endpoint: str) -> dict[str, Command]:
+    """A sweep and a report of a tiny model, and a fetch of a tiny sample from a server on this machine."""
+    model, texts = str(root / "model"), str(root / "texts.txt")
+    common = ["--max-length", "12", "--batch-size", "8", "--device", "cpu", "--no-progress", "-q"]
+
+    def sweep(folder: Path) -> list[str]:
+        sizes = [
+            "--sets",
+            "3,5",
+            "--dims",
+            "1,2",
+            "--gradients",
+            "2",
+            "--random",
+            "2",
+            "--matched",
+            "1",
+            "--max-texts",
+            "8",
+        ]
+        return ["sweep", model, "--data", texts, "-o", str(folder / "run"), *sizes, *common]
+
+    def report(folder: Path) -> list[str]:
+        return [
+            "report",
+            model,
+            "--data",
+            texts,
+            "--limit",
+            "8",
+            "-o",
+            str(folder / "run"),
+            "--dims",
+            "3,5",
+            "--random",
+            "2",
+            "--matched",
+            "1",
+            *common,
+        ]
+
+    def measured(name: str) -> Callable[[Path], Any]:
+        return lambda folder: (_plain(json.loads((folder / "run" / name).read_bytes())), _names(folder))
+
+    def kept(folder: Path) -> Any:
+        return [
+            (str(p.relative_to(folder)), p.read_bytes())
+            for p in sorted(folder.rglob("*"))
+            if p.is_file() and not _is_lock(p)
+        ]
+
+    os.environ |= {"HF_ENDPOINT": endpoint, "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    return {
+        "sweep": Command(sweep, measured("sweep.json")),
+        "report": Command(report, measured("results.json")),
+        "fetch": Command(lambda folder: ["fetch", "tiny", "-q"], kept),
+    }
+
+
+def _is_lock(path: Path) -> bool:
+    return path.name.endswith(".lock")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not _is_lock(path))
+
+
+def _plain(value: Any) -> Any:
+    """A result without times, folders and what it cost."""
+    if isinstance(value, dict):
+        return {
+            key: _plain(one)
+            for key, one in value.items()
+            if key not in ("created", "command", "cost", "seconds", "notes")
+        }
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def prepared(root: Path) -> None:
+    """Make the model, the texts and the sample."""
+    import hashlib
+
+    import torch
+    import transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+    from outlierlens.samples import SAMPLES
+    from outlierlens.samples.table import Member, Sample, Wheel
+
+    torch.set_num_threads(1)  # threads do not survive a copy
+    transformers.utils.logging.disable_progress_bar()
+    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{n}" for n in range(35))]
+    inner = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = WhitespaceSplit()
+    named = {f"{word.strip('[]').lower()}_token": word for word in words[:5]}
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
+    BertForMaskedLM(BertConfig(**sizes, max_position_embeddings=32)).save_pretrained(root / "model")
+    PreTrainedTokenizerFast(tokenizer_object=inner, **named).save_pretrained(root / "model")
+    lines = (" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9 + i % 7)) for i in range(16))
+    (root / "texts.txt").write_text("\n".join(lines))
+    files = {"config.json": b'{"model_type": "bert"}', "model.safetensors": bytes(300_000)}
+    for name, content in files.items():
+        path = root / "hub" / "org" / "tiny" / "resolve" / "0" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    members = tuple(
+        Member(f"tiny/{name}", name, len(raw), hashlib.sha256(raw).hexdigest()) for name, raw in files.items()
+    )
+    SAMPLES["tiny"] = Sample(
+        "tiny", "a test", "MIT", "nowhere", (Wheel("tiny", "1", 0, ""),), members, hub_id="org/tiny", hub_revision="0"
+    )
+
+
+def served(root: Path) -> str:
+    """The address of a server of the files below `root`, in a process of its own that ends with this one."""
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """Say nothing of clients that hang up."""
+
+    server = Server(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
+    reads, writes = os.pipe()
+    if not os.fork():
+        os.close(writes)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        os.read(reads, 1)  # ends when the other process does
+        os._exit(0)
+    os.close(reads)
+    server.socket.close()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+# --- runs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its status, what it wrote to stderr, and the faults' count and places."""
+
+    status: int
+    said: str
+    seen: tuple[str, ...]
+
+
+def run(words: list[str], folder: Path, faults: Any = None) -> Ended:
+    """The command in a copy of this process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said, seen = folder.with_name(f"{folder.name}.said"), folder.with_name(f"{folder.name}.seen")
+    pid = os.fork()
+    if not pid:
+        status = 70
+        try:
+            for stream, place in ((1, os.devnull), (2, said)):
+                os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), stream)
+            sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+            status = _called(words, folder, faults)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            if faults is not None and not faults.at:
+                with os.fdopen(os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w") as file:
+                    file.write("\n".join(faults.seen))
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    found = tuple(seen.read_text().splitlines()) if faults is not None and not faults.at else ()
+    return Ended(status, said.read_text(errors="replace"), found)
+
+
+def _called(words: list[str], folder: Path, faults: Any) -> int:
+    from outlierlens.cli import main
+    from outlierlens.report import files
+
+    files.can_export = lambda: False  # pictures of charts, of a library of its own, take a second
+    os.environ["OUTLIERLENS_CACHE"] = str(folder / "cache")
+    sys.argv = ["outlierlens", *words]
+    if faults is not None:
+        faults.start()
+    try:
+        main()
+    except SystemExit as ending:
+        return int(ending.code or 0)
+    return 0
+
+
+def chosen(kind: Faults, seen: tuple[str, ...]) -> Iterator[tuple[int, bool]]:
+    """(number, whether all behind it fail too) of each fault: of every write, and of each place's first and last allocation."""
+    if kind is Writes:
+        yield from itertools.product(range(1, len(seen) + 1), (False, True))
+    else:
+        first = {place: number for number, place in reversed(list(enumerate(seen, 1)))}
+        last = {place: number for number, place in enumerate(seen, 1)}
+        yield from ((number, False) for number in sorted({*first.values(), *last.values()}))
+
+
+def trial(command: Command, root: Path, fault: Any, wanted: Any) -> str:
+    """ "" where all held, else what did not."""
+    folder = root / "faulty"
+    shutil.rmtree(folder, ignore_errors=True)
+    ended = run(command.words(folder), folder, fault)
+    lines = ended.said.splitlines()
+    if ended.status == 0:
+        return "" if command.result(folder) == wanted else f"code 0 and another result; {ended.said!r}"
+    wrong = ""
+    if len(lines) != 1 or not lines[0].startswith("error: "):
+        wrong = f"{len(lines)} lines on stderr ({lines[-1][:150] if lines else ''})"
+    whole = command.result(folder) == wanted if (folder / LAST).exists() else False
+    again = run(command.words(folder), folder)
+    if whole and "holds a report already" in again.said:
+        return wrong  # what failed was to force the last name to the disk
+    if again.status:
+        return f"{wrong}; run again, it ended with {again.status}: {again.said.splitlines()[-1][:200]}"
+    if command.result(folder) != wanted:
+        return f"{wrong}; run again, another result or other files"
+    return wrong
+
+
+def main() -> int:
+    """Print the table; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--command", action="append", choices=("sweep", "report", "fetch"), help="only this one")
+    parser.add_argument("--faults", choices=("writes", "allocations"), help="only these")
+    parser.add_argument("--every", type=int, default=1, help="try each N-th fault alone (default: %(default)s)")
+    asked = parser.parse_args()
+    kinds: dict[str, Faults] = {"writes": Writes, "allocations": Allocations}
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="faults-") as place:
+        root = Path(place).resolve()
+        prepared(root)
+        found = commands(root, served(root / "hub"))
+        print(f"{'command':<10}{'faults':<13}{'counted':>9}{'tried':>8}{'not held':>10}")
+        for name, kind in itertools.product(asked.command or found, [asked.faults] if asked.faults else kinds):
+            command, whole = found[name], root / "whole"
+            shutil.rmtree(whole, ignore_errors=True)
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                _called(command.words(whole), whole, None)  # here: what it imports, no copy imports again
+            shutil.rmtree(whole)
+            undisturbed = run(command.words(whole), whole, kinds[kind](whole))
+            if undisturbed.status:
+                raise SystemExit(f"{name}: {undisturbed.said}")
+            wanted = command.result(whole)
+            numbers = list(chosen(kinds[kind], undisturbed.seen))[:: asked.every]
+            bad = {}
+            for number, full in numbers:
+                fault = kinds[kind](root / "faulty", number, full=full)
+                if said := trial(command, root, fault, wanted):
+                    bad[number, full] = said
+                    print(
+                        f"    {'full disk from' if full else 'once at'} {number} ({undisturbed.seen[number - 1]}): {said}",
+                        flush=True,
+                    )
+            print(f"{name:<10}{kind:<13}{len(undisturbed.seen):>9,}{len(numbers):>8,}{len(bad):>10,}", flush=True)
+            wrong += len(bad)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

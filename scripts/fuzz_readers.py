@@ -1,0 +1,954 @@
+"""Every place where a file of a stranger enters, with small good files to start from.
+
+    reader = READERS["safetensors"]()        # imports what it takes, and makes the files
+    reader.read(path)                        # what is found in the file, or an error of ours
+
+A reader reads all that the file offers: names, values, rows in blocks, single rows.
+"""
+
+import csv
+import io
+import json
+import re
+import struct
+import wave
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzz_mutants import Seed, length_first
+
+SEEN = "one two three\ntwo three four, five\n\nsix\n"
+BERT = {
+    "model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 16, "type_vocab_size": 2, "pad_token_id": 0,
+    "layer_norm_eps": 1e-12, "hidden_act": "gelu", "id2label": {"0": "no", "1": "yes"},
+}  # fmt: skip
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three", "four", "##s", ".", "a")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is read from a file of this name, beside others that are good."""
+
+    file: str
+    seeds: tuple[Seed, ...]
+    read: Callable[[Path], Any]
+    beside: dict[str, bytes] = field(default_factory=dict)
+
+
+READERS: dict[str, Callable[[], Reader]] = {}
+
+
+def reader(made: Callable[[], Reader]) -> Callable[[], Reader]:
+    """List a maker under its name."""
+    READERS[made.__name__.strip("_").replace("_", "-")] = made
+    return made
+
+
+def seeds(*contents: bytes | str) -> tuple[Seed, ...]:
+    """Files as they are."""
+    return tuple(Seed(content.encode() if isinstance(content, str) else content) for content in contents)
+
+
+def dumped(value: Any) -> str:
+    """JSON."""
+    return json.dumps(value)
+
+
+# --- weights -----------------------------------------------------------------------------------------------------
+
+
+def bert_tensors() -> dict[str, Any]:
+    """The weights of a tiny BERT by name, float32."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**{k: v for k, v in BERT.items() if k not in ("model_type", "architectures")}))
+    state = {name: value.contiguous() for name, value in model.state_dict().items()}
+    del state["cls.predictions.decoder.weight"], state["cls.predictions.decoder.bias"]  # shared with others
+    return state
+
+
+def all_of(path: Path) -> int:
+    """Everything that a weight file offers, by each way of reading."""
+    from outlierlens.checkpoint import open_checkpoint
+
+    with open_checkpoint(str(path)) as checkpoint:
+        names = list(checkpoint.tensors)
+        found = sum(values.size for _, values in checkpoint.read(names))
+        for name in names[:4]:
+            if len(checkpoint.tensors[name].shape) > 1 and checkpoint.tensors[name].size:
+                found += sum(rows.size for rows in checkpoint.read_rows(name, 3))
+                found += checkpoint.take_rows(name, (0,)).size
+        checkpoint.header_digest()
+    return found
+
+
+def packed() -> bytes:
+    """The tiny BERT as safetensors."""
+    from safetensors.torch import save
+
+    return save(bert_tensors(), metadata={"format": "pt"})
+
+
+def several() -> dict[str, Any]:
+    """A few small tensors of several types."""
+    import torch
+
+    return {
+        "a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2, dtype=torch.bfloat16),
+        "b": torch.ones(2, 2, dtype=torch.float16).t(), "c": torch.ones(1, dtype=torch.float64), "d": torch.zeros(0, 3),
+        "e": torch.tensor([1, 2]), "f": torch.tensor(True),
+    }  # fmt: skip
+
+
+@reader
+def safetensors() -> Reader:
+    from safetensors.torch import save
+
+    small = save({name: value.contiguous() for name, value in several().items()}, metadata={"format": "pt"})
+    head = small[8 : 8 + struct.unpack("<Q", small[:8])[0]]
+    return Reader(
+        "model.safetensors", (*seeds(small), Seed(head, lambda new: length_first(new, small[8 + len(head) :]))), all_of
+    )
+
+
+@reader
+def safetensors_index() -> Reader:
+    from safetensors.torch import save
+
+    state = several()
+    shards = {"model-1.safetensors": ("a.weight", "a.bias"), "model-2.safetensors": ("c", "d")}
+    beside = {file: save({name: state[name] for name in names}) for file, names in shards.items()}
+    index = {
+        "metadata": {"total_size": 50},
+        "weight_map": {name: file for file, names in shards.items() for name in names},
+    }
+    return Reader("model.safetensors.index.json", seeds(dumped(index)), all_of, beside)
+
+
+@reader
+def bin() -> Reader:
+    import torch
+
+    new, old = io.BytesIO(), io.BytesIO()
+    torch.save(several(), new)
+    torch.save({name: several()[name] for name in ("a.weight", "a.bias")}, old, _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(new) as archive:
+        entries = {entry: archive.read(entry) for entry in archive.namelist()}
+    pickled = next(entry for entry in entries if entry.endswith("data.pkl"))
+    inner = Seed(entries[pickled], lambda content: zipped({**entries, pickled: content}))
+    return Reader("pytorch_model.bin", (*seeds(new.getvalue(), old.getvalue()), inner), all_of)
+
+
+@reader
+def bin_index() -> Reader:
+    import torch
+
+    content = io.BytesIO()
+    torch.save({"a.bias": torch.ones(2)}, content)
+    index = {"metadata": {}, "weight_map": {"a.bias": "pytorch_model-1.bin"}}
+    return Reader(
+        "pytorch_model.bin.index.json", seeds(dumped(index)), all_of, {"pytorch_model-1.bin": content.getvalue()}
+    )
+
+
+def zipped(entries: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip archive."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", method) as archive:
+        for name, content in entries.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return made.getvalue()
+
+
+def gguf_of(kind: str) -> bytes:
+    """A tiny GGUF file with a tokenizer, of types plain and packed."""
+    import tempfile
+
+    import gguf
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        writer = gguf.GGUFWriter(path, kind)
+        writer.add_block_count(1)
+        writer.add_context_length(16)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(64)
+        writer.add_head_count(2)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_layer_norm_eps(1e-5)
+        writer.add_rope_dimension_count(16)
+        writer.add_vocab_size(4)
+        writer.add_tokenizer_model("llama" if kind == "llama" else "bert")
+        writer.add_token_list(
+            ["<unk>", "<s>", "▁one", "▁two"] if kind == "llama" else ["[PAD]", "[UNK]", "▁one", "two"]
+        )
+        writer.add_token_scores([0.0, 0.0, -1.0, -2.0])
+        writer.add_token_types([2, 3, 1, 1])
+        writer.add_unk_token_id(0)
+        writer.add_bos_token_id(1)
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (4, 32), "output_norm.weight": (32,)}
+        shapes |= {f"blk.0.{part}.weight": (32,) for part in ("attn_norm", "ffn_norm")}
+        shapes |= {f"blk.0.attn_{part}.weight": (32, 32) for part in ("q", "k", "v", "output")}
+        shapes |= {
+            "blk.0.ffn_gate.weight": (64, 32),
+            "blk.0.ffn_up.weight": (64, 32),
+            "blk.0.ffn_down.weight": (32, 64),
+        }
+        for number, (name, shape) in enumerate(shapes.items()):
+            values = random.normal(size=shape).astype(np.float32)
+            packing = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0, None)[number % 3]
+            if packing is None or len(shape) == 1:
+                writer.add_tensor(name, values)
+            else:
+                writer.add_tensor(name, gguf.quants.quantize(values, packing), raw_dtype=packing)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path.read_bytes()
+
+
+@reader
+def gguf() -> Reader:
+    return Reader("model.gguf", seeds(gguf_of("llama"), gguf_of("bert")), all_of)
+
+
+@reader
+def gguf_tokenizer() -> Reader:
+    from outlierlens.checkpoint.gguf_tokenizer import read_tokenizer
+
+    return Reader("model.gguf", seeds(gguf_of("llama")), lambda path: len(read_tokenizer(path)("one two")))
+
+
+@reader
+def gguf_model() -> Reader:
+    return Reader("model.gguf", seeds(gguf_of("llama")), made_model)
+
+
+def made_model(path: Path) -> int:
+    """The folder that is made of a weight file which runs in every command."""
+    import tempfile
+
+    from outlierlens.weight_copy import copy_gguf, copy_onnx
+
+    with tempfile.TemporaryDirectory() as folder:
+        if path.suffix == ".onnx":
+            copy_onnx(path, Path(folder), notice=quiet)
+        else:
+            copy_gguf(path, Path(folder), beside=None, weights=True, notice=quiet)
+        return len(list(Path(folder).iterdir()))
+
+
+def quiet(_: str) -> None:
+    """Say nothing."""
+
+
+@reader
+def onnx() -> Reader:
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = [
+        numpy_helper.from_array(np.arange(8, dtype=dtype).reshape(2, 4), f"w{n}")
+        for n, dtype in enumerate((np.float32, np.int8, np.float16))
+    ]
+    scale = numpy_helper.from_array(np.array([0.5, 0.25], np.float32), "s")
+    zero = numpy_helper.from_array(np.array([1, 2], np.int8), "z")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["y"], name="/layer/MatMul"),
+        helper.make_node("DequantizeLinear", ["w1", "s", "z"], ["d"], axis=0, name="/layer/weight/Dequantize"),
+        helper.make_node("MatMul", ["y", "d"], ["u"], name="/other/MatMul"),
+        helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.FLOAT, [2], [1.0, 2.0])),
+    ]
+    graph = helper.make_graph(nodes, "g", [], [], initializer=[*weights, scale, zero])
+    outside = numpy_helper.from_array(np.ones((2, 2), np.float32), "layer.weight")
+    outside.ClearField("raw_data")
+    outside.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "model.data"), ("offset", "0"), ("length", "16")):
+        outside.external_data.add(key=key, value=value)
+    other = helper.make_graph(nodes[:1], "g", [], [], initializer=[outside, *weights])
+    files = [helper.make_model(one).SerializeToString() for one in (graph, other)]
+    return Reader("model.onnx", seeds(*files), all_of, {"model.data": b"\0" * 16, "config.json": dumped(BERT).encode()})
+
+
+@reader
+def masks() -> Reader:
+    import numpy as np
+
+    from outlierlens.pruning.masks import held, open_source
+
+    def read(path: Path) -> int:
+        with open_source(str(path)) as source:
+            held(source)
+            return sum(values.size for _, values in source.read(source.tensors))
+
+    made = []
+    for save in (np.savez, np.savez_compressed):
+        file = io.BytesIO()
+        save(file, **{"a.weight": np.ones((2, 3), bool), "b.weight": np.arange(4.0)})
+        made.append(file.getvalue())
+    array = io.BytesIO()
+    np.save(array, np.ones((2, 3), np.float32))
+    return Reader("masks.npz", (*seeds(*made), Seed(array.getvalue(), lambda new: zipped({"a.weight.npy": new}))), read)
+
+
+# --- models ------------------------------------------------------------------------------------------------------
+
+
+@reader
+def config() -> Reader:
+    from outlierlens.weights import scan
+
+    return Reader(
+        "config.json", seeds(dumped(BERT)), lambda path: scan(str(path.parent)), {"model.safetensors": packed()}
+    )
+
+
+@reader
+def config_to_run() -> Reader:
+    return Reader(
+        "config.json",
+        seeds(dumped(BERT)),
+        loaded,
+        {"model.safetensors": packed(), "vocab.txt": "\n".join(WORDS).encode()},
+    )
+
+
+def loaded(path: Path) -> Any:
+    """The model in the file's folder, ready to run."""
+    from outlierlens.models import LoadOptions, load_model
+
+    return load_model(str(path.parent), LoadOptions(offline=True, device="cpu", notice=quiet))
+
+
+def tokenizer_of(path: Path) -> list[int]:
+    """What the tokenizer in the file's folder makes of a text."""
+    from outlierlens.models import LoadOptions, load_tokenizer
+
+    found = load_tokenizer(str(path.parent), LoadOptions(offline=True, notice=quiet))
+    return list(found("one twos.", truncation=True, max_length=8)["input_ids"])
+
+
+@reader
+def vocabulary() -> Reader:
+    return Reader("vocab.txt", seeds("\n".join(WORDS)), tokenizer_of, {"config.json": dumped(BERT).encode()})
+
+
+def tokenizer_files() -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    inner = Tokenizer(WordPiece({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = BertPreTokenizer()
+    inner.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    inner.add_special_tokens(list(WORDS[:5]))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 16, "do_lower_case": True}
+    settings |= {f"{word.strip('[]').lower()}_token": word for word in WORDS[:5]}
+    return {"tokenizer.json": inner.to_str().encode(), "tokenizer_config.json": dumped(settings).encode()}
+
+
+@reader
+def tokenizer() -> Reader:
+    files = tokenizer_files()
+    return Reader(
+        "tokenizer.json",
+        seeds(files.pop("tokenizer.json")),
+        tokenizer_of,
+        {**files, "config.json": dumped(BERT).encode()},
+    )
+
+
+@reader
+def tokenizer_config() -> Reader:
+    files = tokenizer_files()
+    beside = {**files, "config.json": dumped(BERT).encode()}
+    return Reader("tokenizer_config.json", seeds(beside.pop("tokenizer_config.json")), tokenizer_of, beside)
+
+
+@reader
+def pooling_modules() -> Reader:
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    return Reader("modules.json", seeds(dumped(modules)), pooling_of, sentence_files())
+
+
+@reader
+def pooling_config() -> Reader:
+    files = sentence_files()
+    return Reader(
+        "sentence_bert_config.json", seeds(files.pop("sentence_bert_config.json").decode()), pooling_of, files
+    )
+
+
+def sentence_files() -> dict[str, bytes]:
+    """What sentence-transformers puts beside a model."""
+    pooling = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    return {
+        "1_Pooling/config.json": dumped(pooling).encode(), "config.json": dumped(BERT).encode(),
+        "sentence_bert_config.json": dumped({"max_seq_length": 16, "do_lower_case": False}).encode(),
+    }  # fmt: skip
+
+
+def pooling_of(path: Path) -> Any:
+    """How the model in the file's folder makes a sentence's vector."""
+    from outlierlens.models import LoadOptions
+    from outlierlens.similarity.pooling import own_pooling
+
+    return own_pooling(str(path.parent), LoadOptions(offline=True, notice=quiet))
+
+
+@reader
+def architecture_row() -> Reader:
+    import numpy as np
+
+    from outlierlens.arch import ARCHITECTURES, bind, load_toml, to_toml
+    from outlierlens.checkpoint import TensorInfo
+
+    tensors = {name: TensorInfo("F32", np.shape(value), 0) for name, value in bert_tensors().items()}
+
+    def read(path: Path) -> int:
+        return len(bind(load_toml(path), tensors, BERT))
+
+    return Reader("row.toml", seeds(to_toml(ARCHITECTURES["bert"])), read)
+
+
+# --- texts and tables --------------------------------------------------------------------------------------------
+
+
+def texts_of(path: Path) -> int:
+    """The texts of a file."""
+    from outlierlens.data import read_texts
+
+    return len(read_texts(path, limit=100).texts)
+
+
+LABELLED = [
+    {"text": "one two", "label": "yes", "words": ["one", "two"]},
+    {"text": "three", "label": "no", "words": ["three"]},
+] * 2
+
+
+@reader
+def txt() -> Reader:
+    return Reader("texts.txt", seeds(SEEN, "\ufeffone\r\ntwo\x85three\u2028four"), texts_of)
+
+
+@reader
+def jsonl() -> Reader:
+    return Reader("texts.jsonl", seeds("".join(dumped(row) + "\n" for row in LABELLED)), texts_of)
+
+
+def separated(mark: str) -> str:
+    """Rows as a .csv or .tsv."""
+    made = io.StringIO()
+    writer = csv.writer(made, delimiter=mark)
+    writer.writerows([["text", "label"], *([row["text"] + ', "said"\nhe', row["label"]] for row in LABELLED)])
+    return made.getvalue()
+
+
+@reader
+def csv_() -> Reader:
+    return Reader("texts.csv", seeds(separated(",")), texts_of)
+
+
+@reader
+def tsv() -> Reader:
+    return Reader("texts.tsv", seeds('text\tlabel\none "two\tyes\nthree\tno\n'), texts_of)
+
+
+def parquets(columns: dict[str, list[Any]]) -> list[bytes]:
+    """Parquet files of these columns: plain, packed, with a dictionary, with names of labels."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns)
+    features = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["no", "yes"]}}}}
+    noted = table.replace_schema_metadata({"huggingface": dumped(features)})
+    made = []
+    for one, how in (
+        (table, {"compression": "none", "use_dictionary": False}), (table, {"compression": "snappy"}),
+        (noted, {"compression": "zstd", "store_schema": True, "row_group_size": 2}),
+    ):  # fmt: skip
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(one, file, **how)
+        made.append(file.getvalue())
+    return made
+
+
+@reader
+def parquet() -> Reader:
+    columns = {
+        "text": [row["text"] for row in LABELLED],
+        "label": [0, 1, 1, 0],
+        "words": [row["words"] for row in LABELLED],
+    }
+    return Reader("texts.parquet", seeds(*parquets(columns)), texts_of)
+
+
+def examples_of(path: Path) -> int:
+    """Labelled examples of a file, one label a text."""
+    from outlierlens.labelled.examples import read_examples
+    from outlierlens.labelled.table import plain_task
+
+    return len(read_examples(plain_task("classify", "text", "label"), path))
+
+
+@reader
+def labelled() -> Reader:
+    return Reader("rows.jsonl", seeds("".join(dumped(row) + "\n" for row in LABELLED)), examples_of)
+
+
+@reader
+def labelled_csv() -> Reader:
+    return Reader("rows.csv", seeds(separated(",")), examples_of)
+
+
+@reader
+def labelled_parquet() -> Reader:
+    columns = {"text": [row["text"] for row in LABELLED], "label": [0, 1, 1, 0]}
+    return Reader("rows.parquet", seeds(*parquets(columns)), examples_of)
+
+
+@reader
+def labelled_words() -> Reader:
+    from outlierlens.labelled.examples import read_examples
+    from outlierlens.labelled.table import LabelledTask
+
+    task = LabelledTask("words", "words", None, (), ("accuracy",), "", label="tags", level="token")
+    rows = [{"words": ["one", "two"], "tags": ["A", "B"]}, {"words": ["three"], "tags": ["A"]}]
+    return Reader(
+        "rows.jsonl", seeds("".join(dumped(row) + "\n" for row in rows)), lambda path: len(read_examples(task, path))
+    )
+
+
+@reader
+def words_in_context() -> Reader:
+    from outlierlens.similarity.wic import read_wic
+
+    row = {"word": "two", "sentence1": "one two", "sentence2": "two three", "label": "true"}
+    by_index = dumped({**row, "index1": 1, "index2": 0}) + "\n"
+    by_place = dumped({**row, "start1": 4, "end1": 7, "start2": 0, "end2": 3}) + "\n"
+    return Reader("train.jsonl", seeds(by_index * 2, by_place * 2), lambda path: len(read_wic(path).words))
+
+
+@reader
+def similarity() -> Reader:
+    from outlierlens.similarity.table import read_sts, sts_tasks
+
+    (task,) = sts_tasks("stsb")
+    rows = [{"sentence1": "one two", "sentence2": "two", "score": n / 2, "subset": "x"} for n in range(4)]
+    return Reader(
+        "stsb/test.jsonl",
+        seeds("".join(dumped(row) + "\n" for row in rows)),
+        lambda path: len(read_sts(task, path.parents[1]).gold),
+    )
+
+
+@reader
+def token_counts() -> Reader:
+    import tempfile
+
+    import numpy as np
+
+    from outlierlens.token_counts import TokenCounts, open_counts, write_counts
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "counts.parquet"
+        n = len(WORDS)
+        write_counts(TokenCounts(np.arange(n), np.zeros(n, np.int64), WORDS, 3, "texts", ("a note",), (5,)), path)
+        content = path.read_bytes()
+    return Reader("counts.parquet", seeds(content), lambda path: open_counts(path).counts.sum())
+
+
+def published(path: Path) -> int:
+    """Counts by text, brought to the ids of a tokenizer."""
+    from outlierlens.token_counts import compat_counts, read_counts
+
+    return int(read_counts(path, WITH[0]).counts.sum() + compat_counts(path, WITH[0]).counts.sum())
+
+
+WITH: list[Any] = []  # the tokenizer, made once
+
+
+def _tokenizer() -> None:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer.from_str(tokenizer_files()["tokenizer.json"].decode())
+    names = {f"{word.strip('[]').lower()}_token": word for word in WORDS[:5]}
+    WITH[:] = [PreTrainedTokenizerFast(tokenizer_object=inner, **names)]
+
+
+@reader
+def published_counts() -> Reader:
+    _tokenizer()
+    return Reader("counts.json", seeds(dumped([["one", 7], ["two", 3], ["##s", 2], ["nine", 1]])), published)
+
+
+@reader
+def published_parquet() -> Reader:
+    _tokenizer()
+    return Reader("counts.parquet", seeds(*parquets({"token": ["one", "two", "##s"], "count": [7, 3, 2]})), published)
+
+
+@reader
+def unfinished_count() -> Reader:
+    from outlierlens.counting.run import _nothing, _Watch
+
+    _tokenizer()
+    identity = {"source": "texts", "vocabulary": "x"}
+    state = dumped({"identity": identity, "position": [0, 2, 3]}).encode() + b"\n" + b"\1\0\0\0\0\0\0\0" * len(WORDS)
+
+    def read(path: Path) -> int:
+        return _Watch(("texts",), None, path.parent, identity).before(_nothing(WITH[0])).position.texts
+
+    return Reader("state", seeds(state), read)
+
+
+def word_vectors_of(path: Path) -> int:
+    """Vectors of some words."""
+    from outlierlens.similarity.static import read_word_vectors
+
+    return len(read_word_vectors(path, {"one", "two", "three"}).values)
+
+
+@reader
+def word_vectors() -> Reader:
+    return Reader(
+        "words.txt", seeds("2 3\none 1 2 3\ntwo 0.5 -1 1e-3\n", "one 1 2\nfour 3 4\ntwo 5 6\n"), word_vectors_of
+    )
+
+
+@reader
+def word_vectors_binary() -> Reader:
+    rows = b"".join(word + b" " + struct.pack("<3f", 1, 2, 3) + b"\n" for word in (b"one", b"two", b"nine"))
+    return Reader("words.bin", seeds(b"3 3\n" + rows), word_vectors_of)
+
+
+# --- pictures and recordings -------------------------------------------------------------------------------------
+
+
+@reader
+def picture() -> Reader:
+    import numpy as np
+    from PIL import Image
+
+    from outlierlens.media.decode import FORMATS
+    from outlierlens.media.decode import picture as decoded
+
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    made = []
+    for kind in FORMATS:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, kind)
+        made.append(file.getvalue())
+    return Reader("picture", seeds(*made), lambda path: decoded(path.read_bytes(), path.name).sum())
+
+
+@reader
+def recording() -> Reader:
+    import numpy as np
+
+    from outlierlens.media.decode import recording as decoded
+
+    made = []
+    for width in (1, 2, 3, 4):
+        file = io.BytesIO()
+        with wave.open(file, "wb") as out:
+            out.setnchannels(2)
+            out.setsampwidth(width)
+            out.setframerate(8000)
+            out.writeframes(bytes(range(24)) * width)
+        made.append(file.getvalue())
+    try:
+        import soundfile
+    except ImportError:
+        pass
+    else:
+        for kind in ("FLAC", "OGG", "AIFF"):
+            file = io.BytesIO()
+            soundfile.write(file, np.sin(np.arange(400) / 9).astype(np.float32), 8000, format=kind)
+            made.append(file.getvalue())
+    return Reader(
+        "recording", seeds(*made), lambda path: decoded(path.read_bytes(), path.name, max_seconds=30).samples.sum()
+    )
+
+
+@reader
+def arrays() -> Reader:
+    import numpy as np
+
+    made, array = io.BytesIO(), io.BytesIO()
+    np.savez(made, images=np.zeros((2, 4, 4, 3), np.uint8), labels=np.array([0, 1]))
+    np.save(array, np.zeros((2, 4, 4, 3), np.uint8))
+    inner = Seed(array.getvalue(), lambda new: zipped({"images.npy": new, "labels.npy": _npy([0, 1])}))
+    return Reader("pictures.npz", (*seeds(made.getvalue()), inner), items_of("image"))
+
+
+def _npy(values: Any) -> bytes:
+    import numpy as np
+
+    made = io.BytesIO()
+    np.save(made, np.array(values))
+    return made.getvalue()
+
+
+@reader
+def array() -> Reader:
+    import numpy as np
+
+    return Reader("pictures.npy", seeds(_npy(np.zeros((2, 4, 4, 3), np.uint8))), items_of("image", labelled=False))
+
+
+@reader
+def sound_arrays() -> Reader:
+    import numpy as np
+
+    made = io.BytesIO()
+    np.savez(made, audio=np.zeros((2, 40), np.float32), sampling_rate=np.array(8000), labels=np.array(["a", "b"]))
+    return Reader("sounds.npz", seeds(made.getvalue()), items_of("audio"))
+
+
+@reader
+def media_table() -> Reader:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
+    columns = {"image": [{"bytes": file.getvalue(), "path": "a.png"}] * 4, "label": [0, 1, 1, 0]}
+    return Reader("pictures.parquet", seeds(*parquets(columns)), items_of("image"))
+
+
+def items_of(kind: Any, *, labelled: bool = True) -> Callable[[Path], int]:
+    """Reads every picture or recording of a file."""
+    from outlierlens.media.read import ItemOptions, kind_of, read_items
+
+    def read(path: Path) -> int:
+        kind_of(path)
+        found = read_items(kind, path, ItemOptions(labelled=labelled))
+        return len(found.digest) + sum(len(part.content()) for part in found.parts if part.path)
+
+    return read
+
+
+# --- what outlierlens wrote --------------------------------------------------------------------------------------
+
+
+@reader
+def results() -> Reader:
+    from outlierlens.results import load, to_json
+
+    return Reader("results.json", seeds(*written_results()), lambda path: len(to_json(load(path))))
+
+
+def written_results() -> list[str]:
+    """One of every kind of result."""
+    import sys
+    import tempfile
+
+    from outlierlens.results import to_json
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from every_result import made_in
+
+    with tempfile.TemporaryDirectory() as folder:
+        return [to_json(value) for value in made_in(Path(folder)).values()]
+
+
+@reader
+def fingerprint() -> Reader:
+    import tempfile
+
+    from outlierlens.integrity.fingerprint import fingerprint as taken
+    from outlierlens.integrity.fingerprint import load_fingerprint
+    from outlierlens.integrity.verify import verify
+    from outlierlens.results import to_json
+
+    files = {"model.safetensors": packed(), "config.json": dumped(BERT).encode()}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        text = to_json(taken(folder)).encode()
+
+    def read(path: Path) -> Any:
+        return verify(str(path.parent), load_fingerprint(path))
+
+    return Reader("fingerprint.json", (*seeds(text), Seed(text, digested)), read, files)
+
+
+def digested(content: bytes) -> bytes:
+    """A fingerprint with the digest that belongs to it, where it can be read."""
+    import dataclasses
+
+    from outlierlens.errors import OutlierlensError
+    from outlierlens.integrity.fingerprint import digest_of
+    from outlierlens.results import from_json, to_json
+
+    try:
+        found = from_json(content)
+        return to_json(dataclasses.replace(found, digest=digest_of(found))).encode()
+    except (OutlierlensError, ValueError, TypeError, AttributeError):
+        return content
+
+
+def signed(content: bytes) -> bytes:
+    """Rows with the checksums that belong to them."""
+    lines = []
+    for line in content.split(b"\n"):
+        body = re.sub(rb',"crc32":"[0-9a-f]*"}$', b"", line)
+        lines.append(body + b',"crc32":"%08x"}' % zlib.crc32(body) if body else b"")
+    return b"\n".join(lines)
+
+
+@reader
+def rows() -> Reader:
+    from outlierlens.rows import read_rows
+
+    content = signed(
+        b'{"identity":{"model":"m","seed":0}\n{"key":"a 1","value":[1.5,null]\n{"key":"b","value":{"x":1}\n'
+    )
+    return Reader("rows.jsonl", (*seeds(content), Seed(content, signed)), lambda path: len(read_rows(path)))
+
+
+@reader
+def watch() -> Reader:
+    from outlierlens.samples.cache import PACKAGED
+    from outlierlens.watch_rows import read_activity, read_watch
+
+    content = b"\n".join((PACKAGED / "mini-bert" / "watch.jsonl").read_bytes().split(b"\n")[:4]) + b"\n"
+
+    def read(path: Path) -> int:
+        return len(read_watch(path).steps) + len(read_activity(path).steps)
+
+    return Reader("watch.jsonl", (*seeds(content), Seed(content, signed)), read)
+
+
+@reader
+def manifest() -> Reader:
+    from outlierlens.report.files import _stale
+
+    files = {name: {"bytes": 1, "sha256": "0" * 64} for name in ("charts/weights.svg", "charts/old.png", "index.html")}
+    document = dumped({"format_version": 1, "kind": "Manifest", "files": files})
+    return Reader("manifest.json", seeds(document), lambda path: len(_stale(path.parent, {})), {"charts/old.png": b"x"})
+
+
+@reader
+def trainer_state() -> Reader:
+    from outlierlens.run_files import find_log, find_saved
+
+    state = {"global_step": 20, "log_history": [{"step": n, "loss": 4.0 / n, "eval_loss": 3.5} for n in (1, 10, 20)]}
+
+    def read(path: Path) -> int:
+        return len(find_log(find_saved([str(path.parent)])))
+
+    return Reader("trainer_state.json", seeds(dumped(state)), read, {"model.safetensors": packed()})
+
+
+@reader
+def training_log() -> Reader:
+    from outlierlens.run_files import loss_curves, read_log
+
+    lines = "".join(dumped({"step": n, "train/loss": 4.0 / n, "val_loss": 3.5}) + "\n" for n in (1, 10, 20))
+    return Reader("log.jsonl", seeds(lines), lambda path: len(loss_curves(read_log(path))))
+
+
+@reader
+def finished_run() -> Reader:
+    from outlierlens.finetune.folder import DONE, MODEL, finished
+
+    scores = [
+        {"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}, "train_loss": None} for n in (1, 2)
+    ]
+    run = {"seed": 1, "folder": "model", "epochs": scores, "best_epoch": 2, "low": 0.1, "high": 0.3, "fingerprint": "0"}
+    return Reader(DONE, seeds(dumped(run)), lambda path: finished(path.parent), {f"{MODEL}/config.json": b"{}"})
+
+
+@reader
+def epochs() -> Reader:
+    from outlierlens.finetune.folder import EPOCHS, MODEL, Kept
+
+    lines = "".join(
+        dumped({"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}}) + "\n" for n in (1, 2)
+    )
+
+    def read(path: Path) -> Any:
+        kept = Kept(path.parent, "accuracy")
+        return kept.epochs and kept.best_epoch
+
+    return Reader(EPOCHS, seeds(lines), read, {f"{MODEL}/config.json": b"{}"})
+
+
+# --- what users write --------------------------------------------------------------------------------------------
+
+
+@reader
+def recipe() -> Reader:
+    from outlierlens.pretrain.recipe import read_recipe, shipped
+
+    return Reader(
+        "recipe.toml",
+        seeds(*(read_recipe(name).to_toml() for name in shipped()[:3])),
+        lambda path: read_recipe(path).to_toml(),
+    )
+
+
+@reader
+def clipping_toml() -> Reader:
+    from outlierlens.clipping import _file
+
+    return Reader(
+        "clip.toml",
+        seeds('"0-9" = [896, 678]\nembeddings = [3]\n', 'source = "x"\n[dims]\n4 = [1]\n'),
+        lambda path: _file(path, 12),
+    )
+
+
+@reader
+def clipping_json() -> Reader:
+    from outlierlens.clipping import _file
+
+    return Reader(
+        "clip.json",
+        seeds(dumped({"source": "x", "dims": {"0-9": [896], "embeddings": [3]}})),
+        lambda path: _file(path, 12),
+    )
+
+
+@reader
+def positions() -> Reader:
+    from outlierlens.pruning.positions import read_positions
+
+    return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: read_positions(path, 8, 3).sum())
+
+
+# --- samples -----------------------------------------------------------------------------------------------------
+
+
+@reader
+def archive() -> Reader:
+    from outlierlens.samples.download import _checked_zip, _open_member
+
+    def read(path: Path) -> int:
+        with _checked_zip(path, 1000) as archive:
+            n = 0
+            for name in archive.namelist():
+                if not name.endswith("/"):
+                    with _open_member(archive, name, path) as stored:
+                        n += len(stored.read(2000))
+            return n
+
+    entries = {"model/config.json": b'{"a": 1}' * 20, "model/model.safetensors": b"\0" * 100, "README": b"x"}
+    return Reader("sample.zip", seeds(zipped(entries), zipped(entries, zipfile.ZIP_DEFLATED)), read)

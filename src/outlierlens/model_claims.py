@@ -1,0 +1,48 @@
+"""What a config promises, held against the files beside it before a model is made of it.
+
+refuse_claims(BertModel, "runs/bert", config, {"subfolder": ""})
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from outlierlens.errors import BadFile, need
+
+STORED = ("*.safetensors", "*.bin")
+SPARE = 20_000_000  # parameters that files may lack altogether: 80 MB
+MAX_DEPTH = 2000  # layers; the deepest Transformer that was published has 1,000
+_DEPTH = re.compile(r"(^|_)(layers?|n_layer|depth|blocks)$")
+
+
+def refuse_claims(cls: Any, source: str, config: Any, options: dict[str, Any]) -> None:
+    """Raise BadFile where a config makes a far larger model than the files can hold: it would be built, and filled, first."""
+    torch = need("torch", "models", "running a model")
+    deepest = max(_depths(config.to_dict()), default=0)
+    if deepest > MAX_DEPTH:
+        raise BadFile(f"{source}: config.json says {deepest:,.6g} layers, more than {MAX_DEPTH:,}; fetch it again")
+    folder = Path(source) / options["subfolder"]
+    if not folder.is_dir():
+        return
+    held = sum(file.stat().st_size for pattern in STORED for file in folder.glob(pattern) if file.is_file())
+    try:
+        with torch.device("meta"):
+            model = cls(config) if hasattr(cls, "config_class") else cls.from_config(config)
+    except Exception:
+        return  # loading says what is wrong
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    if wanted > SPARE + 8 * held:  # no format has more than a weight a bit
+        raise BadFile(
+            f"{source}: config.json asks for {wanted:,} parameters, and the weight files have {held:,} bytes; use the "
+            f"config.json that belongs to these weights"
+        )
+
+
+def _depths(config: Any) -> Iterator[int]:
+    """Every number of layers in a config, in those of its parts too."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            if isinstance(value, int) and _DEPTH.search(str(key)):
+                yield value
+            yield from _depths(value)
