@@ -16,7 +16,7 @@ import numpy as np
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
 from outlierlens.model_folder import model_folder
 from outlierlens.models import LoadedModel, LoadOptions
-from outlierlens.token_rows import refuse_unknown
+from outlierlens.token_rows import input_table, refuse_unknown
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
 
 MODES = ("mean", "mean_sqrt_len", "first", "last")
@@ -95,11 +95,10 @@ def static_vectors(loaded: LoadedModel, tokens: Tokens) -> np.ndarray:
     Raises:
         BadInput: the model has no such table.
     """
-    model: Any = loaded.model
-    try:
-        table = model.get_input_embeddings().weight
-    except (AttributeError, NotImplementedError):
-        raise BadInput(f"{loaded.name} has no table of input embeddings; leave the static baseline out") from None
+    inputs = input_table(loaded.model)
+    if inputs is None:
+        raise BadInput(f"{loaded.name} has no table of input embeddings; leave the static baseline out")
+    table = inputs.weight
     found = np.zeros((len(tokens.texts), table.shape[1]), dtype=np.float32)
     for start in range(0, len(found), TEXTS_AT_ONCE):
         texts = range(start, min(len(found), start + TEXTS_AT_ONCE))
