@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outlierlens.documents import parse_json
 from outlierlens.errors import BadInput, Offline, need
 
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
@@ -224,10 +225,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path}, line {number}: not valid JSON") from None
+    row = parse_json(line, f"{path}, line {number}", "correct the line", BadInput)
     if not isinstance(row, dict):
         raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
     return row

@@ -5,7 +5,6 @@ pooling = own_pooling("minilm-l6")                   # what 1_Pooling/config.jso
 vectors = sentence_vectors(loaded, texts, pooling, options)
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
 from outlierlens.model_folder import model_folder
 from outlierlens.models import LoadedModel, LoadOptions
@@ -180,10 +180,7 @@ class _Folder:
             return None
         if path.stat().st_size > MAX_CONFIG:
             raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a configuration")
-        try:
-            return json.loads(path.read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise BadFile(f"{path}: not valid JSON ({type(error).__name__}); fetch the model again") from None
+        return read_json(path, "fetch the model again")
 
     def _fetched(self, file: str) -> Path | None:
         hub: Any = need("huggingface_hub", "models", "reading a model's own pooling")
