@@ -1,4 +1,4 @@
-"""Every reader of small JSON and TOML files: nested too deeply, and numbers too long to read or to say, in one line with the file."""
+"""Every reader of small JSON and TOML files: nested too deeply, and numbers too long to read or say: one line with the file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +22,8 @@ from outlierlens.token_counts import _pairs
 
 DEEP, LONG = "[" * 100_000, "[" + "9" * 5000 + "]"
 JSON: dict[str, Callable[[Path], Any]] = {
-    "log.jsonl": lambda path: run_files._lines(path),
-    "log.json": lambda path: run_files._json(path),
+    "log.jsonl": run_files._lines,
+    "log.json": run_files._json,
     "positions.json": lambda path: read_positions(path, 4, 4),
     "results.json": load,
     "counts.json": _pairs,
