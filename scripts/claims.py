@@ -70,13 +70,20 @@ class Claim:
         return dict(json.loads(self.file.read_text("utf-8"))["values"]) if self.file.exists() else {}
 
     def sentences(self, values: dict[str, Any]) -> list[tuple[str, str]]:
-        """(page, sentence) of every sentence with these values in it."""
-        filled = string.Formatter().vformat
-        return [(page, filled(text, (), values)) for page, texts in self.says.items() for text in texts]
+        """(page, sentence) of every sentence with these values in it; as it is written where they do not fit into it."""
+        return [(page, filled(text, values)) for page, texts in self.says.items() for text in texts]
 
     def missing(self) -> list[tuple[str, str]]:
         """(page, sentence) of the sentences with the kept values that do not stand in their page."""
         return [(page, text) for page, text in self.sentences(self.kept) if plain(text) not in plain(read(page))]
+
+
+def filled(text: str, values: dict[str, Any]) -> str:
+    """`text` with the values; `text` itself, which no page says, where one is missing or has another shape."""
+    try:
+        return string.Formatter().vformat(text, (), values)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return text
 
 
 def claims() -> dict[str, Claim]:
@@ -167,8 +174,6 @@ def keep(claim: Claim, made: dict[str, Any], about: dict[str, Any]) -> None:
 
 def rewrite(claim: Claim, before: dict[str, Any], made: dict[str, Any]) -> None:
     """Put the new numbers into the pages where the old sentences stand; what cannot be placed is left to `missing`."""
-    if set(before) < set(made):
-        return
     for (page, old), (_, new) in zip(claim.sentences(before), claim.sentences(made), strict=True):
         if old == new:
             continue

@@ -84,3 +84,7 @@ def test_report_writes_it_from_results(data: Any, run: Any, tmp_path: Path) -> N
     assert f"{out} exists; give another name or --overwrite" in err
     code, said, _ = run("report", str(results), "--card", str(out), "--overwrite", "-q")
     assert (code, said) == (0, "")
+    out.write_text("# My model\n\nMuch work.\n")
+    code, _, err = run("report", str(results), "--card", str(out), "--overwrite", "-q")
+    assert (code, out.read_text("utf-8")) == (1, "# My model\n\nMuch work.\n")
+    assert f"{out}: no card's section of outlierlens, so it is not replaced; name another file with --card" in err

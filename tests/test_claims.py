@@ -102,6 +102,23 @@ def test_a_number_that_changes_is_found_and_placed(tmp_path: Path, monkeypatch: 
     assert not claim.missing()
 
 
+@pytest.mark.parametrize("before", [{}, {"n": None}, {"n": 1.0}, {"n": [1.0]}, {"n": "none"}, {"m": [1.0, 2.0]}])
+def test_values_of_another_shape_replace_no_sentence_and_are_told(
+    before: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    says = "from {n[0]:.2f} to {n[1]:.2f}"
+    claim = claims.Claim("x", ["true"], {"n": ""}, {"page.md": [says]}, "cheap")
+    (tmp_path / "page.md").write_text("It went from 1.00 to 2.00.")
+    claims.keep(claim, before, {})
+    assert claim.missing() == [("page.md", says)]
+    claims.rewrite(claim, before, {"n": [3.0, 4.0]})
+    claims.keep(claim, {"n": [3.0, 4.0]}, {})
+    assert (tmp_path / "page.md").read_text() == "It went from 1.00 to 2.00."
+    assert claim.missing() == [("page.md", "from 3.00 to 4.00")]
+
+
 def test_tolerance() -> None:
     for one, new in ((1.0, 1.0009), ([1, 2.0], [1, 2.001]), ("a", "a"), (0.0, 1e-6), (None, None)):
         assert claims.alike(one, new, 1e-3)

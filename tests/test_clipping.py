@@ -153,7 +153,7 @@ def test_files_in_both_forms_and_what_this_module_makes(bert: LoadedModel, tmp_p
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("{", BadFile, "cannot be read"),
+        ("{", BadFile, "not valid JSON"),
         ("[1]", BadFile, "no layer with dimensions"),
         ("{}", BadFile, "no layer with dimensions"),
         ('{"0": 5}', BadFile, "0 = 5; it must be a list"),
@@ -161,7 +161,7 @@ def test_files_in_both_forms_and_what_this_module_makes(bert: LoadedModel, tmp_p
         ('{"0": [5.0]}', BadFile, "must be a list of dimensions"),
         ('{"9": [5]}', BadInput, "layer 9 cannot be clipped"),
         ('{"0": [-1]}', BadInput, "dimension -1 does not exist"),
-        ("[" * 100_000, BadFile, "cannot be read"),
+        ("[" * 100_000, BadFile, "not valid JSON"),
     ],
 )
 def test_a_bad_file_is_refused(

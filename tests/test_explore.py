@@ -26,6 +26,7 @@ from outlierlens.damage import Blank, Filled
 from outlierlens.errors import BadInput
 from outlierlens.explore import drawing, html, snippets
 from outlierlens.explore.look import Explorer, open_explorer
+from outlierlens.explore.space import write_space
 from outlierlens.explored import VIEWS, Explored, Off, Passage, State, parse_dims, spans
 from outlierlens.models import LoadOptions, fingerprint
 from outlierlens.results import from_json
@@ -525,8 +526,6 @@ def test_a_space_holds_all_that_it_needs(tmp_path: Path, run: Any) -> None:
 
 
 def test_a_space_of_a_hub_model_names_it_and_of_a_sample_fetches_it(tmp_path: Path) -> None:
-    from outlierlens.explore.space import write_space
-
     write_space(tmp_path / "hub", "owner/model-1.0", LoadOptions(revision="v2", token="hf_secret"))
     assert 'models:\n- "owner/model-1.0"\n' in (tmp_path / "hub" / "README.md").read_text("utf-8")
     app = (tmp_path / "hub" / "app.py").read_text("utf-8")
@@ -535,8 +534,22 @@ def test_a_space_of_a_hub_model_names_it_and_of_a_sample_fetches_it(tmp_path: Pa
     write_space(tmp_path / "sample", "smollm2-135m", LoadOptions())
     assert "fetch('smollm2-135m')" in (tmp_path / "sample" / "app.py").read_text("utf-8")
     assert "gguf" in (tmp_path / "sample" / "requirements.txt").read_text("utf-8")
-    with pytest.raises(BadInput, match="push it to the hub and give its id"):
-        write_space(tmp_path / "bad", "../x", LoadOptions())
+    for model, options in (("../x", LoadOptions()), ("owner/model", LoadOptions(tokenizer=str(tmp_path)))):
+        with pytest.raises(BadInput, match="push it to the hub and give its id"):
+            write_space(tmp_path / "bad", model, options)
+
+
+def test_a_space_reads_the_model_as_it_was_told_to(tmp_path: Path, run: Any) -> None:
+    folder = tmp_path / "space"
+    asked = ("--family", "bert", "--tokenizer", "mini-bert", "--space", str(folder))
+    assert run("explore", "owner/model", *asked)[0] == 0
+    app = (folder / "app.py").read_text("utf-8")
+    assert "open_explorer('owner/model', LoadOptions(row='bert', tokenizer='mini-bert'))" in app
+    assert (folder / "outlierlens" / "data_files" / "mini-bert").is_dir()
+    assert not (folder / "outlierlens" / "data_files" / "mini-planted").exists()
+    assert 'models:\n- "owner/model"\n' in (folder / "README.md").read_text("utf-8")
+    write_space(tmp_path / "other", "owner/model", LoadOptions(tokenizer="minilm-l6"))
+    assert "fetch('minilm-l6')" in (tmp_path / "other" / "app.py").read_text("utf-8")
 
 
 def test_a_taken_port_is_said() -> None:

@@ -14,7 +14,7 @@ ROOT = SOURCE.parent.parent
 
 # Lower layers first; a module may import from its own layer and from those below.
 LAYERS = [
-    {"errors", "_version", "interval_words", "layer_words", "statistics"},
+    {"errors", "_version", "documents", "interval_words", "layer_words", "pace", "statistics"},
     {
         "results",
         "rows",

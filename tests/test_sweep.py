@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from outlierlens.bench import DisableOptions, disable
+from outlierlens.cli.sweep_show import Marks, print_sweep
 from outlierlens.controls import random_families
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
+from outlierlens.report.sweep import heavy, sentences
 from outlierlens.results import from_json, to_json
 from outlierlens.sweeps.engines import Local
 from outlierlens.sweeps.first_order import first_order
@@ -24,7 +26,7 @@ from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.units import Unit, Work, planned
 from outlierlens.swept import Sweep
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks import TaskOptions, language_model
 from test_sweep_runner import model_of
 
 MANY = Texts("test", tuple(" ".join(f"w{(5 * i + j * j) % 35}" for j in range(3 + i % 17)) for i in range(60)))
@@ -357,3 +359,43 @@ def test_progress_tells_the_leaders(bert: LoadedModel, monkeypatch: pytest.Monke
 def test_wrong_options_are_told(bert: LoadedModel, options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         sweep(bert, MANY, small(**options))
+
+
+def test_rows_of_windows_that_began_otherwise_are_not_gone_on_with(
+    begun: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as bare:
+        bare.setattr(language_model, "added_ends", lambda *_: ((), ()))
+        sweep(begun, MANY, small(), rows=tmp_path / "sweep.jsonl")
+        disable(begun, MANY, (5,), DisableOptions(task=LINES, n_random=1, n_matched=0), rows=tmp_path / "one.jsonl")
+    refused = r"holds rows of other work \(begins with was None, is \[\d+\]\)"
+    with pytest.raises(BadInput, match=refused):
+        sweep(begun, MANY, small(), rows=tmp_path / "sweep.jsonl")
+    with pytest.raises(BadInput, match=refused):
+        disable(begun, MANY, (5,), DisableOptions(task=LINES, n_random=1, n_matched=0), rows=tmp_path / "one.jsonl")
+
+
+def test_a_loss_that_is_no_number_is_said_to_be_none(
+    llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was shown as +∞: a number that nobody measured. It still ranks above every number."""
+    measure = Runner.values
+
+    def values(runner: Runner, plans: Sequence[dict[int, tuple[int, ...]]], *rest: Any) -> np.ndarray:
+        found = measure(runner, plans, *rest)
+        found[[plan.get(0) == (5,) for plan in plans], 1] = np.nan
+        return found
+
+    monkeypatch.setattr(Runner, "values", values)
+    found = sweep(llama, MANY, small(dims=None, n_random=3))
+    lost, *others = found.top(3)
+    assert (lost.label, lost.p, lost.times_random) == ("5", 1 / found.width, None)
+    assert np.isnan([lost.change, lost.low, lost.high]).all()
+    assert all(np.isfinite(effect.change) for effect in others)
+    assert np.isnan(from_json(to_json(found)).top(1)[0].change)
+    print_sweep(found, Marks())
+    shown = capsys.readouterr().out
+    assert "broken" in shown
+    assert "∞" not in shown
+    assert heavy(found)[0] == lost
+    assert "With 5 off, each on its own, the causal loss is infinite or undefined." in sentences(found)[0]

@@ -259,7 +259,7 @@ def test_logs_of_several_kinds(tmp_path: Path, run: Path) -> None:
     assert curves["loss"].values.tolist() == [9.0, 7.0]  # a later row of a step counts; a torn last line does not
     assert curves["eval_loss"].steps.tolist() == [0]
     log.write_text("nothing\n")
-    with pytest.raises(BadFile, match=r"log.jsonl, line 1: not JSON"):
+    with pytest.raises(BadFile, match=r"log.jsonl, line 1: not valid JSON"):
         read_log(log)
     with pytest.raises(BadInput, match="no such log"):
         read_log(tmp_path / "none.jsonl")

@@ -28,7 +28,7 @@ from outlierlens.interval_words import unseen_note
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.modes import ON_WEIGHTS, Ablation, Mode, check_mode, means_over, task_for, tokens_read
 from outlierlens.rows import RowStore
-from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, scored, weighted_mean
+from outlierlens.tasks import Task, TaskOptions, begins, check_intact, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.weights import combine, per_dim, scaled, scan_stream
 from outlierlens.writing import new_folder
@@ -182,6 +182,7 @@ class _Bench:
             "mode": self.ablation.name,
             "stack": self.stack.name,
             "seed": options.seed,
+            **begins(self.task),
         }
 
     def _per_text(self, plan: Plan) -> tuple[np.ndarray, dict[str, float], int]:

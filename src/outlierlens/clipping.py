@@ -9,9 +9,7 @@ Clipping is Luo et al.'s (2021, section 4): dimensions of *extracted* vectors ar
 file (.toml or .json) holds the same: `"0-9" = [896]` a line, `embeddings` for what goes into the first block.
 """
 
-import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from outlierlens.arch import BoundStack
 from outlierlens.data import Texts
+from outlierlens.documents import read_json, read_toml
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name
 from outlierlens.models import LoadedModel
@@ -205,11 +204,7 @@ def _file(path: Path, n_layers: int) -> tuple[dict[str, tuple[int, ...]], str]:
         raise BadFile(f"{path}: no such file of a clipping; {WRITTEN}")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a clipping")
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        document: Any = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadFile(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+    document: Any = read_json(path, WRITTEN) if path.suffix.lower() == ".json" else read_toml(path, BadFile)
     entries = document.get("dims", document) if isinstance(document, Mapping) else None
     if not isinstance(entries, Mapping) or (not entries and "dims" not in document):  # nothing may be what was found
         raise BadFile(f'{path}: holds no layer with dimensions; write "0-9" = [896] (TOML) or {{"0-9": [896]}} (JSON)')

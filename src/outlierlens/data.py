@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outlierlens.errors import BadInput
-from outlierlens.tables import Table, file_lines, lines, open_table
+from outlierlens.tables import Table, file_lines, lines, open_table, refuse_pipes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -168,6 +168,7 @@ def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any
         return lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
     if path.suffix.lower() == ".txt" or (path.suffix == "" and path.is_file()):
         if not path.is_file():
+            refuse_pipes(path)
             raise BadInput(f"{source}: no such data file")
         return file_lines(path), ""
     table = open_table(source, offline=offline)

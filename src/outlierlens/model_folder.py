@@ -19,6 +19,7 @@ from pathlib import Path
 
 from outlierlens.checkpoint import refuse_ctranslate2, weight_file
 from outlierlens.checkpoint.base import load_config
+from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, UnknownModel
 from outlierlens.samples import directory, is_sample
 from outlierlens.samples.cache import cache_root, folder_being_made, say
@@ -164,9 +165,9 @@ def _made(path: Path, weights: bool, notice: Progress, make: Make) -> Path:
 
 def _is_fresh(target: Path) -> bool:
     try:
-        made = json.loads((target / MADE_OF).read_text("utf-8"))
+        made = read_json(target / MADE_OF, a=dict)
         return made["recipe"] == RECIPE and all(_stamp(Path(file)) == stamp for file, stamp in made["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, BadFile, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -36,7 +36,7 @@ from outlierlens.model_tokenizer import tokenizer_beside
 from outlierlens.results import Provenance
 from outlierlens.samples import SAMPLES
 from outlierlens.samples.cache import say
-from outlierlens.token_rows import guard_rows
+from outlierlens.token_rows import guard_rows, row_count
 from outlierlens.token_texts import KnownTokens
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _other_tokenizer(options: LoadOptions, model: "nn.Module") -> "PreTrainedTok
     """The tokenizer that is named instead of the model's own; raises BadInput where the model lacks rows for its tokens."""
     name = str(options.tokenizer)
     found = load_tokenizer(name, replace(options, revision=None, subfolder="", row=None, tokenizer=None))
-    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    rows = row_count(model) or 0
     if (highest := max(found.get_vocab().values())) >= rows:
         raise BadInput(
             f"--tokenizer {name}: has tokens up to number {highest:,}, and the model rows for {rows:,}; name the tokenizer "

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from outlierlens._version import __version__
+from outlierlens.documents import parse_json
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.writing import write_text
 
@@ -142,11 +143,7 @@ def from_json(text: str | bytes, where: str = "result") -> Any:
     Raises:
         BadFile: not JSON, an unknown kind or version, or a missing or ill-typed field.
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadFile(f"{where}: not valid JSON ({error.__class__.__name__}); was it written completely?") from None
-    return decode_document(document, where)
+    return decode_document(parse_json(text, where), where)
 
 
 def decode_document(document: Any, where: str) -> Any:

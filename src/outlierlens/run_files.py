@@ -10,7 +10,6 @@ step1000-tokens4B. Else a folder's trainer_state.json says it.
 """
 
 import itertools
-import json
 import math
 import re
 import sys
@@ -21,11 +20,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from outlierlens.documents import parse_json, read_json
 from outlierlens.errors import BadFile, BadInput, UnknownModel
 from outlierlens.trajectory import Curve
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 MAX_LOG_BYTES = 256 * 2**20
+LINES = "a log has one object with step and loss a line"
 MAX_STEP = 10**15
 STATE = "trainer_state.json"
 LOGS = ("log.jsonl", "log_history.jsonl", "metrics.jsonl")
@@ -178,18 +179,12 @@ def _lines(path: Path) -> list[Any]:
     text = _text(path)
     rows = []
     for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n"), 1):
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except (ValueError, RecursionError):
-            raise BadFile(f"{path}, line {number}: not JSON; a log has one object with step and loss a line") from None
+        rows += [parse_json(line, f"{path}, line {number}", LINES)] if line.strip() else []
     return rows
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise BadFile(f"{path}: not valid JSON ({type(error).__name__}); was it written completely?") from None
+    value = parse_json(_text(path), str(path))
     if not isinstance(value, dict):
         raise BadFile(f"{path}: holds a {type(value).__name__}, not an object")
     return value
@@ -222,7 +217,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def _is_whole(path: Path) -> bool:
     # The Trainer writes its state last.
     try:
-        json.loads((path / STATE).read_text("utf-8"))
-    except (OSError, ValueError):
+        read_json(path / STATE)
+    except (OSError, BadFile):
         return False
     return True

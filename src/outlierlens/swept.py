@@ -28,7 +28,8 @@ class Effect:
         dims: dimensions off in any layer; by_layer: {layer: dims} where layers differ, else empty.
         window: name of the layers it is off in: "all layers", "layer 3", "from layer 3", "up to layer 3", "layers 0–2", or
             "layer by layer" for a plan that names dimensions for each layer.
-        change: mean change of the task's value against the intact model (nats per token for a loss).
+        change: mean change of the task's value against the intact model (nats per token for a loss); NaN where the value is no
+            number on a text, which ranks as the worst.
         low, high: 95 % interval of `change`, calibrated for the rule that stopped the measuring; infinite where too few texts,
             or too few that changed, settle it; 0 and 0 where nothing changed on any text.
         spread: standard deviation of the change over texts.

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outlierlens.documents import parse_json
 from outlierlens.errors import BadInput, Offline, need, one_line
 
 PARQUET_ROWS = 128  # unpacked at once: a value may be stored once and stand in every row
@@ -68,6 +69,14 @@ def _separator_hint(suffix: str, names: Sequence[str]) -> str:
     return f" (one name: {suffix} is separated by {meant}, and this file seems to be by {seen}; {remedy})"
 
 
+def refuse_pipes(path: Path) -> None:
+    """Raise BadInput where `path` is a pipe or device: data are read more than once."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise BadInput(
+            f"{path}: a pipe or device, and data are read more than once; write them to a file and name that"
+        )
+
+
 def open_table(source: str | Path, *, offline: bool = False, split: str = "test") -> Table:
     """The table in file `source`, or in the hub data set of that id (`split` where the id names none).
 
@@ -83,6 +92,7 @@ def open_table(source: str | Path, *, offline: bool = False, split: str = "test"
             f"{source}: a folder, and rows are read from one file (.txt, {', '.join(ENDINGS)}); a folder of images or "
             f"recordings is for observe, disable, sweep and beyond-zero with a model that reads those, and must hold some"
         )
+    refuse_pipes(path)
     if path.suffix.lower() in ENDINGS or str(source).startswith((".", "/", "~")):
         raise BadInput(f"{source}: no such data file")
     return _from_hub(str(source), split, offline)
@@ -230,10 +240,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path}, line {number}: not valid JSON") from None
+    row = parse_json(line, f"{path}, line {number}", "correct the line", BadInput)
     if not isinstance(row, dict):
         raise BadInput(f"{path}, line {number}: a {type(row).__name__}, not an object with columns")
     return row

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def row_count(model: "nn.Module") -> int | None:
     """Rows of the table that the model's token ids name; None for a model that reads none."""
-    table = _table(model)
+    table = input_table(model)
     return None if table is None else int(table.num_embeddings)
 
 
@@ -25,7 +25,7 @@ def guard_rows(model: "nn.Module", tokenizer: Any, name: str) -> None:
 
     Only a model whose tokenizer knows more ids than it has rows is looked at while it runs: such ids may never occur.
     """
-    table = _table(model)
+    table = input_table(model)
     if table is None or not hasattr(tokenizer, "get_vocab"):
         return
     guarded = any(isinstance(hook, _Guard) for hook in table._forward_pre_hooks.values())
@@ -54,7 +54,8 @@ class _Guard:
             refuse_unknown([int(args[0].max())], table.num_embeddings, self.tokenizer, self.name)
 
 
-def _table(model: "nn.Module") -> Any:
+def input_table(model: "nn.Module") -> "nn.Embedding | None":
+    """The table that token ids name rows of; None for a model that has none."""
     from torch import nn
 
     try:

@@ -25,6 +25,7 @@ from outlierlens.forward import TextForward, check_padding, text_stacks
 from outlierlens.hidden import EMBEDDINGS, refuse_compiled, tapped
 from outlierlens.inputs import check_known, token_limit
 from outlierlens.models import LoadedModel
+from outlierlens.token_rows import row_count
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -169,7 +170,7 @@ def _from_ids(loaded: LoadedModel, given: Any) -> Batch:
     ids = torch.as_tensor(given).detach().cpu()
     if ids.ndim != 2 or ids.numel() == 0 or ids.is_floating_point() or ids.is_complex():
         raise BadInput(f"a probe of token ids must be whole numbers [text, token], not {ids.dtype} {list(ids.shape)}")
-    size = loaded.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    size = row_count(loaded.model) or 0
     if int(ids.min()) < 0 or int(ids.max()) >= size:
         raise BadInput(
             f"the probe's token ids go from {int(ids.min())} to {int(ids.max())}; the model has {size:,} tokens"

@@ -43,7 +43,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file beside `path`, which takes its name if the block ends well and vanishes if not.
 
     A link at `path` is replaced itself; the file that it leads to stays as it is.
+
+    Raises:
+        BadInput: a pipe or device has the name, which a file in its place would break for whoever uses it.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise BadInput(f"{path}: a pipe or device, which no file replaces; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:

@@ -9,12 +9,12 @@ last_linear = ["output.dense"]
 """
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from outlierlens.documents import read_toml
 from outlierlens.errors import BadInput
 
 NormSite = Literal["stream", "write", "read"]
@@ -95,10 +95,7 @@ class Stack:
 
 def load_toml(path: Path) -> tuple[Stack, ...]:
     """The stacks declared in a TOML file; raises BadInput with the offending key."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: cannot be read as TOML: {error}") from None
+    document = read_toml(path)
     tables = document.get("stack")
     if not isinstance(tables, list) or not tables:
         raise BadInput(f"{path}: holds no [[stack]] table; `outlierlens scan --propose` prints one")

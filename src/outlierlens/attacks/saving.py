@@ -16,6 +16,7 @@ from outlierlens.attacked import Attack, Attacked, Edit
 from outlierlens.attacks.edits import edited_values
 from outlierlens.attacks.run import changes_of
 from outlierlens.checkpoint.safetensors import header_length
+from outlierlens.documents import parse_json, read_json
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.results import save
@@ -69,9 +70,9 @@ def mark_safetensors(path: Path, more: Mapping[str, str]) -> None:
     with path.open("rb") as file:
         length = header_length(file.read(8), path.stat().st_size, str(path))
         try:
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length), str(path), "save the model again")
             header["__metadata__"] = {**header.get("__metadata__", {}), **more}
-        except (ValueError, TypeError, AttributeError):
+        except (TypeError, AttributeError):
             raise BadFile(f"{path}: its header cannot be read, so it cannot be marked; save the model again") from None
         raw = json.dumps(header, separators=(",", ":")).encode()
         raw += b" " * (-len(raw) % 8)
@@ -81,7 +82,7 @@ def mark_safetensors(path: Path, more: Mapping[str, str]) -> None:
 
 
 def _mark_config(path: Path, said: str, edits: tuple[Edit, ...]) -> None:
-    config: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    config: dict[str, Any] = read_json(path, "save the model again", a=dict) if path.is_file() else {}
     config[KEY] = {"what": said, "tensors": sorted({edit.tensor for edit in edits})}
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 

@@ -26,7 +26,7 @@ from outlierlens.named import Named, named_dims
 from outlierlens.position_means import PositionSums, collected
 from outlierlens.rows import RowStore
 from outlierlens.statistics import mean_interval, ratio_interval
-from outlierlens.tasks import Task, check_intact, make_task, weighted_mean
+from outlierlens.tasks import Task, begins, check_intact, make_task, weighted_mean
 from outlierlens.treated import BeyondZero, Treated, Treatment
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ class _Bench:
             "folds": options.n_folds,
             "seed": options.seed,
             "what": "beyond zero, scaled once",
+            **begins(self.task),
         }
 
     def measure(self, how: How, plan: Plan) -> tuple[np.ndarray, dict[str, float]]:

@@ -14,14 +14,17 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from outlierlens import pace
 from outlierlens._version import __version__
 from outlierlens.errors import BadFile, RemoteError
+from outlierlens.pace import Pace, TooSlow, within
 
 GAP_BYTES = 256_000  # below this, reading on is cheaper than another round trip
 RUN_BYTES = 32 * 2**20  # a longer run is cut between tensors, so that it loads in parallel and in bounded memory
@@ -91,6 +94,8 @@ class Wire:
                 answer = self._once(url, span, limit)
             except self._library.TransportError as error:
                 problem = f"{type(error).__name__}: {error}".rstrip(": ")
+            except TooSlow as error:
+                problem = str(error)
             except (self._library.InvalidURL, UnicodeError):
                 raise RemoteError(f"{shown(url)}: not a valid address; check HF_ENDPOINT") from None
             else:
@@ -120,7 +125,11 @@ class Wire:
         from huggingface_hub import constants
 
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with self._client.stream("GET", url, headers=headers, follow_redirects=False, timeout=timeout) as response:
+        patience = max(pace.SECONDS, timeout)
+        asked = self._client.build_request("GET", url, headers=headers, timeout=timeout)
+        with closing(
+            within(patience, lambda: self._client.send(asked, stream=True, follow_redirects=False))
+        ) as response:
             status, told = int(response.status_code), {k.lower(): v for k, v in response.headers.items()}
             expected, total = -1, 0
             if status == 206 and span:
@@ -134,7 +143,7 @@ class Wire:
             wanted = status in (200, 206)
             if wanted and told.get("content-encoding", "identity") != "identity":
                 raise RemoteError(f"{shown(url)}: answered compressed although that was refused; check the proxy")
-            body = self._body(response, expected if expected >= 0 else limit if wanted else MAX_PEEK)
+            body = self._body(response, expected if expected >= 0 else limit if wanted else MAX_PEEK, Pace(patience))
             if wanted and expected < 0 and len(body) > limit:
                 raise RemoteError(f"{shown(url)}: sends more than {limit:,} bytes; is it the right file?")
             if expected >= 0 and len(body) != expected:
@@ -145,11 +154,12 @@ class Wire:
         target = _target(url, told) if status in _REDIRECTS else ""
         return Answer(url, status, told, body if wanted else bytearray(), total, target)
 
-    def _body(self, response: Any, limit: int) -> bytearray:
+    def _body(self, response: Any, limit: int, arriving: Pace) -> bytearray:
         """What arrives, up to the first chunk past `limit`; memory grows with what came, not with what was said."""
         body = bytearray()
-        for chunk in response.iter_raw(chunk_size=MAX_PEEK):
+        for chunk in response.iter_raw():  # with a size, it would wait for that many bytes, however slowly they come
             body += chunk
+            arriving.add(len(chunk))
             with self._lock:
                 self.received += len(chunk)
             if len(body) > limit:

@@ -72,6 +72,10 @@ def report(
     each model that has no finished report is measured, in a folder of its own, and one page shows both.
     """
     Show.choose("auto", False, quiet, card, overwrite)  # before the work, not after it
+    if card:
+        from outlierlens.report.card import refuse_others
+
+        refuse_others(card)
     if compare:
         for option, value in (("MODEL", model), ("--sweep", sweeps), ("--result", results), ("--card", card)):
             if value:

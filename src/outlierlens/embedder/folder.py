@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.documents import read_json
 from outlierlens.errors import BadInput
 from outlierlens.vectors.fixes import Fix
 
@@ -87,7 +88,7 @@ def write_model(folder: Path, model: Any, tokenizer: Any, modules: Modules) -> N
 
 def _rotary_base(path: Path) -> None:
     """Name the base of rotary positions where transformers 4 looks for it too; it would take its default in silence."""
-    values = json.loads(path.read_text("utf-8"))
+    values = read_json(path, "export it again", a=dict)
     rotary = values.get("rope_parameters")
     if isinstance(rotary, dict) and isinstance(rotary.get("rope_theta"), int | float):
         _json(path, {**values, "rope_theta": rotary["rope_theta"]})
@@ -106,7 +107,7 @@ def write_tokenizer(folder: Path, tokenizer: Any, taken: Container[str]) -> None
         inner.no_padding()
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    values = json.loads(path.read_text("utf-8"))
+    values = read_json(path, "export it again", a=dict)
     if values.get("tokenizer_class") == "TokenizersBackend":
         values["tokenizer_class"] = "PreTrainedTokenizerFast"
     if values.get("extra_special_tokens") == []:

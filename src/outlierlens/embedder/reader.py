@@ -3,7 +3,6 @@
 for reader in readers(folder): reader.name, reader.encode(texts)       # float32 [text, dim]
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.documents import read_json
 from outlierlens.embedder.folder import MODULES, WEIGHTS
 from outlierlens.errors import BadFile
 
@@ -92,4 +92,4 @@ def with_library(folder: Path, batch_size: int = 32) -> Reader | None:
 
 
 def _read(path: Path) -> Any:
-    return json.loads(path.read_text("utf-8"))
+    return read_json(path, "export it again")

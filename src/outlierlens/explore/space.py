@@ -61,14 +61,18 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; name a new folder")
-    if Path(model).exists() or not _HUB_ID.fullmatch(model):
-        raise BadInput(f"{model} is on this machine, where a Space cannot read it; push it to the hub and give its id")
+    names = (model, options.tokenizer) if options.tokenizer else (model,)
+    for name in names:
+        if Path(name).exists() or not _HUB_ID.fullmatch(name):
+            raise BadInput(
+                f"{name} is on this machine, where a Space cannot read it; push it to the hub and give its id"
+            )
     if isinstance(options.row, Path):
         raise BadInput("--arch names a file of this machine; a Space takes models of the architecture table")
-    sample = SAMPLES.get(model)
-    fetched = sample is not None and not sample.packaged
+    fetched = [name for name in names if name in SAMPLES and not SAMPLES[name].packaged]
+    on_hub = "".join(f"- {json.dumps(name)}\n" for name in names if name not in SAMPLES)
     title = json.dumps(f"Outlier dimensions of {model}")
-    models = "" if sample else f"models:\n- {json.dumps(model)}\n"
+    models = f"models:\n{on_hub}" if on_hub else ""
     texts = {
         "README.md": _README.format(
             title=title, gradio=_gradio_version(), models=models, model=model, version=__version__
@@ -77,13 +81,13 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
             model=model,
             options=_options(options),
             imports="from outlierlens.samples import fetch\n" if fetched else "",
-            fetch=f"fetch({model!r})  # once: a Space that sleeps loses it\n" if fetched else "",
+            fetch="".join(f"fetch({name!r})  # once: a Space that sleeps loses it\n" for name in fetched),
         ),
         "requirements.txt": "\n".join(requirements(("models", "samples") if fetched else ("models",))) + "\n",
         ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _copy_package(folder / "outlierlens", model)
+    _copy_package(folder / "outlierlens", names)
     for name, text in texts.items():
         write_text(folder / name, text)
     return folder
@@ -97,9 +101,8 @@ def _gradio_version() -> str:
 
 
 def _options(options: LoadOptions) -> str:
-    given = {name: getattr(options, name) for name in ("revision", "subfolder", "dtype", "trust_remote_code")}
-    plain = LoadOptions()
-    changed = [f"{name}={value!r}" for name, value in given.items() if value != getattr(plain, name)]
+    plain, names = LoadOptions(), ("revision", "subfolder", "dtype", "trust_remote_code", "row", "tokenizer")
+    changed = [f"{name}={getattr(options, name)!r}" for name in names if getattr(options, name) != getattr(plain, name)]
     return f"LoadOptions({', '.join(changed)})"
 
 
@@ -124,9 +127,9 @@ def requirements(extras: tuple[str, ...]) -> list[str]:
     return sorted(needed.values())
 
 
-def _copy_package(folder: Path, model: str) -> None:
+def _copy_package(folder: Path, served: tuple[str, ...]) -> None:
     """The package without caches, and without the packaged samples that the Space does not serve."""
-    others = {name for name, sample in SAMPLES.items() if sample.packaged and name != model}
+    others = {name for name, sample in SAMPLES.items() if sample.packaged and name not in served}
 
     def skipped(where: str, names: list[str]) -> set[str]:
         inside = others if Path(where).name == "data_files" else set()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outlierlens import documents
 from outlierlens.checkpoint import WEIGHTS
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.finetune.settings import differences
@@ -27,6 +28,7 @@ from outlierlens.run_files import newest_checkpoint
 from outlierlens.samples import is_sample
 from outlierlens.writing import rename, write_text
 
+AGAIN = "remove its folder to train again"
 SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
 PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
 
@@ -87,12 +89,9 @@ def named_by_weights(model: str, subfolder: str = "") -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a small file of ours; raises BadFile for anything else."""
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadFile(f"{path}: cannot be read ({type(error).__name__}); remove its folder to train again") from None
-    if not isinstance(value, dict):
-        raise BadFile(f"{path}: holds a {type(value).__name__}, not an object; remove its folder to train again")
-    return value
+        return dict(documents.read_json(path, AGAIN, a=dict))
+    except OSError as error:
+        raise BadFile(f"{path}: cannot be read ({type(error).__name__}); {AGAIN}") from None
 
 
 def finished(folder: Path) -> SeedRun | None:
@@ -178,15 +177,15 @@ class Kept:
         try:
             text = path.read_text("utf-8")
             whole = text[: text.rfind("\n") + 1]
-            rows = [EpochScore(**json.loads(line)) for line in whole.splitlines()]
+            rows = [EpochScore(**documents.parse_json(line, str(path), AGAIN)) for line in whole.splitlines()]
             for row in rows:
                 if not (_is_number(row.epoch) and isinstance(row.scores, dict) and _is_number(row.scores[self.metric])):
                     raise ValueError("an epoch or a score is no number")
-            if whole != text:  # killed while it was writing the last row
-                write_text(path, whole)
-            return rows
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise BadFile(f"{path}: not the scores of epochs ({error}); remove its folder to train again") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadFile(f"{path}: not the scores of epochs ({error}); {AGAIN}") from None
+        if whole != text:  # killed while it was writing the last row
+            write_text(path, whole)
+        return rows
 
     def _tidy(self) -> None:
         """Remove models that are not the best, and checkpoints that the run does not go on from."""

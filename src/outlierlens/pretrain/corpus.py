@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.data import stream_texts
+from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.pretrain.frequency import Flattening, shuffled
 from outlierlens.pretrain.packing import Marks, pack
@@ -183,9 +184,7 @@ def _count(rows: np.ndarray, n_vocabulary: int) -> np.ndarray:
 
 def _open(folder: Path) -> Tokens:
     try:
-        texts = json.loads((folder / "held_out.json").read_text("utf-8"))
-        if not isinstance(texts, list):
-            raise ValueError("held_out.json is no list")
+        texts = read_json(folder / "held_out.json", a=list)
         return Tokens(
             folder=folder,
             tokenizer=load_tokenizer(str(folder / "tokenizer")),
@@ -194,7 +193,7 @@ def _open(folder: Path) -> Tokens:
             counts=np.load(folder / "counts.npy", allow_pickle=False),
             held_out=tuple(texts),
         )
-    except (OSError, ValueError, EOFError, BadInput) as error:
+    except (OSError, ValueError, EOFError, BadInput, BadFile) as error:
         raise BadFile(
             f"{folder}: prepared rows are damaged ({error}); delete the folder to have them made again"
         ) from None

@@ -25,6 +25,7 @@ from outlierlens import arch
 from outlierlens.arch import BoundStack
 from outlierlens.callback import OutlierCallback
 from outlierlens.data import Texts
+from outlierlens.documents import read_json
 from outlierlens.errors import BadInput
 from outlierlens.hidden import head_only_at
 from outlierlens.models import config_dict
@@ -233,7 +234,7 @@ def _same_rows(folder: Path, rows: str) -> None:
     """Note which rows the run reads; raises BadInput where it began with others, because a file of text has changed."""
     noted = folder / DATA
     if noted.is_file() and (checkpoints(folder) or (folder / "model").exists()):
-        if json.loads(noted.read_text("utf-8")) != {"rows": rows}:
+        if read_json(noted, "name another folder with -o") != {"rows": rows}:
             raise BadInput(
                 f"{folder} was trained on text that has changed since; bring it back, or name another folder"
             )

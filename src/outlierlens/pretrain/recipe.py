@@ -21,6 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from outlierlens.documents import read_toml
 from outlierlens.errors import BadInput
 from outlierlens.pretrain.packing import Packing
 
@@ -233,8 +234,7 @@ def read_recipe(name: str | Path) -> Recipe:
 def _document(name: str, beside: Path | None, depth: int) -> dict[str, Any]:
     if depth == 0:
         raise BadInput(f"{name}: recipes extend each other more than {DEPTH} times; do two extend one another?")
-    text, folder = _read(name, beside)
-    document = tomllib.loads(text)
+    document, folder = _read(name, beside)
     base = document.pop("extends", None)
     if base is None:
         return document
@@ -243,20 +243,16 @@ def _document(name: str, beside: Path | None, depth: int) -> dict[str, Any]:
     return _merged(_document(base, folder, depth - 1), document)
 
 
-def _read(name: str, beside: Path | None) -> tuple[str, Path | None]:
+def _read(name: str, beside: Path | None) -> tuple[dict[str, Any], Path | None]:
     if name in shipped():
-        return resources.files("outlierlens").joinpath("data_files", "recipes", f"{name}.toml").read_text("utf-8"), None
+        text = resources.files("outlierlens").joinpath("data_files", "recipes", f"{name}.toml").read_text("utf-8")
+        return tomllib.loads(text), None
     path = (beside or Path()) / name
     if path.suffix != ".toml" or not path.is_file():
         near = difflib.get_close_matches(name, shipped(), n=3, cutoff=0.4)
         hint = f"; near: {', '.join(near)}" if near else ""
         raise BadInput(f"{name}: no such .toml file and no shipped recipe; shipped are {', '.join(shipped())}{hint}")
-    try:
-        text = path.read_text("utf-8")
-        tomllib.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: cannot be read as TOML: {error}") from None
-    return text, path.parent
+    return read_toml(path), path.parent
 
 
 def _toml(value: Any) -> str:
@@ -268,7 +264,7 @@ def _toml(value: Any) -> str:
 def _parsed(text: str) -> dict[str, Any] | None:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 

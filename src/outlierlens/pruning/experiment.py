@@ -29,7 +29,7 @@ from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.pruned import PruneExperiment, Removal
 from outlierlens.pruning.removal import Cells
 from outlierlens.rows import RowStore
-from outlierlens.tasks import TaskOptions, check_intact, make_task, scored
+from outlierlens.tasks import TaskOptions, begins, check_intact, make_task, scored
 from outlierlens.weights import scan_live
 
 if TYPE_CHECKING:
@@ -228,6 +228,7 @@ class _Bench:
             "task": asdict(self.options.task),
             "stack": self.stack.name,
             "budget": self.budget,
+            **begins(self.task),
         }
 
     def families(self) -> dict[str, list[Plan]]:

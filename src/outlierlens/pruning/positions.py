@@ -4,13 +4,13 @@ kept = read_positions("kept.json", old_width=768, new_width=512)       # as give
 kept = infer_positions(before, after, old, new)                        # from norm vectors that were copied, or None
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint import Checkpoint
+from outlierlens.documents import read_json
 from outlierlens.errors import BadInput
 
 MAX_BYTES = 64 * 2**20
@@ -27,10 +27,7 @@ def read_positions(path: Path, old_width: int, new_width: int) -> np.ndarray:
         raise BadInput(f"{path}: no such file; --positions names {REMEDY}")
     if path.stat().st_size > MAX_BYTES:
         raise BadInput(f"{path}: {path.stat().st_size:,} bytes is too large for a list of positions")
-    try:
-        kept = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path}: not valid JSON; --positions names {REMEDY}") from None
+    kept = read_json(path, f"--positions names {REMEDY}", BadInput)
     if not isinstance(kept, list) or not all(type(one) is int for one in kept):
         raise BadInput(f"{path}: holds no list of whole numbers; --positions names {REMEDY}")
     if len(kept) != new_width:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from outlierlens.documents import read_json
 from outlierlens.errors import BadInput
 from outlierlens.results import load, save
 from outlierlens.writing import write_text
@@ -48,7 +49,7 @@ class KeptParts:
         """
         path, key = self.folder / f"{name}.json", self.folder / f"{name}.key"
         if path.is_file() and not self.overwrite:
-            made = json.loads(key.read_text("utf-8")) if key.is_file() else {}
+            made = read_json(key, "start again with --overwrite", a=dict) if key.is_file() else {}
             if made.get("settings") != settings:
                 raise BadInput(
                     f"{path} was made with other settings, data or weights; name another directory with -o, or start again "

@@ -6,11 +6,13 @@ It says what the report says, by the same rules: verdicts, numbers with their in
 from. Text of models and files is escaped, so that a name can neither break a table nor bring a link.
 """
 
+import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from outlierlens.charts.base import number
 from outlierlens.damage import Condition, Damage
-from outlierlens.errors import one_line
+from outlierlens.errors import BadInput, one_line
 from outlierlens.interval_words import interval_text
 from outlierlens.report.advice import advice
 from outlierlens.report.joined import Joined, joined_sections
@@ -18,6 +20,7 @@ from outlierlens.report.phrases import listed
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import counted, finding, verdict
 
+HEAD = "## Outlier dimensions"
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})
 _SHOWN = 12
 
@@ -27,9 +30,20 @@ def card(data: ReportData) -> str:
     return "\n".join(_lines(data)).rstrip() + "\n"
 
 
+def refuse_others(path: Path) -> None:
+    """Raise BadInput where `path` holds anything but a section of ours: a model's whole card has more than is made here."""
+    if not os.path.lexists(path):
+        return
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(HEAD)) in (b"", HEAD.encode()):
+                return
+    raise BadInput(f"{path}: no card's section of outlierlens, so it is not replaced; name another file with --card")
+
+
 def _lines(data: ReportData) -> Iterator[str]:
     first, *others = finding(data)
-    yield from ("## Outlier dimensions", "", f"**{_plain(first)}**", "")
+    yield from (HEAD, "", f"**{_plain(first)}**", "")
     yield from (f"- {_plain(sentence)}" for sentence in others)
     yield from ("", "### What to do", "")
     yield from (f"- {_plain(step.text)} *({_plain(step.because)})*" for step in advice(data))

@@ -12,6 +12,7 @@ from typing import Any
 from outlierlens._version import __version__
 from outlierlens.charts import Chart, can_export
 from outlierlens.charts.export import PictureKind, pictures
+from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, BadInput, install
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import all_charts
@@ -142,8 +143,8 @@ def _stale(directory: Path, files: Mapping[str, Any]) -> list[Path]:
     A manifest is no more than a file that somebody gave; what is not what it describes is left alone.
     """
     try:
-        before = dict(json.loads((directory / "manifest.json").read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        before = dict(read_json(directory / "manifest.json")["files"])
+    except (OSError, BadFile, ValueError, KeyError, TypeError):
         return []
     names = [name for name in before if _OF_A_CHART.fullmatch(name) and name not in files]
     paths = {name: directory / name for name in names}

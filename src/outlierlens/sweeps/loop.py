@@ -34,7 +34,7 @@ from outlierlens.sweeps.screen import AUDITED, SAFETY, Screen, can_screen, evalu
 from outlierlens.sweeps.summary import cost_of, effects_of, intact_of
 from outlierlens.sweeps.units import INTACT, Unit, Work, planned
 from outlierlens.swept import Precision, Sweep
-from outlierlens.tasks import check_intact
+from outlierlens.tasks import begins, check_intact
 from outlierlens.weights import scan_stream
 
 REPORT_SECONDS = 0.25
@@ -364,6 +364,7 @@ def _identity(runner: Runner, texts: Data, model: str) -> dict[str, Any]:
         # It permutes values among the tokens of a batch: what is in a batch is part of what is measured.
         **({"tokens in a batch": runner.tokens} if options.mode == "resample" else {}),
         **({"screen": [SAFETY, AUDITED]} if runner.functional else {}),
+        **begins(runner.task),
         **_labels(runner),
     }
 

@@ -109,7 +109,7 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
                 window=family.of.window,
                 kind=family.kind,
                 n_texts=n_texts,
-                change=own,
+                change=np.nan if np.isnan(state.measured.values(family.of.key)[:n_texts]).any() else own,
                 changes=tuple(changes.tolist()),
                 p=rank_p(own, changes) if family.kind == "random" else None,
                 median=median,

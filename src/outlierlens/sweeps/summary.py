@@ -34,6 +34,10 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
         null = by_set.get((unit.label, unit.window))
         p, q, q_found, times_random = ranks.get(number, (None, None, None, None if null is None else null.times_mean))
         slopes = None if state.gradients is None else state.gradients[:, number]
+        change = estimate.change
+        if np.isnan(state.measured.values(unit.key)).any():  # ranked as the worst; no number says how bad
+            change = low = high = np.nan
+            times_random = None
         effects.append(
             Effect(
                 label=unit.label,
@@ -41,7 +45,7 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
                 by_layer=unit.by_layer,
                 window=unit.window,
                 layers=unit.layers,
-                change=estimate.change,
+                change=change,
                 low=low,
                 high=high,
                 spread=estimate.spread,

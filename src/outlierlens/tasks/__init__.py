@@ -6,7 +6,7 @@
 `masked_loss`, `causal_loss` for language models; `output_change` for models without a vocabulary head.
 """
 
-from outlierlens.tasks.base import Task, TaskOptions, check_intact, scored, weighted_mean
+from outlierlens.tasks.base import Task, TaskOptions, begins, check_intact, scored, weighted_mean
 from outlierlens.tasks.choose import make_task
 
-__all__ = ["Task", "TaskOptions", "check_intact", "make_task", "scored", "weighted_mean"]
+__all__ = ["Task", "TaskOptions", "begins", "check_intact", "make_task", "scored", "weighted_mean"]

@@ -116,6 +116,12 @@ class Task(Protocol):
         ...
 
 
+def begins(task: Task) -> dict[str, list[int]]:
+    """For what must be equal where rows are used again: the ids that every block and window begins with; {} for none."""
+    front = getattr(task, "front", ())
+    return {"begins with": list(front)} if front else {}
+
+
 def check_intact(loaded: "LoadedModel", task: Task, values: np.ndarray) -> None:
     """Raise BadInput where the intact model gives a value that is no number [text]: nothing can be compared with it."""
     import torch

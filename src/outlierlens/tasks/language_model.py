@@ -250,7 +250,7 @@ class CausalLoss(LanguageModelLoss):
     name = "causal loss"
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str], options: TaskOptions):
-        self._front, self._back = added_ends(tokenizer_of(loaded), texts)
+        self.front, self._back = added_ends(tokenizer_of(loaded), texts)
         super().__init__(loaded, texts, options)
         self.notes = tuple(self._notes())
 
@@ -266,9 +266,9 @@ class CausalLoss(LanguageModelLoss):
     def _notes(self) -> Iterator[str]:
         name: Any = self.loaded.tokenizer.convert_ids_to_tokens  # type: ignore[union-attr]
         what = "block" if self.options.blocks else "window"
-        if self._front:
+        if self.front:
             yield (
-                f"every {what} begins with {' '.join(name(list(self._front)))}, as the tokenizer begins a text: among its "
+                f"every {what} begins with {' '.join(name(list(self.front)))}, as the tokenizer begins a text: among its "
                 f"{self.max_length} tokens, and not predicted"
             )
         if self._back:
@@ -277,11 +277,11 @@ class CausalLoss(LanguageModelLoss):
     @property
     def _room(self) -> int:
         """Tokens of a text that a window holds."""
-        room = self.max_length - len(self._front)
+        room = self.max_length - len(self.front)
         if room < 1:
             raise BadInput(
-                f"windows of {self.max_length} tokens hold none of a text: the tokenizer puts {len(self._front)} in front; "
-                f"ask for at least {len(self._front) + 1}"
+                f"windows of {self.max_length} tokens hold none of a text: the tokenizer puts {len(self.front)} in front; "
+                f"ask for at least {len(self.front) + 1}"
             )
         return room
 
@@ -290,14 +290,14 @@ class CausalLoss(LanguageModelLoss):
 
     def _window(self, number: int, ids: list[int], start: int, fresh: range) -> Window:
         """The window of tokens `ids` that begin at `start` of their text, and predict those numbered `fresh`."""
-        shift = len(self._front) - start
-        row = [*self._front, *ids]
+        shift = len(self.front) - start
+        row = [*self.front, *ids]
         return Window(number, row, [i + shift - 1 for i in fresh], [row[i + shift] for i in fresh], start)
 
     @property
     def _unseen(self) -> int:
         """Tokens at the beginning of a window that nothing predicts."""
-        return 0 if self._front else 1
+        return 0 if self.front else 1
 
     def _all_windows(self, texts: Sequence[str]) -> Iterator[Window]:
         if not self.options.blocks:
