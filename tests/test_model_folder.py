@@ -115,6 +115,49 @@ def test_an_onnx_file_with_another_config_or_lost_names_is_refused(tmp_path: Pat
         load_model(str(tmp_path / "model.onnx"), QUIET)
 
 
+class Pictures(torch.nn.Module):
+    """A model of pictures as exporters wrap it, with something behind it."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.backbone, self.decoder = model, torch.nn.Linear(16, 1)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.backbone(pixels)[0])
+
+
+def _rename(graph: Any, said: str, was: str) -> None:
+    """Another name of a module, in tensors and in the paths of nodes."""
+    for tensor in graph.initializer:
+        tensor.name = tensor.name.replace(said, was)
+    for node in graph.node:
+        node.name = node.name.replace(said.replace(".", "/"), was.replace(".", "/"))
+        node.input[:] = [name.replace(said, was) for name in node.input]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("older", [False, True])
+def test_dinov2_s_position_table_is_joined_and_older_names_are_read(older: bool, tmp_path: Path) -> None:
+    """The exporter cuts the table in two, and leaves out the token that only training uses."""
+    library = pytest.importorskip("onnx")
+    model = build(FAMILIES["dinov2"])
+    path = tmp_path / "model.onnx"
+    pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.onnx.export(Pictures(model).eval(), (pixels,), str(path), dynamo=False, opset_version=17)
+    if older:  # as transformers named attention before it had q_proj and o_proj
+        exported = library.load(path)
+        for said, was in (("k_proj", "attention.key"), ("q_proj", "attention.query"), ("v_proj", "attention.value")):
+            _rename(exported.graph, f"attention.{said}", f"attention.{was}")
+        _rename(exported.graph, "attention.o_proj", "attention.output.dense")
+        library.save(exported, path)
+    model.config.save_pretrained(tmp_path)
+    loaded = load_model(str(path), QUIET)
+    table = "embeddings.position_embeddings"
+    assert torch.equal(loaded.model.state_dict()[table], model.state_dict()[table])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.model(pixels)[0], model(pixels)[0], atol=1e-5, rtol=1e-5)
+
+
 # --- other files --------------------------------------------------------------------------------------------------
 
 

@@ -18,11 +18,18 @@ from outlierlens.model_claims import refuse_claims
 if TYPE_CHECKING:
     from torch import nn
 
-# What no state depends on, so that it may be absent from a file: buffers, and in a bare model its pooler.
+# What no state depends on, so that it may be absent from a file: buffers, and in a bare model its pooler and the token that
+# stands for masked patches while it is trained.
 BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
+UNUSED = ("pooler", "mask_token")
 CLASSIFIERS = ("Classification", "ForMultipleChoice")  # endings of classes whose heads may bear one another's names
 READS_LAST_POSITION = ("xlnet",)  # families whose sequence head reads the last position, padding or not
 VALUE = "value"  # the one output of a regression
+
+
+def is_unused(parameter: str) -> bool:
+    """Whether no state of a bare model depends on this parameter."""
+    return any(name in parameter for name in UNUSED)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def load_with_head(
 
 def _check_body(source: str, model: "nn.Module", missing: Any, mismatched: set[str]) -> None:
     body = f"{model.base_model_prefix}."
-    lost = [key for key in missing if not key.endswith(BUFFERS) and "pooler" not in key and key.startswith(body)]
+    lost = [key for key in missing if not key.endswith(BUFFERS) and not is_unused(key) and key.startswith(body)]
     lost = sorted([*lost, *(key for key in mismatched if key.startswith(body))])
     if lost:
         raise BadFile(

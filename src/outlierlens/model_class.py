@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outlierlens import arch, variants
 from outlierlens.checkpoint import open_checkpoint
 from outlierlens.errors import BadFile, UnknownArchitecture, need
-from outlierlens.heads import BUFFERS
+from outlierlens.heads import BUFFERS, is_unused
 from outlierlens.model_claims import refuse_claims
 from outlierlens.model_folder import WORD_PIECES
 
@@ -65,14 +65,14 @@ def load_class(source: str, config: Any, dtype: Any, options: dict[str, Any]) ->
             if not lacking:
                 return model
     model, lacking = _read(transformers.AutoModel, source, config, dtype, options)
-    poolers = [key for key in lacking if "pooler" in key]
-    lacking = [key for key in lacking if key not in poolers]
+    unused = [key for key in lacking if is_unused(key)]
+    lacking = [key for key in lacking if key not in unused]
     if lacking:
         raise BadFile(
             f"{source}: its weights lack {len(lacking)} parameters of {type(model).__name__} ({_first(lacking)}), which "
             f"would be random; fetch or save the whole model, or correct config.json if it promises too much"
         )
-    for key in poolers:
+    for key in unused:
         model.state_dict()[key].zero_()
     return model
 

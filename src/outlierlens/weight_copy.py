@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from outlierlens import arch, variants
 from outlierlens.checkpoint.base import Checkpoint, load_config
 from outlierlens.checkpoint.safetensors import write_header
 from outlierlens.errors import BadFile, UnknownArchitecture, need
+from outlierlens.heads import is_unused
 from outlierlens.model_folder import TOKENIZER, VOCABULARIES, Progress, copy_beside
 from outlierlens.samples.cache import check_space, megabytes
 
 if TYPE_CHECKING:
-    from torch import nn
+    from transformers import PreTrainedModel
 
 Shapes = Mapping[str, tuple[int, ...]]
 # A config.json beside a GGUF file may be of these too: the tensors are the same.
@@ -131,15 +132,9 @@ def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
             if checkpoint.holds_floats(name) and not _ANONYMOUS.search(name)
         }
         model = _without_values(config, str(path), deepest=len(floats))
-        wanted = {name: tuple(value.shape) for name, value in model.named_parameters()}
-        before = Counter(
-            name.removesuffix(end) for name in floats for end in _ends(name) if floats[name] == wanted.get(end)
+        prefix, missing = min(
+            (_lacking(wanted, floats) for wanted in _spellings(model)), key=lambda found: len(found[1])
         )
-        prefix = before.most_common(1)[0][0] if before else ""
-        have = {name: floats.get(f"{prefix}{name}") for name in wanted}
-        missing = [
-            name for name, shape in wanted.items() if have[name] != shape and (have[name] or "pooler" not in name)
-        ]
         if missing:
             raise BadFile(
                 f"{path}: lacks {len(missing)} parameters of {type(model).__name__} as config.json has it "
@@ -152,6 +147,26 @@ def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
         values = ((name.removeprefix(wrapper), values) for name, values in checkpoint.read(shapes))
         _write(path, folder, {name.removeprefix(wrapper): shape for name, shape in shapes.items()}, values, notice)
         return list(checkpoint.outside)
+
+
+def _spellings(model: "PreTrainedModel") -> Iterator[Shapes]:
+    """Shapes by name of a model's parameters: as the library names them, and as files from before it renamed some do."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for named in (dict(model.named_parameters()), revert_weight_conversion(model, dict(model.named_parameters()))):
+        yield {name: tuple(value.shape) for name, value in named.items()}
+
+
+def _lacking(wanted: Shapes, floats: Shapes) -> tuple[str, list[str]]:
+    """What stands before the names in `floats` of what is wanted, and which of it is not there in its shape."""
+    before = Counter(
+        name.removesuffix(end) for name in floats for end in _ends(name) if floats[name] == wanted.get(end)
+    )
+    prefix = before.most_common(1)[0][0] if before else ""
+    have = {name: floats.get(f"{prefix}{name}") for name in wanted}
+    return prefix, [
+        name for name, shape in wanted.items() if have[name] != shape and (have[name] or not is_unused(name))
+    ]
 
 
 def _family(checkpoint: Checkpoint, notice: Progress) -> str:
@@ -189,7 +204,7 @@ def _class_that_fits(config: Mapping[str, Any], shapes: Shapes, where: str) -> s
     wanted = {name: tuple(value.shape) for name, value in model.named_parameters()}
     have = {_HEADS[0] if name in _HEADS and _HEADS[0] in wanted else name: shape for name, shape in shapes.items()}
     wrong = [f"{name} {have[name]} for {shape}" for name, shape in wanted.items() if have.get(name, shape) != shape]
-    wrong += [f"no {name}" for name in wanted if name not in have and "pooler" not in name]
+    wrong += [f"no {name}" for name in wanted if name not in have and not is_unused(name)]
     wrong += [f"{name} besides" for name in have if name not in wanted]
     if wrong:
         raise BadFile(
@@ -199,7 +214,7 @@ def _class_that_fits(config: Mapping[str, Any], shapes: Shapes, where: str) -> s
     return type(model).__name__
 
 
-def _without_values(config: Mapping[str, Any], where: str, *, deepest: int, causal: bool = False) -> "nn.Module":
+def _without_values(config: Mapping[str, Any], where: str, *, deepest: int, causal: bool = False) -> "PreTrainedModel":
     """A model of these settings on the meta device, where parameters have shapes and no values."""
     torch, transformers = need("torch", "models", "running a model"), need("transformers", "models", "running a model")
     if any(isinstance(config.get(key), int) and config[key] > deepest for key in _DEPTHS):

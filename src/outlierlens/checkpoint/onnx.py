@@ -40,11 +40,15 @@ _STORED = {
 }
 _LINEAR_NODE = re.compile(r"/(?P<module>.+)/(?:MatMul|Gemm)(?:_\d+)?(?:_quant)?\Z")
 _ANONYMOUS = re.compile(r"onnx::|val_|/|\d+(?:_|\Z)")
+_EMBEDDING_NODE = re.compile(r"/(?P<module>(?:.+/)?embeddings)/[^/]+\Z")
 
 
 @dataclass(frozen=True)
 class _Source:
-    """How to compute one named tensor: a stored initializer, dequantized and transposed where told."""
+    """How to compute one named tensor: a stored initializer, dequantized and transposed where told.
+
+    `behind` is another one, appended along axis 1.
+    """
 
     stored: str
     scale: str = ""
@@ -52,6 +56,7 @@ class _Source:
     axis: int = 1
     block_size: int = 0
     transposed: bool = False
+    behind: str = ""
 
 
 class OnnxCheckpoint(Checkpoint):
@@ -105,6 +110,8 @@ class OnnxCheckpoint(Checkpoint):
             values = (values - _spread(zero, shape, source, where)) * _spread(scale, shape, source, where)
         if source.transposed:
             values = values.T
+        if source.behind:
+            values = np.concatenate([values, self._decode(source.behind)], axis=1)
         return np.ascontiguousarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
 
     def _decode(self, stored: str) -> np.ndarray:
@@ -131,7 +138,11 @@ class OnnxCheckpoint(Checkpoint):
     def _info(self, source: _Source) -> TensorInfo:
         place = self._placed[source.stored]
         shape = place.shape[::-1] if source.transposed else place.shape
-        return TensorInfo(place.dtype, shape, place.nbytes)
+        if not source.behind:
+            return TensorInfo(place.dtype, shape, place.nbytes)
+        behind = self._placed[source.behind]
+        shape = (shape[0], shape[1] + behind.shape[1], *shape[2:])
+        return TensorInfo(place.dtype, shape, place.nbytes + behind.nbytes)
 
 
 # --- the graph ---------------------------------------------------------------------------------------------------
@@ -206,9 +217,28 @@ def _name_sources(graph: Any, placed: dict[str, "_Placed"], where: str) -> dict[
                 hidden.add(weight.stored)
                 named.pop(weight.stored.removesuffix("_quantized"), None)
                 named[parameter] = _Source(**{**vars(weight), "transposed": not already_out_in})
+    for name, source in _positions(graph, placed):
+        named.setdefault(name, source)
+        hidden |= {source.stored, source.behind}
     # Most constants of nodes are shapes and indices; they count only under a parameter's name.
     plain = [tensor.name for tensor in graph.initializer if tensor.name not in hidden | helpers]
     return {name: _Source(name) for name in plain} | named
+
+
+def _positions(graph: Any, placed: dict[str, "_Placed"]) -> Iterator[tuple[str, _Source]]:
+    """Position tables of models of pictures, which the exporter cuts in two: [CLS]'s row, and the patches' to interpolate."""
+    tables: dict[str, dict[str, _Placed]] = {}  # module -> {stored name: where}
+    for node in graph.node:
+        found = _EMBEDDING_NODE.match(node.name)
+        if found is None:
+            continue
+        for name in node.input:
+            if name in placed and _ANONYMOUS.match(name) and len(placed[name].shape) == 3:
+                tables.setdefault(found["module"], {})[name] = placed[name]
+    for module, parts in tables.items():
+        first, *rest = sorted(parts, key=lambda name: parts[name].shape[1])
+        if [parts[first].shape[:2], *(parts[name].shape[::2] for name in rest)] == [(1, 1), (1, parts[first].shape[2])]:
+            yield f"{module.replace('/', '.')}.position_embeddings", _Source(first, behind=rest[0])
 
 
 def _dequantized(node: Any, placed: dict[str, "_Placed"], where: str) -> _Source:
