@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from architectures import FAMILIES, build
-from outlierlens.cli.common import parse_bytes, parse_dims, parse_layers
 from outlierlens.errors import BadInput
 from outlierlens.results import load
 from outlierlens.samples import SAMPLES
+from outlierlens.spelling import parse_bytes, parse_dims, parse_layers
 
 
 @pytest.fixture(scope="module")

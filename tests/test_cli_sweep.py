@@ -21,12 +21,12 @@ import pytest
 import synthetic_report as synthetic
 from architectures import FAMILIES, build
 from outlierlens.cli import labelled, sweep_job, sweep_progress
-from outlierlens.cli.common import parse_sets
 from outlierlens.cli.sweep_progress import SweepView, board, duration, headline
 from outlierlens.cli.sweep_show import Marks, plain, print_sweep, signed
 from outlierlens.errors import BadInput
 from outlierlens.report import chart_page
 from outlierlens.results import load, save
+from outlierlens.spelling import parse_sets
 from outlierlens.swept import Precision, Sweep
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")

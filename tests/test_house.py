@@ -14,7 +14,18 @@ ROOT = SOURCE.parent.parent
 
 # Lower layers first; a module may import from its own layer and from those below.
 LAYERS = [
-    {"errors", "_version", "documents", "interval_words", "layer_words", "pace", "statistics"},
+    {
+        "errors",
+        "_version",
+        "documents",
+        "interval_words",
+        "layer_words",
+        "options",
+        "pace",
+        "spelling",
+        "statistics",
+        "view",
+    },
     {
         "results",
         "rows",
@@ -91,6 +102,7 @@ LAYERS = [
         "inputs",
         "forward",
         "run_files",
+        "session",
     },
     {
         "stats",
@@ -146,8 +158,10 @@ LAYERS = [
         "attacks",
         "pruning",
     },
-    {"charts", "report"},
+    {"charts", "VIEW"},
+    {"report"},
     {"replicate", "explore"},
+    {"experiments"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -159,7 +173,9 @@ def modules() -> list[Path]:
 
 
 def place(path: Path) -> str:
-    """Name of the top-level module or package a file belongs to."""
+    """Name of the top-level module or package a file belongs to; VIEW for what an experiment's folder says of its results."""
+    if path.name == "view.py":
+        return "VIEW"
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 

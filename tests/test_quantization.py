@@ -18,9 +18,10 @@ from outlierlens.models import LoadedModel, from_objects
 from outlierlens.quantization.apply import Keeping, loss_change, rounded
 from outlierlens.quantization.calibration import calibrate, smooth_factors
 from outlierlens.quantization.local_error import weight_error
+from outlierlens.quantization.options import QuantizeOptions
 from outlierlens.quantization.places import find_places, without_foreign_readers
 from outlierlens.quantization.rounding import fake_quantize, fake_quantize_inputs
-from outlierlens.quantization.run import QuantizeOptions, quantize
+from outlierlens.quantization.run import quantize
 from outlierlens.quantization.schemes import parse, parse_all
 from outlierlens.quantized import Difference, Quantized
 from outlierlens.tasks import TaskOptions, make_task
@@ -59,7 +60,9 @@ def planted(words: Callable[..., Any]) -> LoadedModel:
 @pytest.fixture(scope="module")
 def found(planted: LoadedModel) -> Quantized:
     recipes = parse_all("none/int8-tensor,int8-channel/int8-token,e4m3-tensor/e4m3-tensor,int8-channel/none")
-    options = QuantizeOptions(recipes, (PLANTED,), n_random=3, task=TaskOptions(max_length=16, batch_size=3))
+    options = QuantizeOptions(
+        recipes=recipes, dims=(PLANTED,), n_random=3, task=TaskOptions(max_length=16, batch_size=3)
+    )
     return quantize(planted, TEXTS, options, calibration=TEXTS.first(3))
 
 
@@ -310,7 +313,7 @@ def test_changes_and_differences_are_of_the_values_by_text(found: Quantized) -> 
 
 def test_activations_name_outliers_where_the_weights_name_none(planted: LoadedModel) -> None:
     options = QuantizeOptions(
-        parse_all("none/int8-tensor"), n_random=0, threshold=None, alpha=None, task=TaskOptions(max_length=16)
+        recipes=parse_all("none/int8-tensor"), n_random=0, threshold=None, alpha=None, task=TaskOptions(max_length=16)
     )
     with torch.no_grad():
         biases = [module.bias for name, module in planted.model.named_modules() if name.endswith("LayerNorm")]
@@ -366,7 +369,7 @@ def test_what_cannot_be_is_refused(bert: LoadedModel) -> None:
         ({"recipes": ()}, "no scheme"),
         ({"n_random": -1}, "n_random is -1"),
         ({"threshold": 0.0}, "threshold is 0.0"),
-        ({"alpha": 1.5}, "alpha is 1.5; it must be between 0 and 1"),
+        ({"alpha": 1.5}, "alpha is 1.5; it must be at least 0 and at most 1"),
     ):
         with pytest.raises(BadInput, match=says):
             QuantizeOptions(**wrong)  # type: ignore[arg-type]
@@ -375,7 +378,9 @@ def test_what_cannot_be_is_refused(bert: LoadedModel) -> None:
 def test_a_half_precision_model_is_told_about(words: Callable[..., Any]) -> None:
     loaded = load("bert", words)
     loaded.model.to(torch.bfloat16)
-    options = QuantizeOptions(parse_all("int8-channel/int8-token"), (1,), n_random=1, task=TaskOptions(max_length=8))
+    options = QuantizeOptions(
+        recipes=parse_all("int8-channel/int8-token"), dims=(1,), n_random=1, task=TaskOptions(max_length=8)
+    )
     result = quantize(loaded, TEXTS.first(1), options)
     assert any("bfloat16" in note and "--dtype float32" in note for note in result.notes)
     assert any("no interval" in note for note in result.notes)

@@ -18,7 +18,8 @@ from outlierlens.hidden import tapped
 from outlierlens.models import LoadedModel, from_objects, load_model
 from outlierlens.quantization.apply import Keeping, rounded
 from outlierlens.quantization.noise import NoiseDraws, token_places
-from outlierlens.quantization.run import QuantizeOptions, quantize
+from outlierlens.quantization.options import QuantizeOptions
+from outlierlens.quantization.run import quantize
 from outlierlens.quantization.schemes import parse, parse_all
 from outlierlens.quantized import Quantized
 from outlierlens.statistics import mean_noise
@@ -119,7 +120,9 @@ def test_places_leave_padding_out() -> None:
 
 def measure(draws: int) -> Quantized:
     recipes = parse_all("int8-channel/int8-token,int4-group32/none")
-    options = QuantizeOptions(recipes, (8, 24), n_random=1, noise_draws=draws, task=TaskOptions(max_length=32))
+    options = QuantizeOptions(
+        recipes=recipes, dims=(8, 24), n_random=1, noise_draws=draws, task=TaskOptions(max_length=32)
+    )
     return quantize(load_model("mini-planted"), read_texts("excerpt", limit=18), options)
 
 

@@ -87,7 +87,7 @@ def test_every_option_that_an_error_names_exists() -> None:
 
     every = list(below(typer.main.get_command(app)))
     known = set().union(*map(options_of, every), *(one.secondary_opts for command in every for one in command.params))
-    theirs = {"--head", "--merge", "--upgrade"}  # of `ray start`, llama-gguf-split and pip
+    theirs = {"--head", "--merge", "--upgrade", "--help"}  # of `ray start`, llama-gguf-split, pip and every command
     named = {
         (where, one) for where, text in messages(ast.Raise) for one in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)
     }

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from outlierlens.models import from_objects, load_model
     from outlierlens.pruning.check import prune_check
     from outlierlens.pruning.torch_guard import same_position_guard
-    from outlierlens.quantization.run import QuantizeOptions, quantize
+    from outlierlens.quantization.options import QuantizeOptions
+    from outlierlens.quantization.run import quantize
     from outlierlens.results import load, save
     from outlierlens.samples import fetch
     from outlierlens.sweeps.loop import sweep
@@ -76,7 +77,7 @@ _HOME = {
     "track": "tracking",
     "TrackOptions": "tracking",
     "quantize": "quantization.run",
-    "QuantizeOptions": "quantization.run",
+    "QuantizeOptions": "quantization.options",
     "prune_check": "pruning.check",
     "same_position_guard": "pruning.torch_guard",
     "load": "results",

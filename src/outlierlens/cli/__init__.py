@@ -30,7 +30,7 @@ def main() -> None:
     except (OutlierlensError, *OF_THE_MACHINE) as error:
         drop_output()
         print(f"error: {told(error)}", file=sys.stderr)
-        raise SystemExit(code) from None
+        raise SystemExit(getattr(error, "code", code)) from None
 
 
 def drop_output() -> None:

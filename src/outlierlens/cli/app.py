@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from outlierlens import __version__
+from outlierlens.experiments import BY_NAME
 
 # command: file below cli, and its function there
 COMMANDS = {
@@ -44,7 +45,7 @@ COMMANDS = {
     "predictions": ("predictions", "predictions"),
     "attention": ("attention", "attention"),
     "probe": ("probe", "probe"),
-    "quant": ("quant", "quant"),
+    "quant": ("experiment", "quant"),
     "count": ("count", "count"),
     "frozen": ("frozen", "frozen"),
     "export-embedder": ("embedder", "export_embedder"),
@@ -74,7 +75,10 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
             file, attribute = self._places[name]
-            found = getattr(import_module(f"outlierlens.cli.{file}"), attribute)
+            module = import_module(f"outlierlens.cli.{file}")
+            if file == "experiment":
+                return self._made.setdefault(name, module.Command(BY_NAME[name]))
+            found = getattr(module, attribute)
             self._made[name] = typer.main.get_command(found if isinstance(found, typer.Typer) else _alone(name, found))
         return self._made[name]
 

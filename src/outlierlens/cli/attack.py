@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -74,7 +75,7 @@ def attack(
     """Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory."""
     show = Show.choose(format, json, quiet, output, overwrite)
     check_chart(chart, replace=overwrite)
-    asked = common.plain_dims(dims) if dims else None
+    asked = spelling.plain_dims(dims) if dims else None
     named = tuple(kind.strip().replace("-", " ") for kind in kinds.split(","))
     from outlierlens.attacks.run import AttackOptions
     from outlierlens.attacks.run import attack as measure
@@ -192,14 +193,14 @@ def update_check(
 ) -> None:
     """Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does."""
     show = Show.choose(format, json, quiet, output, overwrite)
-    asked = common.plain_dims(dims) if dims else None
+    asked = spelling.plain_dims(dims) if dims else None
     from outlierlens.attacks.updates import UpdateOptions
     from outlierlens.attacks.updates import update_check as check
     from outlierlens.weights import ScanOptions
 
     scan = ScanOptions(
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read), token=token, offline=offline, notice=None if quiet else common.warn
+        max_read=spelling.parse_bytes(max_read), token=token, offline=offline, notice=None if quiet else common.warn
     )  # fmt: skip
     options = UpdateOptions(
         scan=scan, dims=asked, deep=deep, n_top=top, alpha=alpha, least_ratio=least_ratio, least_peak=least_peak,

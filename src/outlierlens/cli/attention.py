@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -73,7 +74,7 @@ def attention(
     """Measure attention received by each token, its correlation with every dimension, and attention sinks."""
     show = Show.choose(format, json, quiet, output, overwrite)
     check_chart(chart, replace=overwrite)
-    asked = common.plain_dims(dims) if dims else ()
+    asked = spelling.plain_dims(dims) if dims else ()
     from outlierlens.attention.run import AttentionOptions
     from outlierlens.attention.run import attention as measure
     from outlierlens.data import read_texts

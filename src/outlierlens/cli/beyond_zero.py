@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
@@ -87,12 +88,12 @@ def beyond_zero(
 
     if task not in TASKS:
         raise BadInput(f"--task is {task!r}; use {', '.join(TASKS)}")
-    asked = common.parse_dims(dims) if dims else None
+    asked = spelling.parse_dims(dims) if dims else None
     reading = Reading(task, data, text_column, limit, Labelling(max_seconds=max_seconds))
     settings = reading.options(max_length=max_length, batch_size=batch_size, mask_fraction=mask_fraction, seed=seed)
     options = BeyondOptions(
         find=find,  # type: ignore[arg-type]
-        layers=common.parse_layers(layers) if layers else None,
+        layers=spelling.parse_layers(layers) if layers else None,
         stack=stack,
         each=each,
         scales=parse_scales(scales),

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common, weights
 from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import Progress, Show, parse_seeds, plain_dims, print_table, resumable, say, warn
+from outlierlens.cli.common import Progress, Show, print_table, resumable, say, warn
 from outlierlens.cli.finetune import trains_a_model
 from outlierlens.cli.labelled import Labelling, Reading
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
+from outlierlens.spelling import parse_seeds, plain_dims
 
 if TYPE_CHECKING:
     from outlierlens.labelled import Examples
@@ -106,7 +108,7 @@ def survival(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view,
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
+        max_read=spelling.parse_bytes(max_read), revision=revision, token=token, offline=offline,
         notice=None if quiet else warn,
     )  # fmt: skip
     chosen = SurvivalOptions(options, tuned_revision, _dims(dims) or (), movement=not norms_only)
@@ -202,7 +204,7 @@ def one_dimension(
     check_chart(chart, replace=overwrite)
     with Progress(not no_progress and show.format != "quiet") as progress:
         options = OneDimOptions(
-            layers=None if layers in ("last", "all") else common.parse_layers(layers),
+            layers=None if layers in ("last", "all") else spelling.parse_layers(layers),
             all_layers=layers == "all",
             pooling=pooling,  # type: ignore[arg-type]
             stack=stack,

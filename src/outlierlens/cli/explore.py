@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, print_table, say, warn
 from outlierlens.errors import BadInput
@@ -131,7 +132,7 @@ def _range(layers: str | None) -> tuple[int, int | None]:
     """(first, last) of "0-3"; raises BadInput for layers that are no range."""
     if layers is None:
         return 0, None
-    found = common.parse_layers(layers)
+    found = spelling.parse_layers(layers)
     if list(found) != list(range(found[0], found[-1] + 1) if found else []) or not found:
         raise BadInput(f"--layers {layers!r} is no range; explore switches off in a range such as 0-3")
     return found[0], found[-1]

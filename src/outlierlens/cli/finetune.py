@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlierlens.cli import common
-from outlierlens.cli.common import Show, parse_seeds, plain_dims, print_table, resumable, say, warn
+from outlierlens.cli.common import Show, print_table, resumable, say, warn
 from outlierlens.cli.labelled import Labelling, Reading
 from outlierlens.interval_words import interval_text
+from outlierlens.spelling import parse_seeds, plain_dims
 
 if TYPE_CHECKING:
     from outlierlens.finetuned import FineTuned

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -78,7 +79,7 @@ def frequency(
     """Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions."""
     show = Show.choose(format, json, quiet, output, overwrite)
     check_chart(chart, replace=overwrite)
-    asked = common.plain_dims(dims) if dims else None
+    asked = spelling.plain_dims(dims) if dims else None
     from outlierlens.data import read_texts
     from outlierlens.frequency.run import FrequencyOptions
     from outlierlens.frequency.run import frequency as measure

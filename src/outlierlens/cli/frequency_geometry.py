@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -111,7 +112,7 @@ def frequency_geometry(
     """Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off."""
     show = Show.choose(format, json, quiet, output, overwrite)
     check_chart(chart, replace=overwrite)
-    asked = common.plain_dims(dims) if dims else None
+    asked = spelling.plain_dims(dims) if dims else None
     if embeddings and not off:
         raise BadInput("--embeddings says how dimensions go off; leave --no-off out")
     from outlierlens.data import read_texts

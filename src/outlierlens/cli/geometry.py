@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -93,7 +94,7 @@ def geometry(
     from outlierlens.geometry.run import geometry as measure
     from outlierlens.models import load_model
 
-    asked = common.plain_dims(dims) if dims else ()
+    asked = spelling.plain_dims(dims) if dims else ()
     texts, rest = _texts(data, text_column, limit, fitting.fit_limit, load.offline)
     fit = fitting.texts(offline=load.offline) or rest
     loaded = load_model(model, load)

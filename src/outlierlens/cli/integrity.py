@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, print_table, say
 from outlierlens.errors import BadInput
@@ -51,7 +52,7 @@ def fingerprint(
     options = fingerprint_options(
         dims, deep,
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
+        max_read=spelling.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
         offline=offline, notice=None if quiet else common.warn,
     )  # fmt: skip
     show.result(take(model, options, command=common.reproduce()), lambda found: _print_fingerprint(found, output))
@@ -62,7 +63,7 @@ def fingerprint_options(dims: str | None, deep: bool, **scan: Any) -> Any:
     from outlierlens.integrity.fingerprint import FingerprintOptions
     from outlierlens.weights import ScanOptions
 
-    asked = common.plain_dims(dims) if dims else None
+    asked = spelling.plain_dims(dims) if dims else None
     return FingerprintOptions(scan=ScanOptions(**scan), dims=asked, deep=deep)
 
 

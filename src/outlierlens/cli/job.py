@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.bench import DisableOptions, disable
-from outlierlens.cli.common import parse_dims, warn
+from outlierlens.cli.common import warn
 from outlierlens.damage import Damage
 from outlierlens.data import EXCERPT, Texts, read_texts
 from outlierlens.errors import BadInput, OutlierlensError
@@ -26,6 +26,7 @@ from outlierlens.results import load, to_json
 from outlierlens.rows import remove_rows
 from outlierlens.samples import recorded_norms, texts_for
 from outlierlens.scanned import Scan
+from outlierlens.spelling import parse_dims
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions
 from outlierlens.tracked import Track

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
 from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_labels
@@ -197,7 +198,7 @@ def disable(
     from outlierlens.rows import remove_rows
 
     show = Show.choose(format, json, quiet, output, overwrite)
-    plan = common.parse_dims(dims)
+    plan = spelling.parse_dims(dims)
     reading = Reading(task, data, text_column, limit, labelling)
     if limit is None and not reading.is_labelled:
         reading = replace(reading, limit=TEXTS)
@@ -206,14 +207,14 @@ def disable(
     task_options = reading.options(max_length=max_length, stride=stride, batch_size=batch_size, seed=seed)
     if rows and overwrite:
         remove_rows(rows)
-    spared = common.plain_dims(avoid, "--avoid") if avoid else None
+    spared = spelling.plain_dims(avoid, "--avoid") if avoid else None
     texts = reading.read(offline=load.offline)
     if save:
         check_save(save, mode)
     loaded = load_model(model, load)
     options = DisableOptions(
         mode=mode,  # type: ignore[arg-type]
-        layers=common.parse_layers(layers) if layers else None,
+        layers=spelling.parse_layers(layers) if layers else None,
         stack=stack,
         avoid=spared,
         n_random=n_random,

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common, weights
 from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import Show, plain_dims, print_table, say
+from outlierlens.cli.common import Show, print_table, say
 from outlierlens.errors import BadInput
+from outlierlens.spelling import plain_dims
 
 if TYPE_CHECKING:
     from outlierlens.charts import Chart
@@ -67,7 +69,7 @@ def origin(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view,
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
+        max_read=spelling.parse_bytes(max_read), revision=revision, subfolder=subfolder, token=token,
         offline=offline, notice=None if quiet else common.warn,
     )  # fmt: skip
     if observed:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -107,7 +108,7 @@ def predictions(
     from outlierlens.tasks.base import TaskOptions
     from outlierlens.token_counts import compat_counts, read_counts
 
-    asked = common.parse_dims(dims) if dims else None
+    asked = spelling.parse_dims(dims) if dims else None
     options = PredictionOptions(
         inputs=_names(input),
         interventions=_names(intervention),

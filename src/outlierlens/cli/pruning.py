@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, resumable, say
@@ -80,12 +81,12 @@ def prune_check(
 
         options = CheckOptions(
             rule=Removal(row_fraction, scale_alone, min_layer_fraction, "outliers" if only_outliers else "all"),
-            dims=common.plain_dims(dims) if dims else (),
+            dims=spelling.plain_dims(dims) if dims else (),
             stack=stack,
             reading=read_as,  # type: ignore[arg-type]
             positions=positions,
             row=common.row_of(arch, family),
-            max_read=common.parse_bytes(max_read),
+            max_read=spelling.parse_bytes(max_read),
             source={"revision": revision, "subfolder": subfolder, "token": token, "offline": offline},
         )
         found = check(before, after, options, command=common.reproduce())
@@ -165,13 +166,13 @@ def protect(
     from outlierlens.writing import write_text
 
     options = ProtectOptions(
-        dims=common.plain_dims(dims) if dims else (),
+        dims=spelling.plain_dims(dims) if dims else (),
         layers=_layers(layers),
         rule=Removal(min_layer_fraction=min_layer_fraction),
         factor=factor,
         stack=stack,
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read),
+        max_read=spelling.parse_bytes(max_read),
         source={"revision": revision, "subfolder": subfolder, "token": token, "offline": offline},
     )
     made = make(model, tool, options)  # type: ignore[arg-type]
@@ -186,7 +187,7 @@ def protect(
 
 
 def _layers(text: str | None) -> Any:
-    return text if text in (None, "enough", "flagged", "all") else common.parse_layers(str(text))
+    return text if text in (None, "enough", "flagged", "all") else spelling.parse_layers(str(text))
 
 
 @common.loads_a_model
@@ -223,7 +224,7 @@ def prune_experiment(
     """Prune the same number of weights by magnitude and forced onto one position, beside controls, and measure the loss."""
     show = Show.choose(format, json, quiet, output, overwrite)
     check_chart(chart, replace=overwrite)
-    asked = common.plain_dims(dims) if dims else ()
+    asked = spelling.plain_dims(dims) if dims else ()
     from outlierlens.data import read_texts
     from outlierlens.models import load_model
     from outlierlens.pruning.experiment import ExperimentOptions

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outlierlens.cli import common
-from outlierlens.cli.common import Progress, Show, plain_dims, print_table, resumable, say, warn
+from outlierlens.cli.common import Progress, Show, print_table, resumable, say, warn
+from outlierlens.spelling import plain_dims
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadOptions

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.common import Show, resumable, say
 from outlierlens.cli.labelled import Labelling, Reading, TaskOption, takes_labels
@@ -125,11 +126,11 @@ def sweep(
         raise BadInput("--full is --random 1000; give one of them")
     size = _batch_size(batch_size)
     options = SweepOptions(
-        sets=common.parse_sets(sets) if sets else (),
+        sets=spelling.parse_sets(sets) if sets else (),
         plans=tuple(_plan(text) for text in plan or ()),
         with_found=not no_found_set,
         windows=windows,  # type: ignore[arg-type]
-        layers=common.parse_layers(layers) if layers else None,
+        layers=spelling.parse_layers(layers) if layers else None,
         mode=mode,  # type: ignore[arg-type]
         factor=factor,
         embeddings=embeddings,
@@ -171,7 +172,7 @@ def sweep(
 
 def _plan(text: str) -> dict[int, tuple[int, ...]]:
     """`--plan`: {layer: dims}."""
-    plan = common.parse_dims(text)
+    plan = spelling.parse_dims(text)
     if not isinstance(plan, dict):
         raise BadInput(f"--plan {text!r} names no layers; write 0-9:896;10-16:678,896, or use --sets")
     return plan

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from outlierlens import charts
 from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import plain_dims
 from outlierlens.cli.job import ROWS, scan_of
 from outlierlens.cli.labelled import Reading
 from outlierlens.data import EXCERPT, Data
@@ -29,6 +28,7 @@ from outlierlens.report.files import CHARTS, OURS
 from outlierlens.results import save
 from outlierlens.rows import alone_in, remove_rows
 from outlierlens.scanned import Scan
+from outlierlens.spelling import plain_dims
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
 from outlierlens.weights import scan_stream

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, print_table, say
@@ -124,7 +125,7 @@ def _check(chart: Path | None, output: Path | None, overwrite: bool) -> None:
 
 
 def _dims(text: str | None) -> tuple[int, ...]:
-    return common.plain_dims(text, remedy="a dimension is followed in all of them") if text else ()
+    return spelling.plain_dims(text, remedy="a dimension is followed in all of them") if text else ()
 
 
 def _steps(text: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common
 from outlierlens.errors import BadInput
 
@@ -134,7 +135,7 @@ def _named_layers(text: str) -> tuple[int, ...]:
 
     found: list[int] = []
     for part in text.split(","):
-        found += (EMBEDDINGS,) if part.strip() == "embeddings" else common.parse_layers(part)
+        found += (EMBEDDINGS,) if part.strip() == "embeddings" else spelling.parse_layers(part)
     return tuple(dict.fromkeys(found))
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outlierlens import spelling
 from outlierlens.cli import common, integrity
 from outlierlens.cli.common import Show, print_table, say
 from outlierlens.errors import BadInput, OutlierlensError, one_line
@@ -83,7 +84,7 @@ def scan(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view,
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
+        max_read=spelling.parse_bytes(max_read), notice=None if quiet else common.warn, **source,
     )  # fmt: skip
     found, failed = [], list[OutlierlensError]()
     for model in models:
@@ -200,7 +201,7 @@ def compare(
         rule, n_sigma, min_layer_fraction, same_layer, top_k, relax_to,
         view=view,
         row=common.row_of(arch, family),
-        max_read=common.parse_bytes(max_read), revision=revision, token=token, offline=offline,
+        max_read=spelling.parse_bytes(max_read), revision=revision, token=token, offline=offline,
         notice=None if quiet else common.warn,
     )  # fmt: skip
     later = replace(options, revision=other_revision or revision)
@@ -216,7 +217,7 @@ def compare(
         if scans := [name for name in (base, other) if _is_scan(name)]:
             raise BadInput(f"{scans[0]} is a scan, which holds no values: --values needs the models themselves")
         outliers = compare_scans(_scan_or_load(base, options), _scan_or_load(other, later))
-        asked = FingerprintOptions(options, common.plain_dims(dims) if dims else None, deep)
+        asked = FingerprintOptions(options, spelling.plain_dims(dims) if dims else None, deep)
         found = compare_values(base, other, asked, later, command=common.reproduce())
         show.result(replace(outliers, values=found), _print_comparison)
     if not found.matches:

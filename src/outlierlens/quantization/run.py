@@ -8,7 +8,7 @@ The loop is `_Bench.rounding`: enter a setting, score, leave; every setting read
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,6 @@ from outlierlens.ablate import stream_width
 from outlierlens.activations import ObserveOptions
 from outlierlens.controls import random_sets, rank_p
 from outlierlens.data import Data
-from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.named import active_dims, named_dims
 from outlierlens.quantization.apply import Keeping, rounded
@@ -25,12 +24,13 @@ from outlierlens.quantization.calibration import Calibration, calibrate, smooth_
 from outlierlens.quantization.layer_error import OutputError
 from outlierlens.quantization.local_error import Reading, local_errors
 from outlierlens.quantization.noise import NoiseDraws
+from outlierlens.quantization.options import QuantizeOptions
 from outlierlens.quantization.places import Place, find_places, without_foreign_readers
-from outlierlens.quantization.schemes import DEFAULTS, Recipe
+from outlierlens.quantization.schemes import Recipe
 from outlierlens.quantized import Difference, Errors, Quantized, Rounding, Setting, SmoothScale, What
+from outlierlens.session import Session
 from outlierlens.statistics import mean_interval, mean_noise
-from outlierlens.stats import LARGE
-from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, weighted_mean
+from outlierlens.tasks import Task, check_intact, make_task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,43 +38,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 MAP_CELLS = 65_536  # layers × dimensions that a result holds of each scheme
 MOST_SEEN = 8  # dimensions that are taken from activations where the weights name none
-
-
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """What is rounded, and what is spared.
-
-    Attributes:
-        recipes: schemes of weights and inputs.
-        dims: the outliers; None is what the weights name, or else the activations.
-        n_random: draws of as many random dimensions.
-        threshold: of LLM.int8's decomposition, None leaves it out. alpha: of SmoothQuant, likewise.
-        n_error_texts: texts whose hidden states are compared block by block, and whose inputs are rounded by themselves.
-        noise_draws: runs of each setting on the first 16 texts with noise of 1e-6 (`noise.NoiseDraws`); 0 leaves the floor out.
-    """
-
-    recipes: tuple[Recipe, ...] = DEFAULTS
-    dims: tuple[int, ...] | None = None
-    stack: str | None = None
-    n_random: int = 5
-    threshold: float | None = LARGE
-    alpha: float | None = 0.5
-    n_error_texts: int = 8
-    noise_draws: int = 3
-    seed: int = 0
-    task: TaskOptions = field(default_factory=TaskOptions)
-
-    def __post_init__(self) -> None:
-        if not self.recipes:
-            raise BadInput("no scheme to round by; name one, such as int8-channel/int8-token")
-        if self.n_random < 0 or self.n_error_texts < 1:
-            raise BadInput(f"n_random is {self.n_random} and n_error_texts {self.n_error_texts}; need at least 0 and 1")
-        if self.noise_draws < 0:
-            raise BadInput(f"noise_draws is {self.noise_draws}; it must be at least 0")
-        if self.threshold is not None and not 0 < self.threshold < float("inf"):
-            raise BadInput(f"threshold is {self.threshold}; it must be a positive number")
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise BadInput(f"alpha is {self.alpha}; it must be between 0 and 1")
 
 
 def quantize(
@@ -145,6 +108,12 @@ def quantize(
     )
 
 
+def run(session: Session, options: QuantizeOptions) -> Quantized:
+    """The experiment, as the command runs it."""
+    texts, others = session.texts(spare=options.n_calibrate)
+    return quantize(session.loaded, texts, options, calibration=others, progress=session.progress)
+
+
 @dataclass(frozen=True)
 class _Measured:
     """The value of every text, [text], and of the first in every run, [run, text], that without noise first."""
@@ -167,7 +136,7 @@ class _Bench:
         self.how = Reading(self.stack.name, texts.row_limit(loaded, options.task.max_length), options.task.batch_size)
         self.notes: list[str] = []
         self.dims, self.dims_source = self._outliers(calibration)
-        task = options.task
+        task = replace(options.task, seed=options.seed)
         if loaded.head == "none" and task.name == "auto" and texts.plural == "texts":
             task = replace(task, name="sentence change")
         self.task: Task = make_task(loaded, texts, task)

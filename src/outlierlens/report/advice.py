@@ -8,10 +8,11 @@ import numpy as np
 
 from outlierlens.charts.base import number, place
 from outlierlens.observation import ActivationOutlier, StackObservation
-from outlierlens.report.phrases import percent, these
+from outlierlens.report.phrases import these
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import heavy
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
+from outlierlens.view.section import percent
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from outlierlens.attacked import Attack, Attacked
 from outlierlens.charts.attack import attack as draw
-from outlierlens.report.sections import Rows, Section
 from outlierlens.updated import UpdateCheck
+from outlierlens.view.section import Rows, Section
 
 HEADS = (
     "edit",

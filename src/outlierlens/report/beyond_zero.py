@@ -4,8 +4,8 @@ import math
 
 from outlierlens.charts.beyond_zero import beyond_zero
 from outlierlens.report.phrases import listed
-from outlierlens.report.sections import Rows, Section
 from outlierlens.treated import RULE, BeyondZero, treatment_rows
+from outlierlens.view.section import Rows, Section
 
 KEYS = ("treatment", "change", "low", "high", "recovered", "recovered_low", "recovered_high", "random_median", "p")
 HEADS = ("treatment", "change", "95 % from", "to", "recovered", "95 % from", "to", "random median", "p")

@@ -10,7 +10,7 @@ from outlierlens.charts.super_weights import reading as weights_reading
 from outlierlens.charts.super_weights import super_weights
 from outlierlens.defined import MODEL, Detectors
 from outlierlens.report.phrases import listed
-from outlierlens.report.sections import Rows, Section
+from outlierlens.view.section import Rows, Section
 
 AGREED = 0.5  # of the definitions that find anything
 

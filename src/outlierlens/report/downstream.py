@@ -18,9 +18,9 @@ from outlierlens.recovered import Recovery, recovery_rows
 from outlierlens.replicated import Replication, where_enough
 from outlierlens.report.luo import frozen_says
 from outlierlens.report.phrases import listed
-from outlierlens.report.sections import Section, rows_of
 from outlierlens.similar import Similarity, WordInContext, choice_rows, word_rows
 from outlierlens.survived import Survival, survival_rows
+from outlierlens.view.section import Section, rows_of
 
 
 def comparison_section(found: Comparison, name: str) -> Section:

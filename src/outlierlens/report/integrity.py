@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from outlierlens.report.sections import Rows, Section
 from outlierlens.verified import Verification, moved_rows
+from outlierlens.view.section import Rows, Section
 
 SHOWN = 50
 

@@ -27,6 +27,7 @@ from outlierlens.predicted import Predictions
 from outlierlens.pretrained import Outcome, Outcomes
 from outlierlens.probed import PositionProbe
 from outlierlens.pruned import PruneCheck, PruneExperiment
+from outlierlens.quantization import view as quantization
 from outlierlens.quantized import Quantized
 from outlierlens.recovered import Recovery
 from outlierlens.replicated import Replication
@@ -56,14 +57,13 @@ from outlierlens.report.puccetti import (
     predictions_section,
     story_section,
 )
-from outlierlens.report.quantization import quantization_sections
-from outlierlens.report.sections import Section
 from outlierlens.results import to_json
 from outlierlens.similar import Similarity, WordInContext
 from outlierlens.survived import Survival
 from outlierlens.treated import BeyondZero
 from outlierlens.updated import UpdateCheck
 from outlierlens.verified import Verification
+from outlierlens.view.section import Section, numbered
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def _sections(joined: Joined) -> Iterator[Section]:
     yield from beyond_zero_sections(joined.beyond_zero)
     yield from detectors_sections(joined.detectors)
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
-    yield from quantization_sections(joined.quantized)
+    for number, found in enumerate(joined.quantized):
+        yield from (numbered(section, number) for section in quantization.sections(found))
     yield from integrity_sections(joined.verifications)
     yield from attack_sections(joined.attacks, joined.update_checks)
     for field, made in ONE_BY_ONE.items():

@@ -19,8 +19,8 @@ from outlierlens.luo_replicated import HELD_OUT, UNTOUCHED, Effect, Extreme, Luo
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe, held_for
 from outlierlens.report.phrases import by_dims, listed
-from outlierlens.report.sections import Rows, Section
 from outlierlens.similar import CLIPPED_LAYER, HELPS, HURTS, NOTHING, OPEN
+from outlierlens.view.section import Rows, Section
 
 SAID = {
     HELPS: "helps on",

@@ -36,6 +36,7 @@ from outlierlens.report.sweep import views
 from outlierlens.report.words import SIGNIFICANT, finding, random_control, sets_of, verdict
 from outlierlens.results import FORMAT_VERSION, Provenance
 from outlierlens.swept import Sweep
+from outlierlens.view.section import cell_text
 
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
 PANEL_TITLE = 36
@@ -309,12 +310,4 @@ def _moment(created: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value in a table: four significant digits, a dash where there is none."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        size = abs(value)
-        if size >= 10_000:
-            return f"{value:,.0f}" if size < 1e9 else f"{value:.3g}"
-        return f"{value:.2g}" if 0 < size < 1e-4 else f"{value:.4g}"
-    return visible(str(value))
+    return visible(cell_text(value))

@@ -11,11 +11,11 @@ from outlierlens.detect import Outlier
 from outlierlens.report.advice import length_share
 from outlierlens.report.page import Tile, document
 from outlierlens.report.pair import Match, Pair, cost, measured, not_compared, pair_advice, pair_sentences
-from outlierlens.report.phrases import listed, percent
+from outlierlens.report.phrases import listed
 from outlierlens.report.results import ReportData
-from outlierlens.report.sections import Rows, Section
 from outlierlens.report.words import largest, random_control, verdict
 from outlierlens.scanned import StackScan, strongest
+from outlierlens.view.section import Rows, Section, percent
 
 NAMED = 12  # dimensions of a model that get a mark
 

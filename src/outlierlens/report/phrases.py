@@ -27,11 +27,6 @@ def factor(change: float) -> str:
     return power_of_ten(change / math.log(10)) if change > math.log(1e6) else number(math.exp(change))
 
 
-def percent(share: float) -> str:
-    """A share for reading that says 100 % only of all."""
-    return "over 99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
-
-
 def by_dims(layers: Mapping[str, tuple[int, ...]]) -> dict[tuple[int, ...], list[str]]:
     """{dimensions: layers that have exactly them} of {layer: dimensions}."""
     found: dict[tuple[int, ...], list[str]] = {}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from outlierlens.charts.pruning import prune_experiment, pruned_positions
 from outlierlens.pruned import PruneCheck, PruneExperiment
-from outlierlens.report.sections import Rows, Section
+from outlierlens.view.section import Rows, Section
 
 
 def pruning_sections(

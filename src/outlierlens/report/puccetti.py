@@ -20,7 +20,7 @@ from outlierlens.layer_story import LayerStory, link_rows
 from outlierlens.predicted import INTERVENTIONS, Predictions
 from outlierlens.puccetti_replicated import Link, PuccettiReplication
 from outlierlens.report.phrases import listed
-from outlierlens.report.sections import Rows, Section
+from outlierlens.view.section import Rows, Section
 
 SAYS = {
     "more": "follow token frequency more closely than other dimensions",

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
+from outlierlens.options import check
 from outlierlens.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -22,42 +24,35 @@ UNSAID = "share without a prediction"  # beside the metrics, where outputs are n
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How texts become numbers.
-
-    Attributes:
-        name: "auto" takes the loss that fits the model's head, or the change of outputs where there is none.
-        blocks: causal: join all texts with blank lines and cut them into blocks of `max_length` tokens; a text is then
-            one block, and what remains after the last whole block is left out.
-        max_length: tokens of a window (causal), of a block, or of a text (masked, output change), with those that the
-            tokenizer adds.
-        stride: causal: tokens by which the window moves; None is as far as windows go that overlap by one token of the text.
-        batch_size: rows of a forward pass.
-        mask_fraction: masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept).
-        seed: of masks.
-        measure: labelled: the score is the task's first "metric" on all examples, or the mean over examples of whether they
-            are right ("accuracy") or of their "loss", for which a part of the examples can do.
-        every_token: labelled: have the last block see every token, even where the head reads the first alone.
-        labels: labelled: the model's labels in the order of its outputs, where its config does not name them.
-    """
+    """How texts become numbers."""
 
     name: TaskName = "auto"
+    """ "auto" takes the loss that fits the model's head, or the change of outputs where there is none."""
     blocks: bool = False
-    max_length: int = 128
-    stride: int | None = None
-    batch_size: int = 16
-    mask_fraction: float = 0.15
+    """Causal: join all texts with blank lines and cut them into blocks of `max_length` tokens; a text is then one block, and
+    what remains after the last whole block is left out."""
+    max_length: Annotated[int, Ge(2)] = 128
+    """Tokens of a text (or window, or block) at most, with those that the tokenizer adds."""
+    stride: Annotated[int | None, Ge(1)] = None
+    """Causal: tokens by which the window moves; None is as far as windows go that overlap by one token of the text."""
+    batch_size: Annotated[int, Ge(1)] = 16
+    """Texts in one forward pass."""
+    mask_fraction: Annotated[float, Gt(0), Lt(1)] = 0.15
+    """Masked: share of ordinary tokens to predict (80 % masked, 10 % random, 10 % kept)."""
     seed: int = 0
+    """Seed of masks."""
     measure: Measure = "metric"
+    """Labelled: the score is the task's first "metric" on all examples, or the mean over examples of whether they are right
+    ("accuracy") or of their "loss", for which a part of the examples can do."""
     labels: tuple[str, ...] | None = None
+    """Labelled: the model's labels in the order of its outputs, where its config does not name them."""
     every_token: bool = False
+    """Labelled: have the last block see every token, even where the head reads the first alone."""
 
     def __post_init__(self) -> None:
-        if self.max_length < 2 or self.batch_size < 1:
-            raise BadInput(f"max_length is {self.max_length} and batch_size {self.batch_size}; need at least 2 and 1")
-        if self.stride is not None and not 1 <= self.stride < self.max_length:
+        check(self)
+        if self.stride is not None and self.stride >= self.max_length:
             raise BadInput(f"stride is {self.stride}; it must be at least 1 and below max_length ({self.max_length})")
-        if not 0 < self.mask_fraction < 1:
-            raise BadInput(f"mask_fraction is {self.mask_fraction}; it must be between 0 and 1")
 
 
 class Task(Protocol):

@@ -1,0 +1,102 @@
+"""A command made from dataclasses of options: cyclopts reads the words, `options.build` makes the objects.
+
+app = command("quant", "Round weights …", {"options": QuantizeOptions, "load": Loading}, run)
+app(["mpnet-base", "--random", "3"])                  # calls run(options=QuantizeOptions(…), load=Loading(…))
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from outlierlens.errors import BadInput
+from outlierlens.options import Option, build, check_value, options_of
+
+
+class Usage(BadInput):
+    """Words that are no call of a command."""
+
+    code = 2  # of the process
+
+
+def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[..., None]) -> App:
+    """A cyclopts app of one command: `run` gets each group, a dataclass of options or an instance with other defaults,
+    under its name.
+
+    Raises:
+        TypeError: two groups have an option of the same name.
+    """
+    options = {group: options_of(cls) for group, cls in groups.items()}
+    parameters: dict[str, inspect.Parameter] = {}
+    for option in sorted((one for group in options.values() for one in group), key=lambda one: not one.flag.argument):
+        if option.name in parameters:
+            raise TypeError(f"{name}: two groups have an option {option.name}")
+        parameters[option.name] = _parameter(option)
+
+    def call(*arguments: Any, **given: Any) -> None:
+        given |= zip(parameters, arguments, strict=False)
+        built = {}
+        for group, of_group in options.items():
+            values = {one.path: _value(one, given[one.name]) for one in of_group if one.name in given}
+            built[group] = build(groups[group], values)
+        run(**built)
+
+    call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    call.__doc__ = about
+    app = App(
+        name=name,
+        help=about,
+        version_flags=[],
+        help_flags=["--help", "-h"],
+        result_action="return_value",
+        group_commands=Group("Help", sort_key=9),
+    )
+    app.default(call)
+    return app
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    flag = option.flag
+    name, _, negative = option.flags[-1].partition("/") if option.flags else ("", "", "")
+    marks = Parameter(
+        name=(*option.flags[:-1], name) if option.flags else None,
+        negative=negative or "",
+        help=option.help,
+        env_var=flag.env or None,
+        show_env_var=False,
+        show_default=False
+        if option.default in (None, "", (), False) or (flag.read and not flag.words)
+        else _words(option),
+    )
+    kind = inspect.Parameter.POSITIONAL_ONLY if flag.argument else inspect.Parameter.KEYWORD_ONLY
+    hint, default = (str | None, None) if flag.read else (option.kind, option.default)
+    if option.required:
+        default = inspect.Parameter.empty
+    return inspect.Parameter(option.name, kind, default=default, annotation=Annotated[hint, marks])
+
+
+def _words(option: Option) -> Any:
+    return (lambda _: option.flag.words) if option.flag.words else True
+
+
+def _value(option: Option, given: Any) -> Any:
+    """What was given as the dataclass takes it, within its bounds."""
+    value = option.value(given) if option.flag.read and isinstance(given, str) else given
+    try:
+        check_value(option.spelt, value, option.bounds)
+    except BadInput as error:
+        raise Usage(str(error)) from None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def call(app: App, words: Sequence[str], *, run: bool = True) -> None:
+    """Run the command, or with `run=False` only read its words.
+
+    Raises:
+        Usage: words that it does not take.
+    """
+    try:
+        (app if run else app.parse_args)(list(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise Usage(f"{' '.join(str(error).split())} See outlierlens {app.name[0]} --help") from None

@@ -1,0 +1,241 @@
+"""An option is said once: a field of a frozen dataclass, with its bounds beside its type and its help in the string below it.
+
+    @dataclass(frozen=True, kw_only=True)
+    class RoundingOptions:
+        \"\"\"How weights are rounded.\"\"\"
+
+        n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
+        \"\"\"Draws of as many random dimensions, kept.\"\"\"
+        dims: Annotated[tuple[int, ...] | None, Flag(read="cli.words:plain_dims")] = None
+        \"\"\"308,381: keep these; else what the weights name.\"\"\"
+        task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=128)
+
+        def __post_init__(self) -> None:
+            check(self)                                     # n_random is -1; it must be at least 0
+
+    for option in options_of(RoundingOptions):              # what the command line, its help and its page are made from
+        option.flags, option.default, option.help
+
+Modules of options import neither torch nor a library for command lines.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
+
+from outlierlens.errors import BadInput
+
+T = TypeVar("T")
+# What a bound says, and whether a value keeps it.
+_BOUNDS: dict[type[BaseMetadata], tuple[str, str, Callable[[Any, Any], bool]]] = {
+    Ge: ("ge", "at least", lambda value, end: value >= end),
+    Gt: ("gt", "more than", lambda value, end: value > end),
+    Le: ("le", "at most", lambda value, end: value <= end),
+    Lt: ("lt", "less than", lambda value, end: value < end),
+}
+
+
+class Flag:
+    """What the command line calls a field, where `--` and its name will not do, and how its words are read.
+
+    Attributes:
+        names: "--random", or "-o", "--output"; none for the field's own name.
+        read: "module:function" of this package that makes a value of one string; imported when an option is given.
+        words: the default as a user would write it, for options with `read`; "" shows none.
+        env: variable of the environment that stands in for the option.
+        argument: whether it stands without a name, by its place.
+        hidden: whether only Python has it.
+    """
+
+    def __init__(
+        self, *names: str, read: str = "", words: str = "", env: str = "", argument: bool = False, hidden: bool = False
+    ) -> None:
+        self.names, self.read, self.words, self.env = names, read, words, env
+        self.argument, self.hidden = argument, hidden
+
+
+class Flat:
+    """The fields of a nested options dataclass that the command line has; all of them where none is named."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as every surface needs it.
+
+    Attributes:
+        path: names of the fields that lead to it: ("task", "max_length").
+        flag: how the command line calls it and reads it. flags: its spellings, longest last; () for an argument.
+        kind: its type without bounds: int, float | None, bool, Path.
+        bounds: of `annotated_types`.
+        default: `dataclasses.MISSING` where one must be given.
+        help: the string below the field, one line.
+    """
+
+    path: tuple[str, ...]
+    flag: Flag
+    flags: tuple[str, ...]
+    kind: Any
+    bounds: tuple[BaseMetadata, ...]
+    default: Any
+    help: str
+
+    @property
+    def name(self) -> str:
+        """Of the parameter: the last field."""
+        return self.path[-1]
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    @property
+    def spelt(self) -> str:
+        """How errors of the command line call it: --random."""
+        return self.flags[-1].partition("/")[0] if self.flags else self.name.upper()
+
+    def value(self, given: str) -> Any:
+        """What the words of a command line mean, by `flag.read`; raises BadInput of the reader."""
+        module, _, function = self.flag.read.partition(":")
+        return getattr(importlib.import_module(f"outlierlens.{module}"), function)(given)
+
+
+def options_of(options: Any) -> tuple[Option, ...]:
+    """The options of a dataclass, or of an instance, whose values are then the defaults; nested ones in their place."""
+    cls = options if isinstance(options, type) else type(options)
+    return tuple(_options(cls, None if cls is options else options, (), None))
+
+
+def _options(cls: type, instance: Any, path: tuple[str, ...], only: tuple[str, ...] | None) -> Iterator[Option]:
+    hints, helps = _hints(cls), docstrings(cls)
+    for field in dataclasses.fields(cls):
+        if only and field.name not in only:
+            continue
+        default = _default(field) if instance is None else getattr(instance, field.name)
+        kind, *marks = typing.get_args(hints[field.name]) if _annotated(hints[field.name]) else (hints[field.name],)
+        flat = next((mark for mark in marks if isinstance(mark, Flat)), None)
+        flag = next((mark for mark in marks if isinstance(mark, Flag)), Flag())
+        if flag.hidden:
+            continue
+        here = (*path, field.name)
+        if flat is not None:
+            yield from _options(kind, None if default is dataclasses.MISSING else default, here, flat.names)
+            continue
+        flags = () if flag.argument else flag.names or (f"--{field.name.replace('_', '-')}",)
+        bounds = tuple(mark for mark in marks if isinstance(mark, BaseMetadata))
+        yield Option(here, flag, flags, kind, bounds, default, helps.get(field.name, ""))
+
+
+def build(options: type[T] | T, values: Mapping[tuple[str, ...], Any]) -> T:
+    """The dataclass with `values` by path in place of defaults."""
+    own = {path[0]: value for path, value in values.items() if len(path) == 1}
+    nested: dict[str, dict[tuple[str, ...], Any]] = {}
+    for path, value in values.items():
+        if len(path) > 1:
+            nested.setdefault(path[0], {})[path[1:]] = value
+    for name, inner in nested.items():
+        start = (
+            _default(next(field for field in dataclasses.fields(options) if field.name == name))  # type: ignore[arg-type]
+            if isinstance(options, type)
+            else getattr(options, name)
+        )
+        own[name] = build(_kind(options, name) if start is dataclasses.MISSING else start, inner)
+    if isinstance(options, type):
+        return options(**own)
+    return dataclasses.replace(options, **own)  # type: ignore[type-var]
+
+
+def check(options: Any) -> None:
+    """Raise BadInput for the first field of a dataclass that is outside its bounds."""
+    cls: Any = type(options)
+    for name, bounds in _bounds(cls):
+        check_value(name, getattr(options, name), bounds)
+
+
+def check_value(name: str, value: Any, bounds: tuple[BaseMetadata, ...]) -> None:
+    """Raise BadInput where a number is outside its bounds, or is no number; None is what an optional field may be."""
+    if value is None or not bounds:
+        return
+    if isinstance(value, float) and math.isnan(value):
+        raise BadInput(f"{name} is nan; it must be {bounds_text(bounds)}")
+    for bound in bounds:
+        attribute, _, keeps = _BOUNDS[type(bound)]
+        if not keeps(value, getattr(bound, attribute)):
+            raise BadInput(f"{name} is {value}; it must be {bounds_text(bounds)}")
+
+
+def bounds_text(bounds: tuple[BaseMetadata, ...]) -> str:
+    """ "at least 0 and at most 1" """
+    return " and ".join(f"{_BOUNDS[type(one)][1]} {getattr(one, _BOUNDS[type(one)][0])}" for one in bounds)
+
+
+@functools.cache
+def _bounds(cls: type) -> tuple[tuple[str, tuple[BaseMetadata, ...]], ...]:
+    found = []
+    for name, hint in _hints(cls).items():
+        bounds = tuple(mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, BaseMetadata))
+        if bounds:
+            found.append((name, bounds))
+    return tuple(found)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _kind(options: Any, name: str) -> Any:
+    hint = _hints(options if isinstance(options, type) else type(options))[name]
+    return typing.get_args(hint)[0] if _annotated(hint) else hint
+
+
+def _annotated(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Annotated
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def without_none(kind: Any) -> Any:
+    """`int` of `int | None`; other types as they are."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        left = [one for one in typing.get_args(kind) if one is not type(None)]
+        return left[0] if len(left) == 1 else kind
+    return kind
+
+
+@functools.cache
+def docstrings(cls: type) -> dict[str, str]:
+    """Field -> the string below it, in one line; of base classes too."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(one):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                found[field.target.id] = " ".join(below.value.value.split())
+    return found
