@@ -147,3 +147,28 @@ def test_a_vocabulary_alone_says_whether_capitals_count(run: Any, tmp_path: Path
         "observe", str(folder), "--data", str(tmp_path / "chains.txt"), "--tokenizer", str(tmp_path / "other")
     )
     assert code == 0, err
+
+
+@pytest.mark.parametrize("cased", [True, False])
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_a_tokenizer_json_alone_says_whether_capitals_count(family: str, cased: bool, tmp_path: Path) -> None:
+    """AutoTokenizer makes BERT's tokenizer anew and lower-cases, whatever the file's normalizer says."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    from outlierlens.models import load_model
+
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "he", "He", "cafe", "café"]
+    made = Tokenizer(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    build(FAMILIES[family]).save_pretrained(tmp_path)
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer: Any = load_model(str(tmp_path)).tokenizer
+    assert (
+        tokenizer.tokenize("He café") == made.encode("He café").tokens == (["He", "café"] if cased else ["he", "cafe"])
+    )
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"do_lower_case": cased})
+    )  # said elsewhere: not overruled
+    tokenizer = load_model(str(tmp_path)).tokenizer
+    assert tokenizer.tokenize("He") == (["he"] if cased else ["He"])

@@ -39,6 +39,10 @@ BESIDE = (
     "config.json", "generation_config.json", "preprocessor_config.json", "modules.json", "sentence_bert_config.json",
     "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
+# Settings of BERT's tokenizer -> their names in the normalizer of a tokenizer.json.
+_LETTERS = {
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
+}  # fmt: skip
 _PART = re.compile(r".*-\d{5}-of-\d{5}\.(safetensors|bin)")
 
 Progress = Callable[[str], None]
@@ -119,20 +123,28 @@ def tokenizer_is_made(folder: Path) -> bool:
     return load_config(path).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
-def is_cased(folder: Path) -> bool | None:
-    """Whether the word pieces of a vocab.txt have capital letters, names in brackets ([CLS]) left aside.
+def how_letters_are_read(folder: Path) -> dict[str, bool | None]:
+    """What word pieces in `folder` say of capitals, accents and Chinese, in BERT's tokenizer's terms, its own file aside.
 
-    None where there is no vocab.txt, or something beside it says how it is read.
+    A tokenizer.json tells it in its normalizer; a vocab.txt alone by whether any piece has a capital letter, names in brackets
+    ([CLS]) left aside. Empty where there is neither. What tokenizer_config.json says of the same is left out.
     """
-    vocabulary = folder / WORD_PIECES
-    if not vocabulary.is_file() or (folder / "tokenizer.json").is_file():
-        return None
-    if "do_lower_case" in load_config(folder / "tokenizer_config.json"):
-        return None
-    pieces = vocabulary.read_text("utf-8", errors="replace").split("\n")
-    if (longest := max(map(len, pieces))) > MAX_PIECE:
-        raise BadFile(f"{vocabulary}: a word piece of {longest:,} characters; fetch the file again")
-    return any(piece != piece.lower() for piece in pieces if not piece.startswith(("[", "<")))
+    said: dict[str, bool | None] = {}
+    vocabulary, whole = folder / WORD_PIECES, folder / "tokenizer.json"
+    if whole.is_file():
+        try:
+            normalizer = json.loads(whole.read_bytes())["normalizer"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return {}  # whoever reads the tokenizer says what is wrong with it
+        if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
+            said = {ours: normalizer[theirs] for ours, theirs in _LETTERS.items() if theirs in normalizer}
+    elif vocabulary.is_file():
+        pieces = vocabulary.read_text("utf-8", errors="replace").split("\n")
+        if (longest := max(map(len, pieces))) > MAX_PIECE:
+            raise BadFile(f"{vocabulary}: a word piece of {longest:,} characters; fetch the file again")
+        said = {"do_lower_case": not any(one != one.lower() for one in pieces if not one.startswith(("[", "<")))}
+    settled = load_config(folder / "tokenizer_config.json")
+    return {name: value for name, value in said.items() if name not in settled}
 
 
 def names_its_class(folder: Path) -> bool:

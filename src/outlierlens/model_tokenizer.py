@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadFile, need
-from outlierlens.model_folder import VOCABULARIES, is_cased, names_its_class, tokenizer_is_made
+from outlierlens.model_folder import VOCABULARIES, how_letters_are_read, names_its_class, tokenizer_is_made
 
 UNKNOWN = "\U00013000"  # a hieroglyph; a vocabulary that has it can read it
 
@@ -24,9 +24,9 @@ def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) ->
     automatic = transformers.PreTrainedTokenizerFast if tokenizer_is_made(folder) else transformers.AutoTokenizer
     # Only AutoTokenizer asks the config; a class of its own would keep it among what it saves.
     how = common if config is None or automatic is not transformers.AutoTokenizer else {**common, "config": config}
-    if (cased := is_cased(folder)) is not None:
-        how = {**how, "do_lower_case": not cased}
-        if config is None and not names_its_class(folder):
+    if letters := how_letters_are_read(folder):  # AutoTokenizer takes BERT's defaults, and lower-cases
+        how = {**how, **letters}
+        if config is None and not (folder / "tokenizer.json").is_file() and not names_its_class(folder):
             automatic = transformers.BertTokenizer
     try:
         tokenizer = automatic.from_pretrained(source, **how)
