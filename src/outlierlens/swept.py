@@ -6,14 +6,11 @@ swept.map()                               # changes as [layer window, dim], NaN 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.results import Provenance, metric_on, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result, metric_on
 
 BY_LAYER = "layer by layer"  # stands for the window of sets that differ from layer to layer
 Stopped = Literal["precise", "all texts", "unfinished"]
@@ -178,9 +175,8 @@ class Screening:
     safety: float
 
 
-@result
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
     """Every dimension (or set, or layer window × dimension) switched off in turn.
 
     Attributes:
@@ -291,7 +287,7 @@ class Sweep:
             changes[names.index(effect.window), effect.dims[0]] = effect.change
         return changes
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row per effect, largest first."""
         return [
             {
@@ -316,11 +312,6 @@ class Sweep:
             for effect in self.top(len(self.effects))
         ]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per effect, largest first."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows()[:10], caption=f"{self.provenance.model}: {self.task}, {self.mode}")
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the largest."""
+        return self.records()[:10]

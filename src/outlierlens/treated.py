@@ -8,16 +8,13 @@ treated.verdict, treated.place                   # "fixed", "by position", "info
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 Verdict = Literal["no damage", "fixed", "by position", "information", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
@@ -145,9 +142,8 @@ class Treated:
         return "both" if kept < 0 and only < 0 else "unclear"
 
 
-@result
 @dataclass(frozen=True)
-class BeyondZero:
+class BeyondZero(Result, caption="{self.provenance.model}: {self.task}, beyond zero"):
     """Dimensions zeroed, set to means, shuffled, scaled and restored, beside random dimensions treated alike.
 
     Attributes:
@@ -208,14 +204,9 @@ class BeyondZero:
         said += f", keeping the first token alone {share(kept)}"
         return said + (f": {where[treated.place]}." if treated.place in where else ".")
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per set of dimensions and treatment."""
-        return table(list(treatment_rows(self)))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(list(treatment_rows(self)), caption=f"{self.provenance.model}: {self.task}, beyond zero")
+        return treatment_rows(self)
 
 
 def share(one: Treatment) -> str:
