@@ -395,7 +395,9 @@ def test_the_result_comes_back_from_json(scored: FrozenScores) -> None:
     assert isinstance(back, FrozenScores)
     assert back.clip_dims == {"1": (4,)}
     assert back.fix("whiten").selected == scored.fix("whiten").selected
-    with pytest.raises(BadInput, match="no fix 'clip:2' in this result; it has raw, clip, standardize, abtt:3, whiten"):
+    with pytest.raises(
+        BadInput, match="no fix 'clip:2' in this result; there are raw, clip, standardize, abtt:3, whiten"
+    ):
         back.fix("clip:2")
 
 

@@ -324,7 +324,7 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
         origin(path, OriginOptions(dims=(5, 20)))
     with pytest.raises(BadInput, match="has no stack 'decoder'; its stacks: model"):
         origin(path, OriginOptions(dims={"decoder": (5,)}))
-    with pytest.raises(BadInput, match="stack 'model' has no class table; its tables: token, position, segment"):
+    with pytest.raises(BadInput, match="stack 'model' has no class table; there are token, position, segment"):
         origin(path, OriginOptions(dims=(5,))).stacks[0].table("class")
     told: list[str] = []
     limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000, notice=told.append)))

@@ -7,7 +7,7 @@ damage.controls[0].p                              # rank p of the chosen set amo
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from outlierlens.results import Provenance, Result, metric_on
+from outlierlens.results import OnTask, Provenance, Result
 
 FillKind = Literal["same", "other", "nonsense", "changed"]
 SIGNS: dict[FillKind, str] = {"same": "=", "other": "≠", "nonsense": "✗", "changed": "!"}
@@ -134,7 +134,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Damage(Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
+class Damage(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
     """What switching dimensions off does to a model, beside controls.
 
     Attributes:
@@ -172,16 +172,6 @@ class Damage(Result, caption="{self.provenance.model}: {self.task}, {self.mode}"
         """The first of these kinds of control sets that was measured."""
         found = {control.kind: control for control in self.controls}
         return next((found[kind] for kind in kinds if kind in found), None)
-
-    @property
-    def of_change(self) -> str:
-        """What a change is a number of: "nats per token"; "mcc lost"."""
-        return f"{self.metric} lost" if self.metric else self.unit
-
-    @property
-    def measured(self) -> str:
-        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
-        return metric_on(self.task, self.metric)
 
     def records(self) -> list[dict[str, Any]]:
         """One flat row per condition."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from outlierlens.detect import hypergeometric_tail
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, pick
 from outlierlens.results import Provenance, Result
 from outlierlens.super_weights import SuperWeights
 
@@ -142,10 +142,7 @@ class Detectors(Result, caption="{self.provenance.model} on {self.data}: every d
 
     def definition(self, name: str) -> Definition:
         """One of `definitions`; raises BadInput with those there are."""
-        for one in self.definitions:
-            if one.name == name:
-                return one
-        raise BadInput(f"no definition {name!r}; there are {', '.join(self.names)}")
+        return pick(self.definitions, f"no definition {name!r}", name=name)
 
     def of(self, name: str, condition: str = MODEL) -> Found:
         """What a definition finds under a condition; raises BadInput with what there is."""
@@ -157,12 +154,7 @@ class Detectors(Result, caption="{self.provenance.model} on {self.data}: every d
 
     def values_of(self, condition: str = MODEL) -> LayerValues:
         """Numbers of whole layers; raises BadInput with the conditions there are."""
-        for one in self.values:
-            if one.condition == condition:
-                return one
-        raise BadInput(
-            f"condition {condition!r} has no values; there are {', '.join(v.condition for v in self.values)}"
-        )
+        return pick(self.values, f"condition {condition!r} has no values", condition=condition)
 
     def agreement(self, layer: str | None = None, condition: str = MODEL) -> np.ndarray:
         """Jaccard index [definition, definition] in [0, 1] of the dimensions found: pooled, or of one `layer`.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, Result
 
@@ -128,10 +128,7 @@ class FrozenScores(
 
     def fix(self, name: str) -> FixScores:
         """Scores of one repair; raises BadInput with those there are."""
-        for one in self.fixes:
-            if one.fix == name:
-                return one
-        raise BadInput(f"no fix {name!r} in this result; it has {', '.join(one.fix for one in self.fixes)}")
+        return pick(self.fixes, f"no fix {name!r} in this result", fix=name)
 
     def interval(self, low: float, high: float, form: str = "+.3f", times: float = 1) -> str:
         """The interval of a change on the test split in words, its ends multiplied by `times`."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.attended import Attention
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput, need, pick
 from outlierlens.frequent import Frequency
 from outlierlens.results import Provenance, Result
 from outlierlens.swept import Effect, Sweep
@@ -66,10 +66,7 @@ class Line:
 
     def link(self, what: str) -> Link:
         """One of `links`; raises BadInput with those there are."""
-        for one in self.links:
-            if one.what == what:
-                return one
-        raise BadInput(f"no link {what!r}; there are {', '.join(one.what for one in self.links)}")
+        return pick(self.links, f"no link {what!r}", what=what)
 
 
 @dataclass(frozen=True)
@@ -95,10 +92,7 @@ class LayerStory(Result, caption="{self.provenance.model}: damage against correl
 
     def line(self, label: str) -> Line:
         """One of `lines` by its label; raises BadInput with those there are."""
-        for one in self.lines:
-            if one.label == label:
-                return one
-        raise BadInput(f"no line {label!r}; there are {', '.join(one.label for one in self.lines)}")
+        return pick(self.lines, f"no line {label!r}", label=label)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per line and layer."""

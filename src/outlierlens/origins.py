@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.results import Provenance, Result
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -267,11 +267,7 @@ class StackOrigin:
 
     def table(self, kind: str) -> TableOrigin:
         """The table of a kind; raises BadInput where there is none."""
-        for one in self.tables:
-            if one.kind == kind:
-                return one
-        have = ", ".join(one.kind for one in self.tables) or "none"
-        raise BadInput(f"stack {self.stack!r} has no {kind} table; its tables: {have}")
+        return pick(self.tables, f"stack {self.stack!r} has no {kind} table", kind=kind)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, Result
 
@@ -238,18 +238,12 @@ class Predictions(Result, caption="{self.provenance.model} on {self.data}: frequ
 
     def of(self, input: str) -> Heard:
         """One kind of input; raises BadInput with those there are."""
-        for heard in self.heard:
-            if heard.input == input:
-                return heard
-        raise BadInput(f"no input {input!r} in this result; there are {', '.join(one.input for one in self.heard)}")
+        return pick(self.heard, f"no input {input!r} in this result", input=input)
 
     def shift(self, input: str, intervention: str) -> Shift:
         """One intervention on one kind of input; raises BadInput with what there is."""
-        for shift in self.shifts:
-            if (shift.input, shift.intervention) == (input, intervention):
-                return shift
-        there = ", ".join(f"{shift.input} / {shift.intervention}" for shift in self.shifts)
-        raise BadInput(f"no intervention {intervention!r} on input {input!r} in this result; there are {there}")
+        missing = f"no intervention {intervention!r} on input {input!r} in this result"
+        return pick(self.shifts, missing, input=input, intervention=intervention)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per input, intervention and measure."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, Result
 
@@ -165,10 +165,7 @@ class PositionProbe(
 
     def at(self, layer: str) -> LayerProbe:
         """The probe of one layer; raises BadInput with the layers there are."""
-        for one in self.layers:
-            if one.layer == layer:
-                return one
-        raise BadInput(f"no layer {layer!r} was probed; there are {', '.join(one.layer for one in self.layers)}")
+        return pick(self.layers, f"no layer {layer!r} was probed", layer=layer)
 
     def records(self) -> list[dict[str, Any]]:
         """One row per layer and dimension."""

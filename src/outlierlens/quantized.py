@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.results import Provenance, Result
 
 What = Literal["intact", "rounded", "kept", "random", "mixed", "smoothed"]
@@ -243,10 +243,7 @@ class Quantized(Result, caption="{self.provenance.model}: {self.verdict}"):
 
     def rounding(self, scheme: str) -> Rounding:
         """One scheme; raises BadInput with those there are."""
-        for one in self.roundings:
-            if one.scheme == scheme:
-                return one
-        raise BadInput(f"no scheme {scheme!r} in this result; there are {', '.join(o.scheme for o in self.roundings)}")
+        return pick(self.roundings, f"no scheme {scheme!r} in this result", scheme=scheme)
 
     @property
     def worst(self) -> Rounding:

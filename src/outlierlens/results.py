@@ -124,6 +124,24 @@ class Result(ABC):
         return html_table(list(self.shown()), caption=self.caption)
 
 
+class OnTask:
+    """What numbers of a task are called, for results with these fields."""
+
+    task: str  # its metric included: "causal loss", "glue:cola mcc"
+    metric: str  # "" for a loss
+    unit: str
+
+    @property
+    def of_change(self) -> str:
+        """What a change is a number of: "nats per token"; "mcc lost"."""
+        return f"{self.metric} lost" if self.metric else self.unit
+
+    @property
+    def measured(self) -> str:
+        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
+        return f"{self.metric} on {self.task.removesuffix(f' {self.metric}')}" if self.metric else self.task
+
+
 _version = functools.cache(metadata.version)  # reading a package's metadata takes longer than many a measure
 
 
@@ -321,8 +339,3 @@ def _decode_dataclass(cls: type, value: Any, where: str) -> Any:
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise BadFile(f"{where}: {f.name} is missing")
     return cls(**given)
-
-
-def metric_on(task: str, metric: str) -> str:
-    """The task of a result for reading: "causal loss"; "mcc on glue:cola", whose task is "glue:cola mcc"."""
-    return f"{metric} on {task.removesuffix(f' {metric}')}" if metric else task

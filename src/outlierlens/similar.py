@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
 from outlierlens.results import Provenance, Result
 
@@ -107,11 +107,7 @@ class TaskScores:
 
     def choice(self, fix: str, how: str) -> Choice:
         """The choice of `fix` made `how`; raises BadInput with those there are."""
-        for one in self.choices:
-            if (one.fix, one.how) == (fix, how):
-                return one
-        there = ", ".join(f"{one.fix} ({one.how})" for one in self.choices)
-        raise BadInput(f"{self.name} has no choice for {fix} ({how}); there are {there}")
+        return pick(self.choices, f"{self.name} has no choice for {fix} / {how}", fix=fix, how=how)
 
 
 @dataclass(frozen=True)
@@ -171,10 +167,7 @@ class Similarity(Result, caption="{self.provenance.model}: semantic similarity, 
 
     def task(self, name: str) -> TaskScores:
         """The data set called `name`; raises BadInput with those there are."""
-        for one in self.tasks:
-            if one.name == name:
-                return one
-        raise BadInput(f"no task {name!r}; there are {', '.join(task.name for task in self.tasks)}")
+        return pick(self.tasks, f"no task {name!r}", name=name)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per task, layer or static vectors, and fix."""
@@ -307,11 +300,7 @@ class WordInContext(Result, caption="{self.provenance.model}: words in context, 
 
     def choice(self, fix: str, thresholds: str = "grid") -> WordChoice:
         """The choice of `fix` with these thresholds; raises BadInput with those there are."""
-        for one in self.choices:
-            if (one.fix, one.thresholds) == (fix, thresholds):
-                return one
-        there = ", ".join(f"{one.fix} ({one.thresholds})" for one in self.choices)
-        raise BadInput(f"no choice for {fix} ({thresholds}); there are {there}")
+        return pick(self.choices, f"no choice for {fix} / {thresholds}", fix=fix, thresholds=thresholds)
 
     def records(self) -> list[dict[str, Any]]:
         """One row per split, layer, fix and threshold."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.results import Provenance, Result, metric_on
+from outlierlens.results import OnTask, Provenance, Result
 
 BY_LAYER = "layer by layer"  # stands for the window of sets that differ from layer to layer
 Stopped = Literal["precise", "all texts", "unfinished"]
@@ -176,7 +176,7 @@ class Screening:
 
 
 @dataclass(frozen=True)
-class Sweep(Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
+class Sweep(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
     """Every dimension (or set, or layer window × dimension) switched off in turn.
 
     Attributes:
@@ -237,16 +237,6 @@ class Sweep(Result, caption="{self.provenance.model}: {self.task}, {self.mode}")
     def is_loss(self) -> bool:
         """Whether exp(value) is a perplexity."""
         return self.unit == "nats per token"
-
-    @property
-    def of_change(self) -> str:
-        """What a change is a number of: "nats per token"; "mcc lost"."""
-        return f"{self.metric} lost" if self.metric else self.unit
-
-    @property
-    def measured(self) -> str:
-        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
-        return metric_on(self.task, self.metric)
 
     @property
     def has_intact(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, pick
 from outlierlens.interval_words import interval_text
 from outlierlens.results import Provenance, Result
 
@@ -99,10 +99,7 @@ class Treated:
 
     def of(self, name: str) -> Treatment:
         """One treatment; raises BadInput with those there are."""
-        for one in self.treatments:
-            if one.name == name:
-                return one
-        raise BadInput(f"no treatment {name!r}; there are {', '.join(one.name for one in self.treatments)}")
+        return pick(self.treatments, f"no treatment {name!r}", name=name)
 
     @property
     def scales(self) -> tuple[tuple[float, Treatment | None], ...]:
