@@ -1,5 +1,6 @@
 """One of every kind of result: `made_in(folder)["Sweep"]`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ import similar_results
 import synthetic_report
 import synthetic_tasks
 import test_layer_story
+import test_observation
 import treated_results
 from outlierlens.comparison import compare
 from outlierlens.luo_replicated import LuoReplication
+from outlierlens.observation import ActivationOutlier, Observation
 from outlierlens.pretrained import Outcomes
 from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.scanned import Scans
@@ -39,7 +42,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     data = synthetic_report.report_data()
     made: dict[str, Any] = {
         "Scan": data.scan,
-        "Observation": data.observation,
+        "Observation": _observation(),
         "Damage": data.damages[0],
         "ReportData": data,
     }
@@ -68,6 +71,12 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Quantized"] = quantized_results.quantized()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
+
+
+def _observation() -> Observation:
+    two = test_observation.TWO
+    found = ActivationOutlier("massive", 1, ("0", "1"), (2000.0, 3000.0))
+    return replace(two, stacks=(replace(two.stacks[0], outliers=(found,)), *two.stacks[1:]))
 
 
 def _papers(provenance: Any, made: dict[str, Any]) -> dict[str, Any]:

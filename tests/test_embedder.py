@@ -422,7 +422,6 @@ def test_the_card_and_the_result_say_what_it_is(small: Any, tmp_path: Path) -> N
         assert part in text
     assert from_json(to_json(found)) == found
     assert load(tmp_path / "made" / "outlierlens.json") == found
-    assert list(found.to_pandas()["reader"]) == [check.reader for check in found.checks]
 
 
 def test_the_command_writes_checks_and_reports(run: Any, tmp_path: Path) -> None:

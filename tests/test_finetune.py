@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import BertForMaskedLM
 
 from finetune_runs import examples, rows, tiny, train, tuned, write_data
-from outlierlens import ablate, load, save
+from outlierlens import ablate, load
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.finetune import FinetuneSettings
 from outlierlens.finetune.card import card
@@ -505,14 +505,10 @@ def test_the_order_is_random_and_of_like_lengths() -> None:
 # The result and its card
 
 
-def test_the_result_survives_json(tmp_path: Path) -> None:
+def test_the_result_says_its_scores() -> None:
     value = tuned()
-    again = load(save(value, tmp_path / "finetuned.json"))
-    assert again == value
-    assert [row["accuracy"] for row in again.rows()] == [0.75, 0.75]
-    assert again.spread() == (0.75, 0.75, 0.75)
-    assert again.to_pandas().seed.tolist() == [42, 43]
-    assert "<td>0.75</td>" in again._repr_html_()
+    assert [(row["seed"], row["accuracy"]) for row in value.records()] == [(42, 0.75), (43, 0.75)]
+    assert value.spread() == (0.75, 0.75, 0.75)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from outlierlens.errors import BadInput
 from outlierlens.frozen.measure import FrozenOptions, frozen, invertible
 from outlierlens.frozen.splits import HELD_OUT, Splits, divide, protocol_of, read_frozen
 from outlierlens.frozen.train import TrainOptions, train
-from outlierlens.frozen_scores import FrozenScores, chosen_rows, frozen_rows
+from outlierlens.frozen_scores import FrozenScores
 from outlierlens.hidden import tapped
 from outlierlens.labelled import Examples, find_task, plain_task, read_examples
 from outlierlens.models import LoadedModel, LoadOptions, from_objects, load_model
@@ -395,16 +395,15 @@ def test_the_result_comes_back_from_json(scored: FrozenScores) -> None:
     assert isinstance(back, FrozenScores)
     assert back.clip_dims == {"1": (4,)}
     assert back.fix("whiten").selected == scored.fix("whiten").selected
-    with pytest.raises(BadInput, match="no fix 'clip:2' in this result; it has raw, clip, standardize, abtt:3, whiten"):
+    with pytest.raises(
+        BadInput, match="no fix 'clip:2' in this result; there are raw, clip, standardize, abtt:3, whiten"
+    ):
         back.fix("clip:2")
 
 
 def test_rows_tables_and_notes(scored: FrozenScores) -> None:
-    rows = list(frozen_rows(scored))
-    assert len(rows) == 5 * 4
-    assert scored.to_pandas().shape == (20, 11)
-    assert [row["layer by"] for row in chosen_rows(scored)] == ["dev"] * 5 + ["test"] * 5
-    assert "tiny: classify from frozen vectors" in scored._repr_html_()
+    assert [len(row) for row in scored.records()] == [11] * 5 * 4
+    assert [row["layer by"] for row in scored.shown()] == ["dev"] * 5 + ["test"] * 5
     assert "standardize, whiten: invertible" in " ".join(scored.notes)
     assert "--bias tells the two apart" in " ".join(scored.notes)
 

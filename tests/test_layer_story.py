@@ -176,7 +176,6 @@ def test_rows_files_picture_and_command(sweep: Sweep, tmp_path: Any, run: Any) -
     assert len(rows) == 2 * LAYERS
     assert rows[0]["frequency_raw"] == pytest.approx(R[1, 2])
     assert [row["with"] for row in link_rows(story)] == ["frequency, raw", "frequency, log", "attention"] * 2
-    assert len(story.to_pandas()) == 2 * LAYERS
     drawn = charts.layer_story(story)
     assert len(drawn.spec["vconcat"]) == 4
     assert "2 and frequency, raw: rank correlation over layers +1.00" in drawn.reading

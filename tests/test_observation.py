@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 
 from architectures import FAMILIES, build
@@ -80,11 +81,11 @@ def test_the_table_holds_every_statistic_of_both_views() -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_one_view_alone(view: str) -> None:
     check(TWO.to_pandas(view), TWO, (view,))
-    assert {row["view"] for row in TWO.rows(view)} == {view}
+    assert {row["view"] for row in TWO.records(view)} == {view}
 
 
 def test_rows_are_plain_values_in_the_order_of_the_table() -> None:
-    rows = list(TWO.rows())
+    rows = list(TWO.records())
     assert {type(value) for row in rows for value in row.values()} == {str, int, float}
     pandas.testing.assert_frame_equal(pandas.DataFrame(rows), TWO.to_pandas())
 
@@ -93,7 +94,7 @@ def test_an_unknown_view_is_named() -> None:
     with pytest.raises(BadInput, match="no view 'special'; views are all, without_special"):
         TWO.to_pandas("special")
     with pytest.raises(BadInput, match="no view 'special'"):
-        next(TWO.rows("special"))
+        next(TWO.records("special"))
 
 
 def test_an_observation_read_from_json_has_the_same_table() -> None:
@@ -120,11 +121,11 @@ def test_parquet_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "o.parquet"
     path.write_bytes(b"old")
 
-    def full(self: pandas.DataFrame, target: BinaryIO, **_: Any) -> None:
+    def full(table: pyarrow.Table, target: BinaryIO) -> None:
         target.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pandas.DataFrame, "to_parquet", full)
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
     with pytest.raises(OSError, match="No space left"):
         TWO.to_parquet(path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("o.parquet", b"old")]

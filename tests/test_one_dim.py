@@ -21,7 +21,6 @@ from outlierlens.errors import BadInput
 from outlierlens.labelled import Examples, find_task, plain_task
 from outlierlens.models import LoadOptions, from_objects, load_model
 from outlierlens.one_dim import OneDimOptions, one_dimension
-from outlierlens.one_dimension import one_dimension_rows
 from outlierlens.results import from_json, load, to_json
 from outlierlens.stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.tasks import TaskOptions
@@ -250,10 +249,10 @@ def test_named_dimensions_layers_and_the_paper_s_way(words: Any) -> None:
     assert (probe.mean, probe.shift, probe.train) == (pytest.approx(paper.mean, rel=1e-4), paper.shift, paper.right)
     said = paper.predict(vectors[:, 6])
     assert probe.value == metrics.accuracy_score(dev.labels, said)
-    whys = {row["dim"]: row["why"] for row in one_dimension_rows(found) if row["layer"] == "2"}
+    whys = {row["dim"]: row["why"] for row in found.shown() if row["layer"] == "2"}
     assert "weights, variance" in whys[6]
     assert to_json(from_json(to_json(found))) == to_json(found)
-    assert len(found.to_pandas()) == 4 * 16
+    assert len(found.records()) == 4 * 16
 
 
 def test_limit_draws_by_seed_and_classes_can_count_alike(words: Any) -> None:

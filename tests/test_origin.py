@@ -25,7 +25,7 @@ from outlierlens.models import from_objects
 from outlierlens.observation import ActivationOutlier
 from outlierlens.origin import OriginOptions, dims_of_observation, origin, origin_live
 from outlierlens.origin_verdict import summary
-from outlierlens.origins import Origin, StackOrigin, TableOrigin, norm_rows, table_rows
+from outlierlens.origins import Origin, StackOrigin, TableOrigin
 from outlierlens.results import from_json, load, save, to_json
 from outlierlens.vocabulary import token_texts
 from outlierlens.weights import ScanOptions, scan
@@ -283,7 +283,7 @@ def test_ranks_of_norms_by_hand(tmp_path: Path) -> None:
     assert bias.layers == ("0", "1")
     assert bias.rank_z[1].tolist() == [2, 1]  # nineteen equal values share rank 2
     assert bias.n_outside[1] == 1
-    rows = [row for row in norm_rows(origin(str(path), OriginOptions(dims=(5,)))) if row["role"] == "embedding norm"]
+    rows = [row for row in origin(str(path), OriginOptions(dims=(5,))).records() if row["role"] == "embedding norm"]
     assert [(row["part"], row["layer"], row["dim"]) for row in rows] == [
         ("scale", "embeddings", 5),
         ("bias", "embeddings", 5),
@@ -295,11 +295,10 @@ def test_a_result_comes_back_from_json_and_as_tables(tmp_path: Path) -> None:
     again = from_json(to_json(found))
     assert to_json(again) == to_json(found)
     assert again.stacks[0].verdicts == found.stacks[0].verdicts
-    rows = list(table_rows(found))
+    rows = list(found.shown())
     assert len(rows) == 2 * 3
     assert (rows[0]["table"], rows[0]["dim"], rows[0]["strongest_row"]) == ("token", 5, 1)
-    assert len(found.to_pandas()) == 2 * (2 + 4 * 2)
-    assert "<table" in found._repr_html_()
+    assert len(list(found.records())) == 2 * (2 + 4 * 2)
 
 
 def test_default_dimensions_are_those_of_the_scan_and_the_fingerprint_is_of_the_values(tmp_path: Path) -> None:
@@ -325,7 +324,7 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
         origin(path, OriginOptions(dims=(5, 20)))
     with pytest.raises(BadInput, match="has no stack 'decoder'; its stacks: model"):
         origin(path, OriginOptions(dims={"decoder": (5,)}))
-    with pytest.raises(BadInput, match="stack 'model' has no class table; its tables: token, position, segment"):
+    with pytest.raises(BadInput, match="stack 'model' has no class table; there are token, position, segment"):
         origin(path, OriginOptions(dims=(5,))).stacks[0].table("class")
     told: list[str] = []
     limited = origin(path, OriginOptions(dims=(5,), scan=ScanOptions(max_read=1000, notice=told.append)))

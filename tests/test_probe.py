@@ -14,7 +14,7 @@ from outlierlens import charts
 from outlierlens.clipping import Clipping, resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.probed import bucket_accuracy, buckets, meaning, probe_rows
+from outlierlens.probed import bucket_accuracy, buckets, meaning
 from outlierlens.probing import ProbeOptions, Split, probe_positions, split_texts
 from outlierlens.results import from_json, load, to_json
 from outlierlens.vectors.read import ReadOptions
@@ -216,13 +216,12 @@ def test_words_about_positions() -> None:
     assert bucket_accuracy(found, found.layers[0].raw) == pytest.approx([0.8, 0.0])
     assert found.named == (2,)
     assert [one.largest.dim for one in found.layers] == [1, 2]
-    assert [row["largest_dim"] for row in probe_rows(found)] == [1, 2]
-    assert [row["dim_2"] for row in probe_rows(found)] == [0.3, 1.3]
+    assert [row["largest_dim"] for row in found.shown()] == [1, 2]
+    assert [row["dim_2"] for row in found.shown()] == [0.3, 1.3]
     assert found.at("0").clipped_dims == (2,)
     with pytest.raises(BadInput, match="no layer '9' was probed; there are embeddings, 0"):
         found.at("9")
-    assert len(found.to_pandas()) == 8
-    assert "<table>" in found._repr_html_()
+    assert len(found.records()) == 8
     assert meaning(found) == [
         "positions are added before the first block: the embeddings of one token differ by where it stands, and the "
         "embeddings' probe reads what was written there"

@@ -25,7 +25,7 @@ from outlierlens.pruning.check import CheckOptions, prune_check
 from outlierlens.pruning.protect import TOOLS, ProtectOptions, protect
 from outlierlens.report.joined import Joined, joined_notes
 from outlierlens.report.pruning import pruning_sections
-from outlierlens.results import from_json, load, to_json
+from outlierlens.results import load
 
 OUTLIERS = CheckOptions(dims=(3,))
 NORMS = "encoder.layer.{}.output.LayerNorm.{}"
@@ -581,14 +581,6 @@ def test_an_experiment_condemns_a_position_only_where_it_costs_more_than_all_els
     assert pruning_results.experiment().worse
     assert pruning_results.experiment(chosen=0.03).verdict.startswith("position 1 can be pruned like others: +0.030")
     assert not pruning_results.experiment(chosen=1.5, magnitude=1.6).worse
-
-
-@pytest.mark.parametrize("made", [pruning_results.check(), pruning_results.experiment()], ids=["check", "experiment"])
-def test_results_survive_json(made: Any) -> None:
-    again = from_json(to_json(made))
-    assert again.verdict == made.verdict
-    assert again.rows() == made.rows()
-    assert to_json(again) == to_json(made)
 
 
 def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -144,11 +144,10 @@ def test_results_are_read_back_and_tabled() -> None:
         True,
     )
     assert "was not measured" in old.noise_note
-    rows = made().rows()
+    rows = list(made().records())
     assert [row["what"] for row in rows[:4]] == ["intact", "rounded", "kept", "random"]
     assert rows[2]["change"] == pytest.approx(0.1)
-    assert len(made().to_pandas()) == len(rows) == 17
-    assert "keep dimension 5" in made()._repr_html_()
+    assert len(rows) == 17
     assert made().worst.scheme == "int8-tensor/int8-tensor"
 
 

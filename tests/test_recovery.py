@@ -15,7 +15,7 @@ from outlierlens.detect import Measured
 from outlierlens.errors import BadInput
 from outlierlens.finetune import FinetuneSettings
 from outlierlens.models import LoadOptions, load_model
-from outlierlens.recovered import Recovery, recovery_rows
+from outlierlens.recovered import Recovery
 from outlierlens.recovery import RecoverOptions, _recovered, _regrowth, recover
 from outlierlens.results import from_json, load, to_json
 from outlierlens.tasks import TaskOptions
@@ -210,11 +210,10 @@ def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
 def test_result_and_chart(found: Any) -> None:
     result, _ = found
     assert to_json(from_json(to_json(result))) == to_json(result)
-    rows = list(recovery_rows(result))
+    rows = list(result.records())
     assert rows[0]["state"] == "intact"
     assert rows[5]["regrown"] == 0
-    assert len(result.to_pandas()) == 8
-    assert "fine-tuned again, held at zero" in result._repr_html_()
+    assert len(rows) == 8
     drawn = charts.recovery(result)
     points = drawn.spec["layer"][2]["data"]["values"]
     assert [point["value"] for point in points] == pytest.approx([arm.value for arm in result.arms], abs=1e-4)

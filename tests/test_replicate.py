@@ -133,11 +133,10 @@ def test_the_result_survives_json_and_gives_rows(made: Any) -> None:
     mine, result = made
     assert to_json(from_json(to_json(result))) == to_json(result)
     assert to_json(load(mine.directory / "replication.json")) == to_json(result)
-    rows = result.rows()
+    rows = result.records()
     assert len(rows) == len(result.tables[0].rows) + len(result.tables[0].windows)
-    frame = result.to_pandas()
-    assert frame.loc[frame["off"] == "5, 11, 20", "lost"].iloc[0] == pytest.approx(result.tables[0].outliers_row.lost)
-    assert "5, 11, 20" in result._repr_html_()
+    lost = next(row["lost"] for row in rows if row["off"] == "5, 11, 20")
+    assert lost == pytest.approx(result.tables[0].outliers_row.lost)
     assert result.settings["random"] == 9
 
 
@@ -169,7 +168,7 @@ def test_a_finished_run_measures_nothing_and_a_stopped_one_goes_on(place: Path, 
         replicate(other, LOAD, Hooks(view=stop))
     assert (tmp_path / "cola-model" / "rows.jsonl").is_file()
     rest = replicate(other, LOAD)
-    assert str(rest.rows()) == str(first.rows())  # as text, because NaN is not NaN
+    assert str(rest.records()) == str(first.records())  # as text, because NaN is not NaN
 
 
 def test_every_dimension_makes_figure_2(place: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Scanning files: sources, views, limits, comparison, and what the command line prints and returns."""
 
+import html
 import json
 import subprocess
 import sys
@@ -211,8 +212,7 @@ def test_results_survive_json(saved: Any, tmp_path: Path) -> None:
     again = load(path)
     assert to_json(again) == to_json(found)
     assert again.stacks[0].dims == (6,)
-    assert found.to_pandas().dim.tolist() == [6]
-    assert "<td>6</td>" in found._repr_html_()
+    assert [row["dim"] for row in found.records()] == [6]
     assert not list(path.parent.glob(".*"))
 
 
@@ -230,15 +230,25 @@ for path in sys.argv[1:]:
 """
 
 
-def test_every_kind_of_result_is_read_in_a_fresh_process(tmp_path: Path) -> None:
+def test_every_kind_of_result_is_read_in_a_fresh_process_and_shown_as_a_table(tmp_path: Path) -> None:
     from every_result import made_in
     from outlierlens.results import _KINDS, HOMES
 
     made = made_in(tmp_path)
     assert set(made) == set(HOMES) == set(_KINDS)
-    paths = [str(save(value, tmp_path / f"{kind}.json")) for kind, value in made.items()]
+    paths = [str(value.save(tmp_path / f"{kind}.json")) for kind, value in made.items()]
     done = subprocess.run([sys.executable, "-c", READ, *paths], capture_output=True, text=True, check=True)
     assert done.stdout.split() == list(made)
+    for path, found in zip(paths, made.values(), strict=True):
+        assert to_json(load(path)) + "\n" == Path(path).read_text("utf-8")
+        rows, shown, frame = list(found.records()), list(found.shown()), found.to_pandas()
+        assert len(frame) == len(rows), path
+        assert set(frame.columns) == {key for row in rows for key in row}, path
+        assert "{" not in found.caption, path
+        seen = found._repr_html_()
+        assert html.escape(found.caption) in seen, path
+        assert seen.count("<td>") == sum(map(len, shown)), path
+        assert seen.count("<th>") == len(shown[0] if shown else ()), path
 
 
 @pytest.mark.parametrize(

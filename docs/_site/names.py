@@ -64,8 +64,9 @@ def imported() -> list[str]:
 def results() -> str:
     """The page of the result classes."""
     says = (
-        "Frozen dataclasses: `ol.save(result, path)` writes one as JSON with its version and where it came from,\n"
-        f"`ol.load(path)` reads it back, without torch. {GENERATED}"
+        "Frozen dataclasses: `found.save(path)` writes one as JSON with its version and where it came from, `ol.load(path)`\n"
+        "reads it back, without torch. `found.records()` gives its rows, `found.to_pandas()` the same as a data frame, and\n"
+        f"a notebook shows the main ones as a table. {GENERATED}"
     )
     return page("Python: results", says, [("", result_names())])
 
@@ -86,7 +87,11 @@ def result_names() -> list[str]:
     """Every kind of result."""
     from outlierlens.results import HOMES
 
-    return ["outlierlens.results.Provenance", *(f"outlierlens.{home}.{name}" for name, home in HOMES.items())]
+    return [
+        "outlierlens.results.Result",
+        "outlierlens.results.Provenance",
+        *(f"outlierlens.{home}.{name}" for name, home in HOMES.items()),
+    ]
 
 
 def parts_of(names: list[str], told: Sequence[str] = ()) -> list[str]:

@@ -6,14 +6,11 @@ found.caught, found.n_edits                 # edits of sensitive values that `ve
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 KINDS = ("zero", "swap", "sign flip", "exponent flip")
 
@@ -121,9 +118,8 @@ class Attacked:
         return next((one for one in self.controls if one.among == among), None)
 
 
-@result
 @dataclass(frozen=True)
-class Attack:
+class Attack(Result, caption="{self.provenance.model}: {self.verdict}"):
     """The smallest edits with the largest damage, by kind, beside random ones.
 
     Attributes:
@@ -199,7 +195,7 @@ class Attack:
             does = f"{_edits(full.n_edits, one.kind)} of {self.n_values:,} values move the {self.task} by {full.change:.3g}"
         return f"{does}; verify finds {self.caught} of {self.n_edits} edits of sensitive values"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row for each kind and budget."""
         return [
             {
@@ -217,15 +213,9 @@ class Attack:
             for point in one.points
         ]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row for each kind and budget."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        full = [row for row in self.rows() if row["budget"] == self.budget]
-        return html_table(full, caption=f"{self.provenance.model}: {self.verdict}")
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the whole budget."""
+        return [row for row in self.records() if row["budget"] == self.budget]
 
 
 def _edits(n: int, kind: str) -> str:

@@ -8,15 +8,12 @@ found.intact.sink_rate(0.3)
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 CLASSES = ("first", "special", "delimiter", "punctuation")
 METRICS = (*CLASSES, "mass", "entropy", "relative_entropy")
@@ -129,9 +126,8 @@ class ExampleMaps:
     off: np.ndarray
 
 
-@result
 @dataclass(frozen=True)
-class Attention:
+class Attention(Result, caption="{self.provenance.model} on {self.data}: attention received and |h|"):
     """Vertical attention and attention sinks of a model, intact, with outliers off, and with random dimensions off.
 
     Attributes:
@@ -212,20 +208,46 @@ class Attention:
         moved = [abs(float(np.asarray(one.change[at(metric)]).mean())) for one in (self.off, *self.randoms)]
         return (1 + sum(other >= moved[0] for other in moved[1:])) / len(moved)
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per layer, named dimension, keys and mean: the correlation with its interval, rank and p."""
-        return table(list(correlation_rows(self)))
+    def records(self, of: Literal["correlations", "sinks"] = "correlations") -> Iterator[dict[str, Any]]:
+        """One row per layer, named dimension, keys and mean: the correlation with its interval, rank and p.
 
-    def sinks_to_pandas(self) -> "pandas.DataFrame":
-        """One row per condition and layer: where attention goes."""
-        return table(list(sink_rows(self)))
+        Of "sinks", one row per condition and layer: where attention goes.
+        """
+        return self._sinks() if of == "sinks" else self._correlations()
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
+    def _correlations(self) -> Iterator[dict[str, Any]]:
+        for one in self.correlations:
+            band = one.band(self.dims)
+            for row, layer in enumerate(self.layers):
+                for column, dim in enumerate(self.dims):
+                    yield {
+                        "layer": layer, "dim": dim, "keys": one.keys, "mean": one.mean,
+                        "r": float(one.every[row, dim]), "low": float(one.low[row, column]),
+                        "high": float(one.high[row, column]), "rank": int(one.rank[row, column]),
+                        "p": float(one.p[row, column]), "others_5": float(band[row, 1]), "others_median": float(band[row, 2]),
+                        "others_95": float(band[row, 3]), "off": float(one.off[row, column]),
+                        "random": float(one.random[:, row, column].mean()) if len(one.random) else float("nan"),
+                    }  # fmt: skip
 
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the first mean."""
         keys = ("layer", "dim", "keys", "r", "low", "high", "rank", "p", "off")
-        rows = [{key: row[key] for key in keys} for row in correlation_rows(self) if row["mean"] == self.means[0]]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: attention received and |h|")
+        return [{key: row[key] for key in keys} for row in self.records() if row["mean"] == self.means[0]]
+
+    def _sinks(self) -> Iterator[dict[str, Any]]:
+        """One row per condition and layer: where attention goes."""
+        for number, condition in enumerate(self.conditions):
+            sinks = condition.sink_layers(self.threshold)
+            for row, layer in enumerate(self.layers):
+                flat: dict[str, Any] = {"condition": condition.kind, "number": number, "layer": layer}
+                flat["dims"] = ", ".join(map(str, condition.dims))
+                for place, metric in enumerate(METRICS):
+                    flat |= {
+                        metric: float(condition.of(metric)[row]), f"{metric}_low": float(condition.low[place, row]),
+                        f"{metric}_high": float(condition.high[place, row]),
+                        f"{metric}_change": float(condition.change[place, row]),
+                    }  # fmt: skip
+                yield flat | {"sink_heads": float(sinks[row])}
 
 
 def at(metric: str) -> int:
@@ -244,35 +266,3 @@ def quantiles(others: np.ndarray) -> np.ndarray:
         if len(finite):
             found[row] = np.quantile(finite, BAND)
     return found.reshape(*others.shape[:-1], len(BAND))
-
-
-def correlation_rows(found: Attention) -> Iterator[dict[str, Any]]:
-    """Flat rows of correlations."""
-    for one in found.correlations:
-        band = one.band(found.dims)
-        for row, layer in enumerate(found.layers):
-            for column, dim in enumerate(found.dims):
-                yield {
-                    "layer": layer, "dim": dim, "keys": one.keys, "mean": one.mean,
-                    "r": float(one.every[row, dim]), "low": float(one.low[row, column]),
-                    "high": float(one.high[row, column]), "rank": int(one.rank[row, column]),
-                    "p": float(one.p[row, column]), "others_5": float(band[row, 1]), "others_median": float(band[row, 2]),
-                    "others_95": float(band[row, 3]), "off": float(one.off[row, column]),
-                    "random": float(one.random[:, row, column].mean()) if len(one.random) else float("nan"),
-                }  # fmt: skip
-
-
-def sink_rows(found: Attention) -> Iterator[dict[str, Any]]:
-    """Flat rows of where attention goes."""
-    for number, condition in enumerate(found.conditions):
-        sinks = condition.sink_layers(found.threshold)
-        for row, layer in enumerate(found.layers):
-            flat: dict[str, Any] = {"condition": condition.kind, "number": number, "layer": layer}
-            flat["dims"] = ", ".join(map(str, condition.dims))
-            for place, metric in enumerate(METRICS):
-                flat |= {
-                    metric: float(condition.of(metric)[row]), f"{metric}_low": float(condition.low[place, row]),
-                    f"{metric}_high": float(condition.high[place, row]),
-                    f"{metric}_change": float(condition.change[place, row]),
-                }  # fmt: skip
-            yield flat | {"sink_heads": float(sinks[row])}

@@ -4,15 +4,12 @@ compare(scan("base"), scan("fine-tuned")).changes
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance, Result
 from outlierlens.scanned import Scan, StackScan, strongest
 from outlierlens.verified import Verification
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,8 @@ class Change:
     layers_after: int
 
 
-@result
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result, caption="{self.before.model} → {self.after.model}"):
     """Outliers of a base model against those of another, dimension by dimension.
 
     `moved` is true where outliers went and as many came: the basis differs, as in a retrained model.
@@ -46,15 +42,9 @@ class Comparison:
     moved: dict[str, bool]
     values: Verification | None = None
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per dimension found in either model."""
-        return table([vars(change) for change in self.changes])
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.before.model} → {self.after.model}"
-        return html_table([vars(change) for change in self.changes], caption=title)
+        return [vars(change) for change in self.changes]
 
 
 def compare(before: Scan, after: Scan) -> Comparison:

@@ -5,12 +5,9 @@ damage.controls[0].p                              # rank p of the chosen set amo
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from outlierlens.results import Provenance, metric_on, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import OnTask, Provenance, Result
 
 FillKind = Literal["same", "other", "nonsense", "changed"]
 SIGNS: dict[FillKind, str] = {"same": "=", "other": "≠", "nonsense": "✗", "changed": "!"}
@@ -136,9 +133,8 @@ class Continuation:
     text: str
 
 
-@result
 @dataclass(frozen=True)
-class Damage:
+class Damage(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
     """What switching dimensions off does to a model, beside controls.
 
     Attributes:
@@ -177,17 +173,7 @@ class Damage:
         found = {control.kind: control for control in self.controls}
         return next((found[kind] for kind in kinds if kind in found), None)
 
-    @property
-    def of_change(self) -> str:
-        """What a change is a number of: "nats per token"; "mcc lost"."""
-        return f"{self.metric} lost" if self.metric else self.unit
-
-    @property
-    def measured(self) -> str:
-        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
-        return metric_on(self.task, self.metric)
-
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row per condition."""
         groups = [("", (self.intact, self.chosen)), *((c.kind, c.conditions) for c in self.controls)]
         return [
@@ -206,11 +192,6 @@ class Damage:
             for condition in conditions
         ]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per condition."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows()[:2], caption=f"{self.provenance.model}: {self.task}, {self.mode}")
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: intact and chosen."""
+        return self.records()[:2]

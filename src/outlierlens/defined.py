@@ -3,23 +3,20 @@
 found.of("massive").dims                          # as the definition pools its layers, ascending
 found.of("rudman", ROTATED).at("11")              # of one layer, under a null
 found.agreement()                                 # Jaccard [definition, definition]; agreement("5") of one layer
-found.to_pandas()
+found.records()
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from outlierlens.detect import hypergeometric_tail
-from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
+from outlierlens.errors import BadInput, pick
+from outlierlens.results import Provenance, Result
 from outlierlens.super_weights import SuperWeights
-
-if TYPE_CHECKING:
-    import pandas
 
 MODEL, RANDOM, SHUFFLED, ROTATED = "model", "random initialisation", "shuffled weights", "rotated basis"
 CONDITIONS = (MODEL, RANDOM, SHUFFLED, ROTATED)
@@ -102,9 +99,8 @@ class LayerValues:
     bondarenko_ffn_max: np.ndarray
 
 
-@result
 @dataclass(frozen=True)
-class Detectors:
+class Detectors(Result, caption="{self.provenance.model} on {self.data}: every definition"):
     """Every definition side by side, in the model and under its nulls.
 
     Attributes:
@@ -146,10 +142,7 @@ class Detectors:
 
     def definition(self, name: str) -> Definition:
         """One of `definitions`; raises BadInput with those there are."""
-        for one in self.definitions:
-            if one.name == name:
-                return one
-        raise BadInput(f"no definition {name!r}; there are {', '.join(self.names)}")
+        return pick(self.definitions, f"no definition {name!r}", name=name)
 
     def of(self, name: str, condition: str = MODEL) -> Found:
         """What a definition finds under a condition; raises BadInput with what there is."""
@@ -161,12 +154,7 @@ class Detectors:
 
     def values_of(self, condition: str = MODEL) -> LayerValues:
         """Numbers of whole layers; raises BadInput with the conditions there are."""
-        for one in self.values:
-            if one.condition == condition:
-                return one
-        raise BadInput(
-            f"condition {condition!r} has no values; there are {', '.join(v.condition for v in self.values)}"
-        )
+        return pick(self.values, f"condition {condition!r} has no values", condition=condition)
 
     def agreement(self, layer: str | None = None, condition: str = MODEL) -> np.ndarray:
         """Jaccard index [definition, definition] in [0, 1] of the dimensions found: pooled, or of one `layer`.
@@ -193,18 +181,26 @@ class Detectors:
                 by.setdefault(dim, []).append(name)
         return {dim: tuple(by[dim]) for dim in sorted(by, key=lambda dim: (-len(by[dim]), dim))}
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per definition, condition, layer and dimension found."""
-        return table(list(found_rows(self)))
+        for one in self.found:
+            for layer, dims in (one.layers or {}).items():
+                for dim, strength in zip(dims, (one.strength or {})[layer], strict=True):
+                    yield {
+                        "definition": one.definition,
+                        "condition": one.condition,
+                        "layer": layer,
+                        "dim": dim,
+                        "strength": strength,
+                        "pooled": dim in one.dims,
+                    }
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        rows = [
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: a row per definition."""
+        return [
             {"definition": name, **{condition: _said(self.of(name, condition)) for condition in self.conditions}}
             for name in self.names
         ]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: every definition")
 
     def _set(self, name: str, layer: str | None, condition: str) -> frozenset[int] | None:
         found = self.of(name, condition)
@@ -218,21 +214,6 @@ def jaccard(one: frozenset[int] | None, other: frozenset[int] | None) -> float:
     if one is None or other is None or not one | other:
         return math.nan
     return len(one & other) / len(one | other)
-
-
-def found_rows(found: Detectors) -> Iterator[dict[str, Any]]:
-    """One flat row per definition, condition, layer and dimension."""
-    for one in found.found:
-        for layer, dims in (one.layers or {}).items():
-            for dim, strength in zip(dims, (one.strength or {})[layer], strict=True):
-                yield {
-                    "definition": one.definition,
-                    "condition": one.condition,
-                    "layer": layer,
-                    "dim": dim,
-                    "strength": strength,
-                    "pooled": dim in one.dims,
-                }
 
 
 def _said(found: Found) -> str:

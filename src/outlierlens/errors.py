@@ -15,6 +15,9 @@ import errno
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # The remedy for NaN and infinite values of a running model.
 USE_FLOAT32 = "use --dtype float32; where that is in use, weights are damaged or too large"
@@ -102,6 +105,16 @@ def near(name: str, known: Iterable[str]) -> str:
 
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; near: {found[0]!r}" if found else ""
+
+
+def pick(things: Iterable[T], message: str, **wanted: object) -> T:
+    """The first of `things` with the attributes `wanted`; raises BadInput, `message` and those there are, for none."""
+    things = tuple(things)
+    for one in things:
+        if all(getattr(one, name) == value for name, value in wanted.items()):
+            return one
+    there = ", ".join(" / ".join(str(getattr(one, name)) for name in wanted) for one in things)
+    raise BadInput(f"{message}; there are {there or 'none'}")
 
 
 def printable(text: str) -> str:

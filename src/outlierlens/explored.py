@@ -16,7 +16,7 @@ import numpy as np
 
 from outlierlens.damage import Continuation, Filled
 from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result
+from outlierlens.results import Provenance, Result
 
 LABELS = ("intact", "random", "chosen")
 VIEWS = ("passage", "loss", "guesses", "vectors", "attention", "anisotropy")
@@ -284,9 +284,8 @@ class Anisotropy:
     missing: str = ""
 
 
-@result
 @dataclass(frozen=True)
-class Explored:
+class Explored(Result, caption="{self.provenance.model}: {self.read}"):
     """One state of the live page, measured; views that were not asked for are None.
 
     Attributes:
@@ -306,3 +305,12 @@ class Explored:
     vectors: Vectors | None = None
     attention: AttentionMaps | None = None
     anisotropy: Anisotropy | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per condition: what is off where and, where it was asked for, the loss."""
+        losses = {row.label: vars(row) for row in self.loss.rows} if self.loss else {}
+        return [
+            {"label": one.label, "dims": ", ".join(map(str, one.dims)), "layers": spans(one.layers)}
+            | losses.get(one.label, {})
+            for one in self.conditions
+        ]

@@ -6,12 +6,9 @@ found.sts.raw, found.sts.exported      # Spearman's ρ without the fix, and as r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,8 @@ class EmbedderSts:
     reader: str
 
 
-@result
 @dataclass(frozen=True)
-class Exported:
+class Exported(Result, caption="{self.provenance.model}, layer {self.layer}, {self.fix}: read back from {self.folder}"):
     """A sentence-transformers model with a fix in it.
 
     Attributes:
@@ -85,23 +81,12 @@ class Exported:
     sts: EmbedderSts | None = None
     notes: tuple[str, ...] = ()
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per reader."""
-        return table(list(exported_rows(self)))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}, layer {self.layer}, {self.fix}: read back from {self.folder}"
-        return html_table(list(exported_rows(self)), caption=title)
-
-
-def exported_rows(found: Exported) -> Iterator[dict[str, Any]]:
-    """One flat row per reader."""
-    for check in found.checks:
-        yield {
-            "reader": check.reader,
-            "texts": found.n_checked,
-            "largest difference": check.difference,
-            "of the largest entry": check.relative,
-        }
+        for check in self.checks:
+            yield {
+                "reader": check.reader,
+                "texts": self.n_checked,
+                "largest difference": check.difference,
+                "of the largest entry": check.relative,
+            }

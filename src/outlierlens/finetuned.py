@@ -6,12 +6,9 @@ tuned.spread()                        # (mean, lowest, highest) of the first met
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,8 @@ class SeedRun:
         return next(epoch for epoch in self.epochs if epoch.epoch == self.best_epoch)
 
 
-@result
 @dataclass(frozen=True)
-class FineTuned:
+class FineTuned(Result, caption="{self.base} fine-tuned on {self.task}"):
     """A model fine-tuned on a task, one run a seed.
 
     Attributes:
@@ -84,7 +80,7 @@ class FineTuned:
     seeds: tuple[SeedRun, ...]
     notes: tuple[str, ...] = ()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row a seed."""
         return [
             {
@@ -105,12 +101,3 @@ class FineTuned:
         """(mean, lowest, highest) of the first metric over the seeds."""
         values = [run.best.scores[self.metric] for run in self.seeds]
         return sum(values) / len(values), min(values), max(values)
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row a seed."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows(), caption=f"{self.base} fine-tuned on {self.task}")

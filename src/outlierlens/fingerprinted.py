@@ -5,12 +5,9 @@ found.entries[0].name, found.entries[0].role     # what was recorded
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 Role = Literal["norm scale", "norm bias", "write bias", "write row", "position row", "write column", "embedding column"]
 DEEP_ROLES = ("write column", "embedding column")
@@ -71,9 +68,8 @@ class TensorHash:
     float32: str
 
 
-@result
 @dataclass(frozen=True)
-class Fingerprint:
+class Fingerprint(Result, caption="{self.provenance.model}: fingerprint"):
     """The sensitive values of a model, for `verify` to hold a copy against.
 
     Attributes:
@@ -99,15 +95,6 @@ class Fingerprint:
     digest: str
     notes: tuple[str, ...] = ()
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per recorded tensor, without the values."""
-        return table(self._rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self._rows(), caption=f"{self.provenance.model}: fingerprint")
-
-    def _rows(self) -> list[dict[str, object]]:
+    def records(self) -> list[dict[str, object]]:
         shown = ("name", "role", "stack", "layer", "dtype")
         return [{key: getattr(entry, key) for key in shown} for entry in self.entries]

@@ -8,14 +8,11 @@ found.whole("off").norm_ratio                       # over all blocks
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlierlens.errors import BadInput
 from outlierlens.geometrical import Estimate
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 STATES = ("raw", "clip", "off")
 BLOCKS = "blocks"  # the layer of what is a mean over all blocks that were read
@@ -95,9 +92,8 @@ class LayerBands:
     random: dict[str, RandomChange] = field(default_factory=dict)
 
 
-@result
 @dataclass(frozen=True)
-class FrequencyBands:
+class FrequencyBands(Result, caption="{self.provenance.model} on {self.data}: frequent and rare tokens"):
     """Norms and cosines of tokens by corpus frequency, at every layer, raw, clipped and with dimensions off.
 
     Attributes:
@@ -173,16 +169,14 @@ class FrequencyBands:
         known = ", ".join(row.state for row in self.blocks) or "none, as no block was read"
         raise BadInput(f"no mean over blocks in state {state!r} in this result; there is {known}")
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per layer, state and band, with every number; those over all bands are the same in each band's row."""
-        return table(list(band_rows(self)))
+        return band_rows(self)
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the values alone."""
         keys = ("layer", "state", "band", "counts", *BY_BAND, "between", "spearman", "norm_ratio", "types_gap")
-        rows = [{key: row[key] for key in keys} for row in band_rows(self)]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: frequent and rare tokens")
+        return [{key: row[key] for key in keys} for row in band_rows(self)]
 
 
 def band_rows(found: FrequencyBands) -> Iterator[dict[str, Any]]:

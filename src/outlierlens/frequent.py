@@ -8,15 +8,12 @@ found.row("5", 223)                                 # one dimension in one layer
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 VIEWS = ("without_special", "all")
 MEASURES = ("raw", "log", "partial")  # with an interval over texts
@@ -137,9 +134,8 @@ class Cloud:
     value: float
 
 
-@result
 @dataclass(frozen=True)
-class Frequency:
+class Frequency(Result, caption="{self.provenance.model} on {self.data}: outliers and frequency"):
     """Correlation of every dimension of every layer with the frequency of tokens.
 
     Attributes:
@@ -228,7 +224,7 @@ class Frequency:
         """Every number of one dimension in one layer."""
         if not 0 <= dim < self.hidden_size:
             raise BadInput(f"no dimension {dim} in this result; there are 0 to {self.hidden_size - 1}")
-        return next(frequency_rows(self, layers=(layer,), dims=(dim,), views=(view,)))
+        return next(self.records(layers=(layer,), dims=(dim,), views=(view,)))
 
     def random_mean(self, view: str = "without_special") -> np.ndarray:
         """Mean r with the raw count of the random dimensions [layer], the paper's control; NaN where none were drawn."""
@@ -237,44 +233,37 @@ class Frequency:
         found: np.ndarray = self.view(view).raw.value[:, list(self.random_dims)].mean(1)
         return found
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per view, layer and dimension, with every number."""
-        return table(list(frequency_rows(self)))
+    def records(
+        self,
+        layers: Sequence[str] | None = None,
+        dims: Sequence[int] | None = None,
+        views: Sequence[str] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """One flat row per view, layer and dimension: each measure with its interval, its q and its rank in the layer."""
+        chosen = range(self.hidden_size) if dims is None else dims
+        for name in views or self.views:
+            view = self.view(name)
+            for layer in self.layers if layers is None else layers:
+                place = self.place(layer)
+                columns: dict[str, np.ndarray] = {}
+                for measure in MEASURES:
+                    one = view.measure(measure)
+                    low, high = one.interval(self.reach)
+                    columns |= {measure: one.value[place], f"{measure}_low": low[place], f"{measure}_high": high[place]}
+                    columns |= {f"{measure}_q": one.q[place], f"{measure}_rank": ranks(one.value[place])}
+                columns |= {"signed": view.signed[place], "spearman": view.spearman[place]}
+                low, high = self.types.interval(self.types_reach)
+                columns |= {"types": self.types.value[place], "types_low": low[place], "types_high": high[place]}
+                columns |= {"types_q": self.types.q[place], "types_rank": ranks(self.types.value[place])}
+                for dim in chosen:
+                    yield {"view": name, "layer": layer, "dim": dim, "named": dim in self.dims} | {
+                        key: values[dim].item() for key, values in columns.items()
+                    }
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: named dimensions against the others."""
         keys = ("view", "measure", "layer", "named", "others", "difference", "low", "high", "p")
-        rows = [{key: getattr(one, key) for key in keys} for one in self.contrasts if one.measure in ("raw", "log")]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: outliers and frequency")
-
-
-def frequency_rows(
-    found: Frequency,
-    layers: Sequence[str] | None = None,
-    dims: Sequence[int] | None = None,
-    views: Sequence[str] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """One flat row per view, layer and dimension: each measure with its interval, its q and its rank in the layer."""
-    chosen = range(found.hidden_size) if dims is None else dims
-    for name in views or found.views:
-        view = found.view(name)
-        for layer in found.layers if layers is None else layers:
-            place = found.place(layer)
-            columns: dict[str, np.ndarray] = {}
-            for measure in MEASURES:
-                one = view.measure(measure)
-                low, high = one.interval(found.reach)
-                columns |= {measure: one.value[place], f"{measure}_low": low[place], f"{measure}_high": high[place]}
-                columns |= {f"{measure}_q": one.q[place], f"{measure}_rank": ranks(one.value[place])}
-            columns |= {"signed": view.signed[place], "spearman": view.spearman[place]}
-            low, high = found.types.interval(found.types_reach)
-            columns |= {"types": found.types.value[place], "types_low": low[place], "types_high": high[place]}
-            columns |= {"types_q": found.types.q[place], "types_rank": ranks(found.types.value[place])}
-            for dim in chosen:
-                yield {"view": name, "layer": layer, "dim": dim, "named": dim in found.dims} | {
-                    key: values[dim].item() for key, values in columns.items()
-                }
+        return [{key: getattr(one, key) for key in keys} for one in self.contrasts if one.measure in ("raw", "log")]
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

@@ -7,16 +7,13 @@ found.fix("clip").best                     # at the layer that is best on the te
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,11 @@ class FixScores:
     best: Chosen
 
 
-@result
 @dataclass(frozen=True)
-class FrozenScores:
+class FrozenScores(
+    Result,
+    caption="{self.provenance.model}: {self.task} from frozen vectors ({self.metric}; commonest label {self.majority:.3f})",
+):
     """Linear classifiers on mean-pooled vectors of a frozen model, by layer and repair (Luo et al. 2021, table 3).
 
     Attributes:
@@ -129,24 +128,21 @@ class FrozenScores:
 
     def fix(self, name: str) -> FixScores:
         """Scores of one repair; raises BadInput with those there are."""
-        for one in self.fixes:
-            if one.fix == name:
-                return one
-        raise BadInput(f"no fix {name!r} in this result; it has {', '.join(one.fix for one in self.fixes)}")
+        return pick(self.fixes, f"no fix {name!r} in this result", fix=name)
 
     def interval(self, low: float, high: float, form: str = "+.3f", times: float = 1) -> str:
         """The interval of a change on the test split in words, its ends multiplied by `times`."""
         return interval_text(times * low, times * high, form, no_change(self.n_test, "examples"))
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per fix and layer."""
-        return table(list(frozen_rows(self)))
+        return frozen_rows(self)
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: {self.task} from frozen vectors ({self.metric}; commonest label {self.majority:.3f})"
-        return html_table(list(chosen_rows(self)), caption=title)
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """One flat row per fix and way of choosing the layer: "dev", "test"."""
+        for by in ("dev", "test"):
+            for one in self.fixes:
+                yield {"fix": one.fix, "layer by": by, **vars(one.selected if by == "dev" else one.best)}
 
 
 def frozen_rows(found: FrozenScores) -> Iterator[dict[str, Any]]:
@@ -155,10 +151,3 @@ def frozen_rows(found: FrozenScores) -> Iterator[dict[str, Any]]:
     for one in found.fixes:
         for place, layer in enumerate(found.layers):
             yield {"fix": one.fix, "layer": layer, **{name: float(getattr(one, name)[place]) for name in columns}}
-
-
-def chosen_rows(found: FrozenScores) -> Iterator[dict[str, Any]]:
-    """One flat row per fix and way of choosing the layer: "dev", "test"."""
-    for by in ("dev", "test"):
-        for one in found.fixes:
-            yield {"fix": one.fix, "layer by": by, **vars(one.selected if by == "dev" else one.best)}

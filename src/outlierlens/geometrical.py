@@ -7,13 +7,10 @@ found.row("5", "raw").top[0].dim                   # the dimension that carries 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 MEASURES = (
     "anisotropy", "pairs_cosine", "self_similarity", "self_similarity_adjusted", "intra_sentence",
@@ -96,9 +93,8 @@ class LayerGeometry:
     informativity: dict[int, float]
 
 
-@result
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Result, caption="{self.provenance.model} on {self.data}"):
     """Anisotropy, self-similarity and their kind of a model's vectors, at every layer, before and after each fix.
 
     Attributes:
@@ -168,17 +164,15 @@ class Geometry:
             f"{', '.join(self.fixes)}"
         )
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per layer and fix, with every number."""
-        return table(list(geometry_rows(self)))
+        return geometry_rows(self)
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the main measures."""
         keys = ("layer", "fix", "anisotropy", "self_similarity_adjusted", "intra_sentence_adjusted", "iso_score",
                 "effective_rank", "top_share")  # fmt: skip
-        rows = [{key: row[key] for key in keys} for row in geometry_rows(self)]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}")
+        return [{key: row[key] for key in keys} for row in geometry_rows(self)]
 
 
 def geometry_rows(found: Geometry) -> Iterator[dict[str, Any]]:

@@ -10,18 +10,15 @@ Puccetti et al. (2022) put the two side by side by eye; here they get a rank cor
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outlierlens.attended import Attention
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput, need, pick
 from outlierlens.frequent import Frequency
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance, Result
 from outlierlens.swept import Effect, Sweep
-
-if TYPE_CHECKING:
-    import pandas
 
 REACH = 1.959964  # standard errors to either side of a 95 % interval
 N_PERMUTATIONS = 10_000
@@ -69,15 +66,11 @@ class Line:
 
     def link(self, what: str) -> Link:
         """One of `links`; raises BadInput with those there are."""
-        for one in self.links:
-            if one.what == what:
-                return one
-        raise BadInput(f"no link {what!r}; there are {', '.join(one.what for one in self.links)}")
+        return pick(self.links, f"no link {what!r}", what=what)
 
 
-@result
 @dataclass(frozen=True)
-class LayerStory:
+class LayerStory(Result, caption="{self.provenance.model}: damage against correlation, by layer"):
     """Damage of single-layer windows beside the correlations of those layers.
 
     Attributes:
@@ -99,21 +92,15 @@ class LayerStory:
 
     def line(self, label: str) -> Line:
         """One of `lines` by its label; raises BadInput with those there are."""
-        for one in self.lines:
-            if one.label == label:
-                return one
-        raise BadInput(f"no line {label!r}; there are {', '.join(one.label for one in self.lines)}")
+        return pick(self.lines, f"no line {label!r}", label=label)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per line and layer."""
-        return table(list(story_rows(self)))
+        return story_rows(self)
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(
-            list(link_rows(self)), caption=f"{self.provenance.model}: damage against correlation, by layer"
-        )
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """What a notebook shows: the correlations."""
+        return link_rows(self)
 
 
 def layer_story(

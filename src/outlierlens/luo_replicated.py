@@ -6,7 +6,7 @@ found.effects()                        # what clipping does to every data set, c
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,8 @@ from outlierlens.geometrical import Geometry
 from outlierlens.observation import StackObservation
 from outlierlens.origins import Origin
 from outlierlens.probed import PositionProbe
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance, Result
 from outlierlens.similar import CLIPPED_LAYER, Similarity, WordInContext, verdict
-
-if TYPE_CHECKING:
-    import pandas
 
 BEST, HELD_OUT = "best", "held out"
 CLIP = "clip"
@@ -104,9 +101,8 @@ class Effect:
     published: Published | None = None
 
 
-@result
 @dataclass(frozen=True)
-class LuoReplication:
+class LuoReplication(Result, caption="{self.provenance.model}: what clipping does (Luo et al. 2021)"):
     """Luo et al. 2021 for one model.
 
     Attributes:
@@ -150,15 +146,13 @@ class LuoReplication:
         parts += [tuple(one.fix for one in part.fixes) for part in self.frozen]
         return tuple(dict.fromkeys(fix for part in parts for fix in part if fix != "raw"))
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per data set, fix and way to choose a layer."""
-        return table([row for fix in self.fixes for row in effect_rows(self.effects(fix))])
+        return [row for fix in self.fixes for row in effect_rows(self.effects(fix))]
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: what clipping does (Luo et al. 2021)"
-        return html_table(list(effect_rows(self.effects())), caption=title)
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """What a notebook shows: what clipping does."""
+        return effect_rows(self.effects())
 
     def _known(self, data: str, fix: str, how: str) -> Published | None:
         if fix != CLIP or how != BEST:

@@ -2,22 +2,19 @@
 
 observation.stacks[0].view("all").mean           # [layer, column]; layer 0 here is the embeddings row
 observation.stacks[0].layers                     # ("embeddings", "0", "1", …)
-observation.to_pandas()                          # every statistic, a row per stack, view, layer and dimension
+observation.columns()                            # every statistic, a row per stack, view, layer and dimension
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outlierlens.errors import BadInput, need
-from outlierlens.results import Provenance, result
+from outlierlens.results import Provenance, Result
 from outlierlens.writing import replacing
-
-if TYPE_CHECKING:
-    import pandas
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 FLAT = (
@@ -155,9 +152,8 @@ class Passage:
     states: np.ndarray
 
 
-@result
 @dataclass(frozen=True)
-class Observation:
+class Observation(Result, caption="{self.provenance.model} on {self.data}: {self.n_tokens:,} tokens"):
     """Activation statistics of a model over a text, made in one streaming pass.
 
     `inputs` names what was read: "texts", or "images" and "recordings", whose patches and frames are the tokens;
@@ -177,38 +173,31 @@ class Observation:
     notes: tuple[str, ...] = ()
     inputs: str = "texts"
 
-    def rows(self, view: str | None = None) -> Iterator[dict[str, Any]]:
-        """One flat row per stack, view, layer and dimension: of both views, or of `view` alone."""
-        columns = self._columns(view)
-        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
-            yield dict(zip(columns, values, strict=True))
-
-    def to_pandas(self, view: str | None = None) -> "pandas.DataFrame":
+    def records(self, view: str | None = None) -> Iterator[dict[str, Any]]:
         """Every statistic, one row per stack, view, layer and dimension: of both views, or of `view` alone.
 
         Raises:
             BadInput: no such view.
-            MissingExtra: pandas is not installed.
         """
-        return need("pandas", "models", "to_pandas()").DataFrame(self._columns(view))
+        columns = self.columns(view)
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield dict(zip(columns, values, strict=True))
 
-    def to_parquet(self, path: Path | str) -> Path:
-        """Write the table of `to_pandas` to exactly `path`, through a temporary file beside it that is then renamed."""
-        path = Path(path)
-        need("pyarrow", "models", "writing parquet")
-        frame = self.to_pandas()
-        with replacing(path) as file:
-            frame.to_parquet(file, engine="pyarrow", index=False)
-        return path
-
-    def _columns(self, view: str | None) -> dict[str, np.ndarray]:
+    def columns(self, view: str | None = None) -> dict[str, np.ndarray]:
+        """The same by column, [row] each: many rows are quicker so."""
         blocks = [stack.columns(name) for stack in self.stacks for name in (stack.views if view is None else (view,))]
         return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]} if blocks else {}
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
+    def to_parquet(self, path: Path | str) -> Path:
+        """Write `columns` to exactly `path`, through a temporary file beside it that is then renamed."""
+        pyarrow = need("pyarrow", "models", "writing parquet")
+        with replacing(Path(path)) as file:
+            need("pyarrow.parquet", "models", "writing parquet").write_table(pyarrow.table(self.columns()), file)
+        return Path(path)
 
-        rows = [
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the outliers."""
+        return [
             {
                 "stack": stack.stack,
                 "rule": o.rule,
@@ -219,4 +208,3 @@ class Observation:
             for stack in self.stacks
             for o in stack.outliers
         ]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: {self.n_tokens:,} tokens")

@@ -7,14 +7,11 @@ found.full, found.majority             # the model's own metric, and that of alw
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -90,9 +87,11 @@ class LayerOneDim:
     rho_z: float
 
 
-@result
 @dataclass(frozen=True)
-class OneDimension:
+class OneDimension(
+    Result,
+    caption="{self.provenance.model}: {self.task} from one dimension ({self.metric}; whole model {self.full:.3f})",
+):
     """How much of a task each single dimension of a fine-tuned model carries.
 
     Attributes:
@@ -121,38 +120,29 @@ class OneDimension:
     layers: tuple[LayerOneDim, ...]
     notes: tuple[str, ...] = ()
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per layer and dimension."""
-        return table(
-            [
-                {
-                    "layer": layer.layer,
-                    "dim": dim,
-                    self.metric: float(layer.value[dim]),
-                    "low": float(layer.low[dim]),
-                    "high": float(layer.high[dim]),
-                    "train": float(layer.train[dim]),
-                    "variance": float(layer.variance[dim]),
-                }
-                for layer in self.layers
-                for dim in range(len(layer.value))
-            ]
-        )
+        return [
+            {
+                "layer": layer.layer,
+                "dim": dim,
+                self.metric: float(layer.value[dim]),
+                "low": float(layer.low[dim]),
+                "high": float(layer.high[dim]),
+                "train": float(layer.train[dim]),
+                "variance": float(layer.variance[dim]),
+            }
+            for layer in self.layers
+            for dim in range(len(layer.value))
+        ]
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: {self.task} from one dimension ({self.metric}; whole model {self.full:.3f})"
-        return html_table(list(one_dimension_rows(self)), caption=title)
-
-
-def one_dimension_rows(found: OneDimension) -> Iterator[dict[str, Any]]:
-    """One flat row per layer and dimension that is best or named."""
-    for layer in found.layers:
-        for dim in dict.fromkeys((layer.best, *layer.named)):
-            why = [word for word, holds in (
-                ("best on train", dim == layer.best),
-                ("weights", dim.dim in found.weights_name),
-                ("variance", dim.dim in layer.variance_outliers),
-            ) if holds]  # fmt: skip
-            yield {"layer": layer.layer, **vars(dim), "why": ", ".join(why) or "asked for"}
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """One row per layer and dimension that is best or named."""
+        for layer in self.layers:
+            for dim in dict.fromkeys((layer.best, *layer.named)):
+                why = [word for word, holds in (
+                    ("best on train", dim == layer.best),
+                    ("weights", dim.dim in self.weights_name),
+                    ("variance", dim.dim in layer.variance_outliers),
+                ) if holds]  # fmt: skip
+                yield {"layer": layer.layer, **vars(dim), "why": ", ".join(why) or "asked for"}

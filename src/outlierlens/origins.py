@@ -7,15 +7,12 @@ found.stacks[0].norms                      # rank of every named dimension in sc
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.errors import pick
+from outlierlens.results import Provenance, Result
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -270,16 +267,11 @@ class StackOrigin:
 
     def table(self, kind: str) -> TableOrigin:
         """The table of a kind; raises BadInput where there is none."""
-        for one in self.tables:
-            if one.kind == kind:
-                return one
-        have = ", ".join(one.kind for one in self.tables) or "none"
-        raise BadInput(f"stack {self.stack!r} has no {kind} table; its tables: {have}")
+        return pick(self.tables, f"stack {self.stack!r} has no {kind} table", kind=kind)
 
 
-@result
 @dataclass(frozen=True)
-class Origin:
+class Origin(Result, caption="{self.provenance.model}: dimensions in its embedding tables"):
     """Where the named dimensions of a model come from, from its weights alone.
 
     Attributes:
@@ -297,60 +289,48 @@ class Origin:
     total_bytes: int
     notes: tuple[str, ...] = ()
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per stack, norm, part, layer and named dimension."""
-        return table(list(norm_rows(self)))
+        for stack in self.stacks:
+            for norm in stack.norms:
+                for i, layer in enumerate(norm.layers):
+                    for column, dim in enumerate(stack.dims):
+                        yield {
+                            "stack": stack.stack,
+                            "role": norm.role,
+                            "module": norm.module,
+                            "part": norm.part,
+                            "layer": layer,
+                            "dim": dim,
+                            "value": float(norm.value[i, column]),
+                            "z": float(norm.z[i, column]),
+                            "rank_top": int(norm.rank_top[i, column]),
+                            "rank_bottom": int(norm.rank_bottom[i, column]),
+                            "rank_absolute": int(norm.rank_absolute[i, column]),
+                            "rank_z": int(norm.rank_z[i, column]),
+                            "n_outside": int(norm.n_outside[i]),
+                            "other_dim": int(norm.other_dim[i]),
+                            "other_z": float(norm.other_z[i]),
+                        }
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: dimensions in its embedding tables"
-        return html_table(list(table_rows(self)), caption=title)
-
-
-def table_rows(found: Origin) -> Iterator[dict[str, Any]]:
-    """One flat row per stack, table and named dimension."""
-    for stack in found.stacks:
-        for one in stack.tables:
-            for dim in one.dims:
-                low, high = (one.most_of_others(end, stack.dims) for end in ("smallest", "largest"))
-                yield {
-                    "stack": stack.stack,
-                    "table": one.kind,
-                    "dim": dim.dim,
-                    "rows": one.n_read,
-                    "smallest_of": dim.argmin_share,
-                    "most_of_others_smallest": low.share if low else None,
-                    "largest_of": dim.argmax_share,
-                    "most_of_others_largest": high.share if high else None,
-                    "sigma_share": dim.sigma_share,
-                    "mean_z": dim.mean_z if one.n_read > 1 else None,
-                    "mean_rank": dim.mean_rank if one.n_read > 1 else None,
-                    "strongest_row": dim.extremes[0].row if dim.extremes else None,
-                    "strongest_z": dim.extremes[0].z if dim.extremes else None,
-                }
-
-
-def norm_rows(found: Origin) -> Iterator[dict[str, Any]]:
-    """One flat row per stack, norm, part, layer and named dimension."""
-    for stack in found.stacks:
-        for norm in stack.norms:
-            for i, layer in enumerate(norm.layers):
-                for column, dim in enumerate(stack.dims):
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """One flat row per stack, table and named dimension."""
+        for stack in self.stacks:
+            for one in stack.tables:
+                for dim in one.dims:
+                    low, high = (one.most_of_others(end, stack.dims) for end in ("smallest", "largest"))
                     yield {
                         "stack": stack.stack,
-                        "role": norm.role,
-                        "module": norm.module,
-                        "part": norm.part,
-                        "layer": layer,
-                        "dim": dim,
-                        "value": float(norm.value[i, column]),
-                        "z": float(norm.z[i, column]),
-                        "rank_top": int(norm.rank_top[i, column]),
-                        "rank_bottom": int(norm.rank_bottom[i, column]),
-                        "rank_absolute": int(norm.rank_absolute[i, column]),
-                        "rank_z": int(norm.rank_z[i, column]),
-                        "n_outside": int(norm.n_outside[i]),
-                        "other_dim": int(norm.other_dim[i]),
-                        "other_z": float(norm.other_z[i]),
+                        "table": one.kind,
+                        "dim": dim.dim,
+                        "rows": one.n_read,
+                        "smallest_of": dim.argmin_share,
+                        "most_of_others_smallest": low.share if low else None,
+                        "largest_of": dim.argmax_share,
+                        "most_of_others_largest": high.share if high else None,
+                        "sigma_share": dim.sigma_share,
+                        "mean_z": dim.mean_z if one.n_read > 1 else None,
+                        "mean_rank": dim.mean_rank if one.n_read > 1 else None,
+                        "strongest_row": dim.extremes[0].row if dim.extremes else None,
+                        "strongest_z": dim.extremes[0].z if dim.extremes else None,
                     }

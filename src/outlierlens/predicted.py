@@ -8,16 +8,13 @@ found.of("unmasked").intact.values["kl_to_unigram"]
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 MEASURES = {
     "log_frequency": "ln of the corpus frequency of the predicted token, mean (nats)",
@@ -197,9 +194,8 @@ class PartsOfSpeech:
         return interval_text(share.low, share.high, form, no_change(self.n_texts, "texts"))
 
 
-@result
 @dataclass(frozen=True)
-class Predictions:
+class Predictions(Result, caption="{self.provenance.model} on {self.data}: frequency of predicted tokens"):
     """What a model says with dimensions off, beside what it says intact and with random dimensions off.
 
     Attributes:
@@ -242,28 +238,20 @@ class Predictions:
 
     def of(self, input: str) -> Heard:
         """One kind of input; raises BadInput with those there are."""
-        for heard in self.heard:
-            if heard.input == input:
-                return heard
-        raise BadInput(f"no input {input!r} in this result; there are {', '.join(one.input for one in self.heard)}")
+        return pick(self.heard, f"no input {input!r} in this result", input=input)
 
     def shift(self, input: str, intervention: str) -> Shift:
         """One intervention on one kind of input; raises BadInput with what there is."""
-        for shift in self.shifts:
-            if (shift.input, shift.intervention) == (input, intervention):
-                return shift
-        there = ", ".join(f"{shift.input} / {shift.intervention}" for shift in self.shifts)
-        raise BadInput(f"no intervention {intervention!r} on input {input!r} in this result; there are {there}")
+        missing = f"no intervention {intervention!r} on input {input!r} in this result"
+        return pick(self.shifts, missing, input=input, intervention=intervention)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per input, intervention and measure."""
-        return table(list(prediction_rows(self)))
+        return prediction_rows(self)
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        rows = [row for row in prediction_rows(self) if row["measure"] == "log_frequency"]
-        return html_table(rows, caption=f"{self.provenance.model} on {self.data}: frequency of predicted tokens")
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the frequency."""
+        return [row for row in prediction_rows(self) if row["measure"] == "log_frequency"]
 
 
 def prediction_rows(found: Predictions) -> Iterator[dict[str, Any]]:

@@ -1,19 +1,16 @@
 """What came of a pre-training run, and of several side by side: plain data, without torch.
 
 outcome.worst.change                       # nats per token that the worst single dimension costs
-print(outcomes.rows())                     # one row a recipe: mean over its seeds, and their range
+print(list(outcomes.records()))            # one row a recipe: mean over its seeds, and their range
 """
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 OUTCOME = "outcome.json"  # in a run folder
 
@@ -28,9 +25,8 @@ class Change:
     dims: tuple[int, ...] = ()
 
 
-@result
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Result, caption="pre-training run {self.recipe}"):
     """One trained model, measured.
 
     Attributes:
@@ -77,26 +73,51 @@ class Outcome:
     int8: Change
     notes: tuple[str, ...] = ()
 
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One row: see `Outcomes.records`."""
+        return Outcomes((self,)).records()
 
-@result
+
 @dataclass(frozen=True)
-class Outcomes:
+class Outcomes(Result, caption="pre-training runs"):
     """Several runs, in the order given."""
 
     runs: tuple[Outcome, ...]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a recipe: see `outcome_rows`."""
-        return list(outcome_rows(self.runs))
+    def records(self) -> Iterator[dict[str, Any]]:
+        """A row for each recipe, seeds of it together: the mean of every measure, and its least and largest value.
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """`rows` as a data frame."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows(), caption="pre-training runs")
+        Of a single seed, the changes of the loss have their 95 % interval over texts in place of that range. Runs that
+        share a name but not what they were trained by are rows of their own; `changed` says what the later ones changed.
+        """
+        groups: list[tuple[dict[str, Any], list[Outcome]]] = []
+        for run in self.runs:
+            recipe = _trained_by(run)
+            members = next((members for other, members in groups if not _differences(other, recipe)), None)
+            if members is None:
+                groups.append((recipe, [run]))
+            else:
+                members.append(run)
+        first: dict[str, dict[str, Any]] = {}
+        for recipe, members in groups:
+            run = members[0]
+            base = first.setdefault(run.recipe, recipe)
+            row: dict[str, Any] = {
+                "recipe": run.recipe,
+                "changed": ", ".join(f"{key}={json.dumps(recipe[key])}" for key in _differences(base, recipe)),
+                "steps": run.steps,
+                "seeds": len({member.seed for member in members}),
+            }
+            for name, measure in MEASURES.items():
+                values = [value for value in map(measure, members) if value is not None]
+                row[name] = sum(values) / len(values) if values else None
+                row[f"{name}_low"] = min(values, default=None)
+                row[f"{name}_high"] = max(values, default=None)
+            for name, part in CHANGES.items():
+                change: Change | None = getattr(run, part)
+                if len(members) == 1 and change is not None:
+                    row[f"{name}_low"], row[f"{name}_high"] = change.low, change.high
+            yield row
 
 
 MEASURES = {
@@ -115,42 +136,6 @@ MEASURES = {
 
 
 CHANGES = {"found_off": "off", "worst": "worst", "int8": "int8"}
-
-
-def outcome_rows(runs: Iterable[Outcome]) -> Iterable[dict[str, Any]]:
-    """A row for each recipe, seeds of it together: the mean of every measure, and its least and largest value.
-
-    Of a single seed, the changes of the loss have their 95 % interval over texts in place of that range. Runs that
-    share a name but not what they were trained by are rows of their own; `changed` says what the later ones changed.
-    """
-    groups: list[tuple[dict[str, Any], list[Outcome]]] = []
-    for run in runs:
-        recipe = _trained_by(run)
-        members = next((members for other, members in groups if not _differences(other, recipe)), None)
-        if members is None:
-            groups.append((recipe, [run]))
-        else:
-            members.append(run)
-    first: dict[str, dict[str, Any]] = {}
-    for recipe, members in groups:
-        run = members[0]
-        base = first.setdefault(run.recipe, recipe)
-        row: dict[str, Any] = {
-            "recipe": run.recipe,
-            "changed": ", ".join(f"{key}={json.dumps(recipe[key])}" for key in _differences(base, recipe)),
-            "steps": run.steps,
-            "seeds": len({member.seed for member in members}),
-        }
-        for name, measure in MEASURES.items():
-            values = [value for value in map(measure, members) if value is not None]
-            row[name] = sum(values) / len(values) if values else None
-            row[f"{name}_low"] = min(values, default=None)
-            row[f"{name}_high"] = max(values, default=None)
-        for name, part in CHANGES.items():
-            change: Change | None = getattr(run, part)
-            if len(members) == 1 and change is not None:
-                row[f"{name}_low"], row[f"{name}_high"] = change.low, change.high
-        yield row
 
 
 def _trained_by(run: Outcome) -> dict[str, Any]:

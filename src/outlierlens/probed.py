@@ -7,16 +7,13 @@ found.layers[3].heat                                         # [position, heat_d
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,10 @@ class LayerProbe:
         return next((one for one in self.named if one.rank == 1), self.other)
 
 
-@result
 @dataclass(frozen=True)
-class PositionProbe:
+class PositionProbe(
+    Result, caption="{self.provenance.model}: a token's position from its hidden state ({self.n_dev_tokens:,} tokens)"
+):
     """Linear probes without bias that predict a token's position from its hidden state (Luo et al. 2021, section 3).
 
     Positions count from 0 and count special tokens; the layers are named as elsewhere ("embeddings", "0", "1", …), where
@@ -167,46 +165,34 @@ class PositionProbe:
 
     def at(self, layer: str) -> LayerProbe:
         """The probe of one layer; raises BadInput with the layers there are."""
-        for one in self.layers:
-            if one.layer == layer:
-                return one
-        raise BadInput(f"no layer {layer!r} was probed; there are {', '.join(one.layer for one in self.layers)}")
+        return pick(self.layers, f"no layer {layer!r} was probed", layer=layer)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per layer and dimension."""
-        return table(
-            [
-                {"layer": one.layer, "dim": dim, "contribution": value, "named": dim in self.named}
-                for one in self.layers
-                for dim, value in enumerate(one.contribution.tolist())
-            ]
-        )
+        return [
+            {"layer": one.layer, "dim": dim, "contribution": value, "named": dim in self.named}
+            for one in self.layers
+            for dim, value in enumerate(one.contribution.tolist())
+        ]
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: a token's position from its hidden state ({self.n_dev_tokens:,} tokens)"
-        return html_table(list(probe_rows(self)), caption=title)
-
-
-def probe_rows(found: PositionProbe) -> Iterator[dict[str, Any]]:
-    """One flat row per layer."""
-    for one in found.layers:
-        yield {
-            "layer": one.layer,
-            "accuracy": one.raw.accuracy,
-            "low": one.raw.low,
-            "high": one.raw.high,
-            "within_one": one.raw.within_one,
-            "loss": one.raw.loss,
-            "clipped": one.clipped.accuracy if one.clipped else None,
-            "retrained": one.retrained.accuracy if one.retrained else None,
-            "largest_dim": one.largest.dim,
-            "largest": one.largest.value,
-            "mean": one.mean,
-            "other_dim": one.other.dim,
-            "other": one.other.value,
-        } | {f"dim_{named.dim}": named.value for named in one.named}
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """One row per layer."""
+        for one in self.layers:
+            yield {
+                "layer": one.layer,
+                "accuracy": one.raw.accuracy,
+                "low": one.raw.low,
+                "high": one.raw.high,
+                "within_one": one.raw.within_one,
+                "loss": one.raw.loss,
+                "clipped": one.clipped.accuracy if one.clipped else None,
+                "retrained": one.retrained.accuracy if one.retrained else None,
+                "largest_dim": one.largest.dim,
+                "largest": one.largest.value,
+                "mean": one.mean,
+                "other_dim": one.other.dim,
+                "other": one.other.value,
+            } | {f"dim_{named.dim}": named.value for named in one.named}
 
 
 def buckets(n_positions: int) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ effect.verdict                                # of a pruning experiment
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from outlierlens.damage import Condition, Control
 from outlierlens.detect import layers_needed
 from outlierlens.errors import BadInput
 from outlierlens.layer_words import number_of_layers
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 Scope = Literal["all", "outliers"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -134,9 +131,8 @@ class StackCheck:
         return self.broken if scope == "all" else self.broken_outliers
 
 
-@result
 @dataclass(frozen=True)
-class PruneCheck:
+class PruneCheck(Result, caption="{self.provenance.model}: {self.verdict}"):
     """Which positions of the residual stream pruning removed in too many layers.
 
     Attributes:
@@ -165,7 +161,7 @@ class PruneCheck:
         """One line: "holds: …" or "broken: safe to prune except …"."""
         return "; ".join(_verdict(stack, self.rule, len(self.stacks) > 1) for stack in self.stacks)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row per outlier and per position that breaks the constraint."""
         found = []
         for stack in self.stacks:
@@ -185,15 +181,6 @@ class PruneCheck:
                     "breaks": dim in stack.breaks(self.rule.scope),
                 })  # fmt: skip
         return found
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per outlier and per position that breaks the constraint."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows(), caption=f"{self.provenance.model}: {self.verdict}")
 
 
 def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
@@ -224,9 +211,8 @@ def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
     return said
 
 
-@result
 @dataclass(frozen=True)
-class PruneExperiment:
+class PruneExperiment(Result, caption="{self.provenance.model}: {self.verdict}"):
     """The same number of weights pruned by magnitude, and forced onto one position, beside controls.
 
     Attributes:
@@ -290,7 +276,7 @@ class PruneExperiment:
             return f"safe to prune except {named}: {cost}, {self.magnitude.change:+.3f} by magnitude, same budget"
         return f"{named} can be pruned like others: {cost}, {self.magnitude.change:+.3f} by magnitude, same budget"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row per condition."""
         return [
             {
@@ -306,15 +292,6 @@ class PruneExperiment:
             }
             for family, one in self.conditions()
         ]
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per condition."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows(), caption=f"{self.provenance.model}: {self.verdict}")
 
 
 def _few(dims: Sequence[int]) -> str:

@@ -7,17 +7,14 @@ found.predictions.shift("masked", "layers").direction
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from outlierlens.attended import Attention
 from outlierlens.frequency_bands import FrequencyBands
 from outlierlens.frequent import Frequency
 from outlierlens.layer_story import LayerStory
 from outlierlens.predicted import Predictions
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 # What the paper says of a checkpoint in words; passages as later papers quote them.
 PUBLISHED = {
@@ -51,9 +48,10 @@ class Link:
     says: str
 
 
-@result
 @dataclass(frozen=True)
-class PuccettiReplication:
+class PuccettiReplication(
+    Result, caption="{self.provenance.model}: do outliers follow frequency (Puccetti et al. 2022)?"
+):
     """Puccetti et al. 2022 for one model.
 
     Attributes:
@@ -89,12 +87,6 @@ class PuccettiReplication:
                 numbers = (one.named, one.others, one.difference, one.low, one.high, one.p)
                 yield Link(f"frequency, {measure}", tokens, *numbers, one.verdict)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per link."""
-        return table([dict(vars(one)) for one in self.links()])
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: do outliers follow frequency (Puccetti et al. 2022)?"
-        return html_table([dict(vars(one)) for one in self.links()], caption=title)
+        return [vars(one) for one in self.links()]

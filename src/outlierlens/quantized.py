@@ -3,21 +3,18 @@
 found.verdict                                            # "keep dimensions 100, 247 and 507 in 16 bit: …"
 found.rounding("int8-tensor/int8-tensor").regained       # loss that keeping them gives back, with its interval
 found.rounding("int8-tensor/int8-tensor").errors.output  # [layer], relative squared error of each block's output
-found.to_pandas()                                        # a row per scheme and setting
+found.records()                                          # a row per scheme and setting
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.errors import BadInput
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.errors import pick
+from outlierlens.results import Provenance, Result
 
 What = Literal["intact", "rounded", "kept", "random", "mixed", "smoothed"]
 Says = Literal["free", "keep", "no use", "unclear", "not tried"]
@@ -202,9 +199,8 @@ class SmoothScale:
     largest: float
 
 
-@result
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(Result, caption="{self.provenance.model}: {self.verdict}"):
     """A model rounded by several schemes.
 
     Attributes:
@@ -247,10 +243,7 @@ class Quantized:
 
     def rounding(self, scheme: str) -> Rounding:
         """One scheme; raises BadInput with those there are."""
-        for one in self.roundings:
-            if one.scheme == scheme:
-                return one
-        raise BadInput(f"no scheme {scheme!r} in this result; there are {', '.join(o.scheme for o in self.roundings)}")
+        return pick(self.roundings, f"no scheme {scheme!r} in this result", scheme=scheme)
 
     @property
     def worst(self) -> Rounding:
@@ -291,34 +284,27 @@ class Quantized:
 
     def rows(self) -> list[dict[str, Any]]:
         """One flat row per scheme and setting."""
-        return list(quantized_rows(self))
+        return list(self.records())
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per scheme and setting."""
-        return table(self.rows())
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One flat row per scheme and setting, the intact model first."""
+        pairs = [("", self.intact), *((one.scheme, setting) for one in self.roundings for setting in one.settings)]
+        for scheme, setting in pairs:
+            yield {
+                "scheme": scheme,
+                "what": setting.what,
+                "dims": ",".join(map(str, setting.dims)),
+                "value": setting.value,
+                "change": setting.change,
+                "change_low": setting.change_low,
+                "change_high": setting.change_high,
+                "noise": setting.noise,
+                "kept": setting.kept,
+            }
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        rows = [row for row in self.rows() if row["what"] != "random"]
-        return html_table(rows, caption=f"{self.provenance.model}: {self.verdict}")
-
-
-def quantized_rows(found: Quantized) -> Iterator[dict[str, Any]]:
-    """One flat row per scheme and setting, the intact model first."""
-    pairs = [("", found.intact), *((one.scheme, setting) for one in found.roundings for setting in one.settings)]
-    for scheme, setting in pairs:
-        yield {
-            "scheme": scheme,
-            "what": setting.what,
-            "dims": ",".join(map(str, setting.dims)),
-            "value": setting.value,
-            "change": setting.change,
-            "change_low": setting.change_low,
-            "change_high": setting.change_high,
-            "noise": setting.noise,
-            "kept": setting.kept,
-        }
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: without random dimensions."""
+        return [row for row in self.records() if row["what"] != "random"]
 
 
 def named(dims: tuple[int, ...]) -> str:

@@ -8,16 +8,13 @@ found.arm("random", "off").lost              # the same number of random dimensi
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text, no_change
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 What = Literal["none", "chosen", "random"]
 State = Literal["intact", "off", "again", "held"]
@@ -86,9 +83,8 @@ class Arm:
     folder: str = ""
 
 
-@result
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Result):
     """A fine-tuned model with dimensions off, and fine-tuned again without them.
 
     Attributes:
@@ -125,33 +121,27 @@ class Recovery:
         """The interval of what an arm lost, in words."""
         return interval_text(arm.lost_low, arm.lost_high, form, no_change(self.n_dev, "examples"))
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row an arm."""
-        return table(list(recovery_rows(self)))
+        for arm in self.arms:
+            regrown = [one.regrown for one in arm.regrowth]
+            yield {
+                "off": arm.what,
+                "state": STATES[arm.state],
+                "dims": ", ".join(map(str, arm.dims)) or "–",
+                "seed": arm.seed,
+                self.metric: arm.value,
+                "low": arm.low,
+                "high": arm.high,
+                "lost": arm.lost,
+                "lost_low": arm.lost_low,
+                "lost_high": arm.lost_high,
+                "recovered": arm.recovered,
+                "regrown": float(np.mean(regrown)) if regrown else None,
+                "epoch": arm.best_epoch,
+            }
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}, {self.task}: dimensions {', '.join(map(str, self.dims))} off"
-        return html_table(list(recovery_rows(self)), caption=title)
-
-
-def recovery_rows(found: Recovery) -> Iterator[dict[str, Any]]:
-    """One flat row an arm."""
-    for arm in found.arms:
-        regrown = [one.regrown for one in arm.regrowth]
-        yield {
-            "off": arm.what,
-            "state": STATES[arm.state],
-            "dims": ", ".join(map(str, arm.dims)) or "–",
-            "seed": arm.seed,
-            found.metric: arm.value,
-            "low": arm.low,
-            "high": arm.high,
-            "lost": arm.lost,
-            "lost_low": arm.lost_low,
-            "lost_high": arm.lost_high,
-            "recovered": arm.recovered,
-            "regrown": float(np.mean(regrown)) if regrown else None,
-            "epoch": arm.best_epoch,
-        }
+    @property
+    def caption(self) -> str:
+        """The model, the task and what is off."""
+        return f"{self.provenance.model}, {self.task}: dimensions {', '.join(map(str, self.dims))} off"

@@ -7,13 +7,10 @@ made.tables[0].outliers_row.times_random          # over the mean loss of random
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from outlierlens.interval_words import interval_text, no_change
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 RowKind = Literal["intact", "alone", "together", "at least 5 × random", "random", "matched"]
 ENOUGH = 5.0  # times the mean loss of random sets, which Puccetti et al. (2022) ask for
@@ -180,9 +177,8 @@ def where_enough(tables: "Sequence[tuple[str, TaskTable]]") -> str:
     return f"{len(enough)} of {len(tested)}" + (f" ({said})" if said else "")
 
 
-@result
 @dataclass(frozen=True)
-class Replication:
+class Replication(Result, caption="{self.base}: {self.paper}"):
     """A paper's table for one model.
 
     Attributes:
@@ -198,7 +194,7 @@ class Replication:
     tables: tuple[TaskTable, ...]
     notes: tuple[str, ...] = field(default=())
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row per line of every table, windows of layers after the rest."""
         return [
             {
@@ -230,13 +226,7 @@ class Replication:
             for row in (*one.rows, *one.windows)
         ]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per line of every table."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the tables over all layers."""
         shown = ("task", "model", "off", "value", "lost", "lost_low", "lost_high", "times_random", "enough")
-        rows = [{key: row[key] for key in shown} for row in self.rows() if row["window"] == "all layers"]
-        return html_table(rows, caption=f"{self.base}: {self.paper}")
+        return [{key: row[key] for key in shown} for row in self.records() if row["window"] == "all layers"]

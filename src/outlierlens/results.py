@@ -15,18 +15,20 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from outlierlens._version import __version__
 from outlierlens.documents import parse_json
 from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.show import html_table
 from outlierlens.writing import write_text
 
 if TYPE_CHECKING:
@@ -76,16 +78,69 @@ HOMES = {
     "UpdateCheck": "updated",
     "ReportData": "report.results",
 }
-_KINDS: dict[str, type] = {}
+_KINDS: "dict[str, type[Result]]" = {}
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_AXES = 8  # of an array
-T = TypeVar("T")
 
 
-def result(cls: type[T]) -> type[T]:
-    """Register a frozen dataclass as a kind of result file."""
-    _KINDS[cls.__name__] = cls
-    return cls
+class Result(ABC):
+    """What every kind of result can do; a kind is a frozen dataclass that says its `records` and a caption for them.
+
+    @dataclass(frozen=True)
+    class Scan(Result, caption="{self.provenance.model}: {self.rule.name}"): ...
+    """
+
+    _caption: ClassVar[str]
+
+    def __init_subclass__(cls, caption: str = "") -> None:
+        _KINDS[cls.__name__] = cls
+        cls._caption = caption
+
+    @property
+    def caption(self) -> str:
+        """What stands above the rows in a notebook."""
+        return self._caption.format(self=self)
+
+    @abstractmethod
+    def records(self) -> Iterable[Mapping[str, Any]]:
+        """Flat rows: what a data frame is made of."""
+
+    def shown(self) -> Iterable[Mapping[str, Any]]:
+        """The rows that a notebook shows: `records`, unless a kind chooses among them."""
+        return self.records()
+
+    def columns(self, *which: Any, **named: Any) -> Any:
+        """The columns of a data frame, {name: values}, or its rows."""
+        return list(self.records(*which, **named))
+
+    def to_pandas(self, *which: Any, **named: Any) -> "pandas.DataFrame":
+        """`records` as a data frame; takes what they take. Raises MissingExtra where pandas is not installed."""
+        return need("pandas", "models", "to_pandas()").DataFrame(self.columns(*which, **named))
+
+    def save(self, path: Path | str) -> Path:
+        """Write to exactly `path`, as `outlierlens.save` does."""
+        return save(self, path)
+
+    def _repr_html_(self) -> str:
+        return html_table(list(self.shown()), caption=self.caption)
+
+
+class OnTask:
+    """What numbers of a task are called, for results with these fields."""
+
+    task: str  # its metric included: "causal loss", "glue:cola mcc"
+    metric: str  # "" for a loss
+    unit: str
+
+    @property
+    def of_change(self) -> str:
+        """What a change is a number of: "nats per token"; "mcc lost"."""
+        return f"{self.metric} lost" if self.metric else self.unit
+
+    @property
+    def measured(self) -> str:
+        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
+        return f"{self.metric} on {self.task.removesuffix(f' {self.metric}')}" if self.metric else self.task
 
 
 _version = functools.cache(metadata.version)  # reading a package's metadata takes longer than many a measure
@@ -196,12 +251,12 @@ def _encode(value: Any) -> Any:
 
 
 def _encode_array(values: np.ndarray) -> Any:
-    if values.dtype.kind != "f":
+    if values.dtype.kind != "f" or not values.size:
         return values.tolist()
     # Seven significant digits say all of a float32; the file stays half as long.
     flat: list[Any] = [float(f"{x:.7g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
     for size in reversed(values.shape[1:]):
-        flat = [flat[start : start + size] for start in range(0, len(flat), size)] if size else []
+        flat = [flat[start : start + size] for start in range(0, len(flat), size)]
     return flat if values.ndim else flat[0]
 
 
@@ -281,13 +336,3 @@ def _decode_dataclass(cls: type, value: Any, where: str) -> Any:
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise BadFile(f"{where}: {f.name} is missing")
     return cls(**given)
-
-
-def table(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
-    """Rows as a data frame; raises MissingExtra where pandas is not installed."""
-    return need("pandas", "models", "to_pandas()").DataFrame(rows)
-
-
-def metric_on(task: str, metric: str) -> str:
-    """The task of a result for reading: "causal loss"; "mcc on glue:cola", whose task is "glue:cola mcc"."""
-    return f"{metric} on {task.removesuffix(f' {metric}')}" if metric else task

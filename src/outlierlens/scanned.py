@@ -1,20 +1,17 @@
 """What a scan found: plain data, without torch, and the flat rows that tables show.
 
 found.stacks[0].dims                       # the dimensions, ascending
-found.to_pandas()                          # a row per outlier
+found.records()                            # a row per outlier
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outlierlens.detect import Outlier, Rule, layers_needed
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,8 @@ class StackScan:
         return tuple(both), tuple(scale_alone), tuple(bias_alone)
 
 
-@result
 @dataclass(frozen=True)
-class Scan:
+class Scan(Result, caption="{self.provenance.model}: {self.rule.name}"):
     """Outlier dimensions of a model, from its weights alone."""
 
     provenance: Provenance
@@ -95,52 +91,36 @@ class Scan:
     notes: tuple[str, ...] = ()
     requests: int = 0
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per outlier and stack."""
-        return table(list(outlier_rows(self)))
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
+        for stack in self.stacks:
+            for outlier in stack.outliers:
+                yield {
+                    "model": self.provenance.model,
+                    "stack": stack.stack,
+                    "site": stack.site,
+                    "dim": outlier.dim,
+                    "layers": stack.n_layers,
+                    "layers_scale": len(outlier.layers_scale),
+                    "layers_bias": len(outlier.layers_bias) if outlier.z_bias else None,
+                    "z_scale": strongest(outlier.z_scale),
+                    "z_bias": strongest(outlier.z_bias) if outlier.z_bias else None,
+                    "rank_scale": float(np.median(outlier.rank_scale)),
+                    "rank_bias": float(np.median(outlier.rank_bias)) if outlier.rank_bias else None,
+                    "p": outlier.p,
+                    "p_holm": outlier.p_holm,
+                }
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
 
-        return html_table(list(outlier_rows(self)), caption=f"{self.provenance.model}: {self.rule.name}")
-
-
-@result
 @dataclass(frozen=True)
-class Scans:
+class Scans(Result, caption="outlier dimensions"):
     """Several models scanned under one rule, for one table."""
 
     scans: tuple[Scan, ...]
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per outlier, model and stack."""
-        return table([row for scan in self.scans for row in outlier_rows(scan)])
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table([row for scan in self.scans for row in outlier_rows(scan)], caption="outlier dimensions")
-
-
-def outlier_rows(scan: Scan) -> Iterable[dict[str, Any]]:
-    """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
-    for stack in scan.stacks:
-        for outlier in stack.outliers:
-            yield {
-                "model": scan.provenance.model,
-                "stack": stack.stack,
-                "site": stack.site,
-                "dim": outlier.dim,
-                "layers": stack.n_layers,
-                "layers_scale": len(outlier.layers_scale),
-                "layers_bias": len(outlier.layers_bias) if outlier.z_bias else None,
-                "z_scale": strongest(outlier.z_scale),
-                "z_bias": strongest(outlier.z_bias) if outlier.z_bias else None,
-                "rank_scale": float(np.median(outlier.rank_scale)),
-                "rank_bias": float(np.median(outlier.rank_bias)) if outlier.rank_bias else None,
-                "p": outlier.p,
-                "p_holm": outlier.p_holm,
-            }
+        return [row for scan in self.scans for row in scan.records()]
 
 
 def strongest(z: tuple[float, ...]) -> float:

@@ -11,16 +11,13 @@ Scores lie in [−1, 1] or [0, 1]; reports multiply by 100.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.interval_words import interval_text, no_change
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 HELPS, HURTS, NOTHING, OPEN = "helps", "hurts", "no difference", "not settled"
 CLIPPED_LAYER = "clipped layer"
@@ -110,11 +107,7 @@ class TaskScores:
 
     def choice(self, fix: str, how: str) -> Choice:
         """The choice of `fix` made `how`; raises BadInput with those there are."""
-        for one in self.choices:
-            if (one.fix, one.how) == (fix, how):
-                return one
-        there = ", ".join(f"{one.fix} ({one.how})" for one in self.choices)
-        raise BadInput(f"{self.name} has no choice for {fix} ({how}); there are {there}")
+        return pick(self.choices, f"{self.name} has no choice for {fix} / {how}", fix=fix, how=how)
 
 
 @dataclass(frozen=True)
@@ -148,9 +141,8 @@ class Fitted:
     clipped: dict[str, tuple[int, ...]]
 
 
-@result
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(Result, caption="{self.provenance.model}: semantic similarity, Spearman's ρ × 100"):
     """Semantic textual similarity at every layer with every fix.
 
     Attributes:
@@ -175,20 +167,29 @@ class Similarity:
 
     def task(self, name: str) -> TaskScores:
         """The data set called `name`; raises BadInput with those there are."""
-        for one in self.tasks:
-            if one.name == name:
-                return one
-        raise BadInput(f"no task {name!r}; there are {', '.join(task.name for task in self.tasks)}")
+        return pick(self.tasks, f"no task {name!r}", name=name)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per task, layer or static vectors, and fix."""
-        return table(list(similarity_rows(self)))
+        return similarity_rows(self)
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        title = f"{self.provenance.model}: semantic similarity, Spearman's ρ × 100"
-        return html_table(list(choice_rows(self)), caption=title)
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """One flat row per task, way to choose a layer, and fix; × 100."""
+        for task in self.tasks:
+            for one in task.choices:
+                changed = one.fix != "raw"
+                yield {
+                    "task": task.title,
+                    "layer chosen": one.how,
+                    "fix": one.fix,
+                    "layer": one.layer,
+                    "ρ × 100": f"{100 * one.score:.2f}",
+                    "raw layer": one.raw_layer if changed else None,
+                    "raw": f"{100 * one.raw_score:.2f}" if changed else None,
+                    "change": f"{100 * one.change:+.2f}" if changed else None,
+                    "95 %": task.interval(one) if changed else None,
+                    "says": one.verdict or None,
+                }
 
 
 def similarity_rows(found: Similarity) -> Iterator[dict[str, Any]]:
@@ -209,25 +210,6 @@ def similarity_rows(found: Similarity) -> Iterator[dict[str, Any]]:
                             for place, subset in enumerate(task.subsets)
                         },
                     }
-
-
-def choice_rows(found: Similarity) -> Iterator[dict[str, Any]]:
-    """One flat row per task, way to choose a layer, and fix; × 100."""
-    for task in found.tasks:
-        for one in task.choices:
-            changed = one.fix != "raw"
-            yield {
-                "task": task.title,
-                "layer chosen": one.how,
-                "fix": one.fix,
-                "layer": one.layer,
-                "ρ × 100": f"{100 * one.score:.2f}",
-                "raw layer": one.raw_layer if changed else None,
-                "raw": f"{100 * one.raw_score:.2f}" if changed else None,
-                "change": f"{100 * one.change:+.2f}" if changed else None,
-                "95 %": task.interval(one) if changed else None,
-                "says": one.verdict or None,
-            }
 
 
 @dataclass(frozen=True)
@@ -294,9 +276,8 @@ class WordChoice:
         return "" if self.fix == "raw" else verdict(self.crossed_low, self.crossed_high)
 
 
-@result
 @dataclass(frozen=True)
-class WordInContext:
+class WordInContext(Result, caption="{self.provenance.model}: words in context, accuracy in per cent"):
     """Word-in-Context: whether the cosine of a word's two vectors says that it means the same, at every layer.
 
     Attributes:
@@ -319,51 +300,39 @@ class WordInContext:
 
     def choice(self, fix: str, thresholds: str = "grid") -> WordChoice:
         """The choice of `fix` with these thresholds; raises BadInput with those there are."""
-        for one in self.choices:
-            if (one.fix, one.thresholds) == (fix, thresholds):
-                return one
-        there = ", ".join(f"{one.fix} ({one.thresholds})" for one in self.choices)
-        raise BadInput(f"no choice for {fix} ({thresholds}); there are {there}")
+        return pick(self.choices, f"no choice for {fix} / {thresholds}", fix=fix, thresholds=thresholds)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per split, layer, fix and threshold."""
-        return table(
-            [
-                {"split": split.split, "layer": layer, "fix": fix, "threshold": threshold,
-                 "accuracy": float(split.accuracy[row, column, place])}
-                for split in self.data
-                for row, layer in enumerate(self.layers)
-                for column, fix in enumerate(self.fixes)
-                for place, threshold in enumerate(self.thresholds)
-            ]
-        )  # fmt: skip
+        return [
+            {"split": split.split, "layer": layer, "fix": fix, "threshold": threshold,
+             "accuracy": float(split.accuracy[row, column, place])}
+            for split in self.data
+            for row, layer in enumerate(self.layers)
+            for column, fix in enumerate(self.fixes)
+            for place, threshold in enumerate(self.thresholds)
+        ]  # fmt: skip
 
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(
-            list(word_rows(self)), caption=f"{self.provenance.model}: words in context, accuracy in per cent"
-        )
-
-
-def word_rows(found: WordInContext) -> Iterator[dict[str, Any]]:
-    """One flat row per kind of thresholds and fix; accuracies × 100."""
-    for one in found.choices:
-        row: dict[str, Any] = {
-            "thresholds": one.thresholds,
-            "fix": one.fix,
-            "layer": one.layer,
-            "above": f"{one.threshold:.3f}",
-        }
-        train, validation = found.data[0], found.data[-1]
-        for where, split, value, change, low, high in (
-            ("train (chosen on it)", train, one.accuracy, one.change, one.low, one.high),
-            ("cross-validated", train, one.crossed, one.crossed_change, one.crossed_low, one.crossed_high),
-            ("validation", validation, one.held_out, one.held_out_change, one.held_out_low, one.held_out_high),
-        ):
-            if value is not None:
-                told = (
-                    "" if one.fix == "raw" or change is None else f" {100 * change:+.2f} ({split.interval(low, high)})"
-                )
-                row[where] = f"{100 * value:.2f}{told}"
-        yield {**row, "says": one.verdict or None}
+    def shown(self) -> Iterator[dict[str, Any]]:
+        """One flat row per kind of thresholds and fix; accuracies × 100."""
+        for one in self.choices:
+            row: dict[str, Any] = {
+                "thresholds": one.thresholds,
+                "fix": one.fix,
+                "layer": one.layer,
+                "above": f"{one.threshold:.3f}",
+            }
+            train, validation = self.data[0], self.data[-1]
+            for where, split, value, change, low, high in (
+                ("train (chosen on it)", train, one.accuracy, one.change, one.low, one.high),
+                ("cross-validated", train, one.crossed, one.crossed_change, one.crossed_low, one.crossed_high),
+                ("validation", validation, one.held_out, one.held_out_change, one.held_out_low, one.held_out_high),
+            ):
+                if value is not None:
+                    told = (
+                        ""
+                        if one.fix == "raw" or change is None
+                        else f" {100 * change:+.2f} ({split.interval(low, high)})"
+                    )
+                    row[where] = f"{100 * value:.2f}{told}"
+            yield {**row, "says": one.verdict or None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,7 @@ class SuperWeights:
 
     def trial(self, name: str) -> Trial:
         """One of `trials`; raises BadInput with those there are."""
-        for one in self.trials:
-            if one.name == name:
-                return one
-        raise BadInput(f"no trial {name!r}; there are {', '.join(one.name for one in self.trials) or 'none'}")
+        return pick(self.trials, f"no trial {name!r}", name=name)
 
     @property
     def restores(self) -> float:

@@ -2,18 +2,15 @@
 
 survived.tuned[0].dims[0].fate              # "stayed"
 survived.tuned[0].dims[0].scale.z_after     # mean over layers, beside z_before
-survived.to_pandas()                        # a row per dimension and tuned model
+survived.records()                          # a row per dimension and tuned model
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from outlierlens.results import result, table
+from outlierlens.results import Result
 from outlierlens.scanned import Scan
-
-if TYPE_CHECKING:
-    import pandas
 
 Fate = Literal["stayed", "came", "went", "neither"]
 
@@ -120,31 +117,20 @@ class TunedSurvival:
         return self.scan.provenance.model
 
 
-@result
 @dataclass(frozen=True)
-class Survival:
+class Survival(Result, caption="{self.base.provenance.model}, fine-tuned"):
     """The outlier dimensions of a pre-trained model in models fine-tuned from it, all by one rule."""
 
     base: Scan
     tuned: tuple[TunedSurvival, ...]
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per tuned model and dimension."""
-        return table(list(survival_rows(self)))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(list(survival_rows(self)), caption=f"{self.base.provenance.model}, fine-tuned")
-
-
-def survival_rows(survival: Survival) -> Iterator[dict[str, Any]]:
-    """One flat row per tuned model and dimension."""
-    for tuned in survival.tuned:
-        for dim in tuned.dims:
-            row: dict[str, Any] = {"model": tuned.name, "stack": dim.stack, "site": dim.site, "dim": dim.dim}
-            row |= {"fate": dim.fate, "layers": dim.n_layers}
-            for part, shift in (("scale", dim.scale), ("bias", dim.bias)):
-                if shift is not None:
-                    row |= {f"{key}_{part}": value for key, value in vars(shift).items()}
-            yield row
+        for tuned in self.tuned:
+            for dim in tuned.dims:
+                row: dict[str, Any] = {"model": tuned.name, "stack": dim.stack, "site": dim.site, "dim": dim.dim}
+                row |= {"fate": dim.fate, "layers": dim.n_layers}
+                for part, shift in (("scale", dim.scale), ("bias", dim.bias)):
+                    if shift is not None:
+                        row |= {f"{key}_{part}": value for key, value in vars(shift).items()}
+                yield row

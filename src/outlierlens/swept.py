@@ -6,14 +6,11 @@ swept.map()                               # changes as [layer window, dim], NaN 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.results import Provenance, metric_on, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import OnTask, Provenance, Result
 
 BY_LAYER = "layer by layer"  # stands for the window of sets that differ from layer to layer
 Stopped = Literal["precise", "all texts", "unfinished"]
@@ -179,9 +176,8 @@ class Screening:
     safety: float
 
 
-@result
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
     """Every dimension (or set, or layer window × dimension) switched off in turn.
 
     Attributes:
@@ -244,16 +240,6 @@ class Sweep:
         return self.unit == "nats per token"
 
     @property
-    def of_change(self) -> str:
-        """What a change is a number of: "nats per token"; "mcc lost"."""
-        return f"{self.metric} lost" if self.metric else self.unit
-
-    @property
-    def measured(self) -> str:
-        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
-        return metric_on(self.task, self.metric)
-
-    @property
     def has_intact(self) -> bool:
         """Whether the intact model has a value of its own, which a change of outputs has not."""
         return self.task not in ("output change", "sentence change")
@@ -292,7 +278,7 @@ class Sweep:
             changes[names.index(effect.window), effect.dims[0]] = effect.change
         return changes
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row per effect, largest first."""
         return [
             {
@@ -317,11 +303,6 @@ class Sweep:
             for effect in self.top(len(self.effects))
         ]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row per effect, largest first."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(self.rows()[:10], caption=f"{self.provenance.model}: {self.task}, {self.mode}")
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the largest."""
+        return self.records()[:10]

@@ -6,16 +6,13 @@ found.emergences[0].lead.steps            # that step minus the step at which th
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from outlierlens.detect import Rule
-from outlierlens.results import Provenance, result, table
+from outlierlens.results import Provenance, Result
 from outlierlens.trajectory import Curve, no_states
-
-if TYPE_CHECKING:
-    import pandas
 
 Passes = Literal["scale and bias", "scale", "bias", "neither"]
 # Of the loss curves that may have been logged, the one that a plateau is looked for in: the first of these.
@@ -130,9 +127,8 @@ class Emergence:
         return self.onset_bias if self.passes == "bias" else self.onset
 
 
-@result
 @dataclass(frozen=True)
-class Track:
+class Track(Result, caption="{self.provenance.model}: outliers over training"):
     """The norms of one stream over training, trimmed to what is worth drawing, and what is read off them.
 
     Attributes:
@@ -203,37 +199,27 @@ class Track:
         wanted = "scale and bias" if self.has_bias else "scale"
         return tuple(emergence for emergence in self.emergences if emergence.passes == wanted)
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per followed dimension."""
-        return table(list(emergence_rows(self)))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(list(emergence_rows(self)), caption=f"{self.provenance.model}: outliers over training")
-
-
-def emergence_rows(track: Track) -> Iterator[dict[str, Any]]:
-    """One flat row per followed dimension."""
-    for emergence in track.emergences:
-        onset, lead = emergence.onset, emergence.lead
-        yield {
-            "dim": emergence.dim,
-            "passes": emergence.passes,
-            "step": emergence.step,
-            "after": emergence.after,
-            "scale_step": emergence.scale_step,
-            "bias_step": emergence.bias_step,
-            "layers": track.n_layers,
-            "layers_scale": emergence.layers_scale,
-            "layers_bias": emergence.layers_bias,
-            "z_scale": emergence.z_scale,
-            "z_bias": emergence.z_bias,
-            "onset": onset.step if onset else None,
-            "onset_low": onset.low if onset else None,
-            "onset_high": onset.high if onset else None,
-            "onset_p": onset.p if onset else None,
-            "lead": lead.steps if lead else None,
-            "lead_low": lead.low if lead else None,
-            "lead_high": lead.high if lead else None,
-        }
+        for emergence in self.emergences:
+            onset, lead = emergence.onset, emergence.lead
+            yield {
+                "dim": emergence.dim,
+                "passes": emergence.passes,
+                "step": emergence.step,
+                "after": emergence.after,
+                "scale_step": emergence.scale_step,
+                "bias_step": emergence.bias_step,
+                "layers": self.n_layers,
+                "layers_scale": emergence.layers_scale,
+                "layers_bias": emergence.layers_bias,
+                "z_scale": emergence.z_scale,
+                "z_bias": emergence.z_bias,
+                "onset": onset.step if onset else None,
+                "onset_low": onset.low if onset else None,
+                "onset_high": onset.high if onset else None,
+                "onset_p": onset.p if onset else None,
+                "lead": lead.steps if lead else None,
+                "lead_low": lead.low if lead else None,
+                "lead_high": lead.high if lead else None,
+            }

@@ -8,16 +8,13 @@ treated.verdict, treated.place                   # "fixed", "by position", "info
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, pick
 from outlierlens.interval_words import interval_text
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 Verdict = Literal["no damage", "fixed", "by position", "information", "unclear"]
 Place = Literal["", "first token", "other tokens", "both", "unclear"]
@@ -102,10 +99,7 @@ class Treated:
 
     def of(self, name: str) -> Treatment:
         """One treatment; raises BadInput with those there are."""
-        for one in self.treatments:
-            if one.name == name:
-                return one
-        raise BadInput(f"no treatment {name!r}; there are {', '.join(one.name for one in self.treatments)}")
+        return pick(self.treatments, f"no treatment {name!r}", name=name)
 
     @property
     def scales(self) -> tuple[tuple[float, Treatment | None], ...]:
@@ -145,9 +139,8 @@ class Treated:
         return "both" if kept < 0 and only < 0 else "unclear"
 
 
-@result
 @dataclass(frozen=True)
-class BeyondZero:
+class BeyondZero(Result, caption="{self.provenance.model}: {self.task}, beyond zero"):
     """Dimensions zeroed, set to means, shuffled, scaled and restored, beside random dimensions treated alike.
 
     Attributes:
@@ -208,14 +201,9 @@ class BeyondZero:
         said += f", keeping the first token alone {share(kept)}"
         return said + (f": {where[treated.place]}." if treated.place in where else ".")
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> Iterator[dict[str, Any]]:
         """One row per set of dimensions and treatment."""
-        return table(list(treatment_rows(self)))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(list(treatment_rows(self)), caption=f"{self.provenance.model}: {self.task}, beyond zero")
+        return treatment_rows(self)
 
 
 def share(one: Treatment) -> str:

@@ -5,12 +5,9 @@ found.clients[0].ratio, found.clients[0].why
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,8 @@ class ClientUpdate:
         return bool(self.why)
 
 
-@result
 @dataclass(frozen=True)
-class UpdateCheck:
+class UpdateCheck(Result, caption="{self.verdict}"):
     """Updates of one or more clients, the most conspicuous first.
 
     Attributes:
@@ -108,16 +104,11 @@ class UpdateCheck:
         largest = max(client.ratio for client in self.clients)
         return f"no update touches outlier entries beyond its share (at most {largest:.3g} times); {base}"
 
-    def rows(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """One flat row a client."""
         return [{**vars(client), "why": "; ".join(client.why), "flagged": client.flagged} for client in self.clients]
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """One row a client."""
-        return table(self.rows())
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
+    def shown(self) -> list[dict[str, Any]]:
+        """What a notebook shows: the main columns."""
         keys = ("model", "share", "ratio", "p", "peak", "n_top_outlier", "top_p", "z", "flagged")
-        return html_table([{key: row[key] for key in keys} for row in self.rows()], caption=self.verdict)
+        return [{key: row[key] for key in keys} for row in self.records()]

@@ -5,13 +5,10 @@ found.moved[0].name, found.moved[0].before, found.moved[0].after
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from outlierlens.fingerprinted import Role, Stream
-from outlierlens.results import Provenance, result, table
-
-if TYPE_CHECKING:
-    import pandas
+from outlierlens.results import Provenance, Result
 
 Fate = Literal["same", "converted", "moved", "missing", "extra", "other shape", "not comparable"]
 # What makes a model no match; "extra" does where the tensor would act on the stream.
@@ -77,9 +74,8 @@ class TensorFate:
     note: str = ""
 
 
-@result
 @dataclass(frozen=True)
-class Verification:
+class Verification(Result, caption="{self.provenance.model} {self.verdict}"):
     """A model held against a fingerprint (or against another model).
 
     Attributes:
@@ -109,29 +105,19 @@ class Verification:
     total_bytes: int
     notes: tuple[str, ...] = ()
 
-    def to_pandas(self) -> "pandas.DataFrame":
+    def records(self) -> list[dict[str, Any]]:
         """One row per moved value."""
-        return table(moved_rows(self))
-
-    def _repr_html_(self) -> str:
-        from outlierlens.show import html_table
-
-        return html_table(moved_rows(self), caption=f"{self.provenance.model} {self.verdict}")
-
-
-def moved_rows(found: Verification) -> list[dict[str, Any]]:
-    """One flat row per moved value."""
-    return [
-        {
-            "dangerous": "yes" if one.dangerous else "no",
-            "tensor": one.name,
-            "role": one.role,
-            "index": ", ".join(map(str, one.index)),
-            "dim": one.dim,
-            "before": one.before,
-            "after": one.after,
-            "change": one.change,
-            "allowed": one.allowed,
-        }
-        for one in found.moved
-    ]
+        return [
+            {
+                "dangerous": "yes" if one.dangerous else "no",
+                "tensor": one.name,
+                "role": one.role,
+                "index": ", ".join(map(str, one.index)),
+                "dim": one.dim,
+                "before": one.before,
+                "after": one.after,
+                "change": one.change,
+                "allowed": one.allowed,
+            }
+            for one in self.moved
+        ]

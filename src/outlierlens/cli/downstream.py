@@ -228,7 +228,6 @@ def one_dimension(
 
 def print_one_dimension(found: "OneDimension") -> None:
     """One row a layer and dimension that is best or named, beside the whole model."""
-    from outlierlens.one_dimension import one_dimension_rows
 
     say(
         f"{found.provenance.model} on {found.task}: {found.metric} {found.full:.4f} (95 % {found.full_low:.4f} to "
@@ -240,7 +239,7 @@ def print_one_dimension(found: "OneDimension") -> None:
     rows = [
         [row["layer"], row["dim"], row["value"], interval_text(row["low"], row["high"], ".4f"), row["rank"], row["train"],
          row["variance_ratio"], row["z"], row["why"], row["rule"]]
-        for row in one_dimension_rows(found)
+        for row in found.shown()
     ]  # fmt: skip
     heads = ["layer", "dim", found.metric, "95 %", "rank", "on train", "× mean variance", "largest |z|", "why", "rule"]
     print_table("", heads, rows)
@@ -337,11 +336,10 @@ def recover(
 
 def print_recovery(found: "Recovery") -> None:
     """One row an arm, and what the scales and biases did."""
-    from outlierlens.recovered import recovery_rows
 
     say(f"{found.provenance.model} on {found.task}: dimensions {', '.join(map(str, found.dims))} of {found.stack}")
     rows = []
-    for arm, row in zip(found.arms, recovery_rows(found), strict=True):
+    for arm, row in zip(found.arms, found.records(), strict=True):
         interval = interval_text(row["low"], row["high"], ".4f")
         value, lost = f"{row[found.metric]:.4f}", f"{row['lost']:+z.4f}"
         known = [row["off"], row["state"], row["dims"], row["seed"]]

@@ -108,11 +108,10 @@ def _fix(text: str, k: int | None) -> "FixSpec":
 def print_exported(found: "Exported", folder: Path) -> None:
     """What was written, the checks and the scores."""
     from outlierlens.embedder.card import describe
-    from outlierlens.exported import exported_rows
 
     for name, text in describe(found).items():
         say(f"{name}: {text}")
-    rows = [list(row.values()) for row in exported_rows(found)]
+    rows = [list(row.values()) for row in found.records()]
     print_table("read back from the folder, against our own vectors", ["reader", "texts", "largest difference",
                 "of the largest entry"], rows)  # fmt: skip
     if sts := found.sts:

@@ -142,7 +142,6 @@ def frozen(
 
 def print_frozen(found: "FrozenScores") -> None:
     """One row a layer with the metric of every repair, then the chosen layers with what a repair changes."""
-    from outlierlens.frozen_scores import chosen_rows
 
     some = "" if found.n_train == found.n_train_all else f" of {found.n_train_all:,}"
     tested = "" if found.n_test == found.n_test_all else f" of {found.n_test_all:,}"
@@ -172,7 +171,7 @@ def print_frozen(found: "FrozenScores") -> None:
             interval_text(row["low"], row["high"], ".4f"),
             *_change(found, row),
         ]
-        for row in chosen_rows(found)
+        for row in found.shown()
     ]
     heads = ["layer by", "fix", "layer", found.metric, "95 %", "− raw", "95 %", ""]
     print_table("at the layer that dev, or test itself (the paper's way), chooses", heads, rows)

@@ -194,7 +194,7 @@ COLUMNS = {
 
 def _print_outcomes(value: "Outcomes") -> None:
     rows = []
-    for row in value.rows():
+    for row in value.records():
         name = f"{row['recipe']} ({row['changed']})" if row["changed"] else row["recipe"]
         rows.append(
             [name, row["steps"], row["seeds"], *(_ranged(row, key, form) for key, (_, form) in COLUMNS.items())]

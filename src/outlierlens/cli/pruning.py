@@ -114,7 +114,7 @@ def print_check(found: "PruneCheck") -> None:
         )
         for note in stack.notes:
             say(f"  note: {note}")
-    rows = found.rows()
+    rows = found.records()
     if rows:
         several = len(found.stacks) > 1
         heads = [*(["stack"] if several else []), "dim", "outlier", "layers removed", "values gone", "breaks"]

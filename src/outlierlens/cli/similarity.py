@@ -247,7 +247,6 @@ def wic(
 
 def print_words(found: "WordInContext") -> None:
     """What was read and fitted, and one row for each kind of thresholds and fix."""
-    from outlierlens.similar import word_rows
 
     norm = ", through the final norm" if found.final_norm else ""
     say(f"{found.provenance.model}: words as the mean of their sub-words{norm}; accuracy × 100")
@@ -255,7 +254,7 @@ def print_words(found: "WordInContext") -> None:
         left = f", {split.left_out:,} left out (word behind {found.max_length} tokens)" if split.left_out else ""
         say(f"  {split.split}: {split.n_pairs:,} pairs{left}; always “the same” is right in {100 * split.all_true:.2f}")
     _print_fitted(found.fitted)
-    rows = list(word_rows(found))
+    rows = list(found.shown())
     if rows:
         print_table("", list(rows[0]), [list(row.values()) for row in rows])
     say("thresholds: grid is 0.1 to 0.9, the paper's; any is every threshold that tells pairs of train apart")

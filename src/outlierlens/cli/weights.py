@@ -123,10 +123,8 @@ def _propose(models: list[str], source: dict[str, Any], family: str | None, show
 
 
 def _print_scans(found: "list[Scan]", verbose: bool) -> None:
-    from outlierlens.scanned import outlier_rows
-
     several = len(found) > 1
-    rows = [row for scan in found for row in outlier_rows(scan)]
+    rows = [row for scan in found for row in scan.records()]
     stacks = len({(row["stack"], row["site"]) for row in rows}) > 1 or verbose
     columns = [*(["model"] if several else []), *(["stack", "site"] if stacks else [])]
     columns += ["dim", "layers_scale", "layers_bias", "z_scale", "z_bias", "p_holm"]

@@ -10,16 +10,16 @@ from outlierlens.charts.similarity import sts_layers, wic_layers
 from outlierlens.charts.tasks_random import outliers_against_random
 from outlierlens.comparison import Comparison
 from outlierlens.finetuned import FineTuned
-from outlierlens.frozen_scores import FrozenScores, chosen_rows
+from outlierlens.frozen_scores import FrozenScores
 from outlierlens.interval_words import interval_text
-from outlierlens.one_dimension import OneDimension, one_dimension_rows
-from outlierlens.pretrained import Outcome, Outcomes, outcome_rows
-from outlierlens.recovered import Recovery, recovery_rows
+from outlierlens.one_dimension import OneDimension
+from outlierlens.pretrained import Outcome, Outcomes
+from outlierlens.recovered import Recovery
 from outlierlens.replicated import Replication, where_enough
 from outlierlens.report.luo import frozen_says
 from outlierlens.report.phrases import listed
-from outlierlens.similar import Similarity, WordInContext, choice_rows, word_rows
-from outlierlens.survived import Survival, survival_rows
+from outlierlens.similar import Similarity, WordInContext
+from outlierlens.survived import Survival
 from outlierlens.view.section import Section, rows_of
 
 
@@ -44,7 +44,7 @@ def survival_section(found: Survival, name: str) -> Section:
         parts = [f"{listed(dims)} {fate}" for fate, dims in fates.items() if dims] or ["it has none, as before"]
         said.append(f"{tuned.name}: {'; '.join(parts)}.")
     charts = [survival(found, place, name=f"{name}-{place}") for place in range(len(found.tuned))]
-    table = rows_of("Before and after", survival_rows(found))
+    table = rows_of("Before and after", found.records())
     return Section(name, f"Fine-tuned from {found.base.provenance.model}", tuple(said), tuple(charts), (table,))
 
 
@@ -59,7 +59,7 @@ def recovery_section(found: Recovery, name: str) -> Section:
         if what == "chosen" and state in words
     ]  # fmt: skip
     said = f"{found.metric} on {found.task} lost with {listed(found.dims)} off: {'; '.join(parts)}."
-    table = rows_of("Every way of treating it", recovery_rows(found))
+    table = rows_of("Every way of treating it", found.records())
     return Section(name, "Whether it recovers", (said,), (recovery(found, name=name),), (table,))
 
 
@@ -71,7 +71,7 @@ def one_dimension_section(found: OneDimension, name: str) -> Section:
         f"({interval_text(last.best.low, last.best.high, '.3f')}) on {found.task}; the whole model {found.full:.3f}, always "
         f"the commonest label {found.majority:.3f}."
     )
-    table = rows_of("Best and named dimensions", one_dimension_rows(found))
+    table = rows_of("Best and named dimensions", found.shown())
     return Section(name, "What one dimension carries", (said,), (one_dimension(found, name=name),), (table,))
 
 
@@ -81,7 +81,7 @@ def finetuned_section(found: FineTuned, name: str) -> Section:
     seeds = f"{len(found.seeds)} seed{'s' if len(found.seeds) > 1 else ''}"
     said = f"{found.base} on {found.task}: {found.metric} {mean:.4f} over {seeds} ({low:.4f} to {high:.4f})."
     return Section(
-        name, f"Fine-tuned on {found.task}", (said,), (), (rows_of("Seeds", found.rows(), without=("folder",)),)
+        name, f"Fine-tuned on {found.task}", (said,), (), (rows_of("Seeds", found.records(), without=("folder",)),)
     )
 
 
@@ -99,7 +99,7 @@ def outcomes_section(found: Outcomes, name: str) -> Section:
             f"{run.recipe}, seed {run.seed}, {run.steps:,} steps: {dims} past 3 sigma; loss {run.text_loss:.3f}; the worst "
             f"single dimension costs {run.worst.change:+.3g} nats per token."
         )
-    return Section(name, "Pre-training runs", tuple(said), (), (rows_of("Recipes", outcome_rows(found.runs)),))
+    return Section(name, "Pre-training runs", tuple(said), (), (rows_of("Recipes", found.records()),))
 
 
 def replication_section(found: Replication, name: str) -> Section:
@@ -109,13 +109,13 @@ def replication_section(found: Replication, name: str) -> Section:
     charts: tuple[Chart, ...] = ()
     if any(one.family("random") for one in found.tables):
         charts = (outliers_against_random((found,), name=name),)
-    table = rows_of("Every table", found.rows(), without=("base", "metric", "parameters", "share"))
+    table = rows_of("Every table", found.records(), without=("base", "metric", "parameters", "share"))
     return Section(name, f"Tables of the paper: {found.paper}", (said,), charts, (table,))
 
 
 def frozen_section(found: FrozenScores, name: str) -> Section:
     """Linear classifiers on frozen vectors."""
-    table = rows_of("Layer chosen on dev, and the best on test", chosen_rows(found))
+    table = rows_of("Layer chosen on dev, and the best on test", found.shown())
     return Section(name, "Classifiers on frozen vectors", (frozen_says(found),), (frozen(found, name=name),), (table,))
 
 
@@ -129,7 +129,7 @@ def similarity_section(found: Similarity, name: str) -> Section:
                 f"{task.title}: ρ × 100 is {100 * best.score:.2f} with {best.fix} at layer {best.layer} ({best.how}), "
                 f"{100 * best.raw_score:.2f} raw."
             )
-    table = rows_of("Layers and repairs", choice_rows(found))
+    table = rows_of("Layers and repairs", found.shown())
     return Section(name, "Sentence similarity", tuple(said), (sts_layers(found, name=name),), (table,))
 
 
@@ -141,5 +141,5 @@ def words_section(found: WordInContext, name: str) -> Section:
         f"{best.layer}; always the same answer gets {found.data[0].all_true:.1%}."
     )
     return Section(
-        name, "Words in context", (said,), (wic_layers(found, name=name),), (rows_of("Choices", word_rows(found)),)
+        name, "Words in context", (said,), (wic_layers(found, name=name),), (rows_of("Choices", found.shown()),)
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from outlierlens.verified import Verification, moved_rows
+from outlierlens.verified import Verification
 from outlierlens.view.section import Rows, Section
 
 SHOWN = 50
@@ -32,7 +32,7 @@ def _section(found: Verification, number: int) -> Section:
         heads = ("tensor", "role", "fate", "moved", "dangerous", "largest change", "recorded as", "here", "why")
         tables.append(Rows("Tensors that are not the same", heads, rows, _left(len(found.tensors) - len(rows))))
     if found.moved:
-        listed = moved_rows(found)[:SHOWN]
+        listed = found.records()[:SHOWN]
         keys = tuple(listed[0])[1:]
         cells = tuple((*(row[key] for key in keys), row["dangerous"]) for row in listed)
         note = "Allowed is the change that the two number formats explain. " + _left(found.n_moved - len(listed))

@@ -25,7 +25,7 @@ def _check(found: PruneCheck, number: int) -> Section:
     rows = tuple(
         (row["dim"], row["stack"], "yes" if row["outlier"] else "no", f"{row['layers_removed']} of {row['layers']}",
          None if row["share"] is None else f"{row['share']:.1%}", "yes" if row["breaks"] else "no")
-        for row in found.rows()
+        for row in found.records()
     )  # fmt: skip
     heads = ("position", "stream", "outlier", "removed in layers", "values gone", "breaks the constraint")
     charts = tuple(

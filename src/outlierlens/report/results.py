@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from outlierlens.charts.sweep_marks import names
 from outlierlens.charts.weights import found_first
@@ -10,15 +11,14 @@ from outlierlens.luo_replicated import LuoReplication
 from outlierlens.observation import Observation, StackObservation
 from outlierlens.puccetti_replicated import PuccettiReplication
 from outlierlens.report.joined import Joined
-from outlierlens.results import Provenance, result
+from outlierlens.results import Provenance, Result
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.swept import Sweep
 from outlierlens.tracked import Track
 
 
-@result
 @dataclass(frozen=True)
-class ReportData:
+class ReportData(Result, caption="{self.scan.caption}"):
     """All results of one run of the main job.
 
     Attributes:
@@ -43,6 +43,10 @@ class ReportData:
     luo: LuoReplication | None = None
     puccetti: PuccettiReplication | None = None
     joined: Joined = field(default_factory=Joined)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One row per outlier that weights name."""
+        return self.scan.records()
 
     @property
     def model(self) -> str:
