@@ -21,7 +21,7 @@ from outlierlens.quantization.noise import NoiseDraws, token_places
 from outlierlens.quantization.run import QuantizeOptions, quantize
 from outlierlens.quantization.schemes import parse, parse_all
 from outlierlens.quantized import Quantized
-from outlierlens.statistics import mean_noise
+from outlierlens.statistics.means import mean_noise
 from outlierlens.tasks import TaskOptions, make_task
 
 TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * (i % 6))) for i in range(18)))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance, result, table
+from outlierlens.statistics.p_values import hypergeometric_tail
 from outlierlens.super_weights import SuperWeights
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 
 from outlierlens.ablate import stream_width
 from outlierlens.activations import ObserveOptions
-from outlierlens.controls import random_sets, rank_p
+from outlierlens.controls import random_sets
 from outlierlens.data import Data
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
@@ -28,7 +28,8 @@ from outlierlens.quantization.noise import NoiseDraws
 from outlierlens.quantization.places import Place, find_places, without_foreign_readers
 from outlierlens.quantization.schemes import DEFAULTS, Recipe
 from outlierlens.quantized import Difference, Errors, Quantized, Rounding, Setting, SmoothScale, What
-from outlierlens.statistics import mean_interval, mean_noise
+from outlierlens.statistics.means import mean_interval, mean_noise
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.stats import LARGE
 from outlierlens.tasks import Task, TaskOptions, check_intact, make_task, weighted_mean
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics import mean_interval
+from outlierlens.statistics.means import mean_interval
 
 if TYPE_CHECKING:
     from torch import Tensor
