@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outlierlens.statistics import mean_interval
+from outlierlens.statistics.means import mean_interval
 from outlierlens.sweeps.estimate import Estimate
 from outlierlens.sweeps.levels import FIRST_LOOK, look_level, look_sizes, stop_level
 from outlierlens.sweeps.options import SweepOptions

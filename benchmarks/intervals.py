@@ -108,7 +108,7 @@ CORRELATIONS = {"pearson": pearson, "spearman": spearman}
 def correlations() -> Iterator[Case]:
     """Pearson's r and Spearman's ρ: of a model, and how far two are apart on the same items. 1,379 pairs are STS-B's, 598 the
     fewest that are said to settle anything; of 300 nothing is said."""
-    from outlierlens.tasks.correlated import correlation_interval
+    from outlierlens.statistics.subsampling import correlation_interval
 
     def case(metric: str, kind: str, n: int, paired: bool) -> Case:
         value = CORRELATIONS[metric]

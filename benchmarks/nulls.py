@@ -17,8 +17,9 @@ from math import sqrt
 import numpy as np
 
 from outlierlens.change_point import change_point
-from outlierlens.controls import random_sets, rank_p
+from outlierlens.controls import random_sets
 from outlierlens.detect import Measured, Rule, find
+from outlierlens.statistics.p_values import rank_p
 
 ALPHA = 0.05
 Random = np.random.Generator

@@ -22,7 +22,7 @@ import torch
 from outlierlens.probing import ProbeOptions
 from outlierlens.probing.joint import Plan, Probes, scales_of
 from outlierlens.probing.judge import Judged
-from outlierlens.probing.redrawn import times_drawn
+from outlierlens.statistics.resampling import poisson_times
 
 LEAST = 0.93
 LARGE = 0  # the dimension
@@ -86,7 +86,7 @@ def trained(population: Population, n_redraws: int, seed: int) -> Probes:
     case = population.case
     states, positions, text = population.drawn(case.n_train)
     plan = Plan((0, 0), ((), (LARGE,)), case.width, case.longest, n_redraws)
-    times = torch.from_numpy(times_drawn(case.n_train, n_redraws, seed=seed))[torch.from_numpy(text)]
+    times = torch.from_numpy(poisson_times(case.n_train, n_redraws, seed=seed))[torch.from_numpy(text)]
     probes = Probes(plan, scales_of(states), learning_rate=case.rate)
     for _ in range(case.epochs):
         order = torch.from_numpy(population.random.permutation(len(text)))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import attention_results
 from architectures import FAMILIES, batch, build
-from outlierlens.attended import METRICS, Attention, at, quantiles
+from outlierlens.attended import METRICS, Attention, at
 from outlierlens.attention.correlate import ranks
 from outlierlens.attention.keys import is_delimiter
-from outlierlens.attention.moments import Drawn, PairSums, correlation, interval, text_weights
+from outlierlens.attention.moments import Drawn, PairSums, correlation
 from outlierlens.attention.reduce import read_maps
 from outlierlens.attention.run import AttentionOptions, attention
 from outlierlens.attention_maps import check_eager, tapped_attention
@@ -201,12 +201,6 @@ def test_replicates_are_correlations_of_texts_drawn_again() -> None:
         a = np.concatenate([columns[i][counted[i]] for i in times])
         x = np.concatenate([sizes[i][counted[i]] for i in times])
         np.testing.assert_allclose(found[row], np.corrcoef(a.T, x.T)[:2, 2:], atol=1e-10)
-    together = text_weights([4, 7], 100, seed=1)
-    assert together[0].tolist() == [1.0, 1.0]
-    np.testing.assert_array_equal(together[:, [1]], text_weights([7], 100, seed=1))
-    assert together[1:].mean() == pytest.approx(1.0, abs=0.25)
-    assert interval(np.arange(101.0)) == (pytest.approx(2.5), pytest.approx(97.5))
-    assert np.isnan(interval(np.array([1.0, np.nan] * 19))).all()
 
 
 def brute_force(model: Any, ids: list[list[int]], ordinary: Any, layer: int) -> dict[str, Any]:
@@ -456,14 +450,11 @@ def test_delimiters(text: str, expected: bool) -> None:
     assert is_delimiter(text) is expected
 
 
-def test_ranks_and_quantiles() -> None:
+def test_ranks_by_hand() -> None:
     size = np.array([[0.5, 0.1, 0.5, np.nan, 0.9]])
     rank, p = ranks(size, [0, 3], np.array([1, 2, 4]))
     assert rank.tolist() == [[3, 4]]
     assert p.tolist() == [[0.75, 1.0]]
-    found = quantiles(np.array([[0.0, 1.0, np.nan, 2.0], [np.nan] * 4]))
-    assert found[0].tolist() == [0.0, 0.1, 1.0, 1.9, 2.0]
-    assert np.isnan(found[1]).all()
 
 
 def test_a_result_says_what_it_holds() -> None:

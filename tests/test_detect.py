@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.detect import Measured, Rule, find, holm, position_p, zscore
+from outlierlens.detect import Measured, Rule, find, zscore
 from outlierlens.errors import BadFile, BadInput
+from outlierlens.statistics.p_values import position_p
 
 
 def flat_with(n_layers: int, width: int, peaks: dict[tuple[int, int], float], seed: int = 0) -> np.ndarray:
@@ -62,33 +63,6 @@ def test_half_of_five_layers_is_three() -> None:
     assert [o.dim for o in find(three, Rule())[0]] == [3]
 
 
-def test_p_by_hand() -> None:
-    # d = 4; layer 0 flags {0}, layer 1 flags {0, 1}: P(both) = 1/4 · 2/4 = 1/8; P(>= 1) = 1 − 3/4 · 1/2 = 5/8.
-    flags = np.array([[1, 0, 0, 0], [1, 1, 0, 0]], dtype=bool)
-    assert position_p(flags) == pytest.approx([1 / 8, 5 / 8, 1, 1])
-
-
-def test_p_against_ten_thousand_permutations() -> None:
-    random = np.random.default_rng(3)
-    n_layers, width, draws = 8, 40, 10_000
-    flags = np.zeros((n_layers, width), dtype=bool)
-    for layer, n_flagged in enumerate([1, 2, 3, 1, 5, 2, 1, 4]):
-        flags[layer, random.choice(width, n_flagged, replace=False)] = True
-    observed = flags.sum(axis=0)
-    # Every dimension is exchangeable under the null, so each permutation gives `width` draws of the count.
-    counts = np.zeros(n_layers + 1)
-    for _ in range(draws):
-        permuted = random.permuted(flags, axis=1)
-        counts += np.bincount(permuted.sum(axis=0), minlength=n_layers + 1)
-    tail = np.cumsum(counts[::-1])[::-1] / (draws * width)
-    p = position_p(flags)
-    for dim in range(width):
-        expected = tail[observed[dim]]
-        # Four standard errors of a share; draws of one permutation are dependent, hence the wide band.
-        error = 4 * np.sqrt(expected * (1 - expected) / (draws * width)) + 5e-5
-        assert p[dim] == pytest.approx(expected, abs=3 * error)
-
-
 def test_combined_p_is_the_larger_and_holm_corrects() -> None:
     peaks = {(i, 7): 30.0 for i in range(4)}
     measured = Measured(flat_with(4, 100, peaks), flat_with(4, 100, dict.fromkeys(list(peaks)[:2], 30.0), seed=1))
@@ -97,20 +71,6 @@ def test_combined_p_is_the_larger_and_holm_corrects() -> None:
     assert scale_p < bias_p
     assert outlier.p == pytest.approx(bias_p)
     assert outlier.p_holm == pytest.approx(min(1, 100 * bias_p))
-
-
-def test_holm_by_hand() -> None:
-    assert holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_holm_is_between_p_and_bonferroni(values: list[float]) -> None:
-    p = np.array(values)
-    corrected = holm(p)
-    assert (corrected >= p - 1e-15).all()
-    assert (corrected <= np.minimum(1, p * len(p)) + 1e-15).all()
-    order = np.argsort(p, kind="stable")
-    assert (np.diff(corrected[order]) >= -1e-15).all()
 
 
 @settings(max_examples=50)

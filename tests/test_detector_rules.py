@@ -17,7 +17,6 @@ from outlierlens.defined import MODEL, RANDOM, ROTATED, jaccard
 from outlierlens.definitions import rules
 from outlierlens.definitions.settings import Settings
 from outlierlens.definitions.sums import LayerSums, SequenceKurtosis
-from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 from outlierlens.geometry.cosines import contributions, mean_cosine, unit
 from outlierlens.histogram import QUANTILE_ERROR, SMALLEST, LogHistogram
@@ -196,14 +195,6 @@ def test_agreement_by_hand() -> None:
     ):
         with pytest.raises(BadInput, match=message):
             wrong()
-
-
-@given(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6))
-def test_overlap_by_chance_is_the_hypergeometric_tail(a: int, b: int, shared: int) -> None:
-    if shared <= min(a, b):
-        assert hypergeometric_tail(9, a, b, shared) == pytest.approx(
-            float(stats.hypergeom.sf(shared - 1, 9, a, b)), abs=1e-12
-        )
 
 
 def test_jaccard_of_nothing() -> None:

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from architectures import FAMILIES, build
 from outlierlens.bench import DisableOptions, disable, magnitude, save_disabled
 from outlierlens.cli.measure import print_damage
-from outlierlens.controls import compare_with, matched_sets, random_sets, rank_p
+from outlierlens.controls import compare_with, matched_sets, random_sets
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.fill import Filling, continuation, exercise, fill, filled, judge
 from outlierlens.models import LoadedModel, from_objects, load_model
 from outlierlens.results import from_json, to_json
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.sweeps.loop import sweep
 
 TEXTS = Texts("inline", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
@@ -33,12 +34,6 @@ def model_of(family: str, head: str, words: Any, kind: str) -> LoadedModel:
 
 def masked_with(tokenizer: Any) -> LoadedModel:
     return model_of("bert", "MaskedLM", lambda kind: tokenizer, "masked")
-
-
-def test_rank_p_by_hand() -> None:
-    assert rank_p(5.0, np.array([1.0, 2.0, 3.0])) == 1 / 4
-    assert rank_p(2.0, np.array([1.0, 2.0, 3.0])) == 3 / 4
-    assert rank_p(0.0, np.array([1.0, 2.0, 3.0])) == 1.0
 
 
 @given(st.integers(0, 999), st.integers(1, 4))

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics import reach
+from outlierlens.statistics.means import reach
 from outlierlens.sweeps.estimate import (
     Estimate,
     Ranking,
     Rare,
-    benjamini_hochberg,
     estimate,
     gradient_scale,
     precise,
-    rank_p_among,
     unsettled,
     use_gradients,
 )
@@ -428,36 +426,6 @@ class TestUnsettled:
             if estimate(values[lower][:n] - values[upper][:n], weights, 0.9).high > tolerance:
                 expected |= {unit for unit in (upper, lower) if len(values[unit]) == n}
         assert unsettled(estimates, values.__getitem__, weights, Ranking(k, 0.9, tolerance)) == expected
-
-
-class TestRanks:
-    def test_rank_among_the_others(self) -> None:
-        # Of three others, none is at least 9; 9 alone is at least 4; and both 4 and 9 are at least either of the twos.
-        assert rank_p_among(np.array([4, 2, 9, 2])).tolist() == [2 / 4, 4 / 4, 1 / 4, 4 / 4]
-
-    def test_no_number_is_the_worst(self) -> None:
-        assert rank_p_among(np.array([1, math.nan, math.inf])).tolist() == [1, 2 / 3, 2 / 3]
-
-    def test_alone_or_absent(self) -> None:
-        assert rank_p_among(np.array([5.0])).tolist() == [1]
-        assert rank_p_among(np.array([])).tolist() == []
-
-    @given(st.lists(st.integers(-5, 5), min_size=1, max_size=30))
-    def test_rank_is_the_definition(self, changes: list[int]) -> None:
-        expected = [
-            (1 + sum(other >= change for j, other in enumerate(changes) if j != i)) / len(changes)
-            for i, change in enumerate(changes)
-        ]
-        assert rank_p_among(np.array(changes)) == pytest.approx(expected)
-
-    def test_benjamini_and_hochberg_by_hand(self) -> None:
-        # sorted 0.01, 0.02, 0.04, 0.5 times 4 / rank: 0.04, 0.04, 0.0533, 0.5
-        assert benjamini_hochberg(np.array([0.04, 0.5, 0.01, 0.02])) == pytest.approx([0.16 / 3, 0.5, 0.04, 0.04])
-
-    @given(st.lists(st.floats(0, 1), max_size=40))
-    def test_benjamini_and_hochberg_is_scipys(self, p: list[float]) -> None:
-        expected = stats.false_discovery_control(p) if p else []
-        assert benjamini_hochberg(np.array(p)) == pytest.approx(expected, abs=1e-12)
 
 
 class TestRare:

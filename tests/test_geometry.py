@@ -17,8 +17,9 @@ from outlierlens.geometry.cosines import (
     to_the_mean,
     unit,
 )
-from outlierlens.geometry.resampling import estimate, jackknife, sentence_weights
+from outlierlens.geometry.resampling import estimate, jackknife
 from outlierlens.geometry.spread import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
+from outlierlens.statistics.resampling import multinomial_weights
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -65,11 +66,11 @@ def test_a_sentence_drawn_twice_is_no_pair_with_itself() -> None:
 def test_anisotropy_of_gaussian_vectors_is_zero_within_its_interval() -> None:
     for seed in range(5):
         units = unit(normal(400, 48, seed=seed))
-        found = estimate(mean_cosine(units, sentence_weights(400, 200, seed)), None)
+        found = estimate(mean_cosine(units, multinomial_weights(400, 200, seed)), None)
         assert found.low < 0 < found.high
         assert found.high - found.low < 0.01
     # … and of the same vectors moved away from the origin by their own spread it is ½, far from 0
-    moved = mean_cosine(unit(normal(400, 4096) + 1.0), sentence_weights(400, 50, 0))
+    moved = mean_cosine(unit(normal(400, 4096) + 1.0), multinomial_weights(400, 50, 0))
     assert moved[0] == pytest.approx(0.5, abs=0.01)
     assert estimate(moved, None).low > 0.48
 
@@ -82,7 +83,7 @@ def test_an_interval_covers_the_true_cosine_about_as_often_as_it_says() -> None:
     truth = float(many @ many)
     for seed in range(100):
         units = unit(normal(n, width, seed=100 + seed) + away)
-        found = estimate(mean_cosine(units, sentence_weights(n, 200, seed)), None)
+        found = estimate(mean_cosine(units, multinomial_weights(n, 200, seed)), None)
         covered += found.low <= truth <= found.high
     assert 87 <= covered <= 100
 
@@ -240,9 +241,3 @@ def test_changes_are_paired() -> None:
     found = estimate(values + 3, values)
     assert (found.change, found.change_low, found.change_high) == pytest.approx((3, 3, 3))
     assert found.low < 3 < found.high
-    weights = sentence_weights(50, 30, seed=4)
-    assert weights.shape == (31, 50)
-    assert (weights[0] == 1).all()
-    assert (weights.sum(1) == 50).all()
-    assert (weights == sentence_weights(50, 30, seed=4)).all()
-    assert (weights != sentence_weights(50, 30, seed=5)).any()

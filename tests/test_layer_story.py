@@ -17,12 +17,8 @@ from outlierlens.errors import BadInput
 from outlierlens.frequent import Correlations, Frequency, View
 from outlierlens.layer_story import (
     LayerStory,
-    bonett_wright,
     layer_story,
     link_rows,
-    permutation_p,
-    rank_correlation,
-    rank_correlations,
     story_rows,
 )
 from outlierlens.results import from_json, save, to_json
@@ -122,25 +118,6 @@ def test_a_set_has_the_mean_size_of_its_dimensions_correlations(sweep: Sweep) ->
     np.testing.assert_allclose(link.value, np.abs(R[1:, NAMED]).mean(1))
     assert np.isnan(link.low).all()
     assert math.isnan(link.noise_low)
-
-
-def test_rank_correlation_and_its_intervals_are_the_textbooks() -> None:
-    one, other = np.array([1.0, 2, 3, 4, 5]), np.array([2.0, 1, 4, 3, 5])
-    assert rank_correlation(one, other) == pytest.approx(0.8)
-    assert math.isnan(rank_correlation(one, np.ones(5)))
-    drawn = np.random.default_rng(1).normal(size=(2, 20, 7)).round(1)  # with ties
-    np.testing.assert_allclose(
-        rank_correlations(*drawn), [stats.spearmanr(*pair).statistic for pair in zip(*drawn, strict=True)]
-    )
-    assert np.isnan(rank_correlations(np.ones((1, 5)), one[None])).all()
-    low, high = bonett_wright(0.8, 28)
-    reach = 1.959964 * math.sqrt(1.32 / 25)
-    assert (low, high) == pytest.approx((math.tanh(math.atanh(0.8) - reach), math.tanh(math.atanh(0.8) + reach)))
-    assert bonett_wright(1.0, 10) == (1.0, 1.0)
-    assert math.isnan(bonett_wright(0.5, 3)[0])
-    all_orders = [abs(stats.spearmanr(order, other).statistic) for order in itertools.permutations(one)]
-    expected = np.mean(np.array(all_orders) >= 0.8 - 1e-12)
-    assert permutation_p(one, other, np.random.default_rng(0)) == pytest.approx(expected)
 
 
 def test_what_does_not_belong_together_is_refused(sweep: Sweep) -> None:

@@ -14,9 +14,10 @@ from sklearn import metrics as sklearn
 
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import no_change
+from outlierlens.statistics.bootstrap import Sums, bca, mean_value
+from outlierlens.statistics.ranks import resampled_spearman
 from outlierlens.tasks.metrics import Statistic, interval, paired_interval, score
-from outlierlens.tasks.ranks import rank_correlations
-from outlierlens.tasks.resampled import Sums, bca, class_value, draws, mean_value
+from outlierlens.tasks.resampled import class_value
 
 CLASSES = ("accuracy", "f1", "macro f1", "mcc", "token accuracy", "token f1")
 CORRELATIONS = ("pearson", "spearman")
@@ -156,7 +157,7 @@ def test_resampled_ranks(step: float) -> None:
         drawn = resamples(n, seed)
         counts = np.stack([np.bincount(row, minlength=n) for row in drawn]).astype(float)
         expected = [explicit("spearman")(truth[i], one[i]) for i in drawn]
-        assert rank_correlations(truth, one, counts) == pytest.approx(np.array(expected), abs=1e-8)
+        assert resampled_spearman(truth, one, counts) == pytest.approx(np.array(expected), abs=1e-8)
 
 
 @settings(max_examples=25)
@@ -185,18 +186,6 @@ def test_the_jackknife_leaves_one_out(metric: str) -> None:
     assert sorted(np.repeat(values, sizes.astype(int))) == pytest.approx(expected, abs=1e-10)
 
 
-def test_draws_are_multinomial() -> None:
-    for sizes in (np.array([7, 2, 1]), np.ones(80, dtype=int), np.arange(1, 90)):
-        n = sizes.sum()
-        counts = np.concatenate(list(draws(sizes, 4000, 3)))
-        assert counts.shape == (4000, len(sizes))
-        assert (counts.sum(1) == n).all()
-        assert counts.mean(0) == pytest.approx(sizes, rel=0.2)
-        assert counts[:, 0].var() == pytest.approx(sizes[0] * (1 - sizes[0] / n), rel=0.1)
-        assert np.array_equal(counts, np.concatenate(list(draws(sizes, 4000, 3))))
-        assert not np.array_equal(counts, np.concatenate(list(draws(sizes, 4000, 4))))
-
-
 def test_intervals_are_those_of_scipy() -> None:
     """scipy's BCa, with the same half for ties, over resamples that it draws itself."""
     n = 80
@@ -214,38 +203,6 @@ def test_intervals_are_those_of_scipy() -> None:
     low, high = theirs.confidence_interval
     found = Statistic("mcc", truth).interval(one, other, seed=0, n_draws=9000)
     assert found == pytest.approx((low, high), abs=0.05 * (high - low))
-
-
-class Drawn:
-    """A value whose draws and jackknife are given."""
-
-    def __init__(self, values: list[float], whole: float, left_out: list[float]):
-        self.sizes, self.values, self.whole, self.left_out = np.ones(len(left_out)), values, whole, left_out
-
-    def drawn(self, counts: np.ndarray) -> np.ndarray:
-        return np.array(self.values)
-
-    def jackknife(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.array(self.left_out), self.sizes
-
-    def elsewhere(self, share: float) -> tuple[float, float]:
-        return self.whole - share, self.whole + share
-
-
-def test_bca_by_hand() -> None:
-    """Symmetric: plain percentiles. Efron 1987, eq. 2.3 and 6.6, where bias and acceleration are not 0."""
-    values = np.linspace(0, 1, 1001).tolist()
-    normal = stats.norm
-    low, high = bca(Drawn(values, 0.5, [0.0, 1.0]), seed=0, level=0.9, n_draws=1001)
-    assert (low, high) == pytest.approx((0.05, 0.95), abs=1e-3)
-    # 60 % of the draws below: bias 0.2533; jackknife values 0, 0, 3: away 1, 1, −2, acceleration −6 / (6 · 6^1.5).
-    low, high = bca(Drawn(values, 0.6, [0.0, 0.0, 3.0]), seed=0, level=0.9, n_draws=1001)
-    bias, acceleration = normal.ppf(0.6), -1 / 6**1.5
-    expected = []
-    for edge in (bias + normal.ppf(0.05), bias + normal.ppf(0.95)):
-        expected.append(normal.cdf(bias + edge / (1 - acceleration * edge)))
-    assert (low, high) == pytest.approx(tuple(expected), abs=2e-3)
-    assert low > 0.05
 
 
 def test_no_change_is_no_interval() -> None:

@@ -16,7 +16,7 @@ from sklearn import metrics
 import finetune_runs
 from architectures import FAMILIES, build
 from outlierlens import charts
-from outlierlens.confusion import confusion, correlations, metric_of
+from outlierlens.confusion import confusion, metric_of
 from outlierlens.errors import BadInput
 from outlierlens.labelled import Examples, find_task, plain_task
 from outlierlens.models import LoadOptions, from_objects, load_model
@@ -147,20 +147,6 @@ def test_metrics_of_counts_are_scikit_learn_s(n_classes: int) -> None:
             assert metric_of("f1", counts)[dim] == pytest.approx(metrics.f1_score(truth, said[:, dim], zero_division=0))
     with pytest.raises(BadInput, match="'pearson' is no metric of classes"):
         metric_of("pearson", counts)
-
-
-def test_correlations_are_scipy_s() -> None:
-    random = np.random.default_rng(0)
-    targets = random.integers(0, 6, 50) / 2
-    said = random.normal(size=(50, 4)) + targets[:, None]
-    said[:, 1], said[:, 2] = said[:, 1].round(), 3.3
-    for name, theirs in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
-        found = correlations(name, targets, said)
-        assert found[2] == 0
-        for dim in (0, 1, 3):
-            assert found[dim] == pytest.approx(theirs(targets, said[:, dim]).statistic)
-    with pytest.raises(BadInput, match="'mcc' is no metric of a regression"):
-        correlations("mcc", targets, said)
 
 
 TEXTS = ("w1 w2 w3", "w4 w5", "w6 w7 w8 w9 w10", "w2", "w11 w3 w5 w7", "w9 w9 w1", "w12 w4", "w8 w6 w4 w2 w1 w3")

@@ -17,8 +17,8 @@ from outlierlens.probed import held_for
 from outlierlens.probing import ProbeOptions, Split, probe_positions
 from outlierlens.probing.joint import Plan, Probes, scales_of
 from outlierlens.probing.judge import Judged
-from outlierlens.probing.redrawn import deviation, times_drawn, with_training
 from outlierlens.results import from_json, to_json
+from outlierlens.statistics.resampling import poisson_times
 from outlierlens.vectors.read import ReadOptions
 from test_observe import some_texts, wrap
 
@@ -37,23 +37,10 @@ def benchmark() -> Any:
     return module
 
 
-def test_a_text_is_drawn_by_the_seed_and_its_place_alone() -> None:
-    times = times_drawn(5000, 7, seed=0)
-    assert np.array_equal(times_drawn(5000, 3, seed=0), times[:, :3])
-    assert np.array_equal(times_drawn(40, 7, seed=0), times[:40])
-    assert not np.array_equal(times_drawn(5000, 7, seed=1), times)
-    # Poisson(1): mean and variance 1, e^-1 of the texts not at all; redraws are independent.
-    assert times.mean(0) == pytest.approx(np.ones(7), abs=0.06)
-    assert times.var(0) == pytest.approx(np.ones(7), abs=0.12)
-    assert (times == 0).mean() == pytest.approx(np.exp(-1), abs=0.01)
-    assert np.abs(np.corrcoef(times.T) - np.eye(7)).max() < 0.06
-    assert times_drawn(5, 0, seed=0).shape == (5, 0)
-
-
 def test_a_redraw_is_a_probe_trained_on_repeated_texts() -> None:
     torch.manual_seed(0)
     states, positions = torch.randn(2, 64, 6), torch.randint(0, 4, (64,))
-    times = torch.tensor(times_drawn(64, 2, seed=5))
+    times = torch.tensor(poisson_times(64, 2, seed=5))
     probes = Probes(Plan((0, 1, 1), ((), (), (2,)), 6, 4, n_redraws=2), scales_of(states), learning_rate=0.05)
     plain = Probes(Plan((0, 1, 1), ((), (), (2,)), 6, 4), scales_of(states), learning_rate=0.05)
     for start in range(0, 64, 16):
@@ -84,23 +71,6 @@ def test_a_step_that_no_text_was_drawn_for_adds_nothing() -> None:
     probes.step(states, positions, torch.tensor([[0.0, 1.0]] * 4))
     assert not probes.redrawn[0, :, 0].any()
     assert torch.allclose(probes.redrawn[0, :, 1], probes.weight[0])
-
-
-def test_the_interval_by_hand() -> None:
-    redrawn = np.array([0.01, 0.03, 0.02, 0.04, 0.0])
-    s = np.sqrt(0.00025)  # squares about the mean, 0.02: 0.001 / 4
-    assert deviation(redrawn) == pytest.approx(s)
-    low, high = with_training(0.5, (0.48, 0.55), redrawn)
-    # Side below: e = 0.02 / 1.96 = 0.010204; e^2 = 1.04127e-4, both 3.54127e-4, 4 * (1.416508)^2 = 8.02598 degrees of freedom.
-    assert 0.5 - low == pytest.approx(2.30471 * np.sqrt(3.54127e-4), rel=1e-4)
-    # Side above: e = 0.05 / 1.96; e^2 = 6.50795e-4, both 9.00795e-4, 4 * (3.60318)^2 = 51.9316.
-    assert high - 0.5 == pytest.approx(2.00671 * np.sqrt(9.00795e-4), rel=1e-4)
-    assert with_training(0.5, (0.48, 0.55), np.zeros(0)) == (0.48, 0.55)
-    assert with_training(0.0, (0.0, 0.0), np.zeros(7)) == (0.0, 0.0)
-    # Evaluated texts that say nothing leave Student's interval of the redraws: t of 4 degrees of freedom.
-    assert with_training(0.5, (0.5, 0.5), redrawn) == pytest.approx((0.5 - 2.77645 * s, 0.5 + 2.77645 * s), rel=1e-5)
-    for unknown in (np.array([0.1]), np.array([0.1, np.nan])):
-        assert np.isnan(with_training(0.5, (0.4, 0.6), unknown)).all()
 
 
 def test_a_change_is_that_within_each_redraw() -> None:

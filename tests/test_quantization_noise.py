@@ -22,7 +22,7 @@ from outlierlens.quantization.options import QuantizeOptions
 from outlierlens.quantization.run import quantize
 from outlierlens.quantization.schemes import parse, parse_all
 from outlierlens.quantized import Quantized
-from outlierlens.statistics import mean_noise
+from outlierlens.statistics.means import mean_noise
 from outlierlens.tasks import TaskOptions, make_task
 
 TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * (i % 6))) for i in range(18)))

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from architectures import FAMILIES, build
 from outlierlens.attacks.updates import UpdateOptions, robust_z, update_check
-from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 
 OUTLIER = 5
@@ -158,15 +157,6 @@ def test_another_model_and_another_format(base: Path, tmp_path: Path) -> None:
         update_check(str(base), [str(tmp_path / "other")], UpdateOptions(dims=(OUTLIER,)))
     with pytest.raises(BadInput, match="dimension 64 is not among the 64"):
         update_check(str(base), [half], UpdateOptions(dims=(64,)))
-
-
-def test_tail_is_hypergeometric() -> None:
-    from scipy.stats import hypergeom
-
-    for population, marked, drawn, found in ((50, 5, 10, 3), (1000, 10, 48, 1), (20, 15, 10, 7), (20, 15, 10, 0)):
-        assert hypergeometric_tail(population, marked, drawn, found) == pytest.approx(
-            hypergeom.sf(found - 1, population, marked, drawn)
-        )
 
 
 def test_robust_z_by_hand() -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance, Result
+from outlierlens.statistics.p_values import rank_p
+from outlierlens.statistics.resampling import finite_quantiles
 
 CLASSES = ("first", "special", "delimiter", "punctuation")
 METRICS = (*CLASSES, "mass", "entropy", "relative_entropy")
@@ -73,7 +75,7 @@ class KeyCorrelation:
     def band(self, named: tuple[int, ...]) -> np.ndarray:
         """[layer, quantile] of r, mean over heads, over all dimensions but `named`, at `BAND`; NaN in a layer without any."""
         others = np.delete(np.asarray(self.every, dtype=np.float64), list(named), axis=1)
-        return quantiles(others)
+        return finite_quantiles(others, BAND)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Attention(Result, caption="{self.provenance.model} on {self.data}: attenti
         if not self.randoms:
             return None
         moved = [abs(float(np.asarray(one.change[at(metric)]).mean())) for one in (self.off, *self.randoms)]
-        return (1 + sum(other >= moved[0] for other in moved[1:])) / len(moved)
+        return rank_p(moved[0], np.array(moved[1:]))
 
     def records(self, of: Literal["correlations", "sinks"] = "correlations") -> Iterator[dict[str, Any]]:
         """One row per layer, named dimension, keys and mean: the correlation with its interval, rank and p.
@@ -255,14 +257,3 @@ def at(metric: str) -> int:
     if metric not in METRICS:
         raise BadInput(f"no metric {metric!r}; metrics are {', '.join(METRICS)}")
     return METRICS.index(metric)
-
-
-def quantiles(others: np.ndarray) -> np.ndarray:
-    """Quantiles at `BAND` over the finite numbers of the last axis: [..., quantile]; NaN where there are none."""
-    flat = others.reshape(-1, others.shape[-1])
-    found = np.full((len(flat), len(BAND)), np.nan)
-    for row, values in enumerate(flat):
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            found[row] = np.quantile(finite, BAND)
-    return found.reshape(*others.shape[:-1], len(BAND))

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from outlierlens.statistics.p_values import rank_among
 from outlierlens.tracked import ChangePoint, Plateau
 
 MIN_POINTS = 8  # four numbers are fitted; fewer points leave nothing to judge the fit by
@@ -147,7 +148,7 @@ def _p_value(ratio: float, x: np.ndarray, direction: int, seed: int) -> float:
     """(1 + simulated series without a change whose ratio is as large) / (1 + series)."""
     relative = (x - x[0]) / (x[-1] - x[0])
     without = _without_change(tuple(relative.round(12).tolist()), direction, seed)
-    return float((1 + (without >= ratio).sum()) / (1 + DRAWS))
+    return float(rank_among(ratio, without) / (1 + DRAWS))
 
 
 @lru_cache(maxsize=256)  # dimensions of one run are followed over the same steps

@@ -1,15 +1,15 @@
-"""Metrics of many classifiers at once, one a dimension, where calling a library for each would take seconds.
+"""Metrics of classes from how often each was true, said and right: of one table, or of many at once.
 
     counts = confusion(truth, predicted, n_classes)          # [dim, truth, predicted] of predictions [item, dim]
     metric_of("mcc", counts)                                 # [dim]
-    correlations("spearman", targets, predicted)             # [dim]
 
-The numbers are those of `tasks.metrics.score`; its intervals serve single dimensions.
+The numbers are those of `tasks.metrics.score`; calling a library for each of many dimensions would take seconds.
 """
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput
+from outlierlens.statistics.ranks import ratio
 
 
 def confusion(truth: np.ndarray, predicted: np.ndarray, n_classes: int) -> np.ndarray:
@@ -28,38 +28,27 @@ def metric_of(metric: str, counts: np.ndarray) -> np.ndarray:
         BadInput: a metric that no confusion table decides.
     """
     table = counts.astype(np.float64)
-    hit = np.diagonal(table, axis1=-2, axis2=-1)  # [..., class]
-    true, said = table.sum(-1), table.sum(-2)
-    n = true.sum(-1)
-    if metric == "accuracy":
-        return hit.sum(-1) / n
-    if metric in ("f1", "macro f1"):
-        both = true + said
-        f1 = _divide(2 * hit, both)
-        return f1[..., 1] if metric == "f1" else f1.sum(-1) / (both > 0).sum(-1)
-    if metric == "mcc":
-        shared = hit.sum(-1) * n - (true * said).sum(-1)
-        return _divide(shared, np.sqrt((n**2 - (true**2).sum(-1)) * (n**2 - (said**2).sum(-1))))
-    raise BadInput(f"{metric!r} is no metric of classes; use accuracy, f1, macro f1 or mcc")
+    return of_classes(metric, table.sum(-1), table.sum(-2), np.diagonal(table, axis1=-2, axis2=-1), 1)
 
 
-def correlations(metric: str, targets: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """Pearson or Spearman correlation [dim] of predictions [item, dim] with targets [item]; 0 with a constant.
+def of_classes(metric: str, true: np.ndarray, said: np.ndarray, right: np.ndarray, one: int | None) -> np.ndarray:
+    """The metric [...] of how many items are of each class, are said to be, and rightly so, float64 [..., class] each.
+
+    `one` is the place of class 1, which "f1" is of; 0 where there is none. "token accuracy" and "token f1" are accuracy and
+    macro F1 of words.
 
     Raises:
-        BadInput: another metric.
+        BadInput: a metric that these numbers do not decide.
     """
-    if metric == "spearman":
-        rank = need("scipy.stats", "models", "rank correlations").rankdata
-        targets, predicted = rank(targets), rank(predicted, axis=0)
-    elif metric != "pearson":
-        raise BadInput(f"{metric!r} is no metric of a regression; use pearson or spearman")
-    # A constant keeps rounding errors of its mean, so constants are told by their values.
-    flat = (np.ptp(predicted, axis=0) <= 1e-12 * np.abs(predicted).max(axis=0)) | (np.ptp(targets) == 0)
-    x, y = targets - targets.mean(), predicted - predicted.mean(axis=0)
-    return _divide(x @ y, np.where(flat, 0.0, np.sqrt((x @ x) * np.square(y).sum(axis=0))))
-
-
-def _divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole, 0 where whole is 0."""
-    return np.divide(part, whole, out=np.zeros(np.broadcast(part, whole).shape), where=whole != 0)
+    n = true.sum(-1)
+    if metric in ("accuracy", "token accuracy"):
+        return ratio(right.sum(-1), n)
+    if metric == "f1":
+        return ratio(2 * right[..., one], (true + said)[..., one]) if one is not None else np.zeros(n.shape)
+    if metric in ("macro f1", "token f1"):
+        there = true + said
+        return ratio(ratio(2 * right, there).sum(-1), (there > 0).sum(-1))
+    if metric == "mcc":
+        both = right.sum(-1) * n - (true * said).sum(-1)
+        return ratio(both, np.sqrt((n**2 - (true**2).sum(-1)) * (n**2 - (said**2).sum(-1))))
+    raise BadInput(f"{metric!r} is no metric of classes; use accuracy, f1, macro f1 or mcc")

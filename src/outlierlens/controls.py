@@ -13,6 +13,7 @@ import numpy as np
 
 from outlierlens.damage import Condition, Control
 from outlierlens.errors import BadInput
+from outlierlens.statistics.p_values import rank_p
 
 Plan = dict[int, tuple[int, ...]]  # {layer: dimensions off}
 NEAREST = 8  # how many weights of about the same size a matched control draws from, per dimension it needs
@@ -172,13 +173,6 @@ def compared(
         compare_with(kind, chosen, family, ranked=kind == ranked, closeness=closeness if kind == "matched" else None)
         for kind, family in families.items()
     )
-
-
-def rank_p(chosen: float, controls: np.ndarray) -> float | None:
-    """(1 + #{control >= chosen}) / (1 + n); a control that is no number counts as the largest, a chosen one has no p."""
-    if np.isnan(chosen):
-        return None
-    return float((1 + np.sum(np.isnan(controls) | (controls >= chosen))) / (1 + len(controls)))
 
 
 def figures_of(changes: np.ndarray) -> tuple[float, float, float]:

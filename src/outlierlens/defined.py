@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput, pick
 from outlierlens.results import Provenance, Result
+from outlierlens.statistics.p_values import hypergeometric_tail
 from outlierlens.super_weights import SuperWeights
 
 MODEL, RANDOM, SHUFFLED, ROTATED = "model", "random initialisation", "shuffled weights", "rotated basis"

@@ -21,6 +21,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from outlierlens.errors import BadFile, BadInput, near
+from outlierlens.statistics.p_values import holm, position_p
+from outlierlens.statistics.ranks import ranks_from_top
 
 RuleName = Literal["kovaleva", "puccetti", "luo"]
 RULES: tuple[RuleName, ...] = get_args(RuleName)
@@ -214,65 +216,16 @@ def _luo(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
 
 def _among_first(values: np.ndarray, n: int) -> np.ndarray:
     """Which entries rank among the `n` largest along the last axis; zeros, and ranks that more than `n` share, never do."""
-    rank = _ranks(values)
-    shared = values.shape[-1] + 2 - rank - _ranks(-values)  # all but those above and those below
+    rank = ranks_from_top(values)
+    shared = values.shape[-1] + 2 - rank - ranks_from_top(-values)  # all but those above and those below
     return (rank <= n) & (shared <= n) & (values > 0)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Rank along the last axis, 1 = largest; ties share the best rank."""
-    ordered = np.sort(values, axis=-1)
-    return np.stack(
-        [
-            values.shape[-1] + 1 - np.searchsorted(row, value, side="right")
-            for row, value in zip(ordered, values, strict=True)
-        ]
-    )
-
-
-def position_p(flags: np.ndarray) -> np.ndarray:
-    """p-value [dim] of each dimension's number of flagged layers, under independent positions per layer.
-
-    `flags` is bool [layer, dim]. Under the null the k_l flagged positions of layer l are a uniform random subset, so a
-    given dimension is flagged with probability k_l / d, independently over layers: a Poisson-binomial count.
-    """
-    density = np.array([1.0])
-    for probability in flags.mean(axis=1):
-        density = np.append(density, 0.0) * (1 - probability) + np.append(0.0, density) * probability
-    tail = np.minimum(1.0, np.cumsum(density[::-1])[::-1])  # summed from the small end: no cancellation
-    return tail[flags.sum(axis=0)]
-
-
-def hypergeometric_tail(population: int, marked: int, drawn: int, found: int) -> float:
-    """Probability that of `drawn` out of `population`, `marked` of which are marked, `found` or more are marked."""
-    if found <= 0:
-        return 1.0
-
-    def log_choose(n: int, k: int) -> float:
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    first = max(found, drawn - (population - marked))
-    logs = [
-        log_choose(marked, k) + log_choose(population - marked, drawn - k) - log_choose(population, drawn)
-        for k in range(first, min(drawn, marked) + 1)
-    ]
-    return min(1.0, math.fsum(math.exp(one) for one in logs))
-
-
-def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down correction of p-values [dim], in the given order."""
-    order = np.argsort(p, kind="stable")
-    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
-    corrected = np.empty_like(p)
-    corrected[order] = np.minimum(1.0, stepped)
-    return corrected
 
 
 def _describe(measured: Measured, dims: list[int], hits: _Hits) -> tuple[Outlier, ...]:
     if not dims:
         return ()
     corrected = holm(hits.p)
-    rank_scale, signed_scale = _ranks(np.abs(measured.z_scale)), _ranks(measured.z_scale)
+    rank_scale, signed_scale = ranks_from_top(np.abs(measured.z_scale)), ranks_from_top(measured.z_scale)
     z_bias = measured.z_bias
     outliers = []
     for dim in dims:
@@ -285,9 +238,11 @@ def _describe(measured: Measured, dims: list[int], hits: _Hits) -> tuple[Outlier
                 layers_scale=tuple(np.flatnonzero(hits.scale[:, dim]).tolist()),
                 layers_bias=tuple(np.flatnonzero(hits.bias[:, dim]).tolist()) if hits.bias is not None else (),
                 rank_scale=tuple(rank_scale[:, dim].tolist()),
-                rank_bias=tuple(_ranks(np.abs(z_bias))[:, dim].tolist()) if has_bias and z_bias is not None else (),
+                rank_bias=tuple(ranks_from_top(np.abs(z_bias))[:, dim].tolist())
+                if has_bias and z_bias is not None
+                else (),
                 signed_rank_scale=tuple(signed_scale[:, dim].tolist()),
-                signed_rank_bias=tuple(_ranks(z_bias)[:, dim].tolist()) if z_bias is not None else (),
+                signed_rank_bias=tuple(ranks_from_top(z_bias)[:, dim].tolist()) if z_bias is not None else (),
                 p=float(hits.p[dim]),
                 p_holm=float(corrected[dim]),
             )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.ablate import EditSettings, stream_width
-from outlierlens.controls import Plan, random_sets, rank_p
+from outlierlens.controls import Plan, random_sets
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.frequency.run import Vocabulary
@@ -26,6 +26,7 @@ from outlierlens.labelled.apart import once
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
 from outlierlens.named import named_dims
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.token_bands import Banding, BandMeasure, Drawn, draw
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, tokenise

@@ -14,11 +14,12 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance, Result
+from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics.ranks import fisher, ranks_from_top
 
 VIEWS = ("without_special", "all")
 MEASURES = ("raw", "log", "partial")  # with an interval over texts
 BLOCKS = "blocks"  # the layer of a contrast that is over all blocks
-FALSE = 0.05  # share of false discoveries that is borne
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Correlations:
 
     def interval(self, reach: float) -> tuple[np.ndarray, np.ndarray]:
         """Ends of an interval that reaches `reach` standard errors of Fisher's z to both sides, [layer, dim] each."""
-        z = np.arctanh(np.clip(self.value, -1 + 1e-15, 1 - 1e-15))
+        z = fisher(self.value)
         return np.tanh(z - reach * self.error), np.tanh(z + reach * self.error)
 
 
@@ -110,9 +111,9 @@ class Contrast:
         if not np.isfinite(self.difference):
             return "unclear"
         known = np.isfinite(self.low)
-        if self.p <= FALSE and (self.low > 0 or not known):
+        if self.p <= SIGNIFICANT and (self.low > 0 or not known):
             return "more"
-        return "less" if self.p >= 1 - FALSE and (self.high < 0 or not known) else "unclear"
+        return "less" if self.p >= 1 - SIGNIFICANT and (self.high < 0 or not known) else "unclear"
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class Frequency(Result, caption="{self.provenance.model} on {self.data}: outlier
         which a language has only so many frequent ones.
         """
         with np.errstate(invalid="ignore"):
-            found: np.ndarray = (self.view(view).log.q < FALSE) & (self.types.q < FALSE)
+            found: np.ndarray = (self.view(view).log.q < SIGNIFICANT) & (self.types.q < SIGNIFICANT)
         return found
 
     def strongest(self, dim: int, view: str = "without_special") -> str:
@@ -268,6 +269,4 @@ class Frequency(Result, caption="{self.provenance.model} on {self.data}: outlier
 
 def ranks(values: np.ndarray) -> np.ndarray:
     """Rank of each |value| among all, 1 for the largest; equal ones share the worst; what is NaN comes last."""
-    sizes = np.nan_to_num(np.abs(np.asarray(values, dtype=float)), nan=-1.0)
-    ordered = np.sort(sizes)
-    return len(sizes) - np.searchsorted(ordered, sizes, side="left")
+    return ranks_from_top(np.nan_to_num(np.abs(values), nan=-1.0), ties="worst")

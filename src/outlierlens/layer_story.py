@@ -7,7 +7,6 @@
 Puccetti et al. (2022) put the two side by side by eye; here they get a rank correlation across layers. Plain data, no torch.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from outlierlens.attended import Attention
-from outlierlens.errors import BadInput, need, pick
+from outlierlens.errors import BadInput, pick
 from outlierlens.frequent import Frequency
 from outlierlens.results import Provenance, Result
+from outlierlens.statistics.means import NORMAL
+from outlierlens.statistics.p_values import permutation_p
+from outlierlens.statistics.ranks import spearman, spearman_interval
+from outlierlens.statistics.resampling import percentile_interval
 from outlierlens.swept import Effect, Sweep
 
-REACH = 1.959964  # standard errors to either side of a 95 % interval
-N_PERMUTATIONS = 10_000
 FEWEST = 4  # layers that a rank correlation is taken over
 
 
@@ -216,14 +217,14 @@ def _line(
             r_low, r_high = source.ends.get(dims[0], (unknown, unknown))
         else:
             value, r_low, r_high = np.abs(source.values[:, list(dims)]).mean(1), unknown, unknown
-        rho = rank_correlation(damage, np.abs(value))
-        drawn = rank_correlations(
+        rho = float(spearman(damage, np.abs(value)))
+        drawn = spearman(
             _draws(damage, low, high, random, n_draws), np.abs(_draws(value, r_low, r_high, random, n_draws))
         )
-        noise = np.percentile(drawn, [2.5, 97.5]) if np.isfinite(drawn).all() else (math.nan, math.nan)
+        noise = percentile_interval(drawn, fewest=n_draws)
         links.append(
             Link(
-                what, value, r_low, r_high, rho, *bonett_wright(rho, len(effects)), float(noise[0]), float(noise[1]),
+                what, value, r_low, r_high, rho, *spearman_interval(rho, len(effects)), float(noise[0]), float(noise[1]),
                 permutation_p(damage, np.abs(value), random),
             )
         )  # fmt: skip
@@ -234,52 +235,7 @@ def _draws(
     value: np.ndarray, low: np.ndarray, high: np.ndarray, random: np.random.Generator, n_draws: int
 ) -> np.ndarray:
     """[draw, layer], normal with the interval's width."""
-    return value + (high - low) / (2 * REACH) * random.standard_normal((n_draws, len(value)))
-
-
-def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Spearman's rho; NaN where one does not vary or is not finite."""
-    if not (np.isfinite(one).all() and np.isfinite(other).all()) or np.ptp(one) == 0 or np.ptp(other) == 0:
-        return math.nan
-    stats = need("scipy.stats", "models", "rank correlations")
-    return float(stats.spearmanr(one, other).statistic)
-
-
-def rank_correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Spearman's rho of every row of `one` with that of `other`, [draw, layer] both; NaN as for `rank_correlation`."""
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        return np.full(len(one), math.nan)
-    stats = need("scipy.stats", "models", "rank correlations")
-    x, y = (stats.rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (one, other))
-    with np.errstate(invalid="ignore"):
-        found: np.ndarray = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
-    return found
-
-
-def bonett_wright(rho: float, n: int) -> tuple[float, float]:
-    """95 % interval of Spearman's rho over `n` draws: Fisher's z, variance (1 + rho² / 2) / (n − 3)."""
-    if not math.isfinite(rho) or n <= 3:
-        return math.nan, math.nan
-    if abs(rho) >= 1:
-        return rho, rho
-    reach = REACH * math.sqrt((1 + rho**2 / 2) / (n - 3))
-    return math.tanh(math.atanh(rho) - reach), math.tanh(math.atanh(rho) + reach)
-
-
-def permutation_p(one: np.ndarray, other: np.ndarray, random: np.random.Generator) -> float:
-    """Share of the orders of the layers with as large a |rho|; of all orders, or of 10,000 drawn and the one seen."""
-    if not math.isfinite(rank_correlation(one, other)):
-        return math.nan
-    stats = need("scipy.stats", "models", "rank correlations")
-    ranks = stats.rankdata(other)
-    found = stats.permutation_test(
-        (stats.rankdata(one),),
-        lambda order: np.corrcoef(order, ranks)[0, 1],
-        permutation_type="pairings",
-        n_resamples=N_PERMUTATIONS,
-        rng=random,
-    )
-    return float(found.pvalue)
+    return value + (high - low) / (2 * round(NORMAL, 6)) * random.standard_normal((n_draws, len(value)))
 
 
 def story_rows(story: LayerStory) -> Iterator[dict[str, Any]]:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from outlierlens.arch import BoundStack
-from outlierlens.confusion import confusion, correlations, metric_of
+from outlierlens.confusion import confusion, metric_of
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
 from outlierlens.labelled import Examples, label_order
 from outlierlens.models import LoadedModel
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
+from outlierlens.statistics.ranks import correlations
 from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifted_mean
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore

@@ -16,8 +16,8 @@ from outlierlens.frequency.run import Vocabulary
 from outlierlens.frequency_bands import BY_BAND, Band
 from outlierlens.geometry.cosines import mean_cosine, unit
 from outlierlens.geometry.drawing import Drawing, kept_tokens
-from outlierlens.geometry.resampling import sentence_weights
-from outlierlens.tasks.ranks import rank_correlations
+from outlierlens.statistics.ranks import resampled_spearman
+from outlierlens.statistics.resampling import multinomial_weights
 from outlierlens.token_counts import TokenCounts
 from outlierlens.vectors.read import Tokens
 
@@ -168,7 +168,7 @@ class BandMeasure:
         self.count = drawn.count
         self.n_bands = len(drawn.bands)
         texts, self.text = np.unique(drawn.text, return_inverse=True)
-        self.weights = sentence_weights(len(texts), n_bootstrap, seed).astype(np.float64)  # [replicate, text]
+        self.weights = multinomial_weights(len(texts), n_bootstrap, seed).astype(np.float64)  # [replicate, text]
         self.members = [np.flatnonzero(drawn.band == number) for number in range(self.n_bands)]
         # Tokens of a band that are of one type, where there are several.
         self.alike: list[list[np.ndarray]] = []
@@ -202,7 +202,7 @@ class BandMeasure:
         return by_band | {
             "anisotropy": across((every, n_every), (every, n_every), texts),
             "between": across((sums[0], sizes[0]), (sums[-1], sizes[-1]), texts),
-            "spearman": rank_correlations(self.count, length, weights),
+            "spearman": resampled_spearman(self.count, length, weights),
             "norm_ratio": _ratio(by_band["norm"][-1], by_band["norm"][0]),
             "cosine_gap": by_band["cosine"][-1] - by_band["cosine"][0],
             "types_gap": by_band["cosine_types"][-1] - by_band["cosine_types"][0],

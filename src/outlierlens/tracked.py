@@ -12,12 +12,12 @@ import numpy as np
 
 from outlierlens.detect import Rule
 from outlierlens.results import Provenance, Result
+from outlierlens.statistics.p_values import SIGNIFICANT
 from outlierlens.trajectory import Curve, no_states
 
 Passes = Literal["scale and bias", "scale", "bias", "neither"]
 # Of the loss curves that may have been logged, the one that a plateau is looked for in: the first of these.
 LOSSES = ("eval_loss", "loss")
-SURE = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ChangePoint:
     @property
     def sure(self) -> bool:
         """Whether "no change at all" is rejected at 5 %."""
-        return self.p <= SURE
+        return self.p <= SIGNIFICANT
 
 
 @dataclass(frozen=True)

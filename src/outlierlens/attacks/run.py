@@ -21,11 +21,11 @@ from outlierlens.attacks.edits import Change, Moves, Values, edited_values, move
 from outlierlens.attacks.measured import Target
 from outlierlens.attacks.places import anywhere, drawn, entries_of, found_dims, sensitive_values, widest
 from outlierlens.attacks.search import Chosen, Report, Search, SearchOptions
-from outlierlens.controls import rank_p
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import tokenizer_of
 from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks import TaskOptions, check_intact, scored, weighted_mean
 
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
-from outlierlens.detect import hypergeometric_tail
 from outlierlens.errors import BadInput
 from outlierlens.integrity.fingerprint import width_of
 from outlierlens.integrity.sensitive import Found, bound_stacks, canonical, dims_of
 from outlierlens.results import Provenance
+from outlierlens.statistics.p_values import hypergeometric_tail
 from outlierlens.updated import ClientUpdate, UpdateCheck
 from outlierlens.weights import ScanOptions, scan_checkpoint
 

@@ -14,13 +14,14 @@ import numpy as np
 from outlierlens.arch import BoundStack
 from outlierlens.attended import CLASSES
 from outlierlens.attention.keys import KeyKinds
-from outlierlens.attention.moments import Drawn, PairSums, text_weights
+from outlierlens.attention.moments import Drawn, PairSums
 from outlierlens.attention.reduce import ALL, PADDED, SEEN, MapSums, read_maps
 from outlierlens.attention_maps import tapped_attention
 from outlierlens.controls import Plan
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation
+from outlierlens.statistics.resampling import poisson_weights
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, token_batches
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _add(reading: Reading, found: Measured, batch: TokenBatch, maps: dict[int, M
         found.hides = any(one.hides for one in maps.values())
         found.means = (PADDED,) if reading.paper_compat else (SEEN, ALL) if found.hides else (ALL,)
         found.heads = maps[0].mass.shape[1]
-    weights = torch.from_numpy(text_weights(batch.texts, reading.n_bootstrap, reading.seed)).to(device)
+    weights = torch.from_numpy(poisson_weights(batch.texts, reading.n_bootstrap, reading.seed)).to(device)
     kinds = reading.kinds.of(batch).double()  # [class, batch, token]
     first = torch.zeros_like(batch.valid)
     first[:, 0] = True

@@ -10,9 +10,11 @@ from operator import add
 
 import numpy as np
 
-from outlierlens.attended import KeyCorrelation, Keys, quantiles
+from outlierlens.attended import BAND, KeyCorrelation, Keys
 from outlierlens.attention.condition import FIRST, REST, SPECIAL, Measured
-from outlierlens.attention.moments import correlation, interval
+from outlierlens.attention.moments import correlation
+from outlierlens.statistics.p_values import rank_among
+from outlierlens.statistics.resampling import finite_quantiles, percentile_interval
 
 PARTS: dict[Keys, tuple[str, ...]] = {
     "all": (REST, FIRST, SPECIAL),
@@ -45,13 +47,13 @@ def _one(passes: Passes, place: int, keys: Keys, named: list[int], control: list
     drawn = np.stack([of_texts(intact, layer, place, keys) for layer in sorted(intact.pairs)], axis=1)
     others = np.setdiff1d(np.arange(per_head[0].shape[1]), named)
     every = np.stack([over_heads(one) for one in per_head])
-    low, high = interval(over_heads(drawn[1:], axis=2))
-    heads_low, heads_high = interval(drawn[1:])
+    low, high = percentile_interval(over_heads(drawn[1:], axis=2))
+    heads_low, heads_high = percentile_interval(drawn[1:])
     size = np.abs(every)
     rank, p = ranks(size, named, others)
     overall = over_layers(size)
     overall_rank, overall_p = ranks(overall[None], named, others)
-    overall_low, overall_high = interval(over_layers(np.abs(over_heads(drawn[1:], axis=2)), axis=1))
+    overall_low, overall_high = percentile_interval(over_layers(np.abs(over_heads(drawn[1:], axis=2)), axis=1))
     every_off = _every(passes.off, place, keys)
     return KeyCorrelation(
         mean=intact.means[place],
@@ -64,7 +66,7 @@ def _one(passes: Passes, place: int, keys: Keys, named: list[int], control: list
         heads=np.stack([one[:, named] for one in per_head]),
         heads_low=heads_low,
         heads_high=heads_high,
-        head_band=np.stack([quantiles(one[:, others]) for one in per_head]),
+        head_band=np.stack([finite_quantiles(one[:, others], BAND) for one in per_head]),
         control=np.stack([over_heads(one[:, control or others], axis=1) for one in per_head]),
         rank=rank,
         p=p,
@@ -117,5 +119,5 @@ def ranks(size: np.ndarray, named: Sequence[int], others: np.ndarray) -> tuple[n
     p = (1 + others at least as large) / (1 + others); a size that is no number is the smallest there can be.
     """
     known = np.nan_to_num(size, nan=-np.inf)
-    rank = np.stack([1 + (known[:, others] >= known[:, [dim]]).sum(axis=1) for dim in named], axis=1)
+    rank = rank_among(known[:, named], known[:, None, others])
     return rank, rank / (1 + len(others))

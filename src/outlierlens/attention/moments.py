@@ -12,7 +12,6 @@ All memory is flat in the number of texts. Replicates are a Poisson bootstrap ov
 its own seed, so every layer, condition and batch size sees the same draws.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,23 +117,3 @@ class Drawn:
         ends = np.cumsum([1, columns, columns, named, named])
         n, a, aa, x, xx, ax = np.split(self.total.cpu().numpy(), ends, axis=1)
         return Sums(n[:, 0], a, aa, x, xx, ax.reshape(-1, columns, named))
-
-
-def text_weights(texts: Sequence[int], n_bootstrap: int, seed: int) -> np.ndarray:
-    """How often each text counts in each replicate, float64 [1 + n_bootstrap, batch]: once in row 0, then Poisson(1)."""
-    weights = np.ones((1 + n_bootstrap, len(texts)))
-    for place, text in enumerate(texts):
-        weights[1:, place] = np.random.default_rng([seed, 29, text]).poisson(1.0, n_bootstrap)
-    return weights
-
-
-def interval(replicates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """2.5th and 97.5th percentile over the first axis of finite values; NaN where fewer than 20 are."""
-    flat = replicates.reshape(len(replicates), -1)
-    found = np.full((2, flat.shape[1]), np.nan)
-    for column in range(flat.shape[1]):
-        finite = flat[np.isfinite(flat[:, column]), column]
-        if len(finite) >= 20:
-            found[:, column] = np.percentile(finite, (2.5, 97.5))
-    low, high = found.reshape(2, *replicates.shape[1:])
-    return low, high

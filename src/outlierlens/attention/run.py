@@ -19,7 +19,6 @@ from outlierlens.attended import Attention, AttentionCondition, ExampleMaps
 from outlierlens.attention.condition import Measured, Reading, example_maps, measure
 from outlierlens.attention.correlate import Passes, correlations, over_heads
 from outlierlens.attention.keys import KeyKinds, padded
-from outlierlens.attention.moments import interval
 from outlierlens.attention_maps import check_eager
 from outlierlens.controls import Plan, random_sets
 from outlierlens.data import Texts
@@ -27,6 +26,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
 from outlierlens.named import named_dims
+from outlierlens.statistics.resampling import percentile_interval
 from outlierlens.vectors.read import Tokens, text_stack, tokenise
 
 N_CONTROL = 10  # random dimensions of the released code's control
@@ -194,9 +194,9 @@ def _replicates(measured: Measured) -> np.ndarray:
 def _condition(kind: str, dims: tuple[int, ...], measured: Measured, before: np.ndarray) -> AttentionCondition:
     rates = _replicates(measured)
     mean, raw = over_heads(rates, axis=3), over_heads(before, axis=3)
-    low, high = interval(mean[1:])
+    low, high = percentile_interval(mean[1:])
     change = mean - raw
-    change_low, change_high = interval(change[1:])
+    change_low, change_high = percentile_interval(change[1:])
     return AttentionCondition(kind, dims, measured.n_values, rates[0], low, high, change[0], change_low, change_high)
 
 

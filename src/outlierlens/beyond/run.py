@@ -18,14 +18,15 @@ import numpy as np
 from outlierlens.ablate import Dims, EditSettings, edited_hidden, plan_dims, stream_width
 from outlierlens.beyond.dims import choose
 from outlierlens.beyond.options import BeyondOptions, How, treatments
-from outlierlens.controls import Plan, plan_key, random_sets, rank_p, relabelled
+from outlierlens.controls import Plan, plan_key, random_sets, relabelled
 from outlierlens.data import Data, Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.named import Named, named_dims
 from outlierlens.position_means import PositionSums, collected
 from outlierlens.rows import RowStore
-from outlierlens.statistics import mean_interval, ratio_interval
+from outlierlens.statistics.means import mean_interval, ratio_interval
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks import Task, begins, check_intact, make_task, weighted_mean
 from outlierlens.treated import BeyondZero, Treated, Treatment
 

@@ -189,12 +189,12 @@ def _top(found: "Frequency", view: str) -> int:
 
 
 def _passing(found: "Frequency", view: str) -> str:
-    from outlierlens.frequent import FALSE
+    from outlierlens.statistics.p_values import SIGNIFICANT
 
     seen = found.view(view)
     total = len(found.layers) * found.hidden_size
-    texts, both = int((seen.log.q < FALSE).sum()), int(found.passes(view).sum())
+    texts, both = int((seen.log.q < SIGNIFICANT).sum()), int(found.passes(view).sum())
     return (
-        f"with a false discovery rate of {FALSE:.0%}, {texts:,} of {total:,} dimensions × layers correlate with log counts in "
-        f"texts like these, {both:,} of them also over types ({found.n_types:,})"
+        f"with a false discovery rate of {SIGNIFICANT:.0%}, {texts:,} of {total:,} dimensions × layers correlate with log "
+        f"counts in texts like these, {both:,} of them also over types ({found.n_types:,})"
     )

@@ -10,13 +10,13 @@ from outlierlens.cli.sweep_progress import duration
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
 from outlierlens.layer_words import number_of_layers
+from outlierlens.statistics.p_values import SIGNIFICANT
 
 if TYPE_CHECKING:
     from outlierlens.damage import Damage
     from outlierlens.swept import Effect, Null, Sweep
 
 SHOWN = 10
-SIGNIFICANT = 0.05
 TIMES_RANDOM = 5.0  # Puccetti et al. (2022): a drop of at least 5 times the mean of random dimensions
 
 

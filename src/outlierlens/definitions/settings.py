@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from outlierlens.activation_rules import ActivationRules
 from outlierlens.errors import BadInput
+from outlierlens.statistics.p_values import SIGNIFICANT
 
 Sentence = Literal["auto", "first", "last", "mean"]
 
@@ -38,7 +39,7 @@ class Settings:
     min_layer_fraction: float = 0.5
     puccetti_top: int = 6
     luo_rank: int = 6
-    luo_rank_p: float = 0.05
+    luo_rank_p: float = SIGNIFICANT
     systematic_ratio: float = 1000.0
     rudman_factor: float = 5.0
     timkey_share: float = 0.05

@@ -22,7 +22,7 @@ from outlierlens.definitions.linears import last_linears
 from outlierlens.errors import BadInput
 from outlierlens.hidden import valid_tokens
 from outlierlens.models import LoadedModel
-from outlierlens.statistics import mean_interval
+from outlierlens.statistics.means import mean_interval
 from outlierlens.super_weights import SuperWeights, Trial
 from outlierlens.tasks import Task, weighted_mean
 

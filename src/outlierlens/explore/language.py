@@ -18,7 +18,7 @@ from outlierlens.explored import Guess, Guesses, GuessList, Loss, LossRow, Off, 
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.models import LoadedModel
 from outlierlens.modes import Ablation
-from outlierlens.statistics import mean_interval
+from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks import TaskOptions, make_task
 
 LENGTH = 96  # tokens of the text that are read, as many as a filled passage has

@@ -23,7 +23,9 @@ MEAN_TEXTS = 16  # of the shipped excerpt, over which mode "mean" takes its mean
 # What differs from view to view: imports, then what is done once, then what is done under each condition.
 _IMPORTS = {
     "passage": "from outlierlens.fill import continuation, exercise, fill, filled",
-    "loss": ("from outlierlens.statistics import mean_interval\nfrom outlierlens.tasks import TaskOptions, make_task"),
+    "loss": (
+        "from outlierlens.statistics.means import mean_interval\nfrom outlierlens.tasks import TaskOptions, make_task"
+    ),
     "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.fill import exercise, fill",
     "vectors": "from outlierlens.hidden import tapped\nfrom outlierlens.reading import TextReading",
     "attention": "from outlierlens.attention_maps import tapped_attention\nfrom outlierlens.reading import TextReading",

@@ -1,6 +1,6 @@
 """Named dimensions against all others: does |r| of the outliers exceed that of the rest of the layer?
 
-rank_p(sizes, dims, sets)                     # by chance, any dimensions being as good as these
+rank_p_of(sizes, dims, sets)                   # by chance, any dimensions being as good as these
 contrast(draws, dims)                         # difference of mean |r|, [draw]
 rows = contrasts(found, dims, …)              # every layer, then all blocks together
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.frequent import Contrast
+from outlierlens.statistics.p_values import rank_among
 
 N_SETS = 9_999
 ROWS = 256  # sets that are drawn at once
@@ -27,7 +28,7 @@ def random_dims(width: int, size: int, seed: int) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def rank_p(sizes: np.ndarray, dims: Sequence[int], sets: np.ndarray) -> float:
+def rank_p_of(sizes: np.ndarray, dims: Sequence[int], sets: np.ndarray) -> float:
     """Share of sets of dimensions whose mean of `sizes` [dim] is at least that of `dims`, these included.
 
     Valid where the dimensions are exchangeable with the others. One dimension: its rank over the number of dimensions.
@@ -36,7 +37,7 @@ def rank_p(sizes: np.ndarray, dims: Sequence[int], sets: np.ndarray) -> float:
     own = sizes[list(dims)].mean()
     if len(dims) == 1:
         return float((sizes >= own).sum() / len(sizes))
-    return float((1 + (sizes[sets].mean(1) >= own - 1e-12).sum()) / (1 + len(sets)))
+    return float(rank_among(own - 1e-12, sizes[sets].mean(1)) / (1 + len(sets)))
 
 
 def contrast(draws: np.ndarray, dims: Sequence[int]) -> np.ndarray:

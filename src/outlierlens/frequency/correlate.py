@@ -12,12 +12,11 @@ A dimension that does not vary has no correlation: NaN.
 
 import numpy as np
 
-from outlierlens.errors import need
 from outlierlens.frequency.sums import BASE, Moments
-from outlierlens.sweeps.estimate import benjamini_hochberg
+from outlierlens.statistics.p_values import benjamini_hochberg, two_sided_p
+from outlierlens.statistics.ranks import fisher, middle_ranks
 
 LEAST = 1e-12  # variance over mean square below which float64 sums say nothing any more: a constant
-NEARLY = 1 - 1e-15  # Fisher's z of 1 is infinite
 
 
 def pearson(moments: Moments, which: str) -> np.ndarray:
@@ -61,11 +60,6 @@ def partial(moments: Moments, log: np.ndarray | None = None) -> np.ndarray:
     return np.where(still[:, None], log, np.clip(found, -1, 1))
 
 
-def fisher(values: np.ndarray) -> np.ndarray:
-    """Fisher's z = artanh(r)."""
-    return np.arctanh(np.clip(values, -NEARLY, NEARLY))
-
-
 def spread(draws: np.ndarray) -> np.ndarray:
     """Standard deviation over draws of Fisher's z [dim], of correlations [draw, dim] whose first is the value itself.
 
@@ -84,18 +78,8 @@ def adjusted(values: np.ndarray, errors: np.ndarray, df: int) -> np.ndarray:
 
     Benjamini and Hochberg (1995); NaN, and not counted, where there is no correlation or no error.
     """
-    stats = need("scipy.stats", "models", "p-values")
     with np.errstate(invalid="ignore", divide="ignore"):
-        p = 2 * stats.t.sf(np.abs(fisher(values)) / errors, df)
-    found = np.full(values.shape, np.nan)
-    known = np.isfinite(p)
-    found[known] = benjamini_hochberg(p[known])
-    return found
-
-
-def reach(df: int) -> float:
-    """97.5th percentile of Student's t."""
-    return float(need("scipy.stats", "models", "intervals").t.ppf(0.975, df))
+        return benjamini_hochberg(two_sided_p(fisher(values) / errors, df))
 
 
 def spearman(sizes: np.ndarray, count: np.ndarray, parts: tuple[np.ndarray, ...]) -> list[np.ndarray]:
@@ -114,24 +98,17 @@ def spearman(sizes: np.ndarray, count: np.ndarray, parts: tuple[np.ndarray, ...]
             continue
         ranks = np.zeros(len(count))
         ranks[part] = middle_ranks(count[part])
-        y = ranks[kept] - (n - 1) / 2
+        y = ranks[kept] - (n + 1) / 2
         values = np.take_along_axis(columns, kept, axis=1)
         x = np.broadcast_to(np.arange(n) - (n - 1) / 2, kept.shape)
         tied = (values[:, 1:] == values[:, :-1]).any(1)
         product, size = (y * x[0]).sum(1), np.full(len(columns), (x[0] ** 2).sum())
         for dim in np.flatnonzero(tied):
-            middle = middle_ranks(values[dim]) - (n - 1) / 2
+            middle = middle_ranks(values[dim]) - (n + 1) / 2
             product[dim], size[dim] = y[dim] @ middle, middle @ middle
         with np.errstate(invalid="ignore", divide="ignore"):
             found.append(np.where(size > 0, product / np.sqrt(size * (y[0] @ y[0])), np.nan))
     return found
-
-
-def middle_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; equal values share the middle of theirs."""
-    _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return ((last - count + last - 1) / 2)[inverse]
 
 
 def of_types(means: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.data import Texts
-from outlierlens.frequency.contrast import contrast, random_dims, rank_p, row
+from outlierlens.frequency.contrast import contrast, random_dims, rank_p_of, row
 from outlierlens.frequency.correlate import (
     adjusted,
     of_types,
     partial,
     pearson,
     pearson_signed,
-    reach,
     spearman,
     spread,
 )
 from outlierlens.frequency.sums import Moments
 from outlierlens.frequent import BLOCKS, MEASURES, VIEWS, Cloud, Contrast, Correlations, Frequency, View
 from outlierlens.results import Provenance
+from outlierlens.statistics.means import critical
 from outlierlens.token_counts import TokenCounts
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def outcome(gathered: "Pass", asked: Asked) -> Frequency:
     ranked = _spearman(gathered, width)
     views = {name: _view(gathered, asked, name, ranked[place], df) for place, name in enumerate(VIEWS)}
     types, clouds_of = _types(gathered, len(layers), width)
-    far = reach(df)
+    far = critical(df)
     contrasts: list[Contrast] = []
     if asked.dims and len(asked.dims) < width:
         contrasts = _contrasts({name: one[1] for name, one in views.items()}, ranked, types, asked, far)
@@ -93,7 +93,7 @@ def outcome(gathered: "Pass", asked: Asked) -> Frequency:
         views={name: one[0] for name, one in views.items()},
         types=types,
         n_types=len(clouds_of),
-        types_reach=reach(max(1, len(clouds_of) - 2)),
+        types_reach=critical(max(1, len(clouds_of) - 2)),
         contrasts=tuple(contrasts),
         clouds=(),
         paper_compat=asked.n_random > 0,
@@ -183,10 +183,10 @@ def _contrasts(
         for measure, value in values.items():
             sizes = np.abs(value)
             for place, layer in enumerate(asked.layers):
-                p = rank_p(sizes[place], asked.dims, sets)
+                p = rank_p_of(sizes[place], asked.dims, sets)
                 found.append(row((name, measure, layer), sides[measure][place], p, far))
             if blocks:
-                p = rank_p(sizes[blocks].mean(0), asked.dims, sets)
+                p = rank_p_of(sizes[blocks].mean(0), asked.dims, sets)
                 together = np.mean([sides[measure][place] for place in blocks], axis=0)
                 found.append(row((name, measure, BLOCKS), together, p, far))
     return found

@@ -20,8 +20,9 @@ from outlierlens.geometry.cosines import (
     unit,
 )
 from outlierlens.geometry.drawing import Sample
-from outlierlens.geometry.resampling import GROUPS, estimate, jackknife, sentence_weights
+from outlierlens.geometry.resampling import GROUPS, estimate, jackknife
 from outlierlens.geometry.spread import effective_rank, iso_scores, own_scatters, scatters
+from outlierlens.statistics.resampling import multinomial_weights
 from outlierlens.vectors.fixes import Fix, FixSpec
 
 TOP = 10  # dimensions of largest contribution that are kept
@@ -59,12 +60,12 @@ class LayerMeasure:
 
     def __init__(self, sample: Sample, *, named: Sequence[int] = (), n_bootstrap: int = 500, seed: int = 0):
         self.sample, self.named = sample, tuple(named)
-        weights = sentence_weights(len(sample.texts), n_bootstrap, seed)
+        weights = multinomial_weights(len(sample.texts), n_bootstrap, seed)
         self.of_tokens = weights[:, sample.sentence[sample.pairs]]
         self.of_contexts = weights[:, sample.sentence[sample.contexts]]
         self.of_whole = weights[:, sample.sentence[sample.whole][sample.starts]] if len(sample.starts) else None
         # Pairs share no sentence, so they are what is drawn again.
-        self.of_pairs = sentence_weights(sample.n_pairs, n_bootstrap, seed + 1)
+        self.of_pairs = multinomial_weights(sample.n_pairs, n_bootstrap, seed + 1)
         random = np.random.default_rng([seed, 29])
         n = sample.pairs.stop
         first = random.integers(n, size=PAIRS)

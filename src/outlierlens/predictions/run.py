@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outlierlens.ablate import Dims, plan_dims, stream_width
-from outlierlens.controls import Plan, random_sets, rank_p, relabelled
+from outlierlens.controls import Plan, random_sets, relabelled
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import token_limit
@@ -27,6 +27,7 @@ from outlierlens.predictions.speech import Predicted, Tagger, Tagging, parts_of_
 from outlierlens.predictions.switches import Switches, every
 from outlierlens.predictions.tally import GROUPS, Scale, Tally, change
 from outlierlens.predictions.unigram import Unigram
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.token_counts import TokenCounts
 from outlierlens.token_texts import special_ids

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.errors import USE_FLOAT32, BadInput, need
+from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.predictions.unigram import Unigram, divergences, slopes, spearmans
+from outlierlens.statistics.bootstrap import Sums, bca
+from outlierlens.statistics.means import critical
+from outlierlens.statistics.ranks import ratio
+from outlierlens.statistics.resampling import jackknife_error
 from outlierlens.tasks.metrics import paired_interval
-from outlierlens.tasks.resampled import Sums, bca, ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +151,8 @@ def change(
     for name, (table, kept, measure) in _measures(unigram).items():
         without = [_left_out(getattr(tally, table)[:, kept], measure) for tally in (intact, ablated)]
         moved = after[name] - before[name]
-        found[name] = (moved, *_jackknife(moved, without[1] - without[0]))
+        reach = critical(max(1, len(without[0]) - 1)) * jackknife_error(without[1] - without[0])
+        found[name] = (moved, moved - reach, moved + reach)
     return found
 
 
@@ -173,16 +177,6 @@ def _left_out(table: np.ndarray, measure: Measure) -> np.ndarray:
     """The measure without each group in turn [group]; one at a time, for a vocabulary is long."""
     whole = table.sum(0)
     return np.array([float(measure((whole - one)[None].astype(np.float64))[0]) for one in table])
-
-
-def _jackknife(value: float, without: np.ndarray) -> tuple[float, float]:
-    """`value` ± t · standard error, of the same number without each group in turn."""
-    n = len(without)
-    if n < 2 or not np.isfinite(without).all():
-        return float("nan"), float("nan")
-    error = float(np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum()))
-    reach = float(need("scipy.stats", "models", "an interval").t.ppf(0.975, n - 1)) * error
-    return value - reach, value + reach
 
 
 def _measures(unigram: Unigram) -> dict[str, tuple[str, np.ndarray, Measure]]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput
 from outlierlens.predicted import Curve
+from outlierlens.statistics.ranks import spearman
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,16 +118,11 @@ def slopes(said: np.ndarray, corpus: np.ndarray) -> np.ndarray:
 
 def spearmans(said: np.ndarray, corpus: np.ndarray) -> np.ndarray:
     """Spearman's correlation of said [row, type] and corpus [type] over the same types, in [-1, 1]; NaN of fewer than 3."""
-    rankdata = need("scipy.stats", "models", "a rank correlation").rankdata
     found = np.full(len(said), np.nan)
     for number, row in enumerate(said):
         there = (row > 0) & (corpus > 0)
-        if there.sum() < FEWEST:
-            continue
-        one, other = (rankdata(values[there]) for values in (row, corpus))
-        one, other = one - one.mean(), other - other.mean()
-        size = np.sqrt((one @ one) * (other @ other))
-        found[number] = one @ other / size if size > 0 else np.nan
+        if there.sum() >= FEWEST:
+            found[number] = spearman(row[there], corpus[there])
     return found
 
 

@@ -6,7 +6,6 @@ judged.contribution[3].sum(0) / judged.n_at.sum()  # mean |w · v| of layer 3 [d
 """
 
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +13,15 @@ import numpy as np
 from outlierlens.models import LoadedModel
 from outlierlens.probed import Change, ProbeScore
 from outlierlens.probing.flow import taken
-from outlierlens.probing.redrawn import LEVEL, deviation, with_training
-from outlierlens.tasks.resampled import bca, mean_value
+from outlierlens.statistics.bootstrap import bca, mean_value
+from outlierlens.statistics.means import NORMAL
+from outlierlens.statistics.resampling import deviation, with_training
 from outlierlens.vectors.read import ReadOptions, Tokens, token_batches
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 N_DRAWS = 2000
-NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ class Judged:
     redrawn: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def score(self, variant: int, *, seed: int) -> ProbeScore:
-        """Of one variant, with its interval: evaluated texts drawn with replacement (BCa, see `tasks.resampled`), and the
-        spread over redraws of training (see `redrawn.with_training`)."""
+        """Of one variant, with its interval: evaluated texts drawn with replacement (BCa), and the spread over
+        redraws of training (see `resampling.with_training`)."""
         with np.errstate(invalid="ignore"):
             by_position = self.right_at[variant] / self.n_at
         low, high = self._interval(2 * self._share(variant) - 1, seed)  # in [−1, 1], where a difference of shares lies

@@ -17,8 +17,8 @@ from outlierlens.probing.flow import Flow, FlowOptions, counted
 from outlierlens.probing.joint import Plan, Probes, scales_of
 from outlierlens.probing.judge import Judged, JudgeOptions, Variants, judge
 from outlierlens.probing.kind import in_embeddings, left_only
-from outlierlens.probing.redrawn import FEWEST, times_drawn
 from outlierlens.probing.texts import Split
+from outlierlens.statistics.resampling import poisson_times
 from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack, tokenise, wanted_layers
 
 Row = Literal["gold", "predicted"]
@@ -27,6 +27,7 @@ TRAIN_TOKENS = 100_000
 DEV_TOKENS = 40_000
 MOST_TEXTS = 50_000  # that are tokenised to find so many tokens
 REDRAWS = 7  # benchmarks/probe.py
+FEWEST = 10  # texts that say how another training set could differ
 HEAT_DIMS = 12  # largest contributors that a heat map shows beside the named dimensions
 
 
@@ -43,7 +44,8 @@ class ProbeOptions:
         whole: all texts of both sides; else those evaluated end at 40,000 tokens.
         row: "gold" or "predicted": whose row of W contributions are of.
         retrain: also train probes on clipped vectors, where a layer has something to clip.
-        redraws: how often training is drawn again for the intervals (see `redrawn`); 0 leaves that out, 1 says nothing.
+        redraws: how often training is drawn again for the intervals (`resampling.with_training`); 0 leaves it out, 1 says
+            nothing.
         seed: of the order of the tokens, of redraws and of intervals.
     """
 
@@ -199,7 +201,7 @@ def _train(
     if options.epochs > 1 and flow.cache_bytes <= options.reading.budget.cache_gb * 1e9:
         flow = Flow(loaded, train, replace(dealt, cache=True), width)
     probes = None
-    times = torch.from_numpy(times_drawn(len(train.texts), options.redraws, seed=options.seed)).to(loaded.device)
+    times = torch.from_numpy(poisson_times(len(train.texts), options.redraws, seed=options.seed)).to(loaded.device)
     for epoch in range(options.epochs):
         for states, positions, texts in flow.steps(epoch):
             if probes is None:

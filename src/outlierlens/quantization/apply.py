@@ -27,7 +27,7 @@ from outlierlens.quantization.calibration import by_text, shaped_like
 from outlierlens.quantization.places import Place, find_places
 from outlierlens.quantization.rounding import fake_quantize, fake_quantize_inputs
 from outlierlens.quantization.schemes import Recipe
-from outlierlens.statistics import mean_interval
+from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks import Task, weighted_mean
 
 if TYPE_CHECKING:

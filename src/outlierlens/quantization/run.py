@@ -15,7 +15,7 @@ import numpy as np
 
 from outlierlens.ablate import stream_width
 from outlierlens.activations import ObserveOptions
-from outlierlens.controls import random_sets, rank_p
+from outlierlens.controls import random_sets
 from outlierlens.data import Data
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.named import active_dims, named_dims
@@ -29,7 +29,8 @@ from outlierlens.quantization.places import Place, find_places, without_foreign_
 from outlierlens.quantization.schemes import Recipe
 from outlierlens.quantized import Difference, Errors, Quantized, Rounding, Setting, SmoothScale, What
 from outlierlens.session import Session
-from outlierlens.statistics import mean_interval, mean_noise
+from outlierlens.statistics.means import mean_interval, mean_noise
+from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks import Task, check_intact, make_task, weighted_mean
 
 if TYPE_CHECKING:

@@ -33,8 +33,9 @@ from outlierlens.report.phrases import TASKS, factor
 from outlierlens.report.puccetti import puccetti_notes, puccetti_sections
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
-from outlierlens.report.words import SIGNIFICANT, finding, random_control, sets_of, verdict
+from outlierlens.report.words import finding, random_control, sets_of, verdict
 from outlierlens.results import FORMAT_VERSION, Provenance
+from outlierlens.statistics.p_values import SIGNIFICANT
 from outlierlens.swept import Sweep
 from outlierlens.view.section import cell_text
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.confusion import correlations
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.similar import Scores
 from outlierlens.similarity.table import StsPairs
+from outlierlens.statistics.ranks import correlations
 from outlierlens.vectors.fixes import Fix
 
 PAIRS_AT_ONCE = 4096

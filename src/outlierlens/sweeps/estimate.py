@@ -4,7 +4,6 @@ slopes = gradient_scale(first, weights, gradients) * gradients               # [
 found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
 precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
 unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
-benjamini_hochberg(rank_p_among(changes))
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics import FEWEST_CHANGED, reach, settled, third_cumulant
+from outlierlens.statistics.means import FEWEST_CHANGED, reach, settled, third_cumulant
 
 GIANT = 30.0  # median absolute deviations; of normal values 20 σ
 DEVIATION_ERROR = 1.17  # standard error of that deviation of n normal values, × √n, relative
@@ -29,7 +28,7 @@ class Estimate:
         low, high: ends of the interval; infinite for a single text.
         spread: standard deviation of the differences over texts, all texts alike; NaN for a single text.
         n_texts: texts the differences were measured on.
-        settled: whether they are enough texts, and enough that changed, for the interval to hold (`statistics.settled`).
+        settled: whether they are enough texts, and enough that changed, for the interval to hold (`means.settled`).
     """
 
     change: float
@@ -74,7 +73,7 @@ def estimate(
     mean_n(x − g) + mean_m(g), which is unbiased however wrong g is, with variance s²(x)/m + s²(x − g) (1/n − 1/m). On m
     or fewer texts than n they have nothing to add and are ignored.
 
-    Its ends are those of `statistics.reach`, which allows for skewness: the third cumulant of the mean, of difference
+    Its ends are those of `means.reach`, which allows for skewness: the third cumulant of the mean, of difference
     estimators the sum of what the texts of both samples add.
 
     Differences that come in steps (right or wrong) may be all equal by chance: with `smallest`, their smallest step, the
@@ -251,31 +250,6 @@ def unsettled(
                 needed |= set(open_.tolist()) if length <= lengths[upper] else set()
                 needed |= {upper} if lengths[upper] <= length else set()
     return needed
-
-
-def rank_p_among(changes: np.ndarray) -> np.ndarray:
-    """Rank p-value of each change among the others: (1 + #{others ≥ change}) / (1 + n of others).
-
-    It is valid under the null that a unit's change is exchangeable with the others'. What is no number counts as
-    infinite.
-    """
-    changes = np.nan_to_num(np.asarray(changes, dtype=float), nan=np.inf, posinf=np.inf, neginf=-np.inf)
-    # A change is at least as large as itself: counting it is the 1 in the numerator.
-    return (len(changes) - np.searchsorted(np.sort(changes), changes, side="left")) / max(1, len(changes))
-
-
-def benjamini_hochberg(p: np.ndarray) -> np.ndarray:
-    """Adjusted p-values: the smallest false discovery rate at which each is still rejected.
-
-    Benjamini & Hochberg (1995): q of the i-th smallest p is the minimum over j ≥ i of n p_j / j, at most 1. They hold
-    for independent or positively dependent p-values (Benjamini & Yekutieli 2001).
-    """
-    p = np.asarray(p, dtype=float)
-    order = np.argsort(-p, kind="stable")
-    adjusted = np.minimum.accumulate(p[order] * len(p) / np.arange(len(p), 0, -1))
-    q = np.empty_like(p)
-    q[order] = np.minimum(adjusted, 1)
-    return q
 
 
 def _may_exceed(upper: int, lowers: list[int], n: int, known: tuple[Any, ...]) -> np.ndarray:

@@ -11,12 +11,12 @@ reason is that the interval is narrow enough, fewer texts do (`stop_level`).
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
-from outlierlens.statistics import FEWEST_TEXTS, critical, reach
+from outlierlens.errors import BadInput
+from outlierlens.statistics.means import FEWEST_TEXTS, critical, reach
+from outlierlens.statistics.p_values import two_sided_p
 
 FIRST_LOOK = FEWEST_TEXTS  # fewer settle nothing
 SKEWED_LOSS = 0.015  # of coverage, where differences are log-normal
@@ -49,12 +49,11 @@ def look_level(looks: tuple[int, ...], level: float = 0.95, draws: int = 200_000
     """
     if len(looks) == 1:
         return level
-    special: Any = need("scipy.special", "models", "an interval")
     smallest = np.ones(draws)
     for now, means, errors in zip(looks, *_sequences(looks, draws), strict=True):
         t = np.abs(means) / errors
         far = t > critical(now - 1, level)  # the answer is stricter than `level`: other p-values do not matter
-        smallest[far] = np.minimum(smallest[far], 2 * special.stdtr(now - 1, -t[far]))
+        smallest[far] = np.minimum(smallest[far], two_sided_p(t[far], now - 1))
     return float(1 - np.quantile(smallest, 1 - level))
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outlierlens.bench import magnitude
-from outlierlens.controls import figures_of, matched_sets, random_families, rank_p, relabelled, times
+from outlierlens.controls import figures_of, matched_sets, random_families, relabelled, times
 from outlierlens.errors import BadInput
-from outlierlens.sweeps.estimate import benjamini_hochberg
+from outlierlens.statistics.p_values import benjamini_hochberg, rank_p
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.units import Unit
@@ -119,8 +119,7 @@ def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Nu
                 closeness=family.closeness,
             )
         )
-    ranked = [(place, null.p) for place, null in enumerate(nulls) if null.p is not None]
-    q = benjamini_hochberg(np.array([p for _, p in ranked]))
-    for (place, _), value in zip(ranked, q, strict=True):
-        nulls[place] = replace(nulls[place], q=float(value))
-    return tuple(nulls)
+    q = benjamini_hochberg(np.array([null.p for null in nulls], dtype=float))  # NaN where there is no p
+    return tuple(
+        replace(null, q=None if null.p is None else float(value)) for null, value in zip(nulls, q, strict=True)
+    )

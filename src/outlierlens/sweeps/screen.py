@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.errors import need
+from outlierlens.statistics.means import share_at_most
 from outlierlens.sweeps.first_order import first_order
 from outlierlens.sweeps.units import Unit
 from outlierlens.swept import Screening
@@ -76,10 +76,7 @@ class Screen:
             run = wanted | self.audited[span]
             run[:, whole] = True
             pairs, measured = pairs + run.size, measured + int(run.sum())
-        bound = 1.0
-        if self.checked > self.flipped:
-            special = need("scipy.special", "models", "an interval")
-            bound = float(special.betaincinv(self.flipped + 1, self.checked - self.flipped, 0.95))
+        bound = share_at_most(self.flipped, self.checked)
         return Screening(pairs, measured, self.checked, self.flipped, bound, SAFETY)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.controls import times
-from outlierlens.sweeps.estimate import Estimate, benjamini_hochberg, rank_p_among
+from outlierlens.statistics.p_values import benjamini_hochberg, rank_p_among
+from outlierlens.sweeps.estimate import Estimate
 from outlierlens.sweeps.runner import Runner
 from outlierlens.sweeps.schedule import State
 from outlierlens.sweeps.screen import rivals
@@ -92,8 +93,7 @@ def _ranks(
         changes = np.array([_estimate(state, number).change for number in numbers])
         named = np.array([state.units[number].dims[0] in found for number in numbers])
         p = rank_p_among(changes)
-        q, q_found = benjamini_hochberg(p), np.full(len(p), np.nan)
-        q_found[named] = benjamini_hochberg(p[named])
+        q, q_found = benjamini_hochberg(p), benjamini_hochberg(np.where(named, p, np.nan))
         mean = float(np.mean(changes[~named])) if (~named).any() else float("nan")
         for place, number in enumerate(numbers):
             among = float(q_found[place]) if named[place] else None

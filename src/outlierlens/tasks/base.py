@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
 from outlierlens.options import check
-from outlierlens.statistics import mean_interval
+from outlierlens.statistics.means import mean_interval
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@
     low, high = interval("mcc", truth, predicted, seed=0)    # of one model's own metric
 
 A metric is a number in [−1, 1] or [0, 1], larger is better. What it cannot say (a correlation with a constant) is 0.
-Intervals of classes are bias-corrected and accelerated (`resampled.bca`), those of correlations are by subsampling
-(`correlated`). Of two models that say the same of every item, the interval is (0, 0): no change, which `no_change` puts in
-words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
+Intervals of classes are bias-corrected and accelerated (`bootstrap.bca`), those of correlations are by subsampling
+(`subsampling`). Of two models that say the same of every item, the interval is (0, 0): no change, which
+`no_change` puts in words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
 """
 
 import warnings
@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput, need
-from outlierlens.tasks.correlated import correlation_interval
-from outlierlens.tasks.resampled import bca, class_value, mean_value
+from outlierlens.statistics.bootstrap import bca, mean_value
+from outlierlens.statistics.subsampling import correlation_interval
+from outlierlens.tasks.resampled import class_value
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")

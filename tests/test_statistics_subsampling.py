@@ -8,7 +8,7 @@ from scipy import stats
 
 from outlierlens.errors import BadInput
 from outlierlens.labelled.apart import families
-from outlierlens.tasks.correlated import Parts, correlation_interval, measured
+from outlierlens.statistics.subsampling import Parts, correlation_interval, measured
 from outlierlens.tasks.metrics import Statistic, interval
 
 METRICS = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}

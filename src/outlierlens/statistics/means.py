@@ -1,4 +1,4 @@
-"""The interval of a mean over texts; `interval_words` says it.
+"""The interval of a mean over texts, which `interval_words` says, and of a share; Student's t.
 
     low, high = mean_interval(changes, weights)   # NaN, NaN where it is not settled
     mean_noise(runs, weights, n=64)               # what repeats say of the mean's noise
@@ -19,6 +19,8 @@ import numpy as np
 
 from outlierlens.errors import need
 
+LEVEL = 0.95
+NORMAL = 1.959963984540054  # standard errors to either side of a normal interval at `LEVEL`
 FEWEST_TEXTS = 16  # below, the hull covers 92 % of log-normal changes
 FEWEST_CHANGED = 10  # texts that changed at all: of fewer, nothing covers
 NEGLIGIBLE = 1e-3  # of the largest change: what is smaller is rounding
@@ -93,7 +95,7 @@ def ratio_interval(
     variance, degrees = float(away @ away / (n - 1) / n), float(n - 1)
     if noise and noise.shared:
         whole = variance + noise.shared
-        degrees = whole**2 / (variance**2 / (n - 1) + noise.shared**2 / noise.degrees)
+        degrees = welch_degrees((variance, n - 1), (noise.shared, noise.degrees))
         variance = whole
     error = math.sqrt(variance)
     if not error > 0:  # every text says the same ratio
@@ -144,8 +146,22 @@ def reach(skewness: float | np.ndarray, degrees: float, level: float) -> tuple[n
     return np.maximum(t, inverse(t)), np.maximum(t, -inverse(-t))
 
 
+def welch_degrees(*parts: tuple[float, float]) -> float:
+    """Degrees of freedom of a sum of independent variances, (variance, degrees) each (Welch 1947, Satterthwaite 1946)."""
+    return sum(variance for variance, _ in parts) ** 2 / sum(variance**2 / degrees for variance, degrees in parts)
+
+
+def share_at_most(found: int, n: int, level: float = LEVEL) -> float:
+    """The share in [0, 1] that `found` of `n` items allow for at most, at confidence `level` (Clopper and Pearson 1934).
+
+    Of none found it is `interval_words.unseen`; of all found, or of no item, 1.
+    """
+    special: Any = need("scipy.special", "models", "an interval")
+    return float(special.betaincinv(found + 1, n - found, level)) if n > found else 1.0
+
+
 @lru_cache(maxsize=4096)
-def critical(degrees: float, level: float) -> float:
-    """What |t| stays below with probability `level`."""
+def critical(degrees: float, level: float = LEVEL) -> float:
+    """What |t| of Student's distribution with so many `degrees` of freedom stays below with probability `level`."""
     special: Any = need("scipy.special", "models", "an interval")
     return float(special.stdtrit(degrees, (1 + level) / 2))
