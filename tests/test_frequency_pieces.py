@@ -24,7 +24,7 @@ from outlierlens.frequency.outcome import cloud
 from outlierlens.frequency.sums import Regressors, Sums
 from outlierlens.frequency.token_sample import TokenSample
 from outlierlens.frequency.type_table import TypeTable
-from outlierlens.frequent import Contrast
+from outlierlens.frequent import Contrast, ranks
 from outlierlens.statistics.means import critical
 
 
