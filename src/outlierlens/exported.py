@@ -6,7 +6,7 @@ found.sts.raw, found.sts.exported      # Spearman's ρ without the fix, and as r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from outlierlens.results import Provenance, result, table
 
@@ -78,7 +78,7 @@ class Exported:
     fit_digest: str
     n_fitted: int
     shrinkage: float
-    width: tuple[int, int]
+    width: Annotated[tuple[int, int], "2"]
     normalized: bool
     n_checked: int
     checks: tuple[EmbedderCheck, ...]
