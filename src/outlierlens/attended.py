@@ -8,7 +8,7 @@ found.intact.sink_rate(0.3)
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -53,24 +53,24 @@ class KeyCorrelation:
     mean: str
     keys: Keys
     n_keys: int
-    every: np.ndarray
-    every_off: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    heads: np.ndarray
-    heads_low: np.ndarray
-    heads_high: np.ndarray
-    head_band: np.ndarray
-    control: np.ndarray
-    rank: np.ndarray
-    p: np.ndarray
-    overall: np.ndarray
-    overall_low: np.ndarray
-    overall_high: np.ndarray
-    overall_rank: np.ndarray
-    overall_p: np.ndarray
-    off: np.ndarray
-    random: np.ndarray
+    every: Annotated[np.ndarray, "layer dim"]
+    every_off: Annotated[np.ndarray, "layer dim"]
+    low: Annotated[np.ndarray, "layer named"]
+    high: Annotated[np.ndarray, "layer named"]
+    heads: Annotated[np.ndarray, "layer head named"]
+    heads_low: Annotated[np.ndarray, "layer head named"]
+    heads_high: Annotated[np.ndarray, "layer head named"]
+    head_band: Annotated[np.ndarray, "layer head 5"]
+    control: Annotated[np.ndarray, "layer head"]
+    rank: Annotated[np.ndarray, "layer named"]
+    p: Annotated[np.ndarray, "layer named"]
+    overall: Annotated[np.ndarray, "named"]
+    overall_low: Annotated[np.ndarray, "named"]
+    overall_high: Annotated[np.ndarray, "named"]
+    overall_rank: Annotated[np.ndarray, "named"]
+    overall_p: Annotated[np.ndarray, "named"]
+    off: Annotated[np.ndarray, "layer named"]
+    random: Annotated[np.ndarray, "draw layer named"]
 
     def band(self, named: tuple[int, ...]) -> np.ndarray:
         """[layer, quantile] of r, mean over heads, over all dimensions but `named`, at `BAND`; NaN in a layer without any."""
@@ -96,12 +96,12 @@ class AttentionCondition:
     kind: str
     dims: tuple[int, ...]
     n_values: int
-    heads: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    change: np.ndarray
-    change_low: np.ndarray
-    change_high: np.ndarray
+    heads: Annotated[np.ndarray, "7 layer head"]
+    low: Annotated[np.ndarray, "7 layer"]
+    high: Annotated[np.ndarray, "7 layer"]
+    change: Annotated[np.ndarray, "7 layer"]
+    change_low: Annotated[np.ndarray, "7 layer"]
+    change_high: Annotated[np.ndarray, "7 layer"]
 
     def of(self, metric: str) -> np.ndarray:
         """[layer], mean over heads; raises BadInput with the metrics."""
@@ -123,9 +123,9 @@ class ExampleMaps:
     text: str
     number: int
     layer: str
-    tokens: tuple[str, ...]
-    intact: np.ndarray
-    off: np.ndarray
+    tokens: Annotated[tuple[str, ...], "token"]
+    intact: Annotated[np.ndarray, "head token token"]
+    off: Annotated[np.ndarray, "head token token"]
 
 
 @dataclass(frozen=True)
@@ -148,15 +148,15 @@ class Attention(Result, caption="{self.provenance.model} on {self.data}: attenti
     data: str
     data_digest: str
     stack: str
-    layers: tuple[str, ...]
-    n_heads: int
-    hidden_size: int
+    layers: Annotated[tuple[str, ...], "layer"]
+    n_heads: Annotated[int, "head"]
+    hidden_size: Annotated[int, "dim"]
     n_texts: int
     n_tokens: int
     n_special: int
     max_length: int
     hides: bool
-    dims: tuple[int, ...]
+    dims: Annotated[tuple[int, ...], "named"]
     named_by: str
     mode: str
     threshold: float
@@ -164,7 +164,7 @@ class Attention(Result, caption="{self.provenance.model} on {self.data}: attenti
     delimiters: tuple[str, ...]
     control_dims: tuple[int, ...]
     paper_compat: bool
-    uniform: np.ndarray
+    uniform: Annotated[np.ndarray, "4 layer"]
     conditions: tuple[AttentionCondition, ...]
     correlations: tuple[KeyCorrelation, ...]
     example: ExampleMaps | None = None

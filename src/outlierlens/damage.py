@@ -5,7 +5,7 @@ damage.controls[0].p                              # rank p of the chosen set amo
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from outlierlens.results import OnTask, Provenance, Result
 
@@ -109,8 +109,8 @@ class Filled:
 
     label: str
     dims: tuple[int, ...]
-    pieces: tuple[str, ...]
-    blanks: tuple[Blank, ...]
+    pieces: Annotated[tuple[str, ...], "blank+1"]
+    blanks: Annotated[tuple[Blank, ...], "blank"]
 
     @property
     def line(self) -> str:

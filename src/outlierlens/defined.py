@@ -9,7 +9,7 @@ found.records()
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -62,8 +62,8 @@ class Found:
     definition: str
     condition: str
     dims: tuple[int, ...] = ()
-    layers: dict[str, tuple[int, ...]] | None = None
-    strength: dict[str, tuple[float, ...]] | None = None
+    layers: Annotated[dict[str, tuple[int, ...]] | None, "found"] = None
+    strength: Annotated[dict[str, tuple[float, ...]] | None, "found"] = None
     why_not: str = ""
 
     @property
@@ -89,14 +89,14 @@ class LayerValues:
     """
 
     condition: str
-    layers: tuple[str, ...]
-    mean_cosine: np.ndarray
-    he_kurtosis: np.ndarray
-    bondarenko_out: np.ndarray
-    bondarenko_out_max: np.ndarray
-    inf_norm: np.ndarray
-    bondarenko_ffn: np.ndarray
-    bondarenko_ffn_max: np.ndarray
+    layers: Annotated[tuple[str, ...], "layer"]
+    mean_cosine: Annotated[np.ndarray, "layer"]
+    he_kurtosis: Annotated[np.ndarray, "layer"]
+    bondarenko_out: Annotated[np.ndarray, "layer"]
+    bondarenko_out_max: Annotated[np.ndarray, "layer"]
+    inf_norm: Annotated[np.ndarray, "layer"]
+    bondarenko_ffn: Annotated[np.ndarray, "layer"]
+    bondarenko_ffn_max: Annotated[np.ndarray, "layer"]
 
 
 @dataclass(frozen=True)

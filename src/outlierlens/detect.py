@@ -16,7 +16,7 @@ in both are moved together; where each is counted by itself, the larger p (or tw
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -76,16 +76,16 @@ class Outlier:
     """
 
     dim: int
-    z_scale: tuple[float, ...]
-    z_bias: tuple[float, ...]
+    z_scale: Annotated[tuple[float, ...], "layer"]
+    z_bias: Annotated[tuple[float, ...], "layer, or empty"]
     layers_scale: tuple[int, ...]
     layers_bias: tuple[int, ...]
-    rank_scale: tuple[int, ...]
-    rank_bias: tuple[int, ...]
+    rank_scale: Annotated[tuple[int, ...], "layer"]
+    rank_bias: Annotated[tuple[int, ...], "layer, or empty"]
     p: float
     p_holm: float
-    signed_rank_scale: tuple[int, ...] = ()
-    signed_rank_bias: tuple[int, ...] = ()
+    signed_rank_scale: Annotated[tuple[int, ...], "layer"] = ()
+    signed_rank_bias: Annotated[tuple[int, ...], "layer, or empty"] = ()
 
 
 @dataclass(frozen=True)

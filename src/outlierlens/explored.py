@@ -9,7 +9,7 @@ Plain data, without torch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
@@ -240,12 +240,14 @@ class Vectors:
     """
 
     layer: str = ""
-    tokens: tuple[str, ...] = ()
+    tokens: Annotated[tuple[str, ...], "token"] = ()
     drawn: str = ""
-    values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    named: tuple[int, ...] = ()
-    marked: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))
-    lengths: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    values: Annotated[np.ndarray, "condition dim, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
+    named: Annotated[tuple[int, ...], "named"] = ()
+    marked: Annotated[np.ndarray, "condition token named, or empty"] = field(
+        default_factory=lambda: np.zeros((0, 0, 0))
+    )
+    lengths: Annotated[np.ndarray, "condition token, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
     missing: str = ""
 
 
@@ -261,9 +263,11 @@ class AttentionMaps:
     layer: int = 0
     head: int = 0
     n_heads: int = 0
-    tokens: tuple[str, ...] = ()
-    special: tuple[bool, ...] = ()
-    weights: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    tokens: Annotated[tuple[str, ...], "token"] = ()
+    special: Annotated[tuple[bool, ...], "token"] = ()
+    weights: Annotated[np.ndarray, "condition token token, or empty"] = field(
+        default_factory=lambda: np.zeros((0, 0, 0))
+    )
     missing: str = ""
 
 
@@ -277,9 +281,9 @@ class Anisotropy:
         n_tokens: tokens that are paired.
     """
 
-    layers: tuple[str, ...] = ()
-    cosine: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
-    share: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    layers: Annotated[tuple[str, ...], "layer"] = ()
+    cosine: Annotated[np.ndarray, "condition layer, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
+    share: Annotated[np.ndarray, "condition layer, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
     n_tokens: int = 0
     missing: str = ""
 
@@ -297,7 +301,7 @@ class Explored(Result, caption="{self.provenance.model}: {self.read}"):
     provenance: Provenance
     state: State
     read: str
-    conditions: tuple[Off, ...]
+    conditions: Annotated[tuple[Off, ...], "condition"]
     notes: tuple[str, ...] = ()
     passage: Passage | None = None
     loss: Loss | None = None

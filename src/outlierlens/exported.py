@@ -6,7 +6,7 @@ found.sts.raw, found.sts.exported      # Spearman's ρ without the fix, and as r
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from outlierlens.results import Provenance, Result
 
@@ -74,7 +74,7 @@ class Exported(Result, caption="{self.provenance.model}, layer {self.layer}, {se
     fit_digest: str
     n_fitted: int
     shrinkage: float
-    width: tuple[int, int]
+    width: Annotated[tuple[int, int], "2"]
     normalized: bool
     n_checked: int
     checks: tuple[EmbedderCheck, ...]

@@ -8,7 +8,7 @@ found.whole("off").norm_ratio                       # over all blocks
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.geometrical import Estimate
@@ -80,9 +80,9 @@ class LayerBands:
 
     layer: str
     state: str
-    norm: tuple[Estimate, ...]
-    cosine: tuple[Estimate, ...]
-    cosine_types: tuple[Estimate, ...]
+    norm: Annotated[tuple[Estimate, ...], "band"]
+    cosine: Annotated[tuple[Estimate, ...], "band"]
+    cosine_types: Annotated[tuple[Estimate, ...], "band"]
     anisotropy: Estimate
     between: Estimate
     spearman: Estimate
@@ -136,7 +136,7 @@ class FrequencyBands(Result, caption="{self.provenance.model} on {self.data}: fr
     mode: str
     n_values: int
     random_sets: tuple[tuple[int, ...], ...]
-    bands: tuple[Band, ...]
+    bands: Annotated[tuple[Band, ...], "band"]
     rows: tuple[LayerBands, ...]
     blocks: tuple[LayerBands, ...]
     notes: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ found.row("5", 223)                                 # one dimension in one layer
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -32,9 +32,9 @@ class Correlations:
         q: [layer, dim], p-value of no correlation, adjusted over all layers and dimensions (Benjamini and Hochberg 1995).
     """
 
-    value: np.ndarray
-    error: np.ndarray
-    q: np.ndarray
+    value: Annotated[np.ndarray, "layer dim"]
+    error: Annotated[np.ndarray, "layer dim"]
+    q: Annotated[np.ndarray, "layer dim"]
 
     def interval(self, reach: float) -> tuple[np.ndarray, np.ndarray]:
         """Ends of an interval that reaches `reach` standard errors of Fisher's z to both sides, [layer, dim] each."""
@@ -63,8 +63,8 @@ class View:
     raw: Correlations
     log: Correlations
     partial: Correlations
-    signed: np.ndarray
-    spearman: np.ndarray
+    signed: Annotated[np.ndarray, "layer dim"]
+    spearman: Annotated[np.ndarray, "layer dim"]
     n_sample: int
 
     def measure(self, name: str) -> Correlations:
@@ -128,10 +128,10 @@ class Cloud:
 
     dim: int
     layer: str
-    x: np.ndarray
-    y: np.ndarray
-    n: np.ndarray
-    mean: np.ndarray
+    x: Annotated[np.ndarray, "x+1"]
+    y: Annotated[np.ndarray, "y+1"]
+    n: Annotated[np.ndarray, "x y"]
+    mean: Annotated[np.ndarray, "x"]
     value: float
 
 
@@ -163,8 +163,8 @@ class Frequency(Result, caption="{self.provenance.model} on {self.data}: outlier
     stack: str
     final_norm: bool
     max_length: int
-    hidden_size: int
-    layers: tuple[str, ...]
+    hidden_size: Annotated[int, "dim"]
+    layers: Annotated[tuple[str, ...], "layer"]
     n_texts: int
     n_bootstrap: int
     reach: float

@@ -7,7 +7,7 @@ found.fix("clip").best                     # at the layer that is best on the te
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -56,16 +56,16 @@ class FixScores:
     fix: str
     invertible: bool
     n_fitted: int
-    shrinkage: np.ndarray
-    train: np.ndarray
-    dev: np.ndarray
-    test: np.ndarray
-    loss: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    change: np.ndarray
-    change_low: np.ndarray
-    change_high: np.ndarray
+    shrinkage: Annotated[np.ndarray, "layer, or empty"]
+    train: Annotated[np.ndarray, "layer"]
+    dev: Annotated[np.ndarray, "layer"]
+    test: Annotated[np.ndarray, "layer"]
+    loss: Annotated[np.ndarray, "layer"]
+    low: Annotated[np.ndarray, "layer"]
+    high: Annotated[np.ndarray, "layer"]
+    change: Annotated[np.ndarray, "layer"]
+    change_low: Annotated[np.ndarray, "layer"]
+    change_high: Annotated[np.ndarray, "layer"]
     selected: Chosen
     best: Chosen
 
@@ -117,7 +117,7 @@ class FrozenScores(
     n_steps: int
     bias: bool
     majority: float
-    layers: tuple[str, ...]
+    layers: Annotated[tuple[str, ...], "layer"]
     clipping: str
     clip_dims: dict[str, tuple[int, ...]]
     clip_source: str

@@ -9,7 +9,7 @@ Puccetti et al. (2022) put the two side by side by eye; here they get a rank cor
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -43,9 +43,9 @@ class Link:
     """
 
     what: str
-    value: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    value: Annotated[np.ndarray, "layer"]
+    low: Annotated[np.ndarray, "layer"]
+    high: Annotated[np.ndarray, "layer"]
     rho: float
     rho_low: float
     rho_high: float
@@ -60,9 +60,9 @@ class Line:
 
     label: str
     dims: tuple[int, ...]
-    damage: np.ndarray
-    damage_low: np.ndarray
-    damage_high: np.ndarray
+    damage: Annotated[np.ndarray, "layer"]
+    damage_low: Annotated[np.ndarray, "layer"]
+    damage_high: Annotated[np.ndarray, "layer"]
     links: tuple[Link, ...]
 
     def link(self, what: str) -> Link:
@@ -82,7 +82,7 @@ class LayerStory(Result, caption="{self.provenance.model}: damage against correl
 
     provenance: Provenance
     stack: str
-    layers: tuple[int, ...]
+    layers: Annotated[tuple[int, ...], "layer"]
     task: str
     unit: str
     mode: str

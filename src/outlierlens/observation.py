@@ -8,7 +8,7 @@ observation.columns()                            # every statistic, a row per st
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -42,23 +42,23 @@ class Statistics:
         median_abs: [layer] median of |h| over all tokens and dimensions of the layer.
     """
 
-    tokens: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-    skewness: np.ndarray
-    kurtosis: np.ndarray
-    min: np.ndarray
-    max: np.ndarray
-    abs_max: np.ndarray
-    abs_max_token: tuple[tuple[str, ...], ...]
-    abs_max_position: np.ndarray
-    abs_max_text: np.ndarray
-    argmin_share: np.ndarray
-    argmax_share: np.ndarray
-    sigma_token_share: np.ndarray
-    sigma_input_share: np.ndarray
-    quantiles: np.ndarray
-    median_abs: np.ndarray
+    tokens: Annotated[np.ndarray, "layer"]
+    mean: Annotated[np.ndarray, "layer column"]
+    std: Annotated[np.ndarray, "layer column"]
+    skewness: Annotated[np.ndarray, "layer column"]
+    kurtosis: Annotated[np.ndarray, "layer column"]
+    min: Annotated[np.ndarray, "layer column"]
+    max: Annotated[np.ndarray, "layer column"]
+    abs_max: Annotated[np.ndarray, "layer column"]
+    abs_max_token: Annotated[tuple[tuple[str, ...], ...], "layer column"]
+    abs_max_position: Annotated[np.ndarray, "layer column"]
+    abs_max_text: Annotated[np.ndarray, "layer column"]
+    argmin_share: Annotated[np.ndarray, "layer column"]
+    argmax_share: Annotated[np.ndarray, "layer column"]
+    sigma_token_share: Annotated[np.ndarray, "layer column"]
+    sigma_input_share: Annotated[np.ndarray, "layer column"]
+    quantiles: Annotated[np.ndarray, "layer column 9, or empty"]
+    median_abs: Annotated[np.ndarray, "layer"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class ActivationOutlier:
 
     rule: str
     dim: int
-    layers: tuple[str, ...]
-    strength: tuple[float, ...]
+    layers: Annotated[tuple[str, ...], "found"]
+    strength: Annotated[tuple[float, ...], "found"]
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class StackObservation:
     """
 
     stack: str
-    layers: tuple[str, ...]
+    layers: Annotated[tuple[str, ...], "layer"]
     hidden_size: int
-    dims: tuple[int, ...]
+    dims: Annotated[tuple[int, ...], "column"]
     views: dict[str, Statistics]
     outliers: tuple[ActivationOutlier, ...]
     quantile_error: float
@@ -146,10 +146,10 @@ class Passage:
     """
 
     stack: str
-    tokens: tuple[str, ...]
-    layers: tuple[str, ...]
-    dims: tuple[int, ...]
-    states: np.ndarray
+    tokens: Annotated[tuple[str, ...], "token"]
+    layers: Annotated[tuple[str, ...], "layer"]
+    dims: Annotated[tuple[int, ...], "column"]
+    states: Annotated[np.ndarray, "layer token column"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ found.full, found.majority             # the model's own metric, and that of alw
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -74,11 +74,11 @@ class LayerOneDim:
     """
 
     layer: str
-    value: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    train: np.ndarray
-    variance: np.ndarray
+    value: Annotated[np.ndarray, "dim"]
+    low: Annotated[np.ndarray, "dim"]
+    high: Annotated[np.ndarray, "dim"]
+    train: Annotated[np.ndarray, "dim"]
+    variance: Annotated[np.ndarray, "dim"]
     variance_outliers: tuple[int, ...]
     best: OneDim
     named: tuple[OneDim, ...]

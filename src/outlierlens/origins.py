@@ -7,7 +7,7 @@ found.stacks[0].norms                      # rank of every named dimension in sc
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -27,9 +27,13 @@ class Histogram:
 
     low: float
     width: float
-    counts: np.ndarray
+    counts: Annotated[np.ndarray, "bin"]
     mean: float
     std: float
+
+    def __len__(self) -> int:
+        """Number of bins."""
+        return len(self.counts)
 
     @property
     def edges(self) -> np.ndarray:
@@ -109,9 +113,9 @@ class TableDim:
     mean: float
     mean_z: float
     mean_rank: int
-    quantiles: np.ndarray
+    quantiles: Annotated[np.ndarray, "7"]
     outside_share: float
-    counts: np.ndarray
+    counts: Annotated[np.ndarray, "bin"]
     extremes: tuple[RowEntry, ...]
 
 
@@ -127,19 +131,19 @@ class TableRows:
         rank_top, rank_bottom, rank_absolute: see `RowEntry` [row, named].
     """
 
-    low: np.ndarray
-    high: np.ndarray
-    argmin: np.ndarray
-    argmax: np.ndarray
-    n_low: np.ndarray
-    n_high: np.ndarray
-    top_z: np.ndarray
-    n_far: np.ndarray
-    value: np.ndarray
-    z: np.ndarray
-    rank_top: np.ndarray
-    rank_bottom: np.ndarray
-    rank_absolute: np.ndarray
+    low: Annotated[np.ndarray, "row"]
+    high: Annotated[np.ndarray, "row"]
+    argmin: Annotated[np.ndarray, "row"]
+    argmax: Annotated[np.ndarray, "row"]
+    n_low: Annotated[np.ndarray, "row"]
+    n_high: Annotated[np.ndarray, "row"]
+    top_z: Annotated[np.ndarray, "row"]
+    n_far: Annotated[np.ndarray, "row"]
+    value: Annotated[np.ndarray, "row named"]
+    z: Annotated[np.ndarray, "row named"]
+    rank_top: Annotated[np.ndarray, "row named"]
+    rank_bottom: Annotated[np.ndarray, "row named"]
+    rank_absolute: Annotated[np.ndarray, "row named"]
 
 
 @dataclass(frozen=True)
@@ -173,17 +177,17 @@ class TableOrigin:
 
     kind: str
     name: str
-    n_rows: int
+    n_rows: Annotated[int, "row"]
     n_read: int
     first_row: int
     n_tied: int
     stored: str
-    values: Histogram
-    value_quantiles: np.ndarray
+    values: Annotated[Histogram, "bin"]
+    value_quantiles: Annotated[np.ndarray, "7"]
     n_mean_outside: int
     peak_median: float
     n_peak_outside: int
-    dims: tuple[TableDim, ...]
+    dims: Annotated[tuple[TableDim, ...], "named"]
     leaders: tuple[Share, ...]
     rows: TableRows | None = None
 
@@ -213,17 +217,17 @@ class NormOrigin:
     role: str
     module: str
     part: str
-    layers: tuple[str, ...]
-    value: np.ndarray
-    z: np.ndarray
-    rank_top: np.ndarray
-    rank_bottom: np.ndarray
-    rank_absolute: np.ndarray
-    rank_z: np.ndarray
-    n_outside: np.ndarray
+    layers: Annotated[tuple[str, ...], "layer"]
+    value: Annotated[np.ndarray, "layer named"]
+    z: Annotated[np.ndarray, "layer named"]
+    rank_top: Annotated[np.ndarray, "layer named"]
+    rank_bottom: Annotated[np.ndarray, "layer named"]
+    rank_absolute: Annotated[np.ndarray, "layer named"]
+    rank_z: Annotated[np.ndarray, "layer named"]
+    n_outside: Annotated[np.ndarray, "layer"]
     n_flat: int
-    other_dim: np.ndarray
-    other_z: np.ndarray
+    other_dim: Annotated[np.ndarray, "layer"]
+    other_z: Annotated[np.ndarray, "layer"]
     histogram: Histogram | None = None
 
 
@@ -259,10 +263,10 @@ class StackOrigin:
     stack: str
     hidden_size: int
     n_layers: int
-    dims: tuple[int, ...]
+    dims: Annotated[tuple[int, ...], "named"]
     tables: tuple[TableOrigin, ...]
     norms: tuple[NormOrigin, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: Annotated[tuple[Verdict, ...], "named"]
     notes: tuple[str, ...] = ()
 
     def table(self, kind: str) -> TableOrigin:

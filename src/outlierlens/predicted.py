@@ -8,7 +8,7 @@ found.of("unmasked").intact.values["kl_to_unigram"]
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -49,9 +49,9 @@ class Curve:
         covered: share of predictions that are among so many of the corpus' most frequent types [point].
     """
 
-    ranks: np.ndarray
-    said: np.ndarray
-    covered: np.ndarray
+    ranks: Annotated[np.ndarray, "point"]
+    said: Annotated[np.ndarray, "point"]
+    covered: Annotated[np.ndarray, "point"]
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ class PartsOfSpeech:
     intervention: str
     tagger: str
     alone: bool
-    tags: tuple[str, ...]
+    tags: Annotated[tuple[str, ...], "tag"]
     n: int
     n_texts: int
-    intact: np.ndarray
-    ablated: np.ndarray
-    shares: tuple[TagShare, ...]
+    intact: Annotated[np.ndarray, "tag tag"]
+    ablated: Annotated[np.ndarray, "tag tag"]
+    shares: Annotated[tuple[TagShare, ...], "tag"]
     kept: TagShare
 
     def interval(self, share: TagShare, form: str = "+.1%") -> str:

@@ -7,7 +7,7 @@ found.layers[3].heat                                         # [position, heat_d
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class ProbeScore:
     high: float
     within_one: float
     loss: float
-    by_position: np.ndarray
+    by_position: Annotated[np.ndarray, "position"]
     se_texts: float | None = None
     sd_training: float | None = None
 
@@ -85,13 +85,13 @@ class LayerProbe:
     clipped_change: Change | None
     retrained: ProbeScore | None
     retrained_change: Change | None
-    contribution: np.ndarray
+    contribution: Annotated[np.ndarray, "dim"]
     mean: float
-    weight: np.ndarray
+    weight: Annotated[np.ndarray, "dim"]
     named: tuple[Contribution, ...]
     other: Contribution
-    heat_dims: tuple[int, ...]
-    heat: np.ndarray
+    heat_dims: Annotated[tuple[int, ...], "heat"]
+    heat: Annotated[np.ndarray, "position heat"]
 
     def weight_rank(self, dim: int) -> int:
         """Rank of the dimension's |w| among all, 1 is largest."""
@@ -133,9 +133,9 @@ class PositionProbe(
     n_train_tokens: int
     n_dev: int
     n_dev_tokens: int
-    n_positions: int
-    n_trained_at: np.ndarray
-    n_at: np.ndarray
+    n_positions: Annotated[int, "position"]
+    n_trained_at: Annotated[np.ndarray, "position"]
+    n_at: Annotated[np.ndarray, "position"]
     majority: int
     majority_accuracy: float
     epochs: int

@@ -9,7 +9,7 @@ effect.verdict                                # of a pruning experiment
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -106,17 +106,17 @@ class StackCheck:
     stack: str
     site: str
     definition: str
-    n_layers: int
+    n_layers: Annotated[int, "layer"]
     needed: int
-    hidden_size: int
+    hidden_size: Annotated[int, "dim"]
     values: int
     values_removed: int
-    layers_removed: np.ndarray
+    layers_removed: Annotated[np.ndarray, "dim"]
     broken: tuple[int, ...]
     outliers: tuple[Hit, ...]
     named_by: str
-    dims: tuple[int, ...]
-    share: np.ndarray
+    dims: Annotated[tuple[int, ...], "column"]
+    share: Annotated[np.ndarray, "layer column"]
     notes: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
 

@@ -9,7 +9,7 @@ found.records()                                          # a row per scheme and 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -100,14 +100,14 @@ class Errors:
         linears: every linear by itself.
     """
 
-    output: np.ndarray
-    output_kept: np.ndarray
-    output_random: np.ndarray
-    others: np.ndarray
-    others_kept: np.ndarray
-    others_random: np.ndarray
-    share: np.ndarray
-    by_dim: np.ndarray
+    output: Annotated[np.ndarray, "layer"]
+    output_kept: Annotated[np.ndarray, "layer, or empty"]
+    output_random: Annotated[np.ndarray, "layer, or empty"]
+    others: Annotated[np.ndarray, "layer"]
+    others_kept: Annotated[np.ndarray, "layer, or empty"]
+    others_random: Annotated[np.ndarray, "layer, or empty"]
+    share: Annotated[np.ndarray, "layer"]
+    by_dim: Annotated[np.ndarray, "layer column"]
     linears: tuple[LinearError, ...]
 
     @property
@@ -193,8 +193,8 @@ class SmoothScale:
 
     layer: int
     parts: tuple[str, ...]
-    scales: tuple[float, ...]
-    ranks: tuple[int, ...]
+    scales: Annotated[tuple[float, ...], "named"]
+    ranks: Annotated[tuple[int, ...], "named"]
     median: float
     largest: float
 
@@ -221,9 +221,9 @@ class Quantized(Result, caption="{self.provenance.model}: {self.verdict}"):
     task: str
     unit: str
     stack: str
-    layers: tuple[str, ...]
+    layers: Annotated[tuple[str, ...], "layer"]
     hidden_size: int
-    dims: tuple[int, ...]
+    dims: Annotated[tuple[int, ...], "named"]
     dims_source: str
     n_texts: int
     n_tokens: int
@@ -236,7 +236,7 @@ class Quantized(Result, caption="{self.provenance.model}: {self.verdict}"):
     calibration: str
     n_calibration: int
     n_error_texts: int
-    map_dims: tuple[int, ...]
+    map_dims: Annotated[tuple[int, ...], "column"]
     notes: tuple[str, ...] = ()
     noise_draws: int = 0
     n_noise_texts: int = 0

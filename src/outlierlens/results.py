@@ -3,7 +3,18 @@
     text = to_json(scan_result)
     same = from_json(text)              # torch is never needed to read a result
 
-A result carries where it came from (`Provenance`) and the settings of the rule that made it.
+A result carries where it came from (`Provenance`) and the settings of the rule that made it. Its fields name their axes,
+so that a file whose parts do not fit is refused when it is read:
+
+    layers: Annotated[tuple[str, ...], "layer"]
+    hidden_size: Annotated[int, "dim"]                     # a number is the size itself
+    mean: Annotated[np.ndarray, "layer dim"]               # as long as `layers`, as wide as `hidden_size`
+    bias: Annotated[np.ndarray, "layer dim, or empty"]
+    edges: Annotated[np.ndarray, "box+1 2"]                # one more than the axis; a size in digits
+    found: Annotated[dict[str, tuple[int, ...]], "found"]  # by key
+    scores: Annotated[Scores, "row=layer"]                 # the axis `row` of Scores is this one's `layer`
+
+An axis has one size in a dataclass and in all that it holds.
 """
 
 import dataclasses
@@ -21,7 +32,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -196,7 +207,7 @@ def from_json(text: str | bytes, where: str = "result") -> Any:
     """The result that `to_json` wrote; `where` names the file in errors.
 
     Raises:
-        BadFile: not JSON, an unknown kind or version, or a missing or ill-typed field.
+        BadFile: not JSON, an unknown kind or version, a missing or ill-typed field, or one whose shape does not fit others.
     """
     return decode_document(parse_json(text, where), where)
 
@@ -214,7 +225,7 @@ def decode_document(document: Any, where: str) -> Any:
             f"{where}: format_version {document.get('format_version')!r:.40}; this version reads {FORMAT_VERSION}; "
             "make the result again or install the version that wrote it"
         )
-    return _decode(_KINDS[kind], document, where)
+    return _decode(_KINDS[kind], document, where, {})
 
 
 def load(path: Path | str) -> Any:
@@ -260,26 +271,33 @@ def _encode_array(values: np.ndarray) -> Any:
     return flat if values.ndim else flat[0]
 
 
-def _decode(wanted: Any, value: Any, where: str) -> Any:
+def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
+    """`value` as the type `wanted`; `sizes` holds the axes bound so far and gets those that are new."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if wanted is Any:
         return value
+    if origin is Annotated:
+        (axes,) = wanted.__metadata__
+        if "=" in axes:
+            inner, outer = axes.split("=")
+            return _decode(arguments[0], value, where, sizes | {inner: sizes[outer]})
+        return _fit(_decode(arguments[0], value, where, sizes), axes, where, sizes)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
         (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return _decode(inner, value, where)
+        return _decode(inner, value, where, sizes)
     if origin is typing.Literal:
         if value not in arguments:
             raise BadFile(f"{where}: {value!r:.40} is none of {', '.join(map(repr, arguments))}")
         return value
     if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
-        return _decode_dataclass(wanted, value, where)
+        return _decode_dataclass(wanted, value, where, sizes)
     if origin is tuple and isinstance(value, list):
-        return tuple(_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(_decode(arguments[0], item, f"{where}[{i}]", sizes) for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {
-            _decode_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key:.40}")
+            _decode_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key:.40}", sizes)
             for key, item in value.items()
         }
     if wanted is np.ndarray and isinstance(value, list):
@@ -325,14 +343,72 @@ def _decode_array(value: list[Any], where: str) -> np.ndarray:
         raise BadFile(f"{where}: not a regular array of numbers") from None
 
 
-def _decode_dataclass(cls: type, value: Any, where: str) -> Any:
+def _fit(value: Any, axes: str, where: str, sizes: dict[str, Any]) -> Any:
+    """`value` if its shape fits, whose axes are bound; of an empty array, of which JSON keeps no shape, one that fits."""
+    listed, _, or_empty = axes.partition(", or ")
+    names = [name.partition("+")[::2] for name in listed.split()]
+    wanted = [int(name) if name.isdigit() else sizes.get(name) for name, _ in names]
+    wanted = [
+        size + int(more) if more and size is not None else size for size, (_, more) in zip(wanted, names, strict=True)
+    ]
+    if (
+        isinstance(value, np.ndarray)
+        and value.size == 0
+        and (or_empty or (value.ndim < len(names) and not all(wanted)))
+    ):
+        value = value.reshape([0 if or_empty else size or 0 for size in wanted])
+    if value is None or (or_empty and np.size(value) == 0):
+        return value
+    for shape in _shapes(value, wanted):
+        if len(shape) != len(wanted) or any(size not in (None, n) for n, size in zip(shape, wanted, strict=True)):
+            expected = [name if size is None else size for (name, _), size in zip(names, wanted, strict=True)]
+            raise BadFile(
+                f"{where}: its shape is [{_listed(shape)}], but [{_listed(listed.split())}] is [{_listed(expected)}]; "
+                "make the result again"
+            )
+        for (name, more), n in zip(names, shape, strict=True):
+            sizes.setdefault(name, n - int(more) if more else n)
+    return value
+
+
+def _shapes(value: Any, wanted: list[Any]) -> set[tuple[Any, ...]] | list[tuple[Any, ...]]:
+    """The shape of a value; of rows, of each row."""
+    if isinstance(value, int):
+        return [(value,)]
+    if isinstance(value, np.ndarray):
+        return [value.shape]
+    if isinstance(value, dict):
+        return [({key: len(item) for key, item in value.items()},)]
+    if len(wanted) == 1:
+        return [(len(value),)]
+    return {(len(value), len(row)) for row in value} or [(0, wanted[1] or 0)]
+
+
+def _listed(shape: Iterable[Any]) -> str:
+    return f"{', '.join(map(str, shape)):.80}"
+
+
+def _decode_dataclass(cls: type, value: Any, where: str, outer: dict[str, int]) -> Any:
     if not isinstance(value, dict):
         raise BadFile(f"{where}: expected an object for {cls.__name__}, found {type(value).__name__}")
-    hints = typing.get_type_hints(cls)
-    given = {}
-    for f in dataclasses.fields(cls):
+    given, sizes = {}, dict(outer)
+    for f, wanted in _fields(cls):
         if f.name in value:
-            given[f.name] = _decode(hints[f.name], value[f.name], f"{where}.{f.name}")
+            given[f.name] = _decode(wanted, value[f.name], f"{where}.{f.name}", sizes)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise BadFile(f"{where}: {f.name} is missing")
     return cls(**given)
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    """A dataclass' fields with their types, those first by which axes are measured: numbers, names, then arrays."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+
+    def place(one: tuple[dataclasses.Field[Any], Any]) -> int:
+        axes = getattr(one[1], "__metadata__", ("=",))[0]
+        if "=" in axes or ", or " in axes:
+            return 4 if "=" in axes else 3
+        return {int: 0, np.ndarray: 2}.get(typing.get_args(one[1])[0], 1)
+
+    return tuple(sorted(((f, hints[f.name]) for f in dataclasses.fields(cls)), key=place))

@@ -6,7 +6,7 @@ found.records()                            # a row per outlier
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -33,15 +33,15 @@ class StackScan:
     site: str
     measure: str
     norm_site: str
-    n_layers: int
+    n_layers: Annotated[int, "layer"]
     hidden_size: int
     outliers: tuple[Outlier, ...]
     n_sigma: float
     values_read: int
     notes: tuple[str, ...]
-    map_dims: tuple[int, ...]
-    z_scale: np.ndarray
-    z_bias: np.ndarray
+    map_dims: Annotated[tuple[int, ...], "column"]
+    z_scale: Annotated[np.ndarray, "layer column"]
+    z_bias: Annotated[np.ndarray, "layer column, or empty"]
 
     @property
     def dims(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ Scores lie in [−1, 1] or [0, 1]; reports multiply by 100.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -38,10 +38,10 @@ class Scores:
         subsets: of each subset [subset, row, fix]; empty without subsets.
     """
 
-    pooled: np.ndarray
-    mean: np.ndarray
-    weighted: np.ndarray
-    subsets: np.ndarray
+    pooled: Annotated[np.ndarray, "row fix"]
+    mean: Annotated[np.ndarray, "row fix"]
+    weighted: Annotated[np.ndarray, "row fix"]
+    subsets: Annotated[np.ndarray, "subset row fix, or empty"]
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class TaskScores:
     n_pairs: int
     n_sentences: int
     n_families: int
-    subsets: tuple[str, ...]
-    sizes: tuple[int, ...]
+    subsets: Annotated[tuple[str, ...], "subset"]
+    sizes: Annotated[tuple[int, ...], "subset"]
     missing: tuple[str, ...]
-    layers: Scores
-    static: Scores
+    layers: Annotated[Scores, "row=layer"]
+    static: Annotated[Scores, "row=static"]
     choices: tuple[Choice, ...]
 
     def interval(self, one: Choice, form: str = "+.2f") -> str:
@@ -136,7 +136,7 @@ class Fitted:
     source: str
     n: int
     dropped: int
-    shrinkage: tuple[float, ...]
+    shrinkage: Annotated[tuple[float, ...], "layer, or empty"]
     clipping: str
     clipped: dict[str, tuple[int, ...]]
 
@@ -157,10 +157,10 @@ class Similarity(Result, caption="{self.provenance.model}: semantic similarity, 
     pooling: str
     max_length: int
     final_norm: bool
-    layers: tuple[str, ...]
-    fixes: tuple[str, ...]
+    layers: Annotated[tuple[str, ...], "layer"]
+    fixes: Annotated[tuple[str, ...], "fix"]
     fitted: Fitted
-    static: tuple[StaticVectors, ...]
+    static: Annotated[tuple[StaticVectors, ...], "static"]
     n_sentences: int
     tasks: tuple[TaskScores, ...]
     notes: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ class WordPairs:
     n_families: int
     left_out: int
     all_true: float
-    accuracy: np.ndarray
+    accuracy: Annotated[np.ndarray, "layer fix threshold"]
 
     def interval(self, low: float | None, high: float | None, form: str = "+.2f") -> str:
         """An interval of a change of accuracy on this split in words, × 100; "" for none."""
@@ -290,9 +290,9 @@ class WordInContext(Result, caption="{self.provenance.model}: words in context, 
     stack: str
     max_length: int
     final_norm: bool
-    layers: tuple[str, ...]
-    fixes: tuple[str, ...]
-    thresholds: tuple[float, ...]
+    layers: Annotated[tuple[str, ...], "layer"]
+    fixes: Annotated[tuple[str, ...], "fix"]
+    thresholds: Annotated[tuple[float, ...], "threshold"]
     fitted: Fitted
     data: tuple[WordPairs, ...]
     choices: tuple[WordChoice, ...]

@@ -5,6 +5,7 @@ found.trial("zeroed").change                # of the task, with its interval ove
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -18,12 +19,12 @@ class Spikes:
     `column` is the input k and `row` the output j where it stands, `read_position` and `write_position` the token.
     """
 
-    read: np.ndarray
-    column: tuple[int, ...]
-    read_position: tuple[int, ...]
-    written: np.ndarray
-    row: tuple[int, ...]
-    write_position: tuple[int, ...]
+    read: Annotated[np.ndarray, "layer"]
+    column: Annotated[tuple[int, ...], "layer"]
+    read_position: Annotated[tuple[int, ...], "layer"]
+    written: Annotated[np.ndarray, "layer"]
+    row: Annotated[tuple[int, ...], "layer"]
+    write_position: Annotated[tuple[int, ...], "layer"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ found.emergences[0].lead.steps            # that step minus the step at which th
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -161,23 +161,23 @@ class Track(Result, caption="{self.provenance.model}: outliers over training"):
     n_layers: int
     width: int
     rule: Rule
-    steps: np.ndarray
-    emergences: tuple[Emergence, ...]
+    steps: Annotated[np.ndarray, "step"]
+    emergences: Annotated[tuple[Emergence, ...], "followed"]
     layer: int
-    dims: tuple[int, ...]
-    scale: np.ndarray
-    bias: np.ndarray
-    scale_range: np.ndarray
-    bias_range: np.ndarray
-    z_scale: np.ndarray
-    z_bias: np.ndarray
-    layers_scale: np.ndarray
-    layers_bias: np.ndarray
+    dims: Annotated[tuple[int, ...], "column"]
+    scale: Annotated[np.ndarray, "step column"]
+    bias: Annotated[np.ndarray, "step column, or empty"]
+    scale_range: Annotated[np.ndarray, "step 2"]
+    bias_range: Annotated[np.ndarray, "step 2, or empty"]
+    z_scale: Annotated[np.ndarray, "step followed"]
+    z_bias: Annotated[np.ndarray, "step followed, or empty"]
+    layers_scale: Annotated[np.ndarray, "step followed"]
+    layers_bias: Annotated[np.ndarray, "step followed, or empty"]
     curves: dict[str, Curve] = field(default_factory=dict)
     plateau: Plateau | None = None
     fall: ChangePoint | None = None
-    states: np.ndarray = field(default_factory=no_states)
-    tokens: np.ndarray = field(default_factory=no_states)
+    states: Annotated[np.ndarray, "step column, or empty"] = field(default_factory=no_states)
+    tokens: Annotated[np.ndarray, "token column, or empty"] = field(default_factory=no_states)
     text: str = ""
     bytes_read: int = 0
     total_bytes: int = 0

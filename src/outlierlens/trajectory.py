@@ -9,6 +9,7 @@ A watched training writes it row by row, `track` reads it from checkpoints; `tra
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
@@ -32,8 +33,8 @@ def no_states() -> np.ndarray:
 class Curve:
     """A logged scalar: `values` (float [point]) at `steps` (int [point]), ascending, each step once."""
 
-    steps: np.ndarray
-    values: np.ndarray
+    steps: Annotated[np.ndarray, "point"]
+    values: Annotated[np.ndarray, "point"]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))

@@ -8,7 +8,7 @@ treated.verdict, treated.place                   # "fixed", "by position", "info
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -56,14 +56,14 @@ class Treatment:
     name: str
     factor: float
     value: float
-    per_text: tuple[float, ...]
+    per_text: Annotated[tuple[float, ...], "text"]
     change: float
     low: float
     high: float
     recovered: float
     recovered_low: float
     recovered_high: float
-    random: tuple[float, ...] = ()
+    random: Annotated[tuple[float, ...], "set"] = ()
     p: float | None = None
     also: dict[str, float] | None = None
 
@@ -90,7 +90,7 @@ class Treated:
     dims: tuple[int, ...]
     by_layer: dict[int, tuple[int, ...]]
     treatments: tuple[Treatment, ...]
-    random_dims: tuple[tuple[int, ...], ...] = ()
+    random_dims: Annotated[tuple[tuple[int, ...], ...], "set"] = ()
 
     @property
     def label(self) -> str:
@@ -166,9 +166,9 @@ class BeyondZero(Result, caption="{self.provenance.model}: {self.task}, beyond z
     no_mean: float
     named_by: str
     intact: float
-    intact_per_text: tuple[float, ...]
-    texts: tuple[int, ...]
-    weights: tuple[float, ...]
+    intact_per_text: Annotated[tuple[float, ...], "text"]
+    texts: Annotated[tuple[int, ...], "text"]
+    weights: Annotated[tuple[float, ...], "text"]
     treated: tuple[Treated, ...]
     inputs: str = "texts"
     notes: tuple[str, ...] = ()
