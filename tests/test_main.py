@@ -26,7 +26,7 @@ def run(*arguments: str | Path, stdout: str = "", **variables: str) -> tuple[int
 
 @FULL
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path) -> None:
-    line = "error: No space left on device; make room and run it again: finished rows are kept\n"
+    line = "error: No space left on device; make room and run it again\n"
     assert run("scan", "mini-bert", "--json", stdout="/dev/full") == (1, line)
     assert run("fingerprint", "mini-bert", "-q", "-o", tmp_path / "kept.json") == (0, "")
     assert run("verify", "mini-bert", "--baseline", tmp_path / "kept.json", stdout="/dev/full") == (2, line)

@@ -16,7 +16,7 @@ import pytest
 from outlierlens import writing
 from outlierlens.cli.job import Job, refuse_finished
 from outlierlens.counting.run import count_tokens
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, told
 from outlierlens.pretrain.loop import pretrain
 from outlierlens.pretrain.recipe import read_recipe
 from outlierlens.report import files, write
@@ -284,10 +284,12 @@ def test_a_full_disk_costs_no_row_that_was_finished(tmp_path: Path, room: int) -
     rows = RowStore.open(path, {"seed": 1})
     rows.append("a", 1)
     rows.file = io.BufferedWriter(_Full(rows.file, room))
-    with pytest.raises(OSError, match="No space left"):
-        rows.append("b", "x" * 100)
-    with pytest.raises(OSError, match="No space left"):
-        rows.__exit__(None, None, None)
+    for work in (lambda: rows.append("b", "x" * 100), lambda: rows.__exit__(None, None, None)):
+        with pytest.raises(OSError, match="No space left") as full:
+            work()
+        assert (
+            told(full.value) == f"{path}: No space left on device; make room and run it again: finished rows are kept"
+        )
     with RowStore.open(path, {"seed": 1}) as again:  # the lock went too
         assert again.done == {"a": 1}
         again.append("b", 2)

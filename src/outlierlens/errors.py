@@ -86,13 +86,14 @@ def _told(error: BaseException) -> str:
         )
     if isinstance(error, OSError) and error.strerror:
         where = "" if error.filename is None else f"{error.filename}: "
-        return one_line(f"{where}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}")
+        notes = "".join(f": {note}" for note in getattr(error, "__notes__", ()))
+        return one_line(f"{where}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}{notes}")
     return one_line(str(error)) or type(error).__name__
 
 
 _REMEDIES = {
-    errno.ENOSPC: "; make room and run it again: finished rows are kept",
-    errno.EDQUOT: "; make room and run it again: finished rows are kept",
+    errno.ENOSPC: "; make room and run it again",
+    errno.EDQUOT: "; make room and run it again",
     errno.EACCES: "; change its permissions or name another place",
     errno.EPERM: "; change its permissions or name another place",
     errno.EROFS: "; name another place",

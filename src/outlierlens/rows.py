@@ -101,16 +101,23 @@ class RowStore:
         return aside
 
     def _write(self, row: dict[str, Any]) -> None:
-        try:
+        with self._saying():
             self.file.write(row_line(row))
             self.file.flush()
+            now = time.monotonic()
+            if now - self._synced > SYNC_SECONDS:
+                os.fsync(self.file.fileno())
+                self._synced = now
+
+    @contextmanager
+    def _saying(self) -> Iterator[None]:
+        """What the disk refuses names the file, and says what is not lost."""
+        try:
+            yield
         except OSError as error:
             error.filename = self.path
+            error.add_note("finished rows are kept")
             raise
-        now = time.monotonic()
-        if now - self._synced > SYNC_SECONDS:
-            os.fsync(self.file.fileno())
-            self._synced = now
 
     def __enter__(self) -> "RowStore":
         return self
@@ -118,7 +125,7 @@ class RowStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock, self.file:
+        with self._lock, self._saying(), self.file:
             os.fsync(self.file.fileno())
 
 
