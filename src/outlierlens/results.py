@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from outlierlens._version import __version__
+from outlierlens.axes import fit
 from outlierlens.documents import parse_json
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.show import html_table
@@ -281,7 +282,7 @@ def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
         if "=" in axes:
             inner, outer = axes.split("=")
             return _decode(arguments[0], value, where, sizes | {inner: sizes[outer]})
-        return _fit(_decode(arguments[0], value, where, sizes), axes, where, sizes)
+        return fit(_decode(arguments[0], value, where, sizes), axes, where, sizes)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
@@ -341,51 +342,6 @@ def _decode_array(value: list[Any], where: str) -> np.ndarray:
         return array.reshape(shape)
     except (ValueError, KeyError, OverflowError):
         raise BadFile(f"{where}: not a regular array of numbers") from None
-
-
-def _fit(value: Any, axes: str, where: str, sizes: dict[str, Any]) -> Any:
-    """`value` if its shape fits, whose axes are bound; of an empty array, of which JSON keeps no shape, one that fits."""
-    listed, _, or_empty = axes.partition(", or ")
-    names = [name.partition("+")[::2] for name in listed.split()]
-    wanted = [int(name) if name.isdigit() else sizes.get(name) for name, _ in names]
-    wanted = [
-        size + int(more) if more and size is not None else size for size, (_, more) in zip(wanted, names, strict=True)
-    ]
-    if (
-        isinstance(value, np.ndarray)
-        and value.size == 0
-        and (or_empty or (value.ndim < len(names) and not all(wanted)))
-    ):
-        value = value.reshape([0 if or_empty else size or 0 for size in wanted])
-    if value is None or (or_empty and np.size(value) == 0):
-        return value
-    for shape in _shapes(value, wanted):
-        if len(shape) != len(wanted) or any(size not in (None, n) for n, size in zip(shape, wanted, strict=True)):
-            expected = [name if size is None else size for (name, _), size in zip(names, wanted, strict=True)]
-            raise BadFile(
-                f"{where}: its shape is [{_listed(shape)}], but [{_listed(listed.split())}] is [{_listed(expected)}]; "
-                "make the result again"
-            )
-        for (name, more), n in zip(names, shape, strict=True):
-            sizes.setdefault(name, n - int(more) if more else n)
-    return value
-
-
-def _shapes(value: Any, wanted: list[Any]) -> set[tuple[Any, ...]] | list[tuple[Any, ...]]:
-    """The shape of a value; of rows, of each row."""
-    if isinstance(value, int):
-        return [(value,)]
-    if isinstance(value, np.ndarray):
-        return [value.shape]
-    if isinstance(value, dict):
-        return [({key: len(item) for key, item in value.items()},)]
-    if len(wanted) == 1:
-        return [(len(value),)]
-    return {(len(value), len(row)) for row in value} or [(0, wanted[1] or 0)]
-
-
-def _listed(shape: Iterable[Any]) -> str:
-    return f"{', '.join(map(str, shape)):.80}"
 
 
 def _decode_dataclass(cls: type, value: Any, where: str, outer: dict[str, int]) -> Any:
