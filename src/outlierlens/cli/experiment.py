@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 import sys
+from functools import cached_property
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+from cyclopts import App
 from typer.core import TyperCommand
 
 from outlierlens.cli import common, flags
@@ -21,12 +23,31 @@ class Command(TyperCommand):
     """A row of the table as a command of the program."""
 
     def __init__(self, row: Experiment) -> None:
-        options = getattr(import_module(f"outlierlens.{row.home}.options"), row.options)
-        groups = {"subject": Subject, "reading": row.reading, "options": options, "output": Output, "loading": Loading}
-        self.app = flags.command(row.name, row.about, groups, functools.partial(_run, row))
-        named = [option for group in groups.values() for option in options_of(group) if option.flags]
+        self.row = row
         super().__init__(name=row.name, help=row.about)
-        self.params = [SimpleNamespace(opts=list(one.flags), secondary_opts=[]) for one in named]  # type: ignore[misc]
+
+    @cached_property
+    def groups(self) -> dict[str, Any]:
+        """Its groups of options; imported when they are asked for, since `--help` of the program needs none of them."""
+        options = getattr(import_module(f"outlierlens.{self.row.home}.options"), self.row.options)
+        return {
+            "subject": Subject, "reading": self.row.reading, "options": options, "output": Output, "loading": Loading,
+        }  # fmt: skip
+
+    @cached_property
+    def app(self) -> App:
+        """What reads its words."""
+        return flags.command(self.row.name, self.row.about, self.groups, functools.partial(_run, self.row))
+
+    @property
+    def params(self) -> list[Any]:  # type: ignore[override]
+        """Its options, as far as anybody asks of them here: their spellings."""
+        named = [option for group in self.groups.values() for option in options_of(group) if option.flags]
+        return [SimpleNamespace(opts=list(one.flags), secondary_opts=[]) for one in named]
+
+    @params.setter
+    def params(self, _: Any) -> None:
+        """Typer sets none."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """With the words read once, so that wrong ones are told before anything runs."""
