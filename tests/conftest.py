@@ -28,7 +28,7 @@ def one_thread() -> None:
 
 # The files that take longest, half a minute or more each; they begin, so that two workers end together.
 LONGEST = (
-    "test_sweep_ray", "test_explore_browser", "test_printed", "test_site", "test_embedder", "test_examples",
+    "test_sweep_ray", "test_gold", "test_explore_browser", "test_printed", "test_site", "test_embedder", "test_examples",
     "test_closed_network", "test_cli_sweep", "test_sts", "test_docs", "test_finetune",
 )  # fmt: skip
 

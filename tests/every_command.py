@@ -1,0 +1,137 @@
+"""Every command once, at its cheapest: `run_all()`, in a folder that `fill(folder)` gave a little of all data."""
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+M = "mini-planted"  # eight outlier dimensions; it comes with the package
+FEW = ("--data", "texts.txt", "--limit", "4", "--max-length", "16", "--dims", "8,24")
+QUIET = ("--device", "cpu", "--dtype", "float32", "--no-progress")
+LABELLED = ("--task", "classify", "--data", "labelled", "--max-length", "16", "--device", "cpu")
+# A tokenizer that is there: where merges tie, one that is trained is another each time.
+SMALL = (
+    "tokenizer.source='mini-planted'", "model.layers=2", "model.width=16", "data.length=16", "training.batch=4",
+    "data.source=['texts.txt']", "data.validation=0.3", "training.log_every=1", "training.save_every=1",
+)  # fmt: skip
+# In the order in which one reads what another wrote.
+RUNS: dict[str, tuple[str, ...]] = {
+    "scan": (M,),
+    "compare": (M, M, "--values"),
+    "fingerprint": (M, "-o", "print.json"),
+    "verify": (M, "--baseline", "print.json"),
+    "observe": (M, *FEW[:6], *QUIET),
+    "disable": (M, *FEW, "--random", "1", "--matched", "1", "--save", "off", *QUIET),
+    "sweep": (M, *FEW[:6], "--dims", "8", "--random", "2", "--matched", "0", "--windows", "single", "--gradients", "0",
+              "--chart", "sweep.html", "-o", "swept", *QUIET),
+    "beyond-zero": (M, *FEW, "--random", "1", "--chart", "beyond.html", "-o", "beyond.json", *QUIET),
+    "prune-check": (M, "off", "--dims", "8"),
+    "protect": (M, "--for", "awq"),
+    "prune-experiment": (M, *FEW[:6], "--dims", "8", "--random", "1", "--scattered", "0", "--matched", "0", *QUIET),
+    "pretrain": ("mini-short", *(word for one in SMALL for word in ("--set", one)), "--steps", "2", "-o", "run",
+                 "--no-progress", "--device", "cpu"),
+    "track": ("run", "-o", "tracked", "--no-progress"),
+    "outcomes": ("run",),
+    "finetune": (M, *LABELLED, "--epochs", "1", "--batch-size", "8", "-o", "tuned", "--precision", "float32"),
+    "survival": (M, "tuned/seed-42/model", "--chart", "survival.html"),
+    "recover": ("tuned/seed-42/model", *LABELLED, "--epochs", "1", "--batch-size", "8", "--random", "0", "-o", "recovered"),
+    "one-dimension": ("tuned/seed-42/model", *LABELLED, "--dims", "8", "--limit", "8", *QUIET[2:]),
+    "replicate kovaleva-glue": (M, "--tasks", "sst2", "--tuned", "sst2=tuned/seed-42/model", "--data", "paper/glue",
+                                "--labels", "negative,positive", "--random", "1", "--matched", "0", "--windows-task", "none",
+                                "-o", "kovaleva", *QUIET),
+    "replicate puccetti-glue": (M, "--tasks", "sst2", "--tuned", "sst2=tuned/seed-42/model", "--data", "paper/glue",
+                                "--labels", "negative,positive", "--random", "1", "--matched", "0", "--windows-task", "none",
+                                "-o", "puccetti-glue", *QUIET),
+    "replicate luo": (M, "--data", "paper", "--parts", "origin", "-o", "luo", *QUIET),
+    "replicate puccetti": (M, *FEW[:4], "--parts", "attention", "-o", "puccetti", *QUIET),
+    "sts": (M, "--data", "paper/sts", "--tasks", "sickr", "--fixes", "clip", "--clip", "8", "--chart", "sts.html", *QUIET),
+    "wic": (M, "--data", "paper/wic", "--fixes", "clip", "--clip", "8", *QUIET),
+    "origin": (M, "--chart", "origin.html"),
+    "detectors": (M, *FEW[:6], "--nulls", "none", "--trial-texts", "1", "--chart", "detectors.html", *QUIET),
+    "geometry": (M, *FEW[:2], "--limit", "8", "--pairs", "8", "--words", "0", "--tokens", "40", "--bootstrap", "20",
+                 "--fixes", "raw", "--dims", "8", "--chart", "geometry.html", *QUIET),
+    "count": ("--tokenizer", M, "--data", "texts.txt", "-o", "counts.parquet", "--no-progress"),
+    "frequency": (M, "--counts", "counts.parquet", *FEW[:2], "--dims", "8", "--bootstrap", "50", "--sample", "200",
+                  "--types", "200", "--max-length", "16", "-o", "frequency.json", *QUIET),
+    "frequency-geometry": (M, "--counts", "counts.parquet", *FEW[:2], "--bands", "2", "--tokens-per-band", "8", "--dims",
+                           "8", "--random", "1", "--bootstrap", "20", "--max-length", "16", *QUIET),
+    "predictions": (M, "--counts", "counts.parquet", *FEW, "--random", "1", "--bootstrap", "20", *QUIET),
+    "attention": (M, *FEW, "--random", "1", "--bootstrap", "20", "--chart", "attention.html", *QUIET),
+    "probe": (M, *FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "8", *QUIET),
+    "quant": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
+    "frozen": (M, *LABELLED, "--limit", "8", "--epochs", "1", "--fixes", "raw", "--clip", "none", *QUIET[2:]),
+    "export-embedder": (M, "--fix", "centre", "-o", "embedder", "--max-length", "16", "--no-progress"),
+    "layer-story": ("swept/sweep.json", "--frequency", "frequency.json", "--chart", "story.html"),
+    "attack": (M, *FEW, "--budget", "1", "--kinds", "zero", "--tries", "2", "--sets", "1", "--random", "1",
+               "--search-texts", "2", *QUIET),
+    "update-check": (M, "off", "--dims", "8", "--draws", "19"),
+    "report": (M, *FEW, "--random", "1", "--matched", "1", "--result", "beyond.json", "--sweep", "swept/sweep.json",
+               "--card", "card.md", "-o", "report", *QUIET),
+    "explore": (M, "--text", "A film worth seeing.", "--show", "loss", *QUIET[:4]),
+    "doctor": (),
+    "samples": (),
+    "fetch": (M,),
+}  # fmt: skip
+FOUND = {"verify": 0, "prune-check": 3, "update-check": 3, "doctor": 0}  # exit codes that say what was found; else 0
+
+
+def fill(folder: Path) -> None:
+    """Write a little of all data that commands read."""
+    kinds = ("film", "book", "song", "play")
+    said = [f"The {kinds[i % 4]} was {'good' if i % 3 else 'bad'}, and number {i} of it was better." for i in range(24)]
+    (folder / "texts.txt").write_text("\n".join(said) + "\n")
+
+    def rows(path: str, made: list[dict[str, Any]]) -> None:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("".join(json.dumps(row) + "\n" for row in made))
+
+    labelled = [{"sentence": text, "text": text, "label": int("good" in text)} for text in said]
+    pairs = [{"sentence1": a, "sentence2": b, "score": 1 + i % 5} for i, (a, b) in enumerate(pairwise(said))]
+    same = [
+        {"word": "was", "sentence1": a, "sentence2": b, "index1": 2, "index2": 2, "label": bool(i % 2)}
+        for i, (a, b) in enumerate(pairwise(said))
+    ]
+    for number, split in enumerate(("train", "validation")):
+        rows(f"labelled/{split}.jsonl", labelled[number::2])
+        rows(f"paper/glue/sst2/{split}.jsonl", labelled[number::2])
+        rows(f"paper/wic/{split}.jsonl", same)
+    for split in ("train", "validation", "test"):
+        rows(f"paper/sts/sickr/{split}.jsonl", pairs)
+        rows(f"paper/sts/stsb/{split}.jsonl", pairs)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command ended with: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call(*words: str) -> Said:
+    """Run the command line in this process."""
+    from outlierlens.cli import main
+
+    before, out, err = sys.argv, io.StringIO(), io.StringIO()
+    sys.argv = ["outlierlens", *words]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as stop:
+        code = stop.code
+    else:
+        code = 0
+    finally:
+        sys.argv = before
+    return Said(code if isinstance(code, int) else int(code is not None), out.getvalue(), err.getvalue())
+
+
+def run_all(*, json_where: set[str] | None = None) -> dict[str, Said]:
+    """What each command said, in the current folder; with --json those that `json_where` names."""
+    more = {name: ("--json",) if name in (json_where or set()) else () for name in RUNS}
+    return {name: call(*name.split(), *words, *more[name]) for name, words in RUNS.items()}

@@ -1,0 +1,69 @@
+"""Every name that the documentation lists, with its signature, first line and public methods."""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def public() -> dict[str, Any]:
+    """{"outlierlens": its names, "charts": …, and of the page: {dotted name: what it is}}."""
+    import outlierlens
+    from outlierlens import charts, errors
+
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from _site import names
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    own = [f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"]
+    drawn = [f"outlierlens.charts.{name}" for name in charts.__all__]
+    raised = [f"outlierlens.errors.{name}" for name, one in vars(errors).items() if names.is_error(one)]
+    found = names.result_names()
+    taken = names.parts_of([*names.imported(), *own], found)
+    pages = {
+        "api": own, "api-more": [*names.imported(), *drawn, *raised], "api-results": found,
+        "api-types": [*taken, *names.parts_of(found, [*own, *taken])],
+    }  # fmt: skip
+    told = {page: {name: _told(names.look_up(name)) for name in sorted(set(listed))} for page, listed in pages.items()}
+    return {"__all__": sorted(outlierlens.__all__), **told}
+
+
+def _told(one: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"is": "class" if inspect.isclass(one) else "function" if callable(one) else "value"}
+    if callable(one):
+        told["takes"] = _signature(one)
+    told["says"] = (inspect.getdoc(one) or "").partition("\n")[0]
+    if inspect.isclass(one) and not issubclass(one, Exception):
+        told["has"] = {
+            name: _signature(part) if callable(part) else "property" if isinstance(part, property) else "value"
+            for name in dir(one)
+            if not name.startswith("_") and name in _own(one)
+            for part in [inspect.getattr_static(one, name)]
+            if callable(part) or isinstance(part, property | classmethod | staticmethod)
+        }
+    return told
+
+
+def _own(one: type) -> set[str]:
+    return {name for kind in one.__mro__ if kind.__module__.startswith("outlierlens") for name in vars(kind)}
+
+
+def _signature(one: Any) -> list[str]:
+    """Its parameters, one a line, then what it returns."""
+    try:
+        signature = inspect.signature(one)
+    except (TypeError, ValueError):
+        return []
+    returned = "" if signature.return_annotation is inspect.Signature.empty else _plain(signature.return_annotation)
+    kinds = {inspect.Parameter.KEYWORD_ONLY: "keyword ", inspect.Parameter.POSITIONAL_ONLY: "positional "}
+    lines = [kinds.get(p.kind, "") + _plain(p) for p in signature.parameters.values()]
+    return [*lines, f"-> {returned}"] if returned else lines
+
+
+def _plain(one: Any) -> str:
+    text = inspect.formatannotation(one) if isinstance(one, str | type) else str(one)
+    return re.sub(r" at 0x[0-9a-f]+", "", text).replace("'", "")

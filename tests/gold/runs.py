@@ -1,0 +1,44 @@
+"""What every command finds on the smallest model with the smallest data, as its JSON says it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import every_command
+from gold.files import brief
+
+# When, how long, where and with what it was measured: not what was found.
+ASIDE = frozenset(("created", "libraries", "version", "command", "path", "folder", "platform"))
+# Commands that see a model trained here: on another processor its weights have other last bits.
+TRAINED = frozenset(("pretrain", "track", "outcomes", "finetune", "survival", "recover", "one-dimension",
+                     "replicate kovaleva-glue", "replicate puccetti-glue"))  # fmt: skip
+MACHINE = {"doctor", "fetch"}  # what they say is of this machine
+
+
+def results(said: dict[str, every_command.Said], folder: Path) -> dict[str, Any]:
+    """{command: its result, or the lines that it printed}, without what a machine and a moment bring."""
+    found: dict[str, Any] = {}
+    for name, one in said.items():
+        if name in MACHINE:
+            continue
+        try:
+            document = json.loads(one.out)
+        except ValueError:
+            document = one.out.splitlines()
+        if name == "report":
+            document = json.loads((folder / "report" / "results.json").read_text("utf-8"))
+        aside = ASIDE | {"fingerprint"} if name in TRAINED else ASIDE
+        found[name] = brief(lasting(document, str(folder), aside))
+    return found
+
+
+def lasting(value: Any, folder: str, aside: frozenset[str]) -> Any:
+    """A document without what lasts no longer than its run, and without where it ran."""
+    if isinstance(value, dict):
+        return {
+            key: "…" if key in aside or key.startswith("seconds") else lasting(one, folder, aside)
+            for key, one in value.items()
+        }
+    if isinstance(value, list):
+        return [lasting(one, folder, aside) for one in value]
+    return value.replace(folder, "FOLDER") if isinstance(value, str) else value

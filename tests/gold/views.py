@@ -1,0 +1,309 @@
+"""How every kind of result is shown: on a terminal, in a notebook, as a table, as charts, and on a report's page.
+
+Results are those of `every_result`, made by hand: nothing here depends on a processor.
+`PRINTED` alone knows which function prints a kind, and `_drawn` which draws what of it.
+"""
+
+import inspect
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import partial
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import every_result
+import runs
+import synthetic_report
+import synthetic_tasks
+from gold.files import brief
+from outlierlens import __version__, charts
+from outlierlens.charts.base import CONFIG, Chart
+from outlierlens.charts.palette import DARK, LIGHT, SHAPES
+from outlierlens.observation import QUANTILES
+from outlierlens.tracking import track
+
+# {kind: function of outlierlens.cli, its arguments after the result}
+PRINTED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "Observation": ("measure._print_observation", ("all", True)),
+    "Damage": ("measure.print_damage", ()),
+    "Comparison": ("weights._print_comparison", ()),
+    "Replication": ("replicate.print_replication", ()),
+    "Track": ("track.print_track", ()),
+    "Outcome": ("pretrain.print_outcome", ()),
+    "Outcomes": ("pretrain._print_outcomes", ()),
+    "FineTuned": ("finetune.print_finetuned", ()),
+    "Exported": ("embedder.print_exported", (Path("embedder"),)),
+    "Explored": ("explore.print_explored", ()),
+    "Geometry": ("geometry.print_geometry", (True,)),
+    "Detectors": ("detectors.print_detectors", (None, True)),
+    "Attention": ("attention.print_attention", (True,)),
+    "Predictions": ("predictions.print_predictions", (True,)),
+    "Frequency": ("frequency.print_frequency", ("without_special", True)),
+    "FrequencyBands": ("frequency_geometry.print_frequency_geometry", (True,)),
+    "Origin": ("origin._print_origin", (True,)),
+    "Similarity": ("similarity.print_similarity", ()),
+    "WordInContext": ("similarity.print_words", ()),
+    "Attack": ("attack.print_attack", (True,)),
+    "UpdateCheck": ("attack.print_update_check", ()),
+    "Fingerprint": ("integrity._print_fingerprint", (None,)),
+    "Verification": ("integrity.print_verification", (True,)),
+    "Survival": ("downstream.print_survival", ()),
+    "Recovery": ("downstream.print_recovery", ()),
+    "OneDimension": ("downstream.print_one_dimension", ()),
+    "FrozenScores": ("frozen.print_frozen", ()),
+    "PositionProbe": ("probe.print_probe", ()),
+    "PruneCheck": ("pruning.print_check", ()),
+    "PruneExperiment": ("pruning.print_experiment", ()),
+    "LayerStory": ("layer_story.print_story", ()),
+    "Quantized": ("quant.print_quantized", (True,)),
+    "BeyondZero": ("beyond_zero.print_beyond_zero", (True,)),
+    "LuoReplication": ("replicate_luo.print_luo", ()),
+    "PuccettiReplication": ("replicate_puccetti.print_puccetti", ()),
+}
+
+
+def views(made: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """{kind: {"terminal", "notebook": lines, "table": columns and rows, "section": lines, where it joins a report}}."""
+    return {kind: _lasting(_shown(kind, found), folder) for kind, found in made.items() if kind != "ReportData"}
+
+
+def _shown(kind: str, found: Any) -> dict[str, Any]:
+    from outlierlens.report.joined import Joined, joined_sections, kinds, with_result
+
+    shown: dict[str, Any] = {"terminal": _terminal(kind, found)}
+    if hasattr(found, "_repr_html_"):
+        shown["notebook"] = text_lines(found._repr_html_())
+    if hasattr(found, "to_pandas"):
+        frame = found.to_pandas()
+        rows = [[_value(cell) for cell in row] for row in frame.itertuples(index=False)]
+        shown["table"] = {"columns": list(frame.columns), "rows": brief(rows)}
+    if kind in {one.__name__ for one in kinds()}:
+        sections = joined_sections(with_result(Joined(), found))
+        shown["sections"] = [
+            {
+                "name": one.name,
+                "title": one.title,
+                "sentences": one.sentences,
+                "charts": [chart.name for chart in one.charts],
+                "tables": [
+                    {
+                        "title": t.title,
+                        "columns": t.columns,
+                        "rows": brief([list(map(_value, row)) for row in t.rows]),
+                        "note": t.note,
+                    }
+                    for t in one.tables
+                ],
+            }
+            for one in sections
+        ]
+    return shown
+
+
+def _value(cell: Any) -> Any:
+    cell = cell.item() if hasattr(cell, "item") else cell
+    return (
+        cell
+        if isinstance(cell, str | int | float | None)
+        else list(map(_value, cell))
+        if isinstance(cell, list | tuple)
+        else str(cell)
+    )
+
+
+def _terminal(kind: str, found: Any) -> list[str]:
+    from outlierlens.cli.sweep_show import Marks, print_sweep
+    from outlierlens.cli.weights import _print_scans
+
+    show: Callable[[Any], None]
+    if kind in ("Scan", "Scans"):
+        show = lambda one: _print_scans([one] if kind == "Scan" else list(one.scans), True)  # noqa: E731
+    elif kind == "Sweep":
+        show = partial(print_sweep, marks=Marks())
+    else:
+        place, more = PRINTED[kind]
+        module, _, name = place.rpartition(".")
+        show = lambda one: getattr(import_module(f"outlierlens.cli.{module}"), name)(one, *more)  # noqa: E731
+    out = io.StringIO()
+    with redirect_stdout(out):
+        show(found)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def page(made: dict[str, Any], folder: Path) -> Any:
+    """The data of a report that every result joins which can."""
+    from outlierlens.cli import job
+    from outlierlens.report.joined import ELSEWHERE
+
+    data = replace(made["ReportData"], sweeps=(made["Sweep"], synthetic_report.layer_sweep()))
+    return job.with_results(
+        data, {folder / kind: one for kind, one in made.items() if kind not in {*ELSEWHERE, "Sweep"}}
+    )
+
+
+def pages(made: dict[str, Any], folder: Path) -> dict[str, list[str]]:
+    """{"report", "pair": a page's text by line, "card": its Markdown}."""
+    from outlierlens.report import paired, render
+    from outlierlens.report.card import card
+    from outlierlens.report.pair_page import render_pair
+
+    data = page(made, folder)
+    shown = {
+        "report": text_lines(render(data)),
+        "pair": text_lines(render_pair(paired(*_two(made)))),
+        "card": card(data).splitlines(),
+    }
+    return _lasting(shown, folder)  # type: ignore[no-any-return]
+
+
+def _two(made: dict[str, Any]) -> tuple[Any, Any]:
+    data = made["ReportData"]
+    scan = synthetic_report.scan(synthetic_report.stack_scan(needles=(100, 507, 31)), model="tuned")
+    damages = (synthetic_report.damage(chosen=2.0, dims=(31, 100, 507)),)
+    other = synthetic_report.report_data(scan_result=scan, damages=damages)
+    return data, replace(other, provenance=replace(other.provenance, model="tuned"))
+
+
+def drawn(made: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """{name: a chart, with the house's configuration left out}: those of the pages, then every public function of charts."""
+    from outlierlens.report import paired
+    from outlierlens.report.figures import all_charts
+    from outlierlens.report.pair_page import pair_charts
+
+    found = {f"page {one.name}": one for one in all_charts(page(made, folder))}
+    found |= {f"pair {one.name}": one for one in pair_charts(paired(*_two(made)))}
+    for name in charts.__all__:
+        function = getattr(charts, name)
+        if name in ("Chart", "can_export", "picture"):
+            continue
+        for call in _calls(name, function, made):
+            given = function(*call)
+            for number, one in enumerate((given,) if isinstance(given, Chart) else given):
+                key = next(
+                    key
+                    for i in range(9)
+                    if (key := f"alone {name}" + (f" {number + i}" if number + i else "")) not in found
+                )
+                found[key] = one
+    # A chart alone that is also on a page, under another name perhaps, says nothing more.
+    on_page = [replace(one, name="x") for key, one in found.items() if not key.startswith("alone")]
+    kept = {
+        key: one for key, one in found.items() if not key.startswith("alone") or replace(one, name="x") not in on_page
+    }
+    house = {"config": CONFIG, "light": LIGHT, "dark": DARK, "shapes": SHAPES}
+    return {"the house": _lasting(house, folder), **{key: _lasting(_told(one), folder) for key, one in kept.items()}}
+
+
+def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The arguments that a chart is drawn from: results of its kind, parts of them, and what else it needs."""
+    dims, kind = (100, 247, 507), next(iter(inspect.signature(function).parameters.values())).annotation
+    sweep = (made["Sweep"], synthetic_report.layer_sweep())
+    special: dict[str, list[tuple[Any, ...]]] = {
+        "figure2": [(synthetic_tasks.four(),)],
+        "outliers_against_random": [
+            ([synthetic_tasks.replication(), synthetic_tasks.replication(task="glue:cola", lost=0.3)],)
+        ],
+        "sweep_map": [(sweep[1],)],
+        "sweep_windows": [(sweep[1],), (synthetic_report.layer_sweep(windows="from"),)],
+        "prediction_curves": [
+            (made["Predictions"], one.input, by) for one in made["Predictions"].heard for by in ("rank", "corpus")
+        ],
+        "norm_panel": [(made["Track"], "scale"), (made["Track"], "bias")],
+        "losses": [(made["Damage"],), (synthetic_report.damage(task="output change", intact=0.0, chosen=0.4),)],
+        "weight_maps": [(synthetic_report.stack_scan(n_layers=6, hidden_size=520, bias=True),)],
+    }
+    parts: dict[str, list[tuple[Any, ...]]] = {
+        "StackObservation": [(one, dims) for one in made["Observation"].stacks],
+        "Passage": [(made["Observation"].passages[0], dims)],
+        "StackOrigin": [(one,) for one in made["Origin"].stacks],
+        "StackCheck": [(one, made["PruneCheck"]) for one in made["PruneCheck"].stacks],
+    }
+    named = getattr(kind, "__name__", str(kind))
+    yield from special.get(name) or parts.get(named) or [(made[named],)]
+
+
+def _told(chart: Chart) -> dict[str, Any]:
+    spec = brief(chart.spec)
+    if chart.spec.get("config") == CONFIG:
+        spec["config"] = "the house's"
+    rows = [[_value(cell) for cell in row] for row in chart.rows]
+    told = {"name": chart.name, "title": chart.title, "reading": chart.reading, "columns": list(chart.columns)}
+    return told | {"rows": brief(rows), "total": chart.total, "spec": spec}
+
+
+class _Text(HTMLParser):
+    """What a page says: a line a block, cells of a table apart."""
+
+    BLOCKS = frozenset((
+        "p", "div", "section", "h1", "h2", "h3", "h4", "li", "tr", "table", "caption", "details", "summary", "figure",
+        "figcaption", "header", "footer", "main", "pre", "ul", "ol", "dl", "dt", "dd", "nav", "article", "thead", "tbody",
+        "title", "br",
+    ))  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines, self._silent = [""], 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._silent += tag in ("script", "style")
+        if tag in self.BLOCKS:
+            self.lines.append("")
+        if tag in ("td", "th"):
+            self.lines[-1] += " | "
+        if tag in ("h1", "h2", "h3", "h4"):
+            self.lines[-1] += "#" * int(tag[1]) + " "
+        self.lines[-1] += "".join(f"[{value}] " for name, value in attrs if name in ("aria-label", "alt") and value)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent -= tag in ("script", "style")
+        if tag in self.BLOCKS:
+            self.lines.append("")
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.lines[-1] += data
+
+
+def text_lines(html: str) -> list[str]:
+    """The text of HTML, a line a block or row."""
+    reader = _Text()
+    reader.feed(html)
+    return [line for text in reader.lines if (line := " ".join(text.split()).removeprefix("| "))]
+
+
+def _lasting(value: Any, folder: Path) -> Any:
+    """A view without the folder that results were made in, and without this version's number."""
+    if isinstance(value, dict):
+        return {key: _lasting(one, folder) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lasting(one, folder) for one in value]
+    if isinstance(value, str):
+        return re.sub(rf"\b{re.escape(__version__)}\b", "VERSION", value.replace(str(folder), "FOLDER"))
+    return value
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """One of every kind of result."""
+    made = every_result.made_in(folder)
+    stacks = tuple(
+        replace(stack, views={name: _with_quantiles(view) for name, view in stack.views.items()})
+        for stack in made["Observation"].stacks
+    )
+    run = runs.write_run(folder / "needles", (0, 250, 500, 1000, 2000), needles={7: 300, 20: 900})
+    tracked = track([run])
+    random, width = np.random.default_rng(0), tracked.scale.shape[1]
+    states, tokens = random.normal(size=(len(tracked.steps), width)), random.normal(size=(4, width))
+    whole = replace(tracked, states=states.astype(np.float32), tokens=tokens.astype(np.float32), text="the <b>film</b>")
+    return made | {"Observation": replace(made["Observation"], stacks=stacks), "Track": whole}
+
+
+def _with_quantiles(view: Any) -> Any:
+    """Statistics made by hand have no quantiles, which `to_pandas` wants."""
+    return replace(view, quantiles=view.mean[:, :, None] + np.linspace(-1, 1, len(QUANTILES)))
