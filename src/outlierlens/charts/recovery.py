@@ -5,7 +5,9 @@ One row an arm: intact, dimensions off, fine-tuned again free and held at zero, 
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
+from outlierlens.charts.forms import interval_dots
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, INK, MUTED
 from outlierlens.recovered import STATES, Arm, Recovery
@@ -20,57 +22,48 @@ def recovery(found: Recovery, *, name: str = "recovery") -> Chart:
         for place, row in enumerate(mine):
             row["turn"] = round_to((place + 0.5) / len(mine))
     ends = [value for row in rows for value in (row["low"], row["high"], row["value"]) if value is not None]
-    x = field(
-        "value", f"{found.metric} on the dev set", scale={"zero": False, "nice": True, "domain": [min(ends), max(ends)]}
-    )
-    y: Spec = {
-        "field": "arm",
-        "type": "nominal",
-        "title": None,
-        "sort": order,
-        "axis": {"labelLimit": 330, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-    }
+    scale = {"zero": False, "nice": True, "domain": [min(ends), max(ends)]}
+    x, y = field("value", f"{found.metric} on the dev set", scale=scale), draw.strips("arm", order, 330)
+    del y["scale"]
     offset = {"field": "turn", "type": "quantitative", "scale": {"domain": [0, 1]}}
-    colour = {
-        "field": "what",
-        "type": "nominal",
-        "scale": {"domain": ["none", "chosen", "random"], "range": [INK, ALARM, MUTED]},
-        "legend": None,
-    }
-    tooltip = [field("arm", "model", "nominal"), field("dims", "off", "nominal"), field("value", found.metric)]
-    tooltip += [field("low", "95 % from"), field("high", "to"), field("lost", "lost"), field("seed", "seed", "nominal")]
-    tooltip.append(field("regrown", "grown back"))
-    position = {"y": y, "yOffset": offset, "color": colour, "tooltip": tooltip}
+    colour = draw.by("what", {"none": INK, "chosen": ALARM, "random": MUTED}) | {"legend": None}
+    what = draw.columns(
+        arm="model:N", dims="off:N", value=found.metric, **draw.ENDS, lost="lost", seed="seed:N", regrown="grown back"
+    )
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"value": rows[0]["value"]}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}} | position,
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-            "encoding": {"x": x} | position,
-        },
+        draw.level(rows[0]["value"], x=x, strokeDash=draw.DASHED),
+        *interval_dots(rows, x, y, what, yOffset=offset, color=colour, shape="circle", size=90),
     ]
+    columns = (
+        "model",
+        "off",
+        "seed",
+        found.metric,
+        "95 % from",
+        "to",
+        "lost",
+        "95 % from",
+        "to",
+        "recovered",
+        "grown back",
+    )
     return chart(
         name=name,
         title=f"{found.task} with {few(found.dims)} off, and fine-tuned again",
         reading=_recovery_reading(found),
         layers=layers,
         height=50 + 34 * len(rows),
-        columns=("model", "off", "seed", found.metric, "95 % from", "to", "lost", "95 % from", "to", "recovered", "grown back"),
+        columns=columns,
         rows=(
-            [r["arm"], r["dims"], r["seed"], r["value"], r["low"], r["high"], r["lost"],
-             *bar(a.lost_low, a.lost_high).values(), a.recovered, r["regrown"]]
+            [
+                *(r[key] for key in ("arm", "dims", "seed", "value", "low", "high", "lost")),
+                *bar(a.lost_low, a.lost_high).values(),
+                a.recovered,
+                r["regrown"],
+            ]
             for r, a in zip(rows, found.arms, strict=True)
         ),
-    )  # fmt: skip
+    )
 
 
 def _arm_row(arm: Arm, found: Recovery) -> Spec:
