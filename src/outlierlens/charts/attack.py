@@ -1,11 +1,10 @@
 """Damage against the number of edited values: `attack(found)`, a line for each kind of edit, random edits beside them."""
 
-import math
 from typing import Any
 
 from outlierlens.attacked import KINDS, Attack, Attacked
 from outlierlens.charts import draw
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, log_ticks, number, round_to
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, log_ticks, number, round_to, rounded
 from outlierlens.charts.palette import MUTED
 
 HEIGHT = 330
@@ -84,18 +83,11 @@ def _does(found: Attack, times: float, change: float) -> str:
 
 def _points(found: Attack, one: Attacked) -> list[dict[str, Any]]:
     return [
-        {
-            "kind": one.kind,
-            "among": one.among,
-            "budget": point.budget,
-            "edits": point.n_edits,
-            "change": _finite(point.change),
-            "low": _finite(point.low),
-            "high": _finite(point.high),
-            "value": _finite(point.value),
-            "height": _height(found, point.change),
-            "bottom": _height(found, point.low),
-            "top": _height(found, point.high),
+        {"kind": one.kind, "among": one.among, "budget": point.budget, "edits": point.n_edits}
+        | rounded(change=point.change, low=point.low, high=point.high, value=point.value)
+        | {
+            end: _height(found, value)
+            for end, value in (("height", point.change), ("bottom", point.low), ("top", point.high))
         }
         for point in one.points
     ]
@@ -103,17 +95,9 @@ def _points(found: Attack, one: Attacked) -> list[dict[str, Any]]:
 
 def _random(found: Attack) -> list[dict[str, Any]]:
     return [
-        {
-            "kind": f"random {one.kind}",
-            "among": control.among,
-            "budget": found.budget,
-            "edits": control.n_edits,
-            "change": _finite(change),
-            "low": None,
-            "high": None,
-            "value": _finite(found.intact + change),
-            "height": _height(found, change),
-        }
+        {"kind": f"random {one.kind}", "among": control.among, "budget": found.budget, "edits": control.n_edits}
+        | rounded(change=change, value=found.intact + change)
+        | {"height": _height(found, change)}
         for one in found.kinds
         for control in one.controls
         for change in control.changes
@@ -123,8 +107,4 @@ def _random(found: Attack) -> list[dict[str, Any]]:
 def _height(found: Attack, change: float) -> float | None:
     """Where a change stands in the picture: as a multiple of an intact loss, or as it is; None where it cannot be drawn."""
     height = 1 + change / found.intact if found.factor else change
-    return None if found.factor and height <= 0 else _finite(height)
-
-
-def _finite(value: float) -> float | None:
-    return round_to(value) if math.isfinite(value) else None
+    return None if found.factor and height <= 0 else round_to(height)

@@ -127,14 +127,8 @@ def _map_panel(example: ExampleMaps, head: int, *, off: bool, left: bool) -> Spe
         rows.append({"query": names[query], "key": [names[key] for key in keys], "weight": weights})
     side = CELL * len(names)
     short = "slice(datum.value, indexof(datum.value, ' ') + 1)"
-    small = {
-        "labelFontSize": 6,
-        "labelExpr": short,
-        "ticks": False,
-        "domain": False,
-        "labelOverlap": False,
-        "title": None,
-    }
+    small = {"labelFontSize": 6, "labelExpr": short, "title": None}
+    small |= dict.fromkeys(("ticks", "domain", "labelOverlap"), False)
     scale = {"domain": names}
     x = field("key", "", "ordinal", scale=scale, axis=small | {"labelAngle": -90} if off else None)
     y = field("query", "", "ordinal", scale=scale, axis=small if left else None)

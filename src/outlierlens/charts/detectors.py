@@ -16,7 +16,7 @@ from outlierlens.charts.base import Chart, Spec, field, round_to
 from outlierlens.charts.forms import heat, strength
 from outlierlens.charts.palette import DIM_COLOURS, INK, MUTED, SURFACE
 from outlierlens.charts.panels import above, composed, panel
-from outlierlens.defined import Detectors
+from outlierlens.defined import Detectors, Found
 
 WIDTH = 700
 CELL = 26  # pixels
@@ -31,13 +31,7 @@ def detectors(found: Detectors, *, name: str = "detectors") -> Chart:
     """The four panels as one picture."""
     panels = [_agreement(found), _dimensions(found), _layers(found), _nulls(found)]
     rows = [
-        (
-            one.definition,
-            one.condition,
-            len(one.dims) if one.applies else None,
-            ", ".join(map(str, one.dims)) or one.why_not,
-        )
-        for one in found.found
+        (one.definition, one.condition, len(one.dims) if one.applies else None, _listed(one)) for one in found.found
     ]
     return composed(
         name=name,
@@ -67,6 +61,10 @@ def reading(found: Detectors) -> str:
         still = [name for name in found.names if found.of(name, condition).dims]
         said.append(f"Under {condition}, {', '.join(still) or 'none'} still find{'s' if len(still) < 2 else ''} any.")
     return " ".join(said)
+
+
+def _listed(found: Found) -> str:
+    return ", ".join(map(str, found.dims)) or found.why_not
 
 
 def _agreement(found: Detectors) -> Spec:

@@ -36,15 +36,9 @@ def names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
             lines.append([dim])
         else:
             line.append(dim)
+    look: Spec = {"x": x | {"field": "dim"}, "fontWeight": 700, "fontSize": 13}
     return [
-        draw.text(
-            [{"dim": dim, "text": str(dim)} for dim in line],
-            "text",
-            x=x | {"field": "dim"},
-            y=-9 - 14 * number,
-            fontWeight=700,
-            fontSize=13,
-        )
+        draw.text([{"dim": dim, "text": str(dim)} for dim in line], "text", y=-9 - 14 * number, **look)
         for number, line in enumerate(lines)
     ]
 
@@ -130,14 +124,8 @@ def names_beside(
         chosen = next((i for i in inside if not any(_overlap(boxes[i], other) for other in others)), first)
         taken.append(boxes[chosen])
         align, dx, dy = PLACES[chosen]
-        look: Spec = {
-            "align": align,
-            "dx": dx,
-            "dy": dy,
-            "fontSize": 12.5,
-            "fontWeight": 700 if one["dim"] in bold else 400,
-        }
-        layers += draw.haloed([one | {"text": str(one["dim"])}], "text", x=x, y=y, **look)
+        look: Spec = {"align": align, "dx": dx, "dy": dy, "fontWeight": 700 if one["dim"] in bold else 400}
+        layers += draw.haloed([one | {"text": str(one["dim"])}], "text", x=x, y=y, fontSize=12.5, **look)
     return layers
 
 

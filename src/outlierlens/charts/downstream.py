@@ -71,11 +71,7 @@ def survival(survived: Survival, model: int = 0, *, name: str = "survival") -> C
             "dimension",
             "fate",
             "of the",
-            "mean z before",
-            "after",
-            "layers before",
-            "after",
-            "mean |Δz|",
+            *("mean z before", "after", "layers before", "after", "mean |Δz|"),
         ),
         rows=rows,
     )

@@ -187,13 +187,7 @@ def _strongest(found: Frequency) -> tuple[int, ...]:
 
 def _boxes(one: Cloud) -> list[dict[str, Any]]:
     return [
-        {
-            "x": round_to(float(one.x[i])),
-            "x2": round_to(float(one.x[i + 1])),
-            "y": round_to(float(one.y[j])),
-            "y2": round_to(float(one.y[j + 1])),
-            "n": int(one.n[i, j]),
-        }
+        rounded(x=one.x[i], x2=one.x[i + 1], y=one.y[j], y2=one.y[j + 1]) | {"n": int(one.n[i, j])}
         for i, j in np.argwhere(one.n)
     ]
 

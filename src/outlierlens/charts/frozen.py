@@ -3,6 +3,8 @@
 A line a repair, raw vectors in ink with their 95 % intervals; a mark with its change where the dev split chooses the layer.
 """
 
+from typing import Any
+
 from outlierlens.charts import draw
 from outlierlens.charts.base import Chart, bar, chart, field, number, round_to, rounded
 from outlierlens.charts.fixes import colours, drawn, left_out, shapes
@@ -52,18 +54,14 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
         layers=layers,
         height=360,
         columns=("fix", "layer", found.metric, "95 % from", "to", "− raw", "95 % from", "to", "on dev", "on train"),
-        rows=(
-            [
-                row["fix"],
-                row["layer"],
-                *(round_to(row[key]) for key in ("test", "low", "high", "change")),
-                *bar(row["change_low"], row["change_high"]).values(),
-                round_to(row["dev"]),
-                round_to(row["train"]),
-            ]
-            for row in frozen_rows(found)
-        ),
+        rows=map(_numbers, frozen_rows(found)),
     )
+
+
+def _numbers(row: dict[str, Any]) -> list[Any]:
+    scores, others = (row["test"], row["low"], row["high"], row["change"]), (row["dev"], row["train"])
+    ends = bar(row["change_low"], row["change_high"]).values()
+    return [row["fix"], row["layer"], *map(round_to, scores), *ends, *map(round_to, others)]
 
 
 def _reading(found: FrozenScores) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.charts import draw
-from outlierlens.charts.base import Chart, Spec, bar, begun, chart, number, round_to, symmetric
+from outlierlens.charts.base import Chart, Spec, bar, begun, chart, number, rounded, symmetric
 from outlierlens.charts.forms import interval_dots, null_dots
 from outlierlens.charts.palette import ALARM, MUTED
 from outlierlens.damage import Condition, Control, Damage
@@ -19,15 +19,9 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     families: list[tuple[str, Sequence[Condition]]] = [(_chosen_name(chosen.dims), (chosen,))]
     families += [(f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in _drawn(damage)]
     rows = [
-        _row(
-            condition,
-            family,
-            0.5 if len(conditions) == 1 else draw.spread(i),
-            chosen=number == 0,
-            unit=damage.of_change,
-        )
+        _row(one, family, 0.5 if len(conditions) == 1 else draw.spread(i), chosen=number == 0, unit=damage.of_change)
         for number, (family, conditions) in enumerate(families)
-        for i, condition in enumerate(conditions)
+        for i, one in enumerate(conditions)
     ]
     ends = [end for end in (chosen.change_low, chosen.change_high) if math.isfinite(end)]
     drawn = [row for row in rows if row["change"] is not None]
@@ -93,10 +87,8 @@ def _row(condition: Condition, family: str, spread: float, *, chosen: bool = Fal
         "family": family,
         "label": condition.label,
         "dims": dims,
-        "change": round_to(condition.change),
+        **rounded(change=condition.change, value=condition.score.value, perplexity=perplexity),
         **bar(condition.change_low, condition.change_high),
-        "value": round_to(condition.score.value),
-        "perplexity": None if perplexity is None else round_to(perplexity),
         "says": f"{number(condition.change)} {unit}" if perplexity is None else f"perplexity {number(perplexity)}",
         "spread": round(spread, 3),
         "chosen": chosen,

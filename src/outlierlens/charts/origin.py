@@ -158,28 +158,13 @@ def _row_labels(table: TableOrigin, marked: list[Spec], x: Spec, y: Spec) -> lis
     """What the marks of the first row are, where they are its extremes: on its left end they are easily missed."""
     first = [mark for mark in marked if mark["row"] == table.first_row and mark["end"] != "neither"]
     says = [mark | {"says": f"{mark['name']}: {mark['end']} of row {mark['row']}"} for mark in first]
-    if not says:
-        return []
-    mark = {"type": "text", "align": "left", "dx": 10, "dy": 1, "fontSize": 12}
-    return [
-        {
-            "data": {"values": says},
-            "mark": mark,
-            "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-        }
-    ]
+    return [draw.text(says, "says", x=x, y=y, align="left", dx=10, dy=1, fontSize=12)] if says else []
 
 
 def _mark(table: TableOrigin, row: int, column: int, dim: int, end: str) -> Spec:
     assert table.rows is not None
-    return {
-        "row": row,
-        "position": row - table.first_row,
-        "name": label(dim),
-        "end": end,
-        "value": round_to(table.rows.value[row, column]),
-        "z": round_to(table.rows.z[row, column], 3),
-    }
+    numbers = {"value": round_to(table.rows.value[row, column]), "z": round_to(table.rows.z[row, column], 3)}
+    return {"row": row, "position": row - table.first_row, "name": label(dim), "end": end} | numbers
 
 
 def _drawn(table: TableOrigin, marked: set[int]) -> list[int]:
@@ -240,16 +225,9 @@ def origin_histograms(
     )
     reading += " ".join(_panel_sentence(panel, shown, n_sigma) for panel in panels)
     numbers = [
-        [
-            panel.title,
-            dim,
-            round_to(value),
-            round_to(panel.histogram.sigma(value), 3),
-            panel.shares.get(dim),
-            panel.outside,
-        ]
-        for panel in panels
-        for dim, value in panel.values.items()
+        [one.title, dim, round_to(value), round_to(one.histogram.sigma(value), 3), one.shares.get(dim), one.outside]
+        for one in panels
+        for dim, value in one.values.items()
     ]
     return composed(
         name=f"{prefix}origin-histograms",

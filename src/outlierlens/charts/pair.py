@@ -10,7 +10,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.charts import draw
-from outlierlens.charts.base import Chart, Spec, bar, begun, chart, drawable, field, number, round_to, symmetric
+from outlierlens.charts.base import (
+    Chart,
+    Spec,
+    bar,
+    begun,
+    chart,
+    drawable,
+    field,
+    number,
+    round_to,
+    rounded,
+    symmetric,
+)
 from outlierlens.charts.dim_names import MOST, names_above, words_at_ends
 from outlierlens.charts.forms import interval_dots, null_dots
 from outlierlens.charts.losses import few
@@ -108,14 +120,11 @@ def by_layer(
         for dim in dims:
             if dim in stack.map_dims:
                 column = z[:, stack.map_dims.index(dim)]
+                name_of = f"dim {dim}" if mapped else f"dim {dim} of {names[i]}"
+                depth = 1 if even else max(stack.n_layers - 1, 1)
                 values += [
-                    {
-                        "label": f"dim {dim}" if mapped else f"dim {dim} of {names[i]}",
-                        "model": names[i],
-                        "layer": layer,
-                        "x": layer if even else round(layer / max(stack.n_layers - 1, 1), 4),
-                        "z": round_to(value, 3),
-                    }
+                    {"label": name_of, "model": names[i], "layer": layer, "z": round_to(value, 3)}
+                    | {"x": layer if even else round(layer / depth, 4)}
                     for layer, value in enumerate(column.tolist())
                 ]
     most: dict[str, float] = {}
@@ -188,17 +197,10 @@ def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart
         reading=f"Diamonds are the chosen sets with 95 % intervals, dots random sets of the same size. Changes: {said}.",
         layers=layers,
         height=60 + 50 * len(families),
-        columns=("off", "dimensions", "change", "95 % from", "to"),
-        rows=([row["family"], row["dims"], row["change"], row["low"], row["high"]] for row in rows),
+        **columns.table(rows),
     )
 
 
 def _change(condition: Condition, family: str, spread: float, *, chosen: bool = False) -> Spec:
-    return {
-        "family": family,
-        "dims": few(condition.dims),
-        "change": round_to(condition.change),
-        **bar(condition.change_low, condition.change_high),
-        "spread": round(spread, 3),
-        "chosen": chosen,
-    }
+    words = {"family": family, "dims": few(condition.dims), "spread": round(spread, 3), "chosen": chosen}
+    return words | rounded(change=condition.change) | bar(condition.change_low, condition.change_high)

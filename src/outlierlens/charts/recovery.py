@@ -6,7 +6,7 @@ One row an arm: intact, dimensions off, fine-tuned again free and held at zero, 
 import numpy as np
 
 from outlierlens.charts import draw
-from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to, rounded
 from outlierlens.charts.forms import interval_dots
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, INK, MUTED
@@ -28,57 +28,36 @@ def recovery(found: Recovery, *, name: str = "recovery") -> Chart:
     offset = {"field": "turn", "type": "quantitative", "scale": {"domain": [0, 1]}}
     colour = draw.by("what", {"none": INK, "chosen": ALARM, "random": MUTED}) | {"legend": None}
     what = draw.columns(
-        arm="model:N", dims="off:N", value=found.metric, **draw.ENDS, lost="lost", seed="seed:N", regrown="grown back"
-    )
+        arm="model:N", dims="off:N", seed="seed:N", value=found.metric, **draw.ENDS, lost="lost", lost_low="95 % from",
+        lost_high="to", recovered="recovered", regrown="grown back",
+    )  # fmt: skip
     layers: list[Spec] = [
         draw.level(rows[0]["value"], x=x, strokeDash=draw.DASHED),
         *interval_dots(rows, x, y, what, yOffset=offset, color=colour, shape="circle", size=90),
     ]
-    columns = (
-        "model",
-        "off",
-        "seed",
-        found.metric,
-        "95 % from",
-        "to",
-        "lost",
-        "95 % from",
-        "to",
-        "recovered",
-        "grown back",
-    )
     return chart(
         name=name,
         title=f"{found.task} with {few(found.dims)} off, and fine-tuned again",
         reading=_recovery_reading(found),
         layers=layers,
         height=50 + 34 * len(rows),
-        columns=columns,
-        rows=(
-            [
-                *(r[key] for key in ("arm", "dims", "seed", "value", "low", "high", "lost")),
-                *bar(a.lost_low, a.lost_high).values(),
-                a.recovered,
-                r["regrown"],
-            ]
-            for r, a in zip(rows, found.arms, strict=True)
-        ),
+        **what.table(rows),
     )
 
 
 def _arm_row(arm: Arm, found: Recovery) -> Spec:
     said = {"none": "nothing", "chosen": few(found.dims, 3), "random": "random"}[arm.what]
     state = "fine-tuned further" if (arm.what, arm.state) == ("none", "again") else STATES[arm.state]
+    lost = bar(arm.lost_low, arm.lost_high)
+    regrown = float(np.mean([one.regrown for one in arm.regrowth])) if arm.regrowth else None
     return {
         "arm": state if arm.what == "none" else f"{said}: {state}",
         "what": arm.what,
         "dims": few(arm.dims) if arm.dims else "nothing",
         "seed": arm.seed,
-        "value": round_to(arm.value),
-        "low": round_to(arm.low),
-        "high": round_to(arm.high),
-        "lost": round_to(arm.lost),
-        "regrown": round_to(float(np.mean([one.regrown for one in arm.regrowth])), 3) if arm.regrowth else None,
+        **rounded(value=arm.value, low=arm.low, high=arm.high, lost=arm.lost, recovered=arm.recovered),
+        **{"lost_low": lost["low"], "lost_high": lost["high"]},
+        **rounded(3, regrown=regrown),
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.charts import draw
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to, rounded
 from outlierlens.charts.dim_names import names_beside
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import BAND, MUTED
@@ -131,12 +131,8 @@ def sweep_first_order(
     estimates = np.array([e.first_order for e in effects], dtype=float)
     changes = np.array([e.change for e in effects])
     across, up = scale_from(np.append(estimates, 0.0)), scale_of(effects)
-    x = field(
-        "first",
-        titled("first-order estimate from gradients", sweep, across),
-        scale=across.scale,
-        axis=across.axis or {"tickCount": 8},
-    )
+    title = titled("first-order estimate from gradients", sweep, across)
+    x = field("first", title, scale=across.scale, axis=across.axis or {"tickCount": 8})
     y = change_axis(sweep, up, "measured change")
     low, high = max(estimates.min(), changes.min()), min(estimates.max(), changes.max())
     equal = [{"first": round_to(v), "change": round_to(v)} for v in _line(low, high)]
@@ -178,19 +174,11 @@ def _band(sweep: Sweep, effects: list[Effect], y: Spec) -> list[Spec]:
     changes = np.array([e.change for e in effects if e.dims[0] not in sweep.found])
     if len(changes) < BAND_FROM:
         return []
-    low, middle, high = (round_to(v) for v in np.percentile(changes, (5, 50, 95)))
-    data = {"values": [{"change": low, "to": high, "middle": middle}]}
+    low, middle, high = np.percentile(changes, (5, 50, 95))
+    band = [rounded(change=low, to=high, middle=middle)]
     return [
-        {
-            "data": data,
-            "mark": {"type": "rect", "color": BAND, "opacity": 0.55},
-            "encoding": {"y": y, "y2": {"field": "to"}},
-        },
-        {
-            "data": data,
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [5, 3]},
-            "encoding": {"y": y | {"field": "middle"}},
-        },
+        draw.rect(band, **draw.between("change", "to", y=y), color=BAND, opacity=0.55),
+        draw.rule(band, y=y | {"field": "middle"}, color=MUTED, strokeDash=[5, 3]),
     ]
 
 

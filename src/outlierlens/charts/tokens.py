@@ -120,11 +120,11 @@ def _vectors(states: np.ndarray, dims: np.ndarray, tokens: list[str], named: Seq
             [
                 t,
                 token,
-                *(round_to(states[t, i]) for i in columns.values()),
-                round_to(rest[t].max()),
-                int(dims[rest[t].argmax()]),
+                *(round_to(values[i]) for i in columns.values()),
+                round_to(other.max()),
+                int(dims[other.argmax()]),
             ]
-            for t, token in enumerate(tokens)
+            for t, (token, values, other) in enumerate(zip(tokens, states, rest, strict=True))
         ),
     )
 
