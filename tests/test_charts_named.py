@@ -18,8 +18,8 @@ import synthetic_report as synthetic
 from outlierlens import charts, geometrical
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.attended import Attention, KeyCorrelation
-from outlierlens.charts import Chart
-from outlierlens.charts.base import dim_colour, label, looks, strongest_first
+from outlierlens.charts import Chart, draw
+from outlierlens.charts.base import label, looks, strongest_first
 from outlierlens.charts.dim_names import MOST, names_above, names_at_ends
 from outlierlens.charts.pair import by_layer
 from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK
@@ -86,12 +86,12 @@ def test_the_first_six_have_colours_and_all_leave_the_others() -> None:
     named = tuple(range(10, 18))
     shown = looks(named, [9, 17, 11, 10, 16])
     assert shown == {10: 0, 11: 1, 16: None, 17: None}
-    colour = dim_colour(shown)
+    colour = draw.dim_colour(shown)
     assert colour["scale"] == {
         "domain": ["dim 10", "dim 11", "dim 16", "dim 17"], "range": [*DIM_COLOURS[:2], INK, INK],
     }  # fmt: skip
     assert colour["legend"]["values"] == ["dim 10", "dim 11"]
-    assert "values" not in dim_colour(looks(named[:6], named))["legend"]
+    assert "values" not in draw.dim_colour(looks(named[:6], named))["legend"]
 
 
 def test_colours_go_by_strength_where_they_do_not_suffice() -> None:

@@ -385,7 +385,7 @@ def test_the_result_gives_rows_and_is_drawn() -> None:
     ((panel,),) = [row["hconcat"] for row in chart.spec["vconcat"]]
     assert panel["title"]["subtitle"] == "30 pairs; without headlines"
     points = {(p["layer"], p["fix"]): p["value"] for p in panel["layer"][1]["data"]["values"]}
-    assert points == {("emb.", "raw"): 50, ("0", "raw"): 70, ("emb.", "clip"): 60, ("0", "clip"): 65}
+    assert points == {("embeddings", "raw"): 50, ("0", "raw"): 70, ("embeddings", "clip"): 60, ("0", "clip"): 65}
     assert [p["value"] for p in panel["layer"][2]["data"]["values"]] == [70, 65]
     assert panel["layer"][3]["data"]["values"] == [{"value": 40, "says": "input embeddings 40.0"}]
     assert "clip -5.0 (-8.0 to -2.0; hurts)" in chart.reading

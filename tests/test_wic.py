@@ -249,7 +249,7 @@ def test_the_result_gives_rows_and_is_drawn() -> None:
     (panels,) = [row["hconcat"] for row in chart.spec["vconcat"]]
     assert [panel["title"]["text"] for panel in panels] == ["WiC, train", "WiC, validation"]
     points = {(p["layer"], p["fix"]): p["value"] for p in panels[0]["layer"][1]["data"]["values"]}
-    assert points == {("emb.", "raw"): 55, ("0", "raw"): 65, ("emb.", "clip"): 60, ("0", "clip"): 70}
+    assert points == {("embeddings", "raw"): 55, ("0", "raw"): 65, ("embeddings", "clip"): 60, ("0", "clip"): 70}
     assert {(p["layer"], p["fix"]) for p in panels[0]["layer"][2]["data"]["values"]} == {("0", "raw"), ("0", "clip")}
     assert "Raw vectors reach 65.0 on train (layer 0, chosen on the same pairs), 63.0 cross-validated" in chart.reading
     with pytest.raises(BadInput, match="no choice for whiten"):

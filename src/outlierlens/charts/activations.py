@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
     PLAIN_NUMBER,
     Chart,
     Looks,
     Spec,
     chart,
-    dim_colour,
-    dim_shape,
     drawable,
     field,
     label,
@@ -55,25 +54,13 @@ def average_vectors(stack: StackObservation, named: Sequence[int], *, prefix: st
     ]
     values = np.array([v for row in band for v in (row["low"], row["high"])] + [m["v"] for m in marks], dtype=float)
     scale = symmetric(values)
-    x = layer_axis(stack)
-    title = "mean over tokens" + (" (symmetric log scale)" if scale.log else "")
-    y = {"type": "quantitative", "title": title, "scale": scale.scale, "axis": scale.axis}
+    x = draw.layer_axis(stack.layers)
+    y = scale.encoding("v", "mean over tokens")
     layers: list[Spec] = [
-        {
-            "data": {"values": band},
-            "mark": {"type": "area", "color": BAND, "opacity": opacity, "line": False},
-            "encoding": {"x": x, "y": y | {"field": low}, "y2": {"field": high}},
-        }
+        draw.area(band, x=x, **draw.between(low, high, y=y), color=BAND, opacity=opacity, line=False)
         for low, high, opacity in (("low", "high", 0.55), ("p5", "p95", 1.0))
     ]
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("name", "dimension", "nominal"),
-        field("v", "mean"),
-        field("std", "standard deviation"),
-        field("max", "largest |h|"),
-    ]
-    y |= {"field": "v"}
+    tooltip = draw.columns(layer="layer:O", name="dimension:N", v="mean", std="standard deviation", max="largest |h|")
     span = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     layers += dim_lines(marks, shown, x, y, tooltip, names_at_ends(marks, shown, x, y, span=span))
     farthest = [dim for dim in shown if _outside(mean, dims, dim, others) * 2 >= len(stack.layers)]
@@ -105,43 +92,13 @@ def _outside(mean: np.ndarray, dims: np.ndarray, dim: int, others: np.ndarray) -
     return int(((values < others.min(axis=1)) | (values > others.max(axis=1))).sum())
 
 
-def layer_axis(stack: StackObservation) -> Spec:
-    """The layers from the embeddings upwards, as an ordinal axis."""
-    return {
-        "field": "layer",
-        "type": "ordinal",
-        "title": "layer",
-        "sort": list(stack.layers),
-        "scale": {"type": "point", "padding": 0.4},
-        "axis": {
-            "labelAngle": 0,
-            "grid": False,
-            "labelExpr": "datum.value === 'embeddings' ? 'emb' : datum.value",
-        },
-    }
-
-
 def dim_lines(marks: list, shown: Looks, x: Spec, y: Spec, tooltip: list[Spec], ends: list[Spec]) -> list[Spec]:
     """A line and marks for every named dimension, in its colour and shape, or in ink with its number at the end (`ends`)."""
     if not shown:
         return []
     return [
-        {
-            "data": {"values": marks},
-            "mark": {"type": "line", "strokeWidth": 1.6},
-            "encoding": {"x": x, "y": y, "color": dim_colour(shown)},
-        },
-        {
-            "data": {"values": marks},
-            "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": dim_colour(shown),
-                "shape": dim_shape(shown),
-                "tooltip": tooltip,
-            },
-        },
+        draw.line(marks, x=x, y=y, color=draw.dim_colour(shown), strokeWidth=1.6),
+        draw.points(marks, x=x, y=y, **draw.dim_look(shown), tooltip=tooltip, size=55),
         *ends,
     ]
 
@@ -155,14 +112,13 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
     median = drawable(statistics.median_abs)
 
     def at(i: int, column: int) -> Spec:
-        return {
-            "layer": stack.layers[i],
-            "dim": int(dims[column]),
-            "v": round_to(largest[i, column]),
-            "token": visible(statistics.abs_max_token[i][column]),
+        token = visible(statistics.abs_max_token[i][column])
+        where = {
             "position": int(statistics.abs_max_position[i, column]),
             "text": int(statistics.abs_max_text[i, column]),
         }
+        value = {"v": round_to(largest[i, column]), "median": round_to(median[i])}
+        return {"layer": stack.layers[i], "dim": int(dims[column]), "token": token} | value | where
 
     marks = [
         at(i, c) | {"name": label(dim)}
@@ -175,23 +131,19 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
     medians = [
         {"layer": layer, "v": round_to(m)} for layer, m in zip(stack.layers, median.tolist(), strict=True) if m > 0
     ]
-    x = layer_axis(stack)
+    x = draw.layer_axis(stack.layers)
     everything = np.array([r["v"] for r in marks + others + medians] or [1.0], dtype=float)
     span = float(everything.min()), float(everything.max())
     axis = {"values": log_ticks(*span), "labelExpr": PLAIN_NUMBER}
     y = field("v", "|h| (log scale)", scale={"type": "log", "nice": False, "padding": 8}, axis=axis)
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("dim", "dimension"),
-        field("v", "largest |h|"),
-        field("token", "token", "nominal"),
-        field("position", "position"),
-        field("text", "text"),
-    ]
+    what = draw.columns(
+        layer="layer:O", dim="dimension", v="largest |h|", token="token:N", position="position", text="text",
+        median="median |h| of the layer",
+    )  # fmt: skip
     layers: list[Spec] = [
-        *_plain_line(medians, x, y, [*tooltip[:1], field("v", "median |h|")], dash=[2, 3]),
-        *_plain_line(others, x, y, tooltip, dash=[6, 3]),
-        *dim_lines(marks, shown, x, y, tooltip, names_at_ends(marks, shown, x, y, span=span)),
+        *_plain_line(medians, x, y, draw.columns(layer="layer:O", v="median |h|"), dash=[2, 3]),
+        *_plain_line(others, x, y, what, dash=[6, 3]),
+        *dim_lines(marks, shown, x, y, what, names_at_ends(marks, shown, x, y, span=span)),
         *_end_labels((("largest of the others", others), ("median of all", medians)), x, y),
     ]
     peak = max(marks + others, key=lambda r: r["v"], default=None)
@@ -211,45 +163,21 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
         reading=reading,
         layers=layers,
         height=300,
-        columns=("layer", "dimension", "largest |h|", "token", "position", "text", "median |h| of the layer"),
-        rows=(
-            [
-                r["layer"],
-                r["dim"],
-                r["v"],
-                r["token"],
-                r["position"],
-                r["text"],
-                round_to(median[stack.layers.index(r["layer"])]),
-            ]
-            for r in sorted(marks + others, key=lambda r: -r["v"])
-        ),
+        **what.table(sorted(marks + others, key=lambda row: -row["v"])),
     )
 
 
 def _plain_line(rows: list, x: Spec, y: Spec, tooltip: list[Spec], *, dash: list[int]) -> list[Spec]:
-    encoding = {"x": x, "y": y}
+    encoding: Spec = {"x": x, "y": y}
     return [
-        {
-            "data": {"values": rows},
-            "mark": {"type": "line", "color": MUTED, "strokeDash": dash, "strokeWidth": 1.4},
-            "encoding": encoding,
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "circle", "color": MUTED, "size": 40, "opacity": 0.01},
-            "encoding": encoding | {"tooltip": tooltip},
-        },
+        draw.line(rows, **encoding, color=MUTED, strokeDash=dash, strokeWidth=1.4),
+        draw.circle(rows, **encoding, tooltip=tooltip, color=MUTED, size=40, opacity=0.01),
     ]
 
 
 def _end_labels(named_rows: tuple[tuple[str, list], ...], x: Spec, y: Spec) -> list[Spec]:
     return [
-        {
-            "data": {"values": [rows[len(rows) // 2] | {"says": text}]},
-            "mark": {"type": "text", "dy": -9, "color": MUTED, "fontSize": 12},
-            "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-        }
+        draw.text([rows[len(rows) // 2] | {"says": text}], "says", x=x, y=y, dy=-9, color=MUTED, fontSize=12)
         for text, rows in named_rows
         if rows
     ]
@@ -259,10 +187,7 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     """Share of token vectors whose smallest or largest entry a dimension is (Luo et al. 2021, section 2), by layer."""
     statistics = stack.view("all")
     dims = np.array(stack.dims)
-    shares = {
-        "smallest entry": drawable(statistics.argmin_share),
-        "largest entry": drawable(statistics.argmax_share),
-    }
+    shares = {"smallest entry": drawable(statistics.argmin_share), "largest entry": drawable(statistics.argmax_share)}
     shown = looks(named, dims)
     rows: list[Spec] = [
         {"layer": layer, "name": label(dim), "share": round_to(values[i, c]), "end": end}
@@ -277,26 +202,19 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
         {"layer": layer, "share": round_to(max(r[i].max() for r in rest.values()))}
         for i, layer in enumerate(stack.layers)
     ]
-    x = layer_axis(stack)
+    x = draw.layer_axis(stack.layers)
     y = field("share", "share of token vectors", scale={"domain": [0, 1]}, axis={"format": "%", "tickCount": 5})
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("name", "dimension", "nominal"),
-        field("end", "is the", "nominal"),
-        field("share", "of token vectors", format=".1%"),
-    ]
-    dash = {
-        "field": "end",
-        "type": "nominal",
-        "scale": {"domain": ["smallest entry", "largest entry"], "range": [[5, 3], [1, 0]]},
-        "legend": None,  # the sentence below the picture says which is which, in less room
-    }
+    tooltip = draw.columns(
+        layer="layer:O", name="dimension:N", end="is the:N", share=field("share", "of token vectors", format=".1%")
+    )
+    # The sentence below the picture says which is which, in less room than a legend.
+    dash = draw.by("end", {"smallest entry": [5, 3], "largest entry": [1, 0]}) | {"legend": None}
     layers = _plain_line(others, x, y, [tooltip[0], field("share", "most of any other", format=".1%")], dash=[2, 3])
     drawn = {dim: place for dim, place in shown.items() if any(row["name"] == label(dim) for row in rows)}
     lines = dim_lines(rows, drawn, x, y, tooltip, names_at_ends(rows, drawn, x, y, by=("end",)))
     if lines:
         lines[0]["encoding"]["strokeDash"] = dash
-        lines[1]["encoding"]["detail"] = {"field": "end", "type": "nominal"}
+        lines[1]["encoding"]["detail"] = draw.nominal("end")
     best = max(rows, key=lambda r: r["share"], default=None)
     reading = "How often a dimension is the smallest (dashed) or largest (solid) entry of a token's vector; "
     reading += "dotted: the most frequent of all other dimensions. "

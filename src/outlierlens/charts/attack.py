@@ -1,11 +1,11 @@
 """Damage against the number of edited values: `attack(found)`, a line for each kind of edit, random edits beside them."""
 
-import math
 from typing import Any
 
 from outlierlens.attacked import KINDS, Attack, Attacked
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, log_ticks, number, round_to
-from outlierlens.charts.palette import DIM_COLOURS, MUTED, SHAPES
+from outlierlens.charts import draw
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, log_ticks, number, round_to, rounded
+from outlierlens.charts.palette import MUTED
 
 HEIGHT = 330
 LINES = {"sensitive": [1, 0], "anywhere": [5, 4]}  # dashes
@@ -32,72 +32,34 @@ def attack(found: Attack, *, name: str = "attack") -> Chart:
         unit, scale, axis = [f"{found.task},", found.unit], {"zero": True}, {}
     kinds = [kind for kind in KINDS if any(one.kind == kind for one in found.kinds)]
     x = field(
-        "budget", "values that may be changed", scale={"type": "log", "base": 2, "nice": False, "padding": 14},
+        "budget",
+        "values that may be changed",
+        scale={"type": "log", "base": 2, "nice": False, "padding": 14},
         axis={"values": list(found.budgets), "grid": False, "format": "d"},
-    )  # fmt: skip
+    )
     y = field("height", unit, scale=scale, axis=axis)
-    domain = {"domain": kinds, "range": list(DIM_COLOURS[: len(kinds)])}
-    shapes = {"domain": kinds, "range": list(SHAPES[: len(kinds)])}
-    colour = field("kind", "", "nominal", scale=domain, legend={"title": None})
-    shape = field("kind", "", "nominal", scale=shapes, legend={"title": None})
-    dash: Spec = {
-        "field": "among", "type": "nominal", "scale": {"domain": list(LINES), "range": list(LINES.values())},
-        "legend": {"title": "values"} if found.anywhere else None,
-    }  # fmt: skip
-    tooltip = [
-        field("kind", "edit", "nominal"),
-        field("among", "of values", "nominal"),
-        field("edits", "values changed"),
-        field("change", "change"),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("value", found.task),
-    ]
+    colour, shape = draw.both("kind", kinds)
+    dash = draw.by("among", LINES, title="values")
+    dash |= {} if found.anywhere else {"legend": None}
+    what = draw.columns(
+        kind="edit:N", among="of values:N", edits="values changed", change="change", **draw.ENDS, value=found.task
+    )
     bars = [row for row in drawn if row["bottom"] is not None and row["top"] is not None]
     layers: list[Spec] = [
-        {
-            "data": {"values": marks},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": marks},
-            "mark": {"type": "text", "x": "width", "dx": -4, "dy": -12, "align": "right", "color": MUTED},
-            "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
-        },
-        {
-            "data": {"values": random},
-            "mark": {"type": "point", "shape": "cross", "size": 45, "color": MUTED, "opacity": 0.8},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip[:4]},
-        },
-        {
-            "data": {"values": bars},
-            "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.55},
-            "encoding": {"x": x, "y": y | {"field": "bottom"}, "y2": {"field": "top"}, "color": colour},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
+        draw.rule(marks, y=y, color=MUTED, strokeDash=draw.DASHED),
+        draw.text(marks, "text", y=y, x="width", dx=-4, dy=-12, align="right", color=MUTED),
+        draw.mark("point", random, x=x, y=y, tooltip=what[:4], shape="cross", size=45, color=MUTED, opacity=0.8),
+        draw.rule(bars, x=x, **draw.between("bottom", "top", y=y), color=colour, strokeWidth=1.5, opacity=0.55),
+        draw.line(drawn, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=2),
+        draw.points(drawn, x=x, y=y, color=colour, shape=shape, tooltip=what, size=70),
     ]
-    columns = ("edit", "of values", "values changed", "change", "95 % from", "to", found.task)
     return chart(
         name=name,
         title=f"{begun(found.task)} against the number of edited values",
         reading=reading(found),
         layers=layers,
         height=HEIGHT,
-        columns=columns,
-        rows=(
-            [row[key] for key in ("kind", "among", "edits", "change", "low", "high", "value")]
-            for row in [*rows, *random]
-        ),
+        **what.table([*rows, *random]),
     )
 
 
@@ -121,34 +83,28 @@ def _does(found: Attack, times: float, change: float) -> str:
 
 def _points(found: Attack, one: Attacked) -> list[dict[str, Any]]:
     return [
-        {
-            "kind": one.kind, "among": one.among, "budget": point.budget, "edits": point.n_edits,
-            "change": _finite(point.change), "low": _finite(point.low), "high": _finite(point.high),
-            "value": _finite(point.value), "height": _height(found, point.change),
-            "bottom": _height(found, point.low), "top": _height(found, point.high),
+        {"kind": one.kind, "among": one.among, "budget": point.budget, "edits": point.n_edits}
+        | rounded(change=point.change, low=point.low, high=point.high, value=point.value)
+        | {
+            end: _height(found, value)
+            for end, value in (("height", point.change), ("bottom", point.low), ("top", point.high))
         }
         for point in one.points
-    ]  # fmt: skip
+    ]
 
 
 def _random(found: Attack) -> list[dict[str, Any]]:
     return [
-        {
-            "kind": f"random {one.kind}", "among": control.among, "budget": found.budget, "edits": control.n_edits,
-            "change": _finite(change), "low": None, "high": None, "value": _finite(found.intact + change),
-            "height": _height(found, change),
-        }
+        {"kind": f"random {one.kind}", "among": control.among, "budget": found.budget, "edits": control.n_edits}
+        | rounded(change=change, value=found.intact + change)
+        | {"height": _height(found, change)}
         for one in found.kinds
         for control in one.controls
         for change in control.changes
-    ]  # fmt: skip
+    ]
 
 
 def _height(found: Attack, change: float) -> float | None:
     """Where a change stands in the picture: as a multiple of an intact loss, or as it is; None where it cannot be drawn."""
     height = 1 + change / found.intact if found.factor else change
-    return None if found.factor and height <= 0 else _finite(height)
-
-
-def _finite(value: float) -> float | None:
-    return round_to(value) if math.isfinite(value) else None
+    return None if found.factor and height <= 0 else round_to(height)

@@ -12,25 +12,12 @@ from typing import Any
 import numpy as np
 
 from outlierlens.attended import KEYS, METRICS, Attention, Keys
+from outlierlens.charts import draw
 from outlierlens.charts.attention_maps import attention_example, attention_heads, ranked, ticks
-from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    Chart,
-    Spec,
-    begun,
-    chart,
-    dim_colour,
-    dim_shape,
-    field,
-    label,
-    looks,
-    number,
-    place,
-    round_to,
-)
+from outlierlens.charts.base import Chart, Spec, begun, chart, field, label, looks, number, place, round_to, rounded
 from outlierlens.charts.dim_names import MOST, names_at_ends
-from outlierlens.charts.palette import ALARM, BAND, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.palette import ALARM, BAND, FAINT, INK, MUTED
+from outlierlens.charts.panels import above, beside, composed, inner, panel
 
 HEIGHT, PANEL, SMALL = 270, 400, 178
 INTACT, OFF, RANDOM, UNIFORM = "intact", "outliers off", "random dimensions off", "all keys alike"
@@ -57,59 +44,27 @@ def attention_correlation(
     ]
     shown = looks(ranked(found), found.dims)
     points = [
-        {
-            "layer": layer,
-            "name": label(dim),
-            "value": round_to(float(one.every[row, dim])),
-            "low": round_to(float(one.low[row, column])),
-            "high": round_to(float(one.high[row, column])),
-            "rank": int(one.rank[row, column]),
-            "p": round_to(float(one.p[row, column])),
-            "off": round_to(float(one.off[row, column])),
-        }
+        {"layer": layer, "name": label(dim), "rank": int(one.rank[row, column])}
+        | rounded(value=one.every[row, dim], low=one.low[row, column], high=one.high[row, column])
+        | rounded(p=one.p[row, column], off=one.off[row, column])
         for row, layer in enumerate(found.layers)
         for column, dim in enumerate(found.dims)
     ]
     drawn = [point for point in points if point["value"] is not None]
     x = _layers(found)
     y = field("value", "r with attention received", axis={"tickCount": 7})
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("name", "dimension", "nominal"),
-        field("value", "r, mean over heads"),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("rank", "rank of |r|"),
-        field("p", "rank p"),
-    ]
+    what = draw.columns(
+        layer="layer:O", name="dimension:N", value="r, mean over heads", **draw.ENDS, rank="rank of |r|", p="rank p",
+        off="r with it off",
+    )  # fmt: skip
     layers: list[Spec] = [
         _area(others, x, y, "least", "most", 0.45),
         _area(others, x, y, "low", "high", 1.0),
-        {
-            "data": {"values": others},
-            "mark": {"type": "line", "color": FAINT, "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y | {"field": "median"}},
-        },
-        {
-            "data": {"values": [{"value": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeWidth": 1},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "rule", "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": dim_colour(shown)},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": dim_colour(shown)},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": dim_colour(shown), "shape": dim_shape(shown), "tooltip": tooltip},
-        },
+        draw.line(others, x=x, y=y | {"field": "median"}, color=FAINT, strokeWidth=1.5),
+        draw.level(0, y=y, strokeWidth=1),
+        draw.rule(drawn, x=x, **draw.between(y=y), color=draw.dim_colour(shown), strokeWidth=1.5),
+        draw.line(drawn, x=x, y=y, color=draw.dim_colour(shown), strokeWidth=2),
+        draw.points(drawn, x=x, y=y, **draw.dim_look(shown), tooltip=what[:-1], size=70),
         *names_at_ends(drawn, shown, x, y, span=(-0.5, 0.5)),
     ]
     title = begun(KEYS[keys])
@@ -119,17 +74,7 @@ def attention_correlation(
         reading=_correlation_says(found, keys, mean),
         layers=layers,
         height=HEIGHT,
-        columns=(
-            "layer",
-            "dimension",
-            "r, mean over heads",
-            "95 % from",
-            "to",
-            "rank of |r|",
-            "rank p",
-            "r with it off",
-        ),
-        rows=(point.values() for point in points),
+        **what.table(points),
     )
 
 
@@ -141,17 +86,15 @@ def attention_sinks(found: Attention, *, name: str = "attention-sinks") -> Chart
         panel, rows = _sink_panel(found, metric)
         panels.append(panel)
         numbers += rows
-    reading = _sinks_say(found)
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "hconcat": panels,
-        "spacing": 26,
-    }
     columns = ("what", "layer", "intact", "95 % from", "to", "outliers off", "change", "95 % from", "to", "random off")
-    return Chart(name, "Where attention goes, by layer", reading, spec, columns, tuple(numbers), len(numbers))
+    return composed(
+        name=name,
+        title="Where attention goes, by layer",
+        reading=_sinks_say(found),
+        body=beside(panels, 26),
+        columns=columns,
+        rows=numbers,
+    )
 
 
 def attention(found: Attention, *, name: str = "attention") -> Chart:
@@ -161,35 +104,15 @@ def attention(found: Attention, *, name: str = "attention") -> Chart:
     rest = [attention_sinks(found), attention_heads(found, found.different[0].keys)]
     if found.example is not None:
         rest.append(attention_example(found))
-    reading = " ".join(part.reading for part in (*top, *rest))
     wide = PANEL if len(top) > 1 else 2 * PANEL
-    upper = [{"layer": one.spec["layer"], "width": wide, "height": HEIGHT, "title": _title(one.title)} for one in top]
-    below = [_inner(one) for one in rest]
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": [{"hconcat": upper, "spacing": 40}, *below],
-        "spacing": 34,
-        "resolve": {
-            "scale": {"color": "independent", "shape": "independent", "x": "independent", "opacity": "independent"}
-        },
-    }
-    title = f"{found.provenance.model}: attention received and outlier dimensions"
-    return Chart(name, title, reading, spec, top[0].columns, top[0].rows, top[0].total)
-
-
-def _inner(one: Chart) -> Spec:
-    """A chart of several panels as a part of another."""
-    kept = {
-        key: value for key, value in one.spec.items() if key not in ("$schema", "description", "background", "config")
-    }
-    return kept | {"title": _title(one.title)}
-
-
-def _title(text: str) -> Spec:
-    return {"text": text, "color": INK, "fontSize": 13, "anchor": "start"}
+    upper = beside([inner(one, width=wide, height=HEIGHT) for one in top], 40)
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: attention received and outlier dimensions",
+        reading=" ".join(part.reading for part in (*top, *rest)),
+        body=above([upper, *map(inner, rest)], 34, apart=("color", "shape", "x", "opacity")),
+        **top[0].numbers,
+    )
 
 
 def _sink_panel(found: Attention, metric: str) -> tuple[Spec, list[tuple[Any, ...]]]:
@@ -207,68 +130,42 @@ def _sink_panel(found: Attention, metric: str) -> tuple[Spec, list[tuple[Any, ..
         if metric in TITLES and at < len(found.uniform):
             rows.append(_point(layer, UNIFORM, found.uniform[at, row], math.nan, math.nan))
         cells = (
-            intact.of(metric)[row], intact.low[at, row], intact.high[at, row], off.of(metric)[row], off.change[at, row],
-            off.change_low[at, row], off.change_high[at, row], random[:, row].mean() if len(random) else math.nan,
-        )  # fmt: skip
+            *(intact.of(metric)[row], intact.low[at, row], intact.high[at, row], off.of(metric)[row]),
+            *(off.change[at, row], off.change_low[at, row], off.change_high[at, row]),
+            random[:, row].mean() if len(random) else math.nan,
+        )
         numbers.append((TITLES[metric], layer, *(round_to(float(cell)) for cell in cells)))
     drawn = [line for line in (INTACT, OFF, RANDOM, UNIFORM) if any(one["line"] == line for one in rows)]
     rows = [one for one in rows if one["value"] is not None]
-    domain = {"domain": [INTACT, OFF, RANDOM, UNIFORM]}
-    legend = {"title": None, "columns": 4}
-    colour = {"field": "line", "type": "nominal", "legend": legend}
-    colour["scale"] = domain | {"range": [INK, ALARM, MUTED, FAINT]}
-    shape = colour | {"scale": domain | {"range": ["circle", "diamond", "square", "cross"]}}
-    dash = colour | {"scale": domain | {"range": [[1, 0], [1, 0], [5, 3], [2, 3]]}, "legend": None}
+    order = (INTACT, OFF, RANDOM, UNIFORM)
+    colour, shape = draw.both(
+        "line", order, (INK, ALARM, MUTED, FAINT), ("circle", "diamond", "square", "cross"), columns=4
+    )
+    dash = draw.by("line", dict(zip(order, ([1, 0], [1, 0], [5, 3], [2, 3]), strict=True))) | {"legend": None}
     x = _layers(found)
     axis = {"tickCount": 6} | ({"format": ".0%"} if metric != "relative_entropy" else {})
     y = field("value", TITLES[metric], axis=axis, scale={"zero": True})
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("line", "condition", "nominal"),
-        field("value", TITLES[metric]),
-        field("low", "from"),
-        field("high", "to"),
-    ]
+    what = draw.columns(layer="layer:O", line="condition:N", value=TITLES[metric], low="from", high="to")
     ranged = [one for one in rows if one["low"] is not None]
+    marked = [one for one in rows if one["line"] in drawn[:2]]
     layers: list[Spec] = [
-        {
-            "data": {"values": ranged},
-            "mark": {"type": "area", "opacity": 0.2},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "line", "strokeWidth": 1.8},
-            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
-        },
-        {
-            "data": {"values": [one for one in rows if one["line"] in drawn[:2]]},
-            "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape | {"legend": None}, "tooltip": tooltip},
-        },
+        draw.area(ranged, x=x, **draw.between(y=y), color=colour, opacity=0.2),
+        draw.line(rows, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=1.8),
+        draw.points(marked, x=x, y=y, color=colour, shape=shape | {"legend": None}, tooltip=what, size=40),
     ]
-    width = SMALL if found.n_special else SMALL + 70
-    return {"layer": layers, "width": width, "height": 190}, numbers
+    return panel(layers, SMALL if found.n_special else SMALL + 70, 190), numbers
 
 
 def _point(layer: str, line: str, value: float, low: float, high: float) -> Spec:
-    numbers = (("value", value), ("low", low), ("high", high))
-    return {"layer": layer, "line": line} | {key: round_to(float(one)) for key, one in numbers}
+    return {"layer": layer, "line": line} | rounded(value=value, low=low, high=high)
 
 
 def _area(rows: list[Spec], x: Spec, y: Spec, low: str, high: str, opacity: float) -> Spec:
-    return {
-        "data": {"values": rows},
-        "mark": {"type": "area", "color": BAND, "opacity": opacity},
-        "encoding": {"x": x, "y": y | {"field": low}, "y2": {"field": high}},
-    }
+    return draw.area(rows, x=x, y=y | {"field": low}, y2={"field": high}, color=BAND, opacity=opacity)
 
 
 def _layers(found: Attention) -> Spec:
-    return {
-        "field": "layer", "type": "ordinal", "title": "layer", "sort": list(found.layers),
-        "scale": {"type": "point", "padding": 0.4}, "axis": {"labelAngle": 0, "grid": False, "values": ticks(found)},
-    }  # fmt: skip
+    return draw.layer_axis(found.layers, values=ticks(found))
 
 
 def _correlation_says(found: Attention, keys: Keys, mean: str | None) -> str:

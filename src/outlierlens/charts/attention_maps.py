@@ -7,20 +7,11 @@ attention_example(found)           # query × key, a panel a head; intact above,
 import numpy as np
 
 from outlierlens.attended import KEYS, Attention, ExampleMaps, Keys
-from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
-    Chart,
-    Spec,
-    field,
-    number,
-    place,
-    round_to,
-    strongest_first,
-    visible,
-)
-from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, field, number, place, round_to, strongest_first, visible
+from outlierlens.charts.forms import heat, strength
+from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK
+from outlierlens.charts.panels import above, beside, composed, heading
 from outlierlens.errors import BadInput
 
 DIMS = 4  # panels of named dimensions
@@ -51,9 +42,14 @@ def attention_heads(found: Attention, keys: Keys = "without_first", *, name: str
     reading = (
         f"r of the attention a key receives in a head with |h| of the layer's output at that key, {KEYS[keys]}. {best}"
     )
-    spec = _spec(reading, {"hconcat": panels, "spacing": 22})
-    columns = ("dimension", "layer", "head", "r")
-    return Chart(name, "Correlation by head", reading, spec, columns, tuple(rows[:TABLE_ROWS]), len(rows))
+    return composed(
+        name=name,
+        title="Correlation by head",
+        reading=reading,
+        body=beside(panels, 22),
+        columns=("dimension", "layer", "head", "r"),
+        rows=rows,
+    )
 
 
 def attention_example(found: Attention, *, name: str = "attention-example") -> Chart:
@@ -73,7 +69,7 @@ def attention_example(found: Attention, *, name: str = "attention-example") -> C
     for start in range(0, len(heads), COLUMNS):
         part = heads[start : start + COLUMNS]
         lines += [
-            {"hconcat": [_map_panel(example, head, off=off, left=head == part[0]) for head in part], "spacing": 12}
+            beside([_map_panel(example, head, off=off, left=head == part[0]) for head in part], 12)
             for off in (False, True)
         ]
     most = int(change.argmax())
@@ -85,10 +81,14 @@ def attention_example(found: Attention, *, name: str = "attention-example") -> C
     )
     if len(heads) < len(change):
         reading += f" Drawn are the {len(heads)} of {len(change)} heads that change most."
-    spec = _spec(reading, {"vconcat": lines, "spacing": 12})
-    rows = tuple((head, round_to(float(change[head]))) for head in range(len(change)))
-    title = f"Attention maps of one text, layer {example.layer}"
-    return Chart(name, title, reading, spec, ("head", "attention that moves elsewhere"), rows[:TABLE_ROWS], len(rows))
+    return composed(
+        name=name,
+        title=f"Attention maps of one text, layer {example.layer}",
+        reading=reading,
+        body=above(lines, 12),
+        columns=("head", "attention that moves elsewhere"),
+        rows=((head, round_to(float(change[head]))) for head in range(len(change))),
+    )
 
 
 def ranked(found: Attention, room: int = COLOURED) -> tuple[int, ...]:
@@ -102,38 +102,19 @@ def ticks(found: Attention) -> list[str]:
     return list(found.layers[:: 1 + (len(found.layers) - 1) // 16])
 
 
-def _spec(reading: str, panels: Spec) -> Spec:
-    head: Spec = {"$schema": SCHEMA, "description": reading, "background": SURFACE, "config": CONFIG}
-    return head | panels
-
-
 def _head_panel(found: Attention, dim: int, cells: list[Spec], top: float) -> Spec:
     axis = {"labelAngle": 0, "values": ticks(found)}
     x = field("layer", "layer", "ordinal", sort=list(found.layers), axis=axis)
     y = field("head", "head", "ordinal")
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": ["positive r", "negative r"], "range": [DIM_COLOURS[0], DIM_COLOURS[1]]},
-        "legend": {"title": None, "symbolType": "square", "orient": "top"},
-    }
-    strength = {
-        "field": "size",
-        "type": "quantitative",
-        "scale": {"domain": [0, round_to(top, 2)], "range": [0.02, 1.0]},
-        "legend": {"title": "|r|", "orient": "bottom", "symbolType": "square", "symbolFillColor": INK, "tickCount": 4},
-    }
-    tooltip = [field("layer", "layer", "ordinal"), field("head", "head", "ordinal"), field("value", "r")]
-    panels = min(DIMS, len(found.dims))
-    return {
-        "data": {"values": cells},
-        "transform": [{"calculate": "abs(datum.value)", "as": "size"}],
-        "title": {"text": f"dim {dim}", "color": INK, "fontSize": 12, "anchor": "start"},
-        "mark": {"type": "rect"},
-        "width": max(120, 820 // panels - 50),
-        "height": min(330, max(90, 17 * found.n_heads)),
-        "encoding": {"x": x, "y": y, "color": colour, "opacity": strength, "tooltip": tooltip},
-    }
+    signs = {"positive r": DIM_COLOURS[0], "negative r": DIM_COLOURS[1]}
+    colour = draw.by("kind", signs, symbolType="square", orient="top")
+    legend: Spec = {"title": "|r|", "orient": "bottom", "symbolType": "square", "symbolFillColor": INK, "tickCount": 4}
+    shade = strength("size", round_to(top, 2) or top, **legend)
+    what = draw.columns(layer="layer:O", head="head:O", value="r")
+    size = {"width": max(120, 820 // min(DIMS, len(found.dims)) - 50), "height": min(330, max(90, 17 * found.n_heads))}
+    absolute = [{"calculate": "abs(datum.value)", "as": "size"}]
+    drawn = heat(cells, x, y, shade, what, transform=absolute, color=colour)
+    return drawn | size | {"title": heading(f"dim {dim}", fontSize=12)}
 
 
 def _map_panel(example: ExampleMaps, head: int, *, off: bool, left: bool) -> Spec:
@@ -146,34 +127,17 @@ def _map_panel(example: ExampleMaps, head: int, *, off: bool, left: bool) -> Spe
         rows.append({"query": names[query], "key": [names[key] for key in keys], "weight": weights})
     side = CELL * len(names)
     short = "slice(datum.value, indexof(datum.value, ' ') + 1)"
-    small = {
-        "labelFontSize": 6,
-        "labelExpr": short,
-        "ticks": False,
-        "domain": False,
-        "labelOverlap": False,
-        "title": None,
-    }
+    small = {"labelFontSize": 6, "labelExpr": short, "title": None}
+    small |= dict.fromkeys(("ticks", "domain", "labelOverlap"), False)
     scale = {"domain": names}
     x = field("key", "", "ordinal", scale=scale, axis=small | {"labelAngle": -90} if off else None)
     y = field("query", "", "ordinal", scale=scale, axis=small if left else None)
-    strength = {
-        "field": "weight",
-        "type": "quantitative",
-        "scale": {"domain": [0, 1], "range": [0.03, 1]},
-        "legend": None,
-    }
-    tooltip = [field("query", "query", "nominal"), field("key", "key", "nominal"), field("weight", "weight")]
-    said = f"head {head}, outliers off" if off else f"head {head}"
-    return {
-        "data": {"values": rows},
-        "transform": [{"flatten": ["key", "weight"]}],
-        "title": {"text": said, "color": INK, "fontSize": 11, "fontWeight": 500, "anchor": "start", "offset": 3},
-        "mark": {"type": "rect", "color": ALARM if off else INK},
-        "width": side,
-        "height": side,
-        "encoding": {"x": x, "y": y, "opacity": strength, "tooltip": tooltip},
-    }
+    what = draw.columns(query="query:N", key="key:N", weight="weight")
+    unpacked = [{"flatten": ["key", "weight"]}]
+    shade = strength("weight", 1, faintest=0.03)
+    drawn = heat(rows, x, y, shade, what, transform=unpacked, color=ALARM if off else INK)
+    title = heading(f"head {head}" + (", outliers off" if off else ""), fontSize=11, fontWeight=500, offset=3)
+    return drawn | {"width": side, "height": side, "title": title}
 
 
 def _strongest(found: Attention, heads: np.ndarray) -> str:

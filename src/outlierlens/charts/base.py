@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, GRID, INK, MUTED, SHAPES, SURFACE, concrete
+from outlierlens.charts.palette import COLOURED, GRID, INK, MUTED, SURFACE, concrete
 from outlierlens.errors import BadInput
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
@@ -59,6 +59,11 @@ class Chart:
         # Panels side by side have widths of their own.
         return concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """`columns`, `rows` and `total`, for a larger chart that has the same table."""
+        return {"columns": self.columns, "rows": self.rows, "total": self.total}
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """For notebooks: the specification, and where charts can be drawn a picture for viewers that know no Vega-Lite."""
         from outlierlens.charts.export import can_export, picture
@@ -71,17 +76,14 @@ def chart(
     *, name: str, title: str, reading: str, layers: list[Spec], height: int, columns: Sequence[str], rows: Iterable[Any]
 ) -> Chart:
     """A layered chart in the house style."""
-    spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "width": "container",
-        "height": height,
-        "background": SURFACE,
-        "config": CONFIG,
-        "layer": layers,
-    }
+    spec = framed({"width": "container", "height": height, "layer": layers}, reading)
     numbers = tuple(tuple(row) for row in rows)
     return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], len(numbers))
+
+
+def framed(body: Spec, reading: str) -> Spec:
+    """A body of layers or panels as a specification in the house style, with its picture in words."""
+    return {"$schema": SCHEMA, "description": reading, "background": SURFACE, "config": CONFIG} | body
 
 
 CONFIG: Spec = {
@@ -130,7 +132,12 @@ def round_to(value: float, digits: int = 4) -> float | None:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
-def bar(low: float, high: float, *, times: float = 1) -> dict[str, float | None]:
+def rounded(digits: int = 4, **values: float | None) -> Spec:
+    """Each value by `round_to`, by its name: numbers of a datum."""
+    return {name: None if value is None else round_to(float(value), digits) for name, value in values.items()}
+
+
+def bar(low: float, high: float, *, times: float = 1) -> Spec:
     """{"low", "high"} of an interval bar of a change, times a factor; None both where there is none to draw: the interval is
     not settled, or nothing changed at all."""
     drawn = math.isfinite(low) and math.isfinite(high) and not low == high == 0
@@ -178,7 +185,7 @@ def place(layer: str) -> str:
     return "the embeddings" if layer == "embeddings" else f"layer {layer}"
 
 
-def field(name: str, title: str | list[str], kind: str = "quantitative", **more: Any) -> Spec:
+def field(name: str, title: str | list[str] | None, kind: str = "quantitative", **more: Any) -> Spec:
     """An encoding of a field."""
     return {"field": name, "type": kind, "title": title, **more}
 
@@ -206,37 +213,6 @@ def strongest_first(dims: Iterable[int], strength: Callable[[int], float], room:
     return tuple(sorted(unique, key=lambda dim: -np.nan_to_num(strength(dim), nan=-np.inf)))
 
 
-def dim_colour(shown: Looks, *, legend: bool = True) -> Spec:
-    """Colour by dimension, of `looks`."""
-    return _by_dim(shown, DIM_COLOURS, INK, legend)
-
-
-def dim_strokes(shown: Looks) -> Spec:
-    """Colour by dimension, of `looks`, with a legend of lines."""
-    colour = _by_dim(shown, DIM_COLOURS, INK, legend=True)
-    return colour | {"legend": colour["legend"] and colour["legend"] | {"symbolType": "stroke", "symbolStrokeWidth": 3}}
-
-
-def dim_shape(shown: Looks, *, legend: bool = True) -> Spec:
-    """Shape by dimension; goes with `dim_colour` so that colour is never the only sign."""
-    return _by_dim(shown, SHAPES, "circle", legend)
-
-
-def _by_dim(shown: Looks, values: Sequence[str], ink: str, legend: bool) -> Spec:
-    coloured = [label(dim) for dim, place in shown.items() if place is not None]
-    # Those in ink have their number beside them.
-    entries = {"title": None} | ({"values": coloured} if len(coloured) < len(shown) else {})
-    return {
-        "field": "name",
-        "type": "nominal",
-        "scale": {
-            "domain": [label(dim) for dim in shown],
-            "range": [ink if place is None else values[place] for place in shown.values()],
-        },
-        "legend": entries if legend and coloured else None,
-    }
-
-
 @dataclass(frozen=True)
 class Range:
     """A scale for values that may span decades: `scale` and `axis` for Vega-Lite, `log` says which it became."""
@@ -244,6 +220,18 @@ class Range:
     scale: Spec
     axis: Spec
     log: bool
+
+    @property
+    def said(self) -> str:
+        """What the title of an axis says of the scale: nothing where it is linear."""
+        return " (symmetric log scale)" if self.log else ""
+
+    def encoding(self, name: str, title: str | list[str], **more: Any) -> Spec:
+        """A field on this scale; the last line of its title says so. `more` goes to the scale where it is linear."""
+        lines = [title] if isinstance(title, str) else title
+        said = [*lines[:-1], lines[-1] + self.said]
+        scale = self.scale if self.log else self.scale | more
+        return field(name, said[0] if isinstance(title, str) else said, scale=scale, axis=self.axis)
 
 
 def symmetric(values: np.ndarray, *, factor: float = 50.0) -> Range:

@@ -6,9 +6,12 @@ sweep from 0 (zero) over 1 (nothing done) to the largest factor, random dimensio
 
 import math
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, bar, field, round_to
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, field, round_to
+from outlierlens.charts.forms import interval_dots, lines, null_dots
 from outlierlens.charts.losses import few
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.charts.palette import COLOURED, INK, MUTED
+from outlierlens.charts.panels import above, composed, panel
 from outlierlens.treated import BeyondZero, Treated, Treatment, treatment_rows
 
 WIDTH = 640
@@ -22,24 +25,19 @@ def beyond_zero(found: BeyondZero, *, name: str = "beyond-zero") -> Chart:
     """The picture of all treatments and of the scale sweep."""
     drawn = found.treated[: min(SETS, COLOURED)]
     labels = [one.label for one in drawn]
-    legend = {"title": None} if len(drawn) > 1 else None
-    colour, shape = (
-        field("set", "", "nominal", scale={"domain": labels, "range": list(looks[: len(labels)])}, legend=legend)
-        for looks in (DIM_COLOURS, SHAPES)
-    )
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": _reading(found),
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": [_treatments(found, drawn, colour, shape), _sweep(found, drawn, colour, shape)],
-        "spacing": 30,
-        "resolve": {"scale": {"x": "independent", "y": "independent"}},
-    }
+    colour, shape = draw.both("set", labels)
+    if len(drawn) == 1:
+        colour["legend"] = shape["legend"] = None
     rows = [*treatment_rows(found)]
-    numbers = [tuple(round_to(v) if isinstance(v, float) else v for v in row.values()) for row in rows]
-    title = f"{found.provenance.model}: beyond zero"
-    return Chart(name, title, _reading(found), spec, tuple(rows[0]), tuple(numbers[:TABLE_ROWS]), len(numbers))
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: beyond zero",
+        reading=_reading(found),
+        body=above(
+            [_treatments(found, drawn, colour, shape), _sweep(found, drawn, colour, shape)], 30, apart=("x", "y")
+        ),
+        **draw.columns(**{key: key for key in rows[0]}).table(rows),
+    )
 
 
 def _treatments(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, shape: Spec) -> Spec:
@@ -51,57 +49,30 @@ def _treatments(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, sha
         if math.isnan(one.factor)
     ]
     dots = [
-        {"treatment": one.name, "change": round_to(change), "spread": round((0.5 + i * GOLDEN) % 1, 3)}
+        {"treatment": one.name, "change": round_to(change), "spread": draw.spread(i)}
         for one in drawn[0].treatments
         if math.isnan(one.factor)
         for i, change in enumerate(one.random)
         if math.isfinite(change)
     ]
     x = field("change", f"change of the {found.task} ({found.unit})", scale={"zero": True, "padding": 24})
-    y: Spec = {
-        "field": "treatment",
-        "type": "nominal",
-        "title": None,
-        "sort": order,
-        "axis": {"labelLimit": 240, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-        "scale": {"domain": order, "paddingInner": 0.25, "paddingOuter": 0.2},
-    }
-    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
+    y = draw.strips("treatment", order)
     apart: Spec = {}
     if len(drawn) > 1:
-        apart = {"yOffset": {"field": "set", "type": "nominal", "scale": {"domain": [one.label for one in drawn]}}}
-    tooltip = [
-        field("set", "dimensions", "nominal"),
-        field("treatment", "treatment", "nominal"),
-        field("change", "change"),
-    ]
-    tooltip += [field("low", "95 % from"), field("high", "to"), field("says", "recovers", "nominal")]
-    known = [row for row in rows if row["low"] is not None and row["high"] is not None]
-    shown = [row for row in rows if row["change"] is not None]
+        apart = {"yOffset": draw.nominal("set") | {"scale": {"domain": [one.label for one in drawn]}}}
+    what = draw.columns(set="dimensions:N", treatment="treatment:N", change="change", **draw.ENDS, says="recovers:N")
+    shown = draw.known(rows, "change")
     layers: list[Spec] = [
-        {"data": {"values": [{"change": 0}]}, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-         "encoding": {"x": x}},
-        {"data": {"values": dots}, "mark": {"type": "point", "size": 36, "color": MUTED, "filled": True, "opacity": 0.55},
-         "encoding": {"x": x, "y": y, "yOffset": jitter}} if len(drawn) == 1 else
-        {"data": {"values": dots}, "mark": {"type": "tick", "color": MUTED, "thickness": 2, "opacity": 0.55},
-         "encoding": {"x": x, "y": y}},
-        {"data": {"values": known}, "mark": {"type": "rule", "strokeWidth": 2},
-         "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour, **apart}},
-        {"data": {"values": shown}, "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-         "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip, **apart}},
-    ]  # fmt: skip
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        null_dots(dots, x, y, size=36, opacity=0.55)
+        if len(drawn) == 1
+        else draw.tick(dots, x=x, y=y, color=MUTED, thickness=2, opacity=0.55),
+        *interval_dots(shown, x, y, what, color=colour, shape=shape, **apart),
+    ]
     if len(drawn) == 1:
-        layers.append(
-            {
-                "data": {"values": [row for row in shown if row["says"]]},
-                "mark": {"type": "text", "dy": -14, "color": INK},
-                "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-            }
-        )
-    what = "how much of zero's damage they do not do"
-    title = {"text": f"Treatments of {few(drawn[0].dims)}, and {what}", "color": INK, "anchor": "start"}
-    height = 40 + max(ROW, 20 * len(drawn)) * len(order)
-    return {"width": WIDTH, "height": height, "title": title, "layer": layers}
+        layers.append(draw.text([row for row in shown if row["says"]], "says", x=x, y=y, dy=-14, color=INK))
+    title = f"Treatments of {few(drawn[0].dims)}, and how much of zero's damage they do not do"
+    return panel(layers, WIDTH, 40 + max(ROW, 20 * len(drawn)) * len(order), title)
 
 
 def _sweep(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, shape: Spec) -> Spec:
@@ -116,23 +87,15 @@ def _sweep(found: BeyondZero, drawn: tuple[Treated, ...], colour: Spec, shape: S
             random.append({"which": number, "factor": factor, "change": round_to(change)})
     x = field("factor", "values multiplied by (0: zero, 1: nothing done)", axis={"tickCount": 7})
     y = field("change", ["change of the", f"{found.task}"], axis={"tickCount": 5})
-    tooltip = [field("set", "dimensions", "nominal"), field("factor", "factor"), field("change", "change")]
-    tooltip += [field("low", "95 % from"), field("high", "to")]
-    shown = [row for row in rows if row["change"] is not None]
-    known = [row for row in shown if row["low"] is not None and row["high"] is not None]
+    what = draw.columns(set="dimensions:N", factor="factor", change="change", **draw.ENDS)
+    shown, others = draw.known(rows, "change"), draw.known(random, "change")
+    grey: Spec = {"color": MUTED, "strokeWidth": 1, "opacity": 0.6}
     layers: list[Spec] = [
-        {"data": {"values": [row for row in random if row["change"] is not None]},
-         "mark": {"type": "line", "color": MUTED, "strokeWidth": 1, "opacity": 0.6},
-         "encoding": {"x": x, "y": y, "detail": {"field": "which", "type": "nominal"}}},
-        {"data": {"values": known}, "mark": {"type": "rule", "strokeWidth": 1.5},
-         "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour}},
-        {"data": {"values": shown}, "mark": {"type": "line", "strokeWidth": 2},
-         "encoding": {"x": x, "y": y, "color": colour}},
-        {"data": {"values": shown}, "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-         "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip}},
-    ]  # fmt: skip
-    title = {"text": "Scale sweep", "color": INK, "anchor": "start"}
-    return {"width": WIDTH, "height": SWEEP, "title": title, "layer": layers}
+        draw.line(others, x=x, y=y, detail=draw.nominal("which"), **grey),
+        draw.rule(draw.known(shown), x=x, **draw.between(y=y), color=colour, strokeWidth=1.5),
+        *lines(shown, x, y, (colour, shape), what, size=80),
+    ]
+    return panel(layers, WIDTH, SWEEP, "Scale sweep")
 
 
 def _ends(one: Treatment) -> dict[str, float | None]:

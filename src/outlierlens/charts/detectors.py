@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, round_to
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, field, round_to
+from outlierlens.charts.forms import heat, strength
 from outlierlens.charts.palette import DIM_COLOURS, INK, MUTED, SURFACE
+from outlierlens.charts.panels import above, composed, panel
 from outlierlens.defined import Detectors, Found
 
 WIDTH = 700
@@ -27,29 +30,17 @@ DOWN = NO_ANGLE | {"labelLimit": 160}
 def detectors(found: Detectors, *, name: str = "detectors") -> Chart:
     """The four panels as one picture."""
     panels = [_agreement(found), _dimensions(found), _layers(found), _nulls(found)]
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading(found),
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": panels,
-        "spacing": 26,
-        "resolve": {
-            "scale": {"opacity": "independent", "x": "independent", "y": "independent", "color": "independent"}
-        },
-    }
     rows = [
-        (
-            one.definition,
-            one.condition,
-            len(one.dims) if one.applies else None,
-            ", ".join(map(str, one.dims)) or one.why_not,
-        )
-        for one in found.found
+        (one.definition, one.condition, len(one.dims) if one.applies else None, _listed(one)) for one in found.found
     ]
-    title = f"Which dimensions are outliers, by {len(found.names)} definitions: {found.provenance.model}"
-    columns = ("definition", "condition", "dimensions", "which")
-    return Chart(name, title, reading(found), spec, columns, tuple(rows[:TABLE_ROWS]), len(rows))
+    return composed(
+        name=name,
+        title=f"Which dimensions are outliers, by {len(found.names)} definitions: {found.provenance.model}",
+        reading=reading(found),
+        body=above(panels, 26, apart=("opacity", "x", "y", "color")),
+        columns=("definition", "condition", "dimensions", "which"),
+        rows=rows,
+    )
 
 
 def reading(found: Detectors) -> str:
@@ -72,31 +63,28 @@ def reading(found: Detectors) -> str:
     return " ".join(said)
 
 
+def _listed(found: Found) -> str:
+    return ", ".join(map(str, found.dims)) or found.why_not
+
+
 def _agreement(found: Detectors) -> Spec:
     values = found.agreement()
     names = [name for name in found.names if found.of(name).dims]
     at = {name: i for i, name in enumerate(found.names)}
-    cells = []
-    for a in names:
-        for b in names:
-            jaccard = float(values[at[a], at[b]])
-            cell = {
-                "one": a,
-                "other": b,
-                "jaccard": round_to(jaccard, 3),
-                "said": f"{jaccard:.2f}",
-                "dark": jaccard > DARK,
-            }
-            cells.append(cell | {"p": round_to(found.shared_by_chance(a, b), 2)})
-    tooltip = [field("one", "definition", "nominal"), field("other", "and", "nominal"), field("jaccard", "Jaccard"),
-               field("p", "chance of as many in common")]  # fmt: skip
+    cells = [
+        {"one": a, "other": b, "jaccard": round_to(jaccard, 3), "said": f"{jaccard:.2f}", "dark": jaccard > DARK}
+        | {"p": round_to(found.shared_by_chance(a, b), 2)}
+        for a in names
+        for b in names
+        for jaccard in (float(values[at[a], at[b]]),)
+    ]
+    what = draw.columns(one="definition:N", other="and:N", jaccard="Jaccard", p="chance of as many in common")
     x, y = _names("other", names, ACROSS | {"orient": "top"}), _names("one", names, DOWN)
     return _panel(
         "Agreement of definitions that find any (Jaccard index of their dimensions, pooled over layers)",
         max(1, len(names)) * CELL,
         cells,
-        {"x": x, "y": y, "opacity": _strength("jaccard", 1.0), "tooltip": tooltip},
-        {"x": x, "y": y, "text": field("said", "", "nominal"), "color": _on_dark()},
+        heat(None, x, y, _strength("jaccard", 1.0), what, color=DIM_COLOURS[0]),
     )
 
 
@@ -107,26 +95,19 @@ def _dimensions(found: Detectors) -> Spec:
         one = found.of(name)
         count = {dim: sum(dim in at for at in (one.layers or {}).values()) for dim in one.dims}
         cells += [
-            {
-                "dim": str(dim),
-                "rule": name,
-                "layers": count[dim],
-                "said": str(count[dim]),
-                "dark": count[dim] > DARK * len(found.layers),
-            }
+            {"dim": str(dim), "rule": name, "layers": count[dim], "said": str(count[dim])}
+            | {"dark": count[dim] > DARK * len(found.layers)}
             for dim in one.dims
             if str(dim) in dims
         ]
     left = len(found.votes()) - len(dims)
     x, y = _names("rule", list(found.names), ACROSS), _names("dim", dims, DOWN, "dimension")
-    tooltip = [field("dim", "dimension", "nominal"), field("rule", "definition", "nominal"), field("layers", "layers")]
+    what = draw.columns(dim="dimension:N", rule="definition:N", layers="layers")
     return _panel(
         "Dimensions found, and in how many layers" + (f" (of most definitions; {left} more are found)" if left else ""),
         max(1, len(dims)) * CELL,
         cells,
-        {"x": x, "y": y, "opacity": _strength("layers", len(found.layers)), "tooltip": tooltip},
-        {"x": x, "y": y, "text": field("said", "", "nominal"), "color": _on_dark()},
-        DIM_COLOURS[1],
+        heat(None, x, y, _strength("layers", len(found.layers)), what, color=DIM_COLOURS[1]),
     )
 
 
@@ -138,15 +119,12 @@ def _layers(found: Detectors) -> Spec:
     ]
     top = _shaded(cells)
     short = "datum.value == 'embeddings' ? 'emb.' : datum.value == 'final norm' ? 'norm' : datum.value"
-    x = _names(
-        "layer", list(found.layers), NO_ANGLE | {"labelExpr": short, "labelOverlap": True}, "layer (blocks from 0)"
-    )
+    axis = NO_ANGLE | {"labelExpr": short, "labelOverlap": True}
+    x = _names("layer", list(found.layers), axis, "layer (blocks from 0)")
     y = _names("rule", list(found.names), DOWN)
-    tooltip = [field("rule", "definition", "nominal"), field("layer", "layer", "nominal"), field("n", "dimensions"),
-               field("which", "which", "nominal")]  # fmt: skip
-    encoding = {"x": x, "y": y, "opacity": _strength("size", top), "tooltip": tooltip}
-    text = {"x": x, "y": y, "text": field("n", "", "nominal"), "color": _on_dark()}
-    return _panel("How many, layer by layer", len(found.names) * CELL, cells, encoding, text, DIM_COLOURS[2])
+    what = draw.columns(rule="definition:N", layer="layer:N", n="dimensions", which="which:N")
+    rect = heat(None, x, y, _strength("size", top), what, color=DIM_COLOURS[2])
+    return _panel("How many, layer by layer", len(found.names) * CELL, cells, rect, "n")
 
 
 def _nulls(found: Detectors) -> Spec:
@@ -154,34 +132,23 @@ def _nulls(found: Detectors) -> Spec:
     for one in found.found:
         said = str(len(one.dims)) if one.applies else "–"
         size = math.log1p(len(one.dims)) if one.applies else 0.0
-        cells.append(
-            {"rule": one.definition, "condition": one.condition, "size": size, "said": said, "which": _which(one)}
-        )
+        cell = {"rule": one.definition, "condition": one.condition, "size": size, "said": said}
+        cells.append(cell | {"which": _few(one.dims) if one.applies else one.why_not})
     top = _shaded(cells)
     x = _names("condition", list(found.conditions), NO_ANGLE)
     y = _names("rule", list(found.names), DOWN)
-    tooltip = [field("rule", "definition", "nominal"), field("condition", "in", "nominal"),
-               field("said", "dimensions", "nominal"),
-               field("which", "which", "nominal")]  # fmt: skip
-    encoding = {"x": x, "y": y, "opacity": _strength("size", top), "tooltip": tooltip}
-    text = {"x": x, "y": y, "text": field("said", "", "nominal"), "color": _on_dark()}
-    title = "How many in the model and in nulls (–: does not apply)"
-    return _panel(title, len(found.names) * CELL, cells, encoding, text, MUTED)
+    what = draw.columns(rule="definition:N", condition="in:N", said="dimensions:N", which="which:N")
+    rect = heat(None, x, y, _strength("size", top), what, color=MUTED)
+    return _panel("How many in the model and in nulls (–: does not apply)", len(found.names) * CELL, cells, rect)
 
 
-def _panel(
-    title: str, height: int, cells: list[dict[str, Any]], rect: Spec, text: Spec, colour: str = DIM_COLOURS[0]
-) -> Spec:
-    return {
-        "title": {"text": title, "anchor": "start", "color": INK, "fontSize": 13},
-        "width": WIDTH,
-        "height": height,
-        "data": {"values": cells},
-        "layer": [
-            {"mark": {"type": "rect", "color": colour, "stroke": SURFACE, "strokeWidth": 1}, "encoding": rect},
-            {"mark": {"type": "text", "fontSize": 10.5}, "encoding": text},
-        ],
-    }
+def _panel(title: str, height: int, cells: list[Spec], rect: Spec, says: str = "said") -> Spec:
+    """Cells with what they say on them, in light letters on dark ones."""
+    rect["mark"] |= {"stroke": SURFACE, "strokeWidth": 1}
+    on_dark = {"condition": {"test": "datum.dark", "value": SURFACE}, "value": INK}
+    at = {key: rect["encoding"][key] for key in ("x", "y")}
+    words = draw.text(None, says, **at, color=on_dark, fontSize=10.5)
+    return panel([rect, words], WIDTH, height, title, data={"values": cells})
 
 
 def _names(key: str, names: list[str], axis: Spec, title: str | None = None) -> Spec:
@@ -189,7 +156,7 @@ def _names(key: str, names: list[str], axis: Spec, title: str | None = None) -> 
 
 
 def _strength(key: str, top: float) -> Spec:
-    return {"field": key, "type": "quantitative", "scale": {"domain": [0, top], "range": [0.06, 0.95]}, "legend": None}
+    return strength(key, top, faintest=0.06, strongest=0.95)
 
 
 def _shaded(cells: list[dict[str, Any]]) -> float:
@@ -198,14 +165,6 @@ def _shaded(cells: list[dict[str, Any]]) -> float:
     for cell in cells:
         cell["dark"] = cell["size"] > DARK * top
     return top
-
-
-def _on_dark() -> Spec:
-    return {"condition": {"test": "datum.dark", "value": SURFACE}, "value": INK}
-
-
-def _which(found: Found) -> str:
-    return _few(found.dims) if found.applies else found.why_not
 
 
 def _few(dims: tuple[int, ...]) -> str:

@@ -8,10 +8,10 @@ names_beside(rows, at, bold, x, y)           # points anywhere
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import Looks, Spec, label
-from outlierlens.charts.palette import INK, SURFACE
+from outlierlens.charts.palette import INK
 
-HALO = {"stroke": SURFACE, "strokeWidth": 4, "strokeJoin": "round"}
 # Where a name may stand beside its mark: alignment, shift right and down in pixels; the first that is free is taken.
 PLACES = (
     *(("left", 9, 0), ("right", -9, 0), ("center", 0, -15), ("center", 0, 15)),
@@ -36,12 +36,9 @@ def names_above(dims: Sequence[int], width: int, x: Spec) -> list[Spec]:
             lines.append([dim])
         else:
             line.append(dim)
+    look: Spec = {"x": x | {"field": "dim"}, "fontWeight": 700, "fontSize": 13}
     return [
-        {
-            "data": {"values": [{"dim": dim, "text": str(dim)} for dim in line]},
-            "mark": {"type": "text", "y": -9 - 14 * number, "fontWeight": 700, "fontSize": 13},
-            "encoding": {"x": x | {"field": "dim"}, "text": {"field": "text", "type": "nominal"}},
-        }
+        draw.text([{"dim": dim, "text": str(dim)} for dim in line], "text", y=-9 - 14 * number, **look)
         for number, line in enumerate(lines)
     ]
 
@@ -79,17 +76,8 @@ def words_at_ends(
             free.append(said)
     shift, layers = 8, []
     for column in columns:
-        mark = {
-            "type": "text",
-            "align": "left",
-            "dx": shift,
-            "fontSize": 11.5,
-            "fontWeight": 600,
-            "color": INK,
-            "clip": False,
-        }
-        text = {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}}
-        layers.append({"data": {"values": column}, "mark": mark, "encoding": text})
+        look = {"fontSize": 11.5, "fontWeight": 600, "color": INK, "clip": False}
+        layers.append(draw.text(column, "says", x=x, y=y, align="left", dx=shift, **look))
         shift += 6 + 7 * max(len(row["says"]) for row in column)
     return layers
 
@@ -136,13 +124,8 @@ def names_beside(
         chosen = next((i for i in inside if not any(_overlap(boxes[i], other) for other in others)), first)
         taken.append(boxes[chosen])
         align, dx, dy = PLACES[chosen]
-        mark = {"type": "text", "align": align, "dx": dx, "dy": dy, "fontSize": 12.5}
-        mark |= {"fontWeight": 700 if one["dim"] in bold else 400}
-        text = {"x": x, "y": y, "text": {"field": "text", "type": "nominal"}}
-        layers += [
-            {"data": {"values": [one | {"text": str(one["dim"])}]}, "mark": mark | ink, "encoding": text}
-            for ink in (HALO | {"color": SURFACE}, {"color": INK})
-        ]
+        look: Spec = {"align": align, "dx": dx, "dy": dy, "fontWeight": 700 if one["dim"] in bold else 400}
+        layers += draw.haloed([one | {"text": str(one["dim"])}], "text", x=x, y=y, fontSize=12.5, **look)
     return layers
 
 

@@ -5,29 +5,28 @@ one_dimension(found)                        # the task's metric from each dimens
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
     Chart,
     Spec,
+    begun,
     chart,
-    dim_colour,
-    dim_shape,
     field,
     label,
     looks,
     number,
     round_to,
+    rounded,
     strongest_first,
 )
-from outlierlens.charts.dim_names import HALO, MOST, names_beside
+from outlierlens.charts.dim_names import MOST, names_beside
+from outlierlens.charts.forms import baseline, dim_marks
 from outlierlens.charts.losses import few
-from outlierlens.charts.palette import ALARM, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.palette import ALARM, FAINT, INK, MUTED
+from outlierlens.charts.panels import beside, composed, panel
 from outlierlens.errors import BadInput
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension
 from outlierlens.survived import Survival, TunedSurvival
@@ -53,8 +52,8 @@ def survival(survived: Survival, model: int = 0, *, name: str = "survival") -> C
             panels.append(_z_panel(kept, dims, part, survived.base.stacks[0].n_sigma))
     before, after = survived.base.provenance.model, tuned.name
     rows = [
-        [dim.stack, dim.dim, dim.fate, part, round_to(s.z_before, 3), round_to(s.z_after, 3), s.layers_before, s.layers_after,
-         round_to(s.moved, 2)]
+        (dim.stack, dim.dim, dim.fate, part, round_to(s.z_before, 3), round_to(s.z_after, 3), s.layers_before, s.layers_after,
+         round_to(s.moved, 2))
         for dim in tuned.dims
         for part, s in (("scale", dim.scale), ("bias", dim.bias))
         if s is not None
@@ -62,10 +61,20 @@ def survival(survived: Survival, model: int = 0, *, name: str = "survival") -> C
     reading = f"Each dot is one dimension in one layer: its z in {before} across, in {after} upwards; on the diagonal nothing "
     reading += "moved. " + _agreement_says(tuned) + _fates_say(tuned)
     reading += f"Drawn are the {drawn:,} most extreme of {total:,}. " if drawn < total else ""
-    return _panels(
-        name, f"Before and after fine-tuning: {before} → {after}", reading.strip(), panels,
-        ("stream", "dimension", "fate", "of the", "mean z before", "after", "layers before", "after", "mean |Δz|"), rows,
-    )  # fmt: skip
+    return composed(
+        name=name,
+        title=f"Before and after fine-tuning: {before} → {after}",
+        reading=reading.strip(),
+        body=beside(panels, 34),
+        columns=(
+            "stream",
+            "dimension",
+            "fate",
+            "of the",
+            *("mean z before", "after", "layers before", "after", "mean |Δz|"),
+        ),
+        rows=rows,
+    )
 
 
 def _cells(survived: Survival, tuned: TunedSurvival, part: str) -> list[Spec]:
@@ -97,57 +106,21 @@ def _z_panel(cells: list[Spec], dims: list[int], part: str, n_sigma: float) -> S
         field(key, f"z of the {part} {key}", scale={"domain": domain, "nice": False}, axis={"tickCount": 7})
         for key in ("before", "after")
     )
-    tooltip = [
-        field("dim", "dimension"),
-        field("layer", "layer"),
-        field("before", "z before"),
-        field("after", "z after"),
-    ]
-    layers: list[Spec] = [
-        _line([{"before": domain[0], "after": domain[0]}, {"before": domain[1], "after": domain[1]}], x, y, [1, 0]),
-    ]
+    tooltip = draw.columns(dim="dimension", layer="layer", before="z before", after="z after")
+    ends_of_diagonal = [{"before": end, "after": end} for end in domain]
+    layers = [draw.line(ends_of_diagonal, x=x, y=y, color=MUTED, strokeDash=[1, 0], strokeWidth=1)]
     for sigma in (-n_sigma, n_sigma):
         if domain[0] < sigma < domain[1]:
-            layers.append(
-                _line([{"before": sigma, "after": domain[0]}, {"before": sigma, "after": domain[1]}], x, y, [3, 3])
-            )
-            layers.append(
-                _line([{"before": domain[0], "after": sigma}, {"before": domain[1], "after": sigma}], x, y, [3, 3])
-            )
+            layers.append(draw.level(sigma, x=x, strokeDash=[3, 3], strokeWidth=1))
+            layers.append(draw.level(sigma, y=y, strokeDash=[3, 3], strokeWidth=1))
     rest = [cell for cell in cells if cell["dim"] not in dims]
-    layers.append(
-        {
-            "data": {"values": rest},
-            "mark": {"type": "circle", "color": FAINT, "size": 16, "opacity": 0.7},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        }
-    )
+    layers.append(draw.circle(rest, x=x, y=y, tooltip=tooltip, color=FAINT, size=16, opacity=0.7))
     named = [cell | {"name": label(cell["dim"])} for cell in cells if cell["dim"] in dims]
-    layers += _named_marks(named, dims, x, y, tooltip)
+    layers += dim_marks(named, looks(dims, [row["dim"] for row in named]), x, y, tooltip, size=70)
     tips = [max((c for c in named if c["dim"] == dim), key=lambda c: abs(c["before"])) for dim in dims[:MOST]]
     at = [tuple((c[key] - domain[0]) / (domain[1] - domain[0]) for key in ("before", "after")) for c in tips]
     layers += names_beside(tips, at, dims, x, y)
-    return {"width": PANEL, "height": PANEL, "layer": layers}
-
-
-def _named_marks(
-    rows: list[Spec], dims: Sequence[int], x: Spec, y: Spec, tooltip: list[Spec], size: int = 70
-) -> list[Spec]:
-    """Named dimensions in their colour and shape; those beyond the colours in ink."""
-    if not rows:
-        return []
-    shown = looks(dims, [row["dim"] for row in rows])
-    look = {"color": dim_colour(shown, legend=False), "shape": dim_shape(shown, legend=False)}
-    mark = {"type": "point", "filled": True, "size": size, "opacity": 1}
-    return [{"data": {"values": rows}, "mark": mark, "encoding": {"x": x, "y": y, "tooltip": tooltip} | look}]
-
-
-def _line(rows: list[Spec], x: Spec, y: Spec, dash: list[int], colour: str = MUTED) -> Spec:
-    return {
-        "data": {"values": rows},
-        "mark": {"type": "line", "color": colour, "strokeDash": dash, "strokeWidth": 1},
-        "encoding": {"x": x, "y": y},
-    }
+    return panel(layers, PANEL, PANEL)
 
 
 def _agreement_says(tuned: TunedSurvival) -> str:
@@ -159,8 +132,7 @@ def _agreement_says(tuned: TunedSurvival) -> str:
         if row.moved_named is not None:
             of = f"mean |Δz| of the named {number(row.moved_named)}, of the others {number(row.moved_others)}"
         said.append(f"{row.part}: r = {row.r:.4f}, {of}")
-    text = "; ".join(said)
-    return text[0].upper() + text[1:] + ". "
+    return begun("; ".join(said)) + ". "
 
 
 def _fates_say(tuned: TunedSurvival) -> str:
@@ -175,24 +147,7 @@ def _fates_say(tuned: TunedSurvival) -> str:
         for fate in words
         if any(dim.fate == fate for dim in tuned.dims)
     ]
-    return (
-        ("; ".join(parts)[0].upper() + "; ".join(parts)[1:] + ". ")
-        if parts
-        else "The rule finds none in either model. "
-    )
-
-
-def _panels(name: str, title: str, reading: str, panels: list[Spec], columns: Sequence[str], rows: list[Any]) -> Chart:
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "hconcat": panels,
-        "spacing": 34,
-    }
-    numbers = tuple(tuple(row) for row in rows)
-    return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], len(numbers))
+    return begun("; ".join(parts)) + ". " if parts else "The rule finds none in either model. "
 
 
 def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = "one-dimension") -> Chart:
@@ -215,20 +170,9 @@ def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = 
     low, high = min(ends), max(ends)
     pad = 0.08 * (high - low) or 0.1
     domain = [low - pad, high + pad]
-    x = field("dim", "dimension", scale={"domain": [-1, width], "nice": False}, axis={"grid": False, "tickCount": 12})
-    y = field(
-        "value",
-        f"{found.metric} on the dev set",
-        scale={"domain": domain, "nice": False, "zero": False},
-        axis={"tickCount": 7},
-    )
-    tooltip = [
-        field("dim", "dimension"),
-        field("value", found.metric),
-        field("train", "on train"),
-        field("low", "95 % from"),
-    ]
-    tooltip.append(field("high", "to"))
+    scale = {"domain": domain, "nice": False, "zero": False}
+    x, y = draw.dim_axis(width), field("value", f"{found.metric} on the dev set", scale=scale, axis={"tickCount": 7})
+    what = draw.columns(dim="dimension", value=found.metric, train="on train", **draw.ENDS, rule="rule:N")
     dots = [
         {"dim": dim, "value": round_to(value), "train": round_to(chosen.train[dim])}
         for dim, value in enumerate(chosen.value.tolist())
@@ -236,32 +180,27 @@ def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = 
     ]
     marks = [
         {"dim": one.dim, "name": label(one.dim), "rule": one.rule}
-        | {key: round_to(getattr(one, key)) for key in ("value", "train", "low", "high")}
+        | rounded(value=one.value, train=one.train, low=one.low, high=one.high)
         for one in shown
     ]
     looked = looks(named, named)
-    bars = {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "data": {"values": [m for m in marks if m["dim"] in looked]},
-    }
+    bars = [mark for mark in draw.known(marks, "low") if mark["dim"] in looked]
+    levels = {"whole model": (found.full, ALARM, [1, 0])}
+    nothing = "no dimension at all" if found.metric in ("pearson", "spearman") else "always the commonest label"
+    levels |= {nothing: (found.majority, INK, [5, 3])}
     body: list[Spec] = [
-        {
-            "data": {"values": dots},
-            "mark": {"type": "circle", "color": MUTED, "size": 22, "opacity": 0.6},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip[:3]},
-        },
-        *_levels(found, y, width),
-        bars
-        | {
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {
-                "x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": dim_colour(looked, legend=False)
-            },
-        },
-        *_named_marks(marks, named, x, y, [*tooltip, field("rule", "rule", "nominal")], 90),
-    ]  # fmt: skip
+        draw.circle(dots, x=x, y=y, tooltip=what[:3], color=MUTED, size=22, opacity=0.6),
+        *(
+            layer
+            for says, (value, color, dash) in levels.items()
+            for layer in baseline(value, f"{says} {number(value)}", y=y, color=color, strokeDash=dash, strokeWidth=1.6)
+        ),
+        draw.rule(bars, x=x, **draw.between(y=y), color=draw.dim_colour(looked, legend=False), strokeWidth=2),
+        *dim_marks(marks, looked, x, y, what, size=90),
+    ]
     at = [(one.dim / width, (one.value - domain[0]) / (domain[1] - domain[0])) for one in shown]
     body += names_beside(marks, at, [chosen.best.dim], x, y)
+    figures = (chosen.value, chosen.low, chosen.high, chosen.train, chosen.variance)
     return chart(
         name=name,
         title=f"{found.task} from one dimension of layer {chosen.layer}",
@@ -270,38 +209,14 @@ def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = 
         height=330,
         columns=("dimension", found.metric, "95 % from", "to", "on train", "variance"),
         rows=(
-            [dim, *(round_to(float(figure[dim])) for figure in
-             (chosen.value, chosen.low, chosen.high, chosen.train, chosen.variance))]
+            [dim, *(round_to(float(figure[dim])) for figure in figures)]
             for dim in np.argsort(-chosen.value, kind="stable").tolist()
         ),
-    )  # fmt: skip
+    )
 
 
 def _finite(shown: Sequence[OneDim]) -> list[float]:
     return [end for one in shown for end in (one.low, one.high) if np.isfinite(end)]
-
-
-def _levels(found: OneDimension, y: Spec, width: int) -> list[Spec]:
-    """Lines of the whole model and of the majority label, each with its name at the right end."""
-    layers: list[Spec] = []
-    baseline = "no dimension at all" if found.metric in ("pearson", "spearman") else "always the commonest label"
-    for value, text, colour, dash in (
-        (found.full, "whole model", ALARM, [1, 0]),
-        (found.majority, baseline, INK, [5, 3]),
-    ):
-        row = [{"value": round_to(value), "says": f"{text} {number(value)}"}]
-        words = {"type": "text", "align": "right", "x": "width", "dx": -4, "dy": -8}
-        layers.append(
-            {
-                "data": {"values": row},
-                "mark": {"type": "rule", "color": colour, "strokeDash": dash, "strokeWidth": 1.6},
-                "encoding": {"y": y},
-            }
-        )
-        for ink in (HALO | {"color": SURFACE}, {"color": colour}):
-            text_of = {"y": y, "text": {"field": "says", "type": "nominal"}}
-            layers.append({"data": {"values": row}, "mark": words | ink, "encoding": text_of})
-    return layers
 
 
 def _one_dim_reading(found: OneDimension, layer: LayerOneDim) -> str:

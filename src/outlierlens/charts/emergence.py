@@ -15,25 +15,14 @@ from typing import Literal
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    CONFIG,
-    PLAIN_NUMBER,
-    SCHEMA,
-    Chart,
-    Spec,
-    chart,
-    field,
-    label,
-    looks,
-    round_to,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, chart, field, label, looks, round_to, rounded
 from outlierlens.charts.dim_names import names_at_ends
 from outlierlens.charts.emergence_marks import (
     CURVES,
     MAX_POINTS,
     choice_words,
     curve_names,
-    dim_strokes,
     emerged_words,
     events,
     loss_words,
@@ -44,7 +33,8 @@ from outlierlens.charts.emergence_marks import (
     step_axis,
     thinned,
 )
-from outlierlens.charts.palette import BAND, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.palette import BAND, FAINT, INK
+from outlierlens.charts.panels import above, beside, composed, inner
 from outlierlens.charts.tokens import token_panel
 from outlierlens.errors import BadInput
 from outlierlens.tracked import Track
@@ -77,38 +67,24 @@ def loss_panel(track: Track, named: Sequence[int] | None = None, *, name: str = 
     # exp of the left axis on a logarithmic scale: one curve, two ways to read it.
     ends = [round_to(math.exp(min(end or 0.0, 700.0)), 6) for end in domain]
     right = field(
-        "perplexity", "perplexity (log scale)", scale={"type": "log", "domain": ends, "nice": False},
+        "perplexity",
+        "perplexity (log scale)",
+        scale={"type": "log", "domain": ends, "nice": False},
         axis={"orient": "right", "grid": False, "labelExpr": PLAIN_NUMBER, "values": round_values(ends)},
-    )  # fmt: skip
-    tooltip = [
-        field("step", "step"),
-        field("curve", "curve", "nominal"),
-        field("value", "loss"),
-        field("perplexity", "perplexity"),
-    ]
-    curve_layers: list[Spec] = [
-        *(
-            {
-                "data": {"values": [point for point in points if point["curve"] == CURVES[key]]},
-                "mark": {
-                    "type": "line",
-                    "strokeWidth": 1.2 if key == "loss" else 2,
-                    "color": FAINT if key == "loss" else INK,
-                },
-                "encoding": {"x": x, "y": y, "tooltip": tooltip},
-            }
-            for key in curves
-        ),
-        *curve_names(points, x, y),
-    ]
+    )
+    what = draw.columns(step="step", curve="curve:N", value="loss", perplexity="perplexity")
+    styles: dict[str, Spec] = {
+        "loss": {"strokeWidth": 1.2, "color": FAINT},
+        "eval_loss": {"strokeWidth": 2, "color": INK},
+    }
+    curve_layers = [
+        draw.line([point for point in points if point["curve"] == CURVES[key]], x=x, y=y, tooltip=what, **styles[key])
+        for key in curves
+    ] + curve_names(points, x, y)
     layers: list[Spec] = [
         {"layer": curve_layers},  # of one axis, apart from the one on the right
         *events(track, named, x),
-        {
-            "data": {"values": points[:1]},
-            "mark": {"type": "point", "opacity": 0},
-            "encoding": {"x": x, "y": right},
-        },
+        draw.mark("point", points[:1], x=x, y=right, opacity=0),
     ]
     made = chart(
         name=name,
@@ -116,8 +92,7 @@ def loss_panel(track: Track, named: Sequence[int] | None = None, *, name: str = 
         reading=loss_words(track),
         layers=layers,
         height=HEIGHT,
-        columns=("step", "curve", "loss", "perplexity"),
-        rows=([p["step"], p["curve"], p["value"], p["perplexity"]] for p in reversed(points)),
+        **what.table(reversed(points)),
     )
     made.spec["resolve"] = {"scale": {"y": "independent"}}
     return made
@@ -177,37 +152,24 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
     parts: list[tuple[Part, np.ndarray, np.ndarray]] = [("scale", track.z_scale, track.layers_scale)]
     parts += [("bias", track.z_bias, track.layers_bias)] if track.has_bias else []
     rows = [
-        {
-            "step": int(step), "z": round_to(float(z[i, column]), 3), "layers": int(layers[i, column]),
-            "dim": dim, "part": part, "name": label(dim),
-        }
+        {"step": int(step), "dim": dim, "part": part, "name": label(dim), "layers": int(layers[i, column])}
+        | rounded(3, z=z[i, column])
         for part, z, layers in parts
         for column, dim in enumerate(track.followed)
         if dim in shown
         for i, step in enumerate(track.steps)
-    ]  # fmt: skip
-    x, y = step_axis(track), field("z", "|z|, mean over layers", scale={"zero": True})
-    legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2} if track.has_bias else None
-    scale = {"domain": ["scale", "bias"], "range": [[1, 0], [4, 3]]}
-    dash = {"field": "part", "type": "nominal", "legend": legend, "scale": scale}
-    tooltip = [
-        field("dim", "dimension"),
-        field("step", "step"),
-        field("part", "of", "nominal"),
-        field("z", "|z|"),
-        field("layers", "layers past the threshold"),
     ]
-    threshold = {"z": track.rule.n_sigma}
+    x, y = step_axis(track), field("z", "|z|, mean over layers", scale={"zero": True})
+    dash = draw.by("part", {"scale": [1, 0], "bias": [4, 3]}, symbolType="stroke", symbolStrokeWidth=2)
+    dash |= {} if track.has_bias else {"legend": None}
+    what = draw.columns(dim="dimension", part="of:N", step="step", z="|z|", layers="layers past the threshold")
+    top = max([float(row["z"] or 0.0) for row in rows], default=1.0)
     layers = [
-        {"data": {"values": [threshold]}, "mark": {"type": "rule", "color": MUTED, "strokeDash": [2, 3]}, "encoding": {"y": y}},
-        {
-            "data": {"values": rows},
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": dim_strokes(shown), "strokeDash": dash, "tooltip": tooltip},
-        },
-        *names_at_ends(rows, shown, x, y, by=("part",), span=(0.0, max([float(r["z"] or 0.0) for r in rows], default=1.0))),
+        draw.level(track.rule.n_sigma, y=y, strokeDash=[2, 3]),
+        draw.line(rows, x=x, y=y, color=draw.dim_strokes(shown), strokeDash=dash, tooltip=what, strokeWidth=2),
+        *names_at_ends(rows, shown, x, y, by=("part",), span=(0.0, top)),
         *events(track, named, x, legend=True),
-    ]  # fmt: skip
+    ]
     return chart(
         name=name,
         title="Distance from the other dimensions",
@@ -217,9 +179,8 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
         ),
         layers=layers,
         height=HEIGHT - 40,
-        columns=("dimension", "of", "step", "|z|", "layers past the threshold"),
-        rows=([r["dim"], r["part"], r["step"], r["z"], r["layers"]] for r in sorted(rows, key=lambda r: -int(str(r["step"])))),
-    )  # fmt: skip
+        **what.table(sorted(rows, key=lambda row: -int(row["step"]))),
+    )
 
 
 def emergence(track: Track, named: Sequence[int] | None = None, *, name: str = "emergence") -> Chart:
@@ -235,33 +196,15 @@ def emergence(track: Track, named: Sequence[int] | None = None, *, name: str = "
     right += [state_panel(track, named)] if track.states.size else []
     groups = [group for group in (left, middle, right) if group]
     apart = ("color", "shape", "x", "strokeDash")
-    independent = {"resolve": {"scale": dict.fromkeys(apart, "independent")}}
-    columns = [independent | {"vconcat": [_panel(one) for one in group], "spacing": 30} for group in groups]
+    columns = [above([inner(one, width=360, height=HEIGHT) for one in group], 30, apart) for group in groups]
     panels = [one for group in groups for one in group]
-    reading = " ".join(panel.reading for panel in panels)
-    spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "hconcat": columns,
-        **independent,
-        "spacing": 40,
-    }
-    last = panels[-1]
-    return Chart(
-        name, f"{track.provenance.model}: outliers over training", reading, spec, last.columns, last.rows, last.total
+    return composed(
+        name=name,
+        title=f"{track.provenance.model}: outliers over training",
+        reading=" ".join(panel.reading for panel in panels),
+        body=beside(columns, 40, apart),
+        **panels[-1].numbers,
     )
-
-
-def _panel(one: Chart) -> Spec:
-    """A chart as part of a larger one."""
-    kept = {key: value for key, value in one.spec.items() if key in ("layer", "resolve")}
-    return kept | {
-        "width": 360,
-        "height": HEIGHT,
-        "title": {"text": one.title, "color": INK, "fontSize": 13, "anchor": "start"},
-    }
 
 
 @dataclass(frozen=True)
@@ -294,30 +237,18 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
 
     marked = rows([column for column, dim in enumerate(track.dims) if dim in shown])
     band = [
-        {"step": int(step), "low": round_to(float(low), 6), "high": round_to(float(high), 6)}
+        {"step": int(step)} | rounded(6, low=low, high=high)
         for step, (low, high) in zip(track.steps, spread, strict=True)
     ]
-    tooltip = [field("dim", "dimension"), field("step", "step"), field("value", what)]
+    columns = draw.columns(dim="dimension", step="step", value=what)
+    others = [{key: value for key, value in row.items() if key != "name"} for row in rows(plain)]
+    faint: Spec = {"color": FAINT, "strokeWidth": 0.6, "opacity": 0.7}
     layers: list[Spec] = [
-        {
-            "data": {"values": band},
-            "mark": {"type": "area", "color": BAND, "opacity": 0.35},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
-        },
-        {
-            "data": {"values": [{k: v for k, v in row.items() if k != "name"} for row in rows(plain)]},
-            "mark": {"type": "line", "color": FAINT, "strokeWidth": 0.6, "opacity": 0.7},
-            "encoding": {"x": x, "y": y, "detail": {"field": "dim", "type": "nominal"}, "tooltip": tooltip},
-        },
+        draw.area(band, x=x, **draw.between(y=y), color=BAND, opacity=0.35),
+        draw.line(others, x=x, y=y, detail=draw.nominal("dim"), tooltip=columns, **faint),
     ]
     if shown:
-        layers.append(
-            {
-                "data": {"values": marked},
-                "mark": {"type": "line", "strokeWidth": 2.4},
-                "encoding": {"x": x, "y": y, "color": dim_strokes(shown), "tooltip": tooltip},
-            }
-        )
+        layers.append(draw.line(marked, x=x, y=y, color=draw.dim_strokes(shown), tooltip=columns, strokeWidth=2.4))
         layers += names_at_ends(marked, shown, x, y, span=(float(np.min(spread)), float(np.max(spread))))
     return chart(
         name=words.name,
@@ -325,6 +256,5 @@ def _lines(track: Track, values: np.ndarray, spread: np.ndarray, named: Sequence
         reading=words.reading,
         layers=[*layers, *events(track, named, x, legend=True)],
         height=HEIGHT,
-        columns=("dimension", "step", what),
-        rows=([r["dim"], r["step"], r["value"]] for r in sorted(marked, key=lambda r: -r["step"])),
+        **columns.table(sorted(marked, key=lambda row: -row["step"]), digits=6),
     )

@@ -5,17 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    PLAIN_NUMBER,
-    Spec,
-    dim_colour,
-    dim_strokes,
-    field,
-    label,
-    looks,
-    number,
-    round_numbers,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import PLAIN_NUMBER, Spec, field, label, looks, number, round_numbers
 from outlierlens.charts.dim_names import MOST
 from outlierlens.charts.palette import ALARM, COLOURED, INK, MUTED
 from outlierlens.tracked import Track
@@ -45,14 +36,8 @@ def curve_names(points: list[Spec], x: Spec, y: Spec) -> list[Spec]:
     first = [point for point in points if point["curve"] == points[0]["curve"]]
     for place, curve in enumerate(dict.fromkeys(point["curve"] for point in points)):
         at = first[2 * len(first) // 3] | {"curve": curve}
-        mark = {
-            "type": "text",
-            "dy": -12 - 15 * place,
-            "align": "left",
-            "color": MUTED if curve == CURVES["loss"] else INK,
-        }
-        encoding = {"x": x, "y": y, "text": {"field": "curve", "type": "nominal"}}
-        made.append({"data": {"values": [at]}, "mark": mark, "encoding": encoding})
+        colour = MUTED if curve == CURVES["loss"] else INK
+        made.append(draw.text([at], "curve", x=x, y=y, dy=-12 - 15 * place, align="left", color=colour))
     return made
 
 
@@ -79,25 +64,13 @@ def events(track: Track, named: Sequence[int], x: Spec, *, legend: bool = False)
         loss.append(
             {"step": track.plateau.step, "what": f"the loss is within {100 * track.plateau.share:g} % of its fall"}
         )
-    tooltip = [field("step", "step"), field("what", "what", "nominal")]
+    tooltip = draw.columns(step="step", what="what:N")
     made: list[Spec] = []
     if loss:
-        made.append(
-            {
-                "data": {"values": loss},
-                "mark": {"type": "rule", "color": ALARM, "strokeDash": [2, 3], "strokeWidth": 1.4},
-                "encoding": {"x": x, "tooltip": tooltip},
-            }
-        )
+        made.append(draw.rule(loss, x=x, tooltip=tooltip, color=ALARM, strokeDash=[2, 3], strokeWidth=1.4))
     if emerged:
-        colour = dim_strokes(shown) if legend else dim_colour(shown, legend=False)
-        made.append(
-            {
-                "data": {"values": emerged},
-                "mark": {"type": "rule", "strokeDash": [6, 3], "strokeWidth": 1.4},
-                "encoding": {"x": x, "color": colour, "tooltip": tooltip},
-            }
-        )
+        colour = draw.dim_strokes(shown) if legend else draw.dim_colour(shown, legend=False)
+        made.append(draw.rule(emerged, x=x, color=colour, tooltip=tooltip, strokeDash=[6, 3], strokeWidth=1.4))
     return made
 
 

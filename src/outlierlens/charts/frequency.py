@@ -10,25 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
     Chart,
     Spec,
     chart,
-    dim_colour,
-    dim_shape,
     field,
     label,
     looks,
     number,
     place,
     round_to,
+    rounded,
     strongest_first,
 )
 from outlierlens.charts.dim_names import MOST, names_at_ends
-from outlierlens.charts.palette import BAND, COLOURED, DIM_COLOURS, INK, MUTED, SURFACE
+from outlierlens.charts.palette import BAND, COLOURED, DIM_COLOURS, INK, MUTED
+from outlierlens.charts.panels import above, beside, composed, heading, inner
 from outlierlens.errors import BadInput
 from outlierlens.frequent import BLOCKS, VIEWS, Cloud, Frequency
 
@@ -61,51 +59,23 @@ def frequency_layers(
             ends = np.percentile(known, (INSIDE[0], 50, INSIDE[1]))
             band.append({"layer": layer, **dict(zip(("low", "middle", "high"), map(round_to, ends), strict=True))})
     points = [
-        {"layer": layer, "name": label(dim), "value": round_to(float(values.value[row, dim])),
-         "low": round_to(float(low[row, dim])), "high": round_to(float(high[row, dim]))}
-        for dim in dims for row, layer in enumerate(found.layers) if np.isfinite(values.value[row, dim])
-    ]  # fmt: skip
-    x = _layer_axis(found)
-    y = field("value", f"r of |h| with {COUNTS[measure]}", axis={"tickCount": 6})
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("name", "dimension", "nominal"),
-        field("value", "r"),
-        field("low", "95 % from"),
-        field("high", "to"),
+        {"layer": layer, "name": label(dim)}
+        | rounded(value=values.value[row, dim], low=low[row, dim], high=high[row, dim])
+        for dim in dims
+        for row, layer in enumerate(found.layers)
+        if np.isfinite(values.value[row, dim])
     ]
-    colour, shape = dim_colour(shown), dim_shape(shown)
+    x = draw.layer_axis(found.layers)
+    y = field("value", f"r of |h| with {COUNTS[measure]}", axis={"tickCount": 6})
+    what = draw.columns(layer="layer:O", name="dimension:N", value="r", **draw.ENDS)
+    colour, shape = draw.dim_colour(shown), draw.dim_shape(shown)
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"value": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeWidth": 1},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": band},
-            "mark": {"type": "area", "color": BAND, "opacity": 0.75},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
-        },
-        {
-            "data": {"values": band},
-            "mark": {"type": "line", "color": MUTED, "strokeWidth": 1.5, "strokeDash": [4, 3]},
-            "encoding": {"x": x, "y": y | {"field": "middle"}},
-        },
-        {
-            "data": {"values": points},
-            "mark": {"type": "rule", "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour},
-        },
-        {
-            "data": {"values": points},
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": colour},
-        },
-        {
-            "data": {"values": points},
-            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 60},
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
+        draw.level(0, y=y, strokeWidth=1),
+        draw.area(band, x=x, **draw.between(y=y), color=BAND, opacity=0.75),
+        draw.line(band, x=x, y=y | {"field": "middle"}, color=MUTED, strokeWidth=1.5, strokeDash=draw.DASHED),
+        draw.rule(points, x=x, **draw.between(y=y), color=colour, strokeWidth=1.5),
+        draw.line(points, x=x, y=y, color=colour, strokeWidth=2),
+        draw.points(points, x=x, y=y, color=colour, shape=shape, tooltip=what, size=60),
         *names_at_ends(points, shown, x, y, span=(-0.5, 0.5)),
     ]
     return chart(
@@ -114,8 +84,7 @@ def frequency_layers(
         reading=_layers_reading(found, view, measure),
         layers=layers,
         height=HEIGHT,
-        columns=("layer", "dimension", "r", "95 % from", "to"),
-        rows=(list(point.values()) for point in points),
+        **what.table(points),
     )
 
 
@@ -137,45 +106,29 @@ def frequency_types(found: Frequency, dim: int | None = None, *, name: str = "fr
     middle = (one.x[:-1] + one.x[1:]) / 2
     means = [
         {"x": round_to(float(x)), "y": round_to(float(mean))}
-        for x, mean in zip(middle, one.mean, strict=True) if np.isfinite(mean)
-    ]  # fmt: skip
+        for x, mean in zip(middle, one.mean, strict=True)
+        if np.isfinite(mean)
+    ]
     x = field("x", "log10(1 + count) of a type", scale={"zero": False, "nice": False})
     y = field("y", f"mean |h| of {label(one.dim)}", scale={"zero": False, "nice": False})
-    tooltip = [
-        field("x", "log10 count from"),
-        field("x2", "to"),
-        field("y", "|h| from"),
-        field("y2", "to"),
-        field("n", "types"),
-    ]
+    what = draw.columns(x="log10 count from", x2="to", y="|h| from", y2="to", n="types")
     dims = _named(found)
     turn = looks(dims, dims).get(one.dim)
+    scale = {"type": "sqrt", "range": [0.12, 1], "domain": [0, max(box["n"] for box in boxes)]}
+    shade = {"field": "n", "type": "quantitative", "legend": None, "scale": scale}
+    box = draw.between("x", "x2", x=x) | draw.between("y", "y2", y=y)
     layers: list[Spec] = [
-        {
-            "data": {"values": boxes},
-            "mark": {"type": "rect", "color": MUTED if turn is None else DIM_COLOURS[turn]},
-            "encoding": {
-                "x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}, "tooltip": tooltip,
-                "opacity": {
-                    "field": "n", "type": "quantitative", "legend": None,
-                    "scale": {"type": "sqrt", "range": [0.12, 1], "domain": [0, max(box["n"] for box in boxes)]},
-                },
-            },
-        },
-        {
-            "data": {"values": means},
-            "mark": {"type": "line", "color": INK, "strokeWidth": 2, "point": {"color": INK, "size": 18}},
-            "encoding": {"x": x, "y": y},
-        },
-    ]  # fmt: skip
+        draw.rect(boxes, **box, tooltip=what, opacity=shade, color=MUTED if turn is None else DIM_COLOURS[turn]),
+        draw.line(means, x=x, y=y, color=INK, strokeWidth=2),
+        draw.points(means, x=x, y=y, color=INK, size=18),
+    ]
     return chart(
         name=name,
         title=f"{label(one.dim).capitalize()}, {place(one.layer)}: types",
         reading=_types_reading(found, one),
         layers=layers,
         height=HEIGHT,
-        columns=("log10 count from", "to", "|h| from", "to", "types"),
-        rows=([box["x"], box["x2"], box["y"], box["y2"], box["n"]] for box in boxes),
+        **what.table(boxes),
     )
 
 
@@ -186,43 +139,23 @@ def frequency(found: Frequency, *, name: str = "frequency") -> Chart:
     _one_scale([*upper, *lower])
     if found.clouds:
         lower.append(frequency_types(found))
-    parts = [*upper, *lower]
-    reading = " ".join(dict.fromkeys(part.reading for part in parts))
-    rows: list[Spec] = [
-        {"hconcat": [_panel(one) for one in row], "spacing": 75, "bounds": "flush"} for row in (upper, lower)
-    ]
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": rows,
-        "spacing": 30,
-        "resolve": {"scale": {"color": "shared", "shape": "shared", "x": "independent", "y": "independent"}},
-    }
-    keys = ("layer", "measure", "view", "named", "others", "difference", "low", "high", "p")
-    numbers = tuple(
-        tuple(round_to(value) if isinstance(value, float) else value for value in (getattr(one, key) for key in keys))
-        for one in found.contrasts
+    rows = [
+        beside([inner(one, width=PANEL, height=HEIGHT, title=heading(one.title, frame="group")) for one in row], 75,
+               bounds="flush")
+        for row in (upper, lower)
+    ]  # fmt: skip
+    scales = {"color": "shared", "shape": "shared", "x": "independent", "y": "independent"}
+    what = draw.columns(
+        layer="layer", measure="correlation", view="tokens", named="mean |r| of outliers", others="of all others",
+        difference="difference", **draw.ENDS, p="rank p",
+    )  # fmt: skip
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: dimensions and token frequency",
+        reading=" ".join(dict.fromkeys(part.reading for part in (*upper, *lower))),
+        body=above(rows, 30, resolve={"scale": scales}),
+        **what.table(found.contrasts),
     )
-    words = (
-        "layer",
-        "correlation",
-        "tokens",
-        "mean |r| of outliers",
-        "of all others",
-        "difference",
-        "95 % from",
-        "to",
-        "rank p",
-    )
-    title = f"{found.provenance.model}: dimensions and token frequency"
-    return Chart(name, title, reading, spec, words, numbers[:TABLE_ROWS], len(numbers))
-
-
-def _panel(one: Chart) -> Spec:
-    title = {"text": one.title, "color": INK, "fontSize": 13, "anchor": "start", "frame": "group"}
-    return {"layer": one.spec["layer"], "width": PANEL, "height": HEIGHT, "title": title}
 
 
 def _one_scale(panels: list[Chart]) -> None:
@@ -254,19 +187,9 @@ def _strongest(found: Frequency) -> tuple[int, ...]:
 
 def _boxes(one: Cloud) -> list[dict[str, Any]]:
     return [
-        {"x": round_to(float(one.x[i])), "x2": round_to(float(one.x[i + 1])), "y": round_to(float(one.y[j])),
-         "y2": round_to(float(one.y[j + 1])), "n": int(one.n[i, j])}
+        rounded(x=one.x[i], x2=one.x[i + 1], y=one.y[j], y2=one.y[j + 1]) | {"n": int(one.n[i, j])}
         for i, j in np.argwhere(one.n)
-    ]  # fmt: skip
-
-
-def _layer_axis(found: Frequency) -> Spec:
-    axis: dict[str, Any] = {"labelAngle": 0, "grid": False}
-    axis["labelExpr"] = "datum.value === 'embeddings' ? 'emb' : datum.value"
-    return {
-        "field": "layer", "type": "ordinal", "title": "layer", "sort": list(found.layers),
-        "scale": {"type": "point", "padding": 0.4}, "axis": axis,
-    }  # fmt: skip
+    ]
 
 
 def _layers_reading(found: Frequency, view: str, measure: str) -> str:

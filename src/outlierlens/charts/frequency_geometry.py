@@ -6,11 +6,11 @@ the most frequent band against the rarest.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from outlierlens.charts import fixes
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, label, number, round_to
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.charts import draw, fixes
+from outlierlens.charts.base import Chart, Spec, field, label, number, round_to, rounded
+from outlierlens.charts.palette import COLOURED
+from outlierlens.charts.panels import above, beside, composed, heading, panel
 from outlierlens.frequency_bands import BY_BAND, FrequencyBands, LayerBands, band_rows
 from outlierlens.geometrical import Estimate
 
@@ -28,35 +28,22 @@ BELOW = {
 def frequency_geometry(found: FrequencyBands, *, name: str = "frequency-geometry") -> Chart:
     """Mean norm and cosine of each band of frequency by layer, a column a state; below, most frequent against rarest."""
     shown = drawn_bands(len(found.bands))
-    upper = [
-        {"hconcat": [_bands(found, measure, state, shown) for state in found.states], "spacing": 18}
-        for measure in BY_BAND
-    ]
-    lower: Spec = {"hconcat": [_states(found, measure) for measure in BELOW], "spacing": 40}
-    reading = _reading(found, shown)
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": [
-            {"vconcat": upper, "spacing": 14, "resolve": {"scale": {"color": "shared", "shape": "shared"}}},
-            lower | {"resolve": {"scale": {"color": "shared", "shape": "shared"}}},
-        ],
-        "spacing": 26,
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
-    }
-    keys = ("layer", "state", "band", "counts", "norm", "norm_low", "norm_high", "cosine", "cosine_low", "cosine_high",
-            "cosine_types", "norm_ratio", "spearman", "types_gap", "types_gap_change")  # fmt: skip
-    words = ("layer", "state", "band", "count in the corpus", "mean norm", "95 % from", "to", "mean cosine", "95 % from",
-             "to", "of other types", "norm, most frequent / rarest", "rho of count and norm", "gap of other types",
-             "change")  # fmt: skip
-    numbers = [
-        tuple(round_to(row[key]) if isinstance(row[key], float) else row[key] for key in keys)
-        for row in band_rows(found)
-    ]
-    title = f"{found.provenance.model}: vectors of frequent and of rare tokens"
-    return Chart(name, title, reading, spec, words, tuple(numbers[:TABLE_ROWS]), len(numbers))
+    shared: Spec = {"resolve": {"scale": {"color": "shared", "shape": "shared"}}}
+    upper = [beside([_bands(found, measure, state, shown) for state in found.states], 18) for measure in BY_BAND]
+    lower = beside([_states(found, measure) for measure in BELOW], 40, **shared)
+    what = draw.columns(
+        layer="layer", state="state", band="band", counts="count in the corpus", norm="mean norm", norm_low="95 % from",
+        norm_high="to", cosine="mean cosine", cosine_low="95 % from", cosine_high="to", cosine_types="of other types",
+        norm_ratio="norm, most frequent / rarest", spearman="rho of count and norm", types_gap="gap of other types",
+        types_gap_change="change",
+    )  # fmt: skip
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: vectors of frequent and of rare tokens",
+        reading=_reading(found, shown),
+        body=above([above(upper, 14, **shared), lower], 26, apart=("color", "shape")),
+        **what.table(band_rows(found)),
+    )
 
 
 def drawn_bands(n: int) -> tuple[int, ...]:
@@ -76,17 +63,14 @@ def _bands(found: FrequencyBands, measure: str, state: str, shown: Sequence[int]
         if row.state == state and math.isfinite(getattr(row, measure)[number].value)
     ]
     every = [getattr(row, measure)[number] for row in found.rows for number in shown]
-    look: dict[str, Any] = {"field": "name", "type": "nominal"}
-    legend = {"title": "count of the token in the corpus", "columns": 3, "labelLimit": 300}
-    colour = look | {"scale": fixes.scale([*names.values()], DIM_COLOURS[: len(names)]), "legend": legend}
-    shape = look | {"scale": fixes.scale([*names.values()], SHAPES[: len(names)]), "legend": legend}
+    look = draw.both("name", [*names.values()], title="count of the token in the corpus", columns=3, labelLimit=300)
     first = state == found.states[0]
     y = field("value", MEASURES[measure], scale=_scale(every, log=measure == "norm"))
     y["title"] = MEASURES[measure] if first else None
     y["axis"] = {"tickCount": 5, "labels": first, "ticks": first, "domain": first}
     last = measure == BY_BAND[-1]
     title = TITLES[state] if measure == BY_BAND[0] else ""
-    return _panel(points, (_layer_axis(found, last), y, colour, shape), title, MEASURES[measure])
+    return _panel(points, (_layer_axis(found, last), y, *look), title, MEASURES[measure])
 
 
 def _states(found: FrequencyBands, measure: str) -> Spec:
@@ -95,57 +79,32 @@ def _states(found: FrequencyBands, measure: str) -> Spec:
         _point(row, TITLES[row.state], one) for row in found.rows if math.isfinite((one := getattr(row, measure)).value)
     ]
     titles = [TITLES[state] for state in found.states]
-    looks = fixes.colours(found.states), fixes.shapes(found.states)
-    legend = {"title": None, "columns": 6}
-    look: dict[str, Any] = {"field": "name", "type": "nominal", "legend": legend}
-    colour, shape = (look | {"scale": fixes.scale(titles, one)} for one in looks)
+    look = draw.both("name", titles, fixes.colours(found.states), fixes.shapes(found.states), columns=6)
     level = 1.0 if measure == "norm_ratio" else 0.0  # where frequent and rare tokens are the same
     scale = _scale([getattr(row, measure) for row in found.rows], level)
     y = field("value", "", scale=scale, axis={"tickCount": 5})
-    return _panel(points, (_layer_axis(found, True), y, colour, shape), BELOW[measure], BELOW[measure], level)
+    return _panel(points, (_layer_axis(found, True), y, *look), BELOW[measure], BELOW[measure], level)
 
 
 def _panel(
-    points: list[Spec], axes: tuple[Spec, Spec, Spec, Spec], title: str, what: str, level: float | None = None
+    points: list[Spec], axes: tuple[Spec, Spec, Spec, Spec], title: str, measure: str, level: float | None = None
 ) -> Spec:
     x, y, colour, shape = axes
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("name", "of", "nominal"),
-        field("value", what),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("change", "change from raw"),
-        field("change_low", "95 % from"),
-        field("change_high", "to"),
+    what = draw.columns(layer="layer:O", name="of:N", value=measure, **draw.ENDS, **draw.CHANGE)
+    encoding: Spec = {"x": x, "y": y, "color": colour}
+    layers: list[Spec] = [] if level is None else [draw.level(level, y=y, strokeWidth=1)]
+    layers += [
+        draw.area(None, **(encoding | draw.between(y=y)), opacity=0.18),
+        draw.line(None, **encoding, strokeWidth=1.8),
+        draw.points(None, **encoding, shape=shape, tooltip=what, size=45),
     ]
-    encoding = {"x": x, "y": y, "color": colour}
-    layers: list[Spec] = [
-        {
-            "mark": {"type": "area", "opacity": 0.18},
-            "encoding": encoding | {"y": y | {"field": "low"}, "y2": {"field": "high"}},
-        },
-        {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": encoding},
-        {
-            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 45},
-            "encoding": encoding | {"shape": shape, "tooltip": tooltip},
-        },
-    ]
-    if level is not None:
-        rule = {"type": "rule", "color": MUTED, "strokeWidth": 1}
-        layers.insert(0, {"data": {"values": [{"value": level}]}, "mark": rule, "encoding": {"y": y}})
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "data": {"values": points},
-        "layer": layers,
-        "title": {"text": title, "color": INK, "fontSize": 12.5, "anchor": "start", "frame": "group", "offset": 6},
-    }
+    above_it = heading(title, fontSize=12.5, frame="group", offset=6)
+    return panel(layers, WIDTH, HEIGHT, above_it, data={"values": points})
 
 
 def _point(row: LayerBands, name: str, one: Estimate) -> Spec:
     parts = ("value", "low", "high", "change", "change_low", "change_high")
-    return {"layer": row.layer, "name": name} | {part: round_to(getattr(one, part)) for part in parts}
+    return {"layer": row.layer, "name": name} | rounded(**{part: getattr(one, part) for part in parts})
 
 
 def _scale(every: Sequence[Estimate], level: float = 0.0, *, log: bool = False) -> Spec:
@@ -160,12 +119,7 @@ def _scale(every: Sequence[Estimate], level: float = 0.0, *, log: bool = False) 
 
 
 def _layer_axis(found: FrequencyBands, labels: bool) -> Spec:
-    axis: dict[str, Any] = {"labelAngle": 0, "grid": False, "labels": labels, "ticks": labels}
-    axis["labelExpr"] = "datum.value === 'embeddings' ? 'emb' : datum.value"
-    return {
-        "field": "layer", "type": "ordinal", "title": "layer" if labels else None, "sort": list(found.layers),
-        "scale": {"type": "point", "padding": 0.4}, "axis": axis,
-    }  # fmt: skip
+    return draw.layer_axis(found.layers, "layer" if labels else None, labels=labels, ticks=labels)
 
 
 def _name(found: FrequencyBands, number: int) -> str:

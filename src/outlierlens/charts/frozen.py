@@ -3,9 +3,13 @@
 A line a repair, raw vectors in ink with their 95 % intervals; a mark with its change where the dev split chooses the layer.
 """
 
-from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
-from outlierlens.charts.fixes import colours, drawn, left_out, scale, shapes
-from outlierlens.charts.palette import INK, MUTED
+from typing import Any
+
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, bar, chart, field, number, round_to, rounded
+from outlierlens.charts.fixes import colours, drawn, left_out, shapes
+from outlierlens.charts.forms import baseline, lines
+from outlierlens.charts.palette import INK
 from outlierlens.frozen_scores import FrozenScores, frozen_rows
 
 
@@ -14,7 +18,7 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
     fixes = drawn([one.fix for one in found.fixes])
     numbers = ("test", "low", "high", "dev", "train")
     rows = [
-        {"layer": row["layer"], "fix": row["fix"]} | {key: round_to(row[key]) for key in numbers}
+        {"layer": row["layer"], "fix": row["fix"]} | rounded(**{key: row[key] for key in numbers})
         for row in frozen_rows(found)
         if row["fix"] in fixes
     ]
@@ -24,64 +28,24 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
     below = found.majority < low - (high - low)
     low, high = (low, high) if below else (min(low, found.majority), max(high, found.majority))
     pad = 0.06 * (high - low) or 0.05
-    x = field(
-        "layer",
-        "layer (block outputs from 0)",
-        "ordinal",
-        sort=list(found.layers),
-        axis={"labelAngle": 0, "grid": False},
-    )
     domain = {"domain": [low - pad, high + pad], "nice": False, "zero": False}
+    x = draw.layer_axis(found.layers, "layer (block outputs from 0)")
     y = field("test", f"{found.metric} on the test split", scale=domain, axis={"tickCount": 7})
-    colour, shape = (
-        field("fix", "", "nominal", scale=scale(fixes, looks), legend={"title": None, "columns": 7})
-        for looks in (colours(fixes), shapes(fixes))
-    )
-    tooltip = [field("layer", "layer", "nominal"), field("fix", "fix", "nominal"), field("test", found.metric)]
-    tooltip += [field("low", "95 % from"), field("high", "to"), field("dev", "on dev"), field("train", "on train")]
-    said = f"always the commonest label {number(found.majority)}"
-    baseline = [] if below else [{"test": round_to(found.majority), "says": said}]
+    colour, shape = draw.both("fix", fixes, colours(fixes), shapes(fixes), columns=7)
+    what = draw.columns(layer="layer:N", fix="fix:N", test=found.metric, **draw.ENDS, dev="on dev", train="on train")
+    raw = [row for row in rows if row["fix"] == "raw"]
     chosen = [
         {"layer": one.selected.layer, "test": round_to(one.selected.value), "fix": one.fix}
         for one in found.fixes
         if one.fix in fixes
     ]
-    layers: list[Spec] = [
-        {
-            "data": {"values": baseline},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": baseline},
-            "mark": {"type": "text", "align": "right", "x": "width", "dx": -4, "dy": -7, "color": MUTED},
-            "encoding": {"y": y, "text": {"field": "says", "type": "nominal"}},
-        },
-        {
-            "data": {"values": [row for row in rows if row["fix"] == "raw"]},
-            "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.5, "color": INK},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
-        },
-        {
-            "data": {"values": [row for row in rows if row["fix"] == "raw"]},
-            "mark": {"type": "line", "strokeWidth": 6, "opacity": 0.35, "color": INK},
-            "encoding": {"x": x, "y": y},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": colour},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": chosen},
-            "mark": {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "shape": "circle"},
-            "encoding": {"x": x, "y": y, "color": colour},
-        },
+    said = f"always the commonest label {number(found.majority)}"
+    layers = [
+        *([] if below else baseline(found.majority, said, y=y)),
+        draw.rule(raw, x=x, **draw.between(y=y), strokeWidth=1.5, opacity=0.5, color=INK),
+        draw.line(raw, x=x, y=y, strokeWidth=6, opacity=0.35, color=INK),
+        *lines(rows, x, y, (colour, shape), what),
+        draw.mark("point", chosen, x=x, y=y, color=colour, filled=False, size=260, strokeWidth=2, shape="circle"),
     ]
     return chart(
         name=name,
@@ -90,12 +54,14 @@ def frozen(found: FrozenScores, *, name: str = "frozen") -> Chart:
         layers=layers,
         height=360,
         columns=("fix", "layer", found.metric, "95 % from", "to", "− raw", "95 % from", "to", "on dev", "on train"),
-        rows=(
-            [row["fix"], row["layer"], *(round_to(row[key]) for key in ("test", "low", "high", "change")),
-             *bar(row["change_low"], row["change_high"]).values(), round_to(row["dev"]), round_to(row["train"])]
-            for row in frozen_rows(found)
-        ),
-    )  # fmt: skip
+        rows=map(_numbers, frozen_rows(found)),
+    )
+
+
+def _numbers(row: dict[str, Any]) -> list[Any]:
+    scores, others = (row["test"], row["low"], row["high"], row["change"]), (row["dev"], row["train"])
+    ends = bar(row["change_low"], row["change_high"]).values()
+    return [row["fix"], row["layer"], *map(round_to, scores), *ends, *map(round_to, others)]
 
 
 def _reading(found: FrozenScores) -> str:

@@ -6,27 +6,13 @@ self_similarity(found)         # of words in different sentences, less the aniso
 cosine_shares(found)           # the mean cosine as a stack of the dimensions that carry it
 """
 
-from typing import Any
-
-from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
-    Chart,
-    Spec,
-    chart,
-    dim_colour,
-    field,
-    label,
-    looks,
-    number,
-    place,
-    round_to,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, chart, field, label, looks, number, place, round_to
 from outlierlens.charts.dim_names import MOST
-from outlierlens.charts.fixes import colours, left_out, scale, shapes
+from outlierlens.charts.fixes import colours, left_out, shapes
 from outlierlens.charts.fixes import drawn as shown_fixes
-from outlierlens.charts.palette import COLOURED, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts.palette import COLOURED, FAINT, SURFACE
+from outlierlens.charts.panels import above, beside, composed, heading, inner
 from outlierlens.errors import BadInput
 from outlierlens.geometrical import Contribution, Estimate, Geometry, LayerGeometry, geometry_rows
 
@@ -95,44 +81,26 @@ def cosine_shares(found: Geometry, fix: str | None = None, *, name: str = "cosin
                 rest -= known[dim].contribution
                 bars.append(_bar(row, label(dim), known[dim].contribution, known[dim].share, turn))
         bars.append(_bar(row, OTHERS, rest, rest / row.anisotropy.value, len(named)))
-    x, y = _layer_axis(found), field("value", "mean cosine, by dimension", axis={"tickCount": 6})
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("name", "dimension", "nominal"),
-        field("value", "adds to the cosine"),
-        field("share", "share", format=".1%"),
-    ]
-    colour = dim_colour(shown)
-    colour["scale"] = {
-        "domain": [*colour["scale"]["domain"], OTHERS],
-        "range": [*colour["scale"]["range"], FAINT],
-    }
+    x, y = draw.layer_axis(found.layers), field("value", "mean cosine, by dimension", axis={"tickCount": 6})
+    share = field("share", "share", format=".1%")
+    what = draw.columns(layer="layer:O", name="dimension:N", value="adds to the cosine", share=share)
+    colour = draw.dim_colour(shown)
+    colour["scale"] = {"domain": [*colour["scale"]["domain"], OTHERS], "range": [*colour["scale"]["range"], FAINT]}
     if "values" in colour["legend"]:
         colour["legend"]["values"].append(OTHERS)
-    order = {"field": "turn", "type": "quantitative"}
     x = x | {"scale": {"type": "band", "paddingInner": 0.25, "paddingOuter": 0.15}}
+    order = {"field": "turn", "type": "quantitative"}
     layers: list[Spec] = [
-        {
-            "data": {"values": bars},
-            "mark": {"type": "bar"},
-            "encoding": {"x": x, "y": y, "color": colour, "order": order, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": _texts(bars)},
-            "mark": {"type": "text", "color": SURFACE, "fontSize": 11, "fontWeight": 700},
-            "encoding": {
-                "x": x, "y": y | {"field": "middle"}, "text": {"field": "says", "type": "nominal"}
-            },
-        },
-    ]  # fmt: skip
+        draw.bar(bars, x=x, y=y, color=colour, order=order, tooltip=what),
+        draw.text(_texts(bars), "says", x=x, y=y | {"field": "middle"}, color=SURFACE, fontSize=11, fontWeight=700),
+    ]
     return chart(
         name=name,
         title=f"What carries the cosine ({fix})",
         reading=_shares_reading(found, rows, fix),
         layers=layers,
         height=HEIGHT,
-        columns=("layer", "dimension", "adds to the cosine", "share"),
-        rows=([bar["layer"], bar["name"], bar["value"], bar["share"]] for bar in bars),
+        **what.table(bars),
     )
 
 
@@ -141,37 +109,24 @@ def geometry(found: Geometry, *, name: str = "geometry") -> Chart:
     top = [anisotropy(found)] + ([self_similarity(found)] if found.words else [])
     below = [cosine_shares(found)] if any(row.top for row in found.rows) else []
     wide = PANEL * 2 + 50
-    upper: Spec = {
-        "hconcat": [_panel(one, PANEL if len(top) > 1 else wide) for one in top],
-        "spacing": 50,
-        "bounds": "flush",
-    }
-    parts = [*top, *below]
-    reading = " ".join(part.reading for part in parts)
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": [upper, *(_panel(one, wide) for one in below)],
-        "spacing": 30,
-        "resolve": {"scale": {"color": "independent", "shape": "independent", "x": "independent"}},
-    }
-    keys = ("layer", "fix", "anisotropy", "anisotropy_low", "anisotropy_high", "self_similarity_adjusted",
-            "intra_sentence_adjusted", "iso_score", "effective_rank", "top_share")  # fmt: skip
-    numbers = tuple(
-        tuple(round_to(row[key]) if isinstance(row[key], float) else row[key] for key in keys)
-        for row in geometry_rows(found)
+    upper = [inner(one, width=PANEL if len(top) > 1 else wide, height=HEIGHT, title=_title(one)) for one in top]
+    lower = [inner(one, width=wide, height=HEIGHT, title=_title(one)) for one in below]
+    what = draw.columns(
+        layer="layer", fix="fix", anisotropy="anisotropy", anisotropy_low="95 % from", anisotropy_high="to",
+        self_similarity_adjusted="self-similarity, adjusted", intra_sentence_adjusted="intra-sentence, adjusted",
+        iso_score="IsoScore", effective_rank="effective rank", top_share="share of the top 3",
+    )  # fmt: skip
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: how vectors lie in space",
+        reading=" ".join(part.reading for part in (*top, *below)),
+        body=above([beside(upper, 50, bounds="flush"), *lower], 30, apart=("color", "shape", "x")),
+        **what.table(geometry_rows(found)),
     )
-    title = f"{found.provenance.model}: how vectors lie in space"
-    words = ("layer", "fix", "anisotropy", "95 % from", "to", "self-similarity, adjusted", "intra-sentence, adjusted",
-             "IsoScore", "effective rank", "share of the top 3")  # fmt: skip
-    return Chart(name, title, reading, spec, words, numbers[:TABLE_ROWS], len(numbers))
 
 
-def _panel(one: Chart, width: int) -> Spec:
-    title = {"text": one.title, "color": INK, "fontSize": 13, "anchor": "start", "frame": "group"}
-    return {"layer": one.spec["layer"], "width": width, "height": HEIGHT, "title": title}
+def _title(one: Chart) -> Spec:
+    return heading(one.title, frame="group")
 
 
 def _lines(found: Geometry, measure: str, name: str, title: str, what: str, reading: str) -> Chart:
@@ -185,80 +140,22 @@ def _lines(found: Geometry, measure: str, name: str, title: str, what: str, read
     fixes = shown_fixes(found.fixes)
     size = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
     drawn = [point for point in points if point["fix"] in fixes]
-    colour = {
-        "field": "fix",
-        "type": "nominal",
-        "scale": scale(fixes, colours(fixes)),
-        "legend": {"title": None, "columns": 6},
-    }
-    shape = {
-        "field": "fix",
-        "type": "nominal",
-        "scale": scale(fixes, shapes(fixes)),
-        "legend": {"title": None, "columns": 6},
-    }
-    x, y = _layer_axis(found), field("value", what, scale={"zero": True}, axis={"tickCount": 7})
-    tooltip = [
-        field("layer", "layer", "ordinal"),
-        field("fix", "fix", "nominal"),
-        field("value", what),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("change", "change from raw"),
-        field("change_low", "95 % from"),
-        field("change_high", "to"),
-    ]
+    colour, shape = draw.both("fix", fixes, colours(fixes), shapes(fixes), columns=6)
+    x, y = draw.layer_axis(found.layers), field("value", what, scale={"zero": True}, axis={"tickCount": 7})
+    columns = draw.columns(layer="layer:O", fix="fix:N", value=what, **draw.ENDS, **draw.CHANGE)
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"value": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeWidth": 1},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "area", "opacity": 0.22},
-            "encoding": {
-                "x": x,
-                "y": y | {"field": "low"},
-                "y2": {"field": "high"},
-                "color": colour,
-            },
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": colour},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "point", "filled": True, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "size": size, "tooltip": tooltip},
-        },
+        draw.level(0, y=y, strokeWidth=1),
+        draw.area(drawn, x=x, **draw.between(y=y), color=colour, opacity=0.22),
+        draw.line(drawn, x=x, y=y, color=colour, strokeWidth=2),
+        draw.points(drawn, x=x, y=y, color=colour, shape=shape, size=size, tooltip=columns),
     ]
     reading += left_out(found.fixes)
-    return chart(
-        name=name,
-        title=title,
-        reading=reading,
-        layers=layers,
-        height=HEIGHT,
-        columns=("layer", "fix", what, "95 % from", "to", "change from raw", "95 % from", "to"),
-        rows=([value for key, value in point.items() if key != "size"] for point in points),
-    )
+    return chart(name=name, title=title, reading=reading, layers=layers, height=HEIGHT, **columns.table(points))
 
 
 def _estimate(row: LayerGeometry, measure: str) -> Estimate | None:
     found: Estimate | None = getattr(row, measure)
     return found
-
-
-def _layer_axis(found: Geometry) -> Spec:
-    axis: dict[str, Any] = {"labelAngle": 0, "grid": False}
-    axis["labelExpr"] = "datum.value === 'embeddings' ? 'emb' : datum.value"
-    return {
-        "field": "layer", "type": "ordinal", "title": "layer", "sort": list(found.layers),
-        "scale": {"type": "point", "padding": 0.4}, "axis": axis,
-    }  # fmt: skip
 
 
 def _known(row: LayerGeometry) -> dict[int, Contribution]:

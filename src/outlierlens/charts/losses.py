@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, bar, begun, chart, field, number, round_to, symmetric
-from outlierlens.charts.palette import ALARM, INK, MUTED
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, begun, chart, number, rounded, symmetric
+from outlierlens.charts.forms import interval_dots, null_dots
+from outlierlens.charts.palette import ALARM, MUTED
 from outlierlens.damage import Condition, Control, Damage
 from outlierlens.interval_words import interval_text
-
-GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
 
 
 def losses(damage: Damage, *, name: str = "loss") -> Chart:
@@ -19,56 +19,29 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     families: list[tuple[str, Sequence[Condition]]] = [(_chosen_name(chosen.dims), (chosen,))]
     families += [(f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in _drawn(damage)]
     rows = [
-        _row(
-            condition,
-            family,
-            0.5 if len(conditions) == 1 else (0.5 + i * GOLDEN) % 1,
-            chosen=number == 0,
-            unit=damage.of_change,
-        )
+        _row(one, family, 0.5 if len(conditions) == 1 else draw.spread(i), chosen=number == 0, unit=damage.of_change)
         for number, (family, conditions) in enumerate(families)
-        for i, condition in enumerate(conditions)
+        for i, one in enumerate(conditions)
     ]
     ends = [end for end in (chosen.change_low, chosen.change_high) if math.isfinite(end)]
     drawn = [row for row in rows if row["change"] is not None]
     values = np.array([row["change"] for row in drawn] + ends + [0.0])
     scale = symmetric(values, factor=30.0)
     # Two lines: one would be cut off on a narrow screen.
-    what = [f"lost {damage.measured}"] if damage.metric else [f"change of the {damage.task}", damage.of_change]
-    title = [*what[:-1], what[-1] + (" (symmetric log scale)" if scale.log else "")]
-    x: Spec = field(
-        "change", title, scale=scale.scale | {"padding": 14} if not scale.log else scale.scale, axis=scale.axis
+    title = [f"lost {damage.measured}"] if damage.metric else [f"change of the {damage.task}", damage.of_change]
+    x = scale.encoding("change", title, padding=14)
+    y = draw.strips("family", [family for family, _ in families], 190)
+    what = draw.columns(
+        label="off:N", dims="dimensions:N", change="change", **draw.ENDS, value=damage.task, perplexity="perplexity"
     )
-    y = {
-        "field": "family",
-        "type": "nominal",
-        "title": None,
-        "sort": [family for family, _ in families],
-        "axis": {"labelLimit": 190, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-        "scale": {"paddingInner": 0.25, "paddingOuter": 0.2},
-    }
-    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
-    tooltip = [
-        field("label", "off", "nominal"),
-        field("dims", "dimensions", "nominal"),
-        field("change", "change"),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("value", damage.task),
-    ]
-    tooltip += [field("perplexity", "perplexity")] if chosen.score.perplexity is not None else []
-    layers = _layers(drawn, x, y, jitter, tooltip)
+    layers = _layers(drawn, x, y, what if chosen.score.perplexity is not None else what[:-1])
     return chart(
         name=name,
         title=f"{begun(damage.measured)} with dimensions off ({damage.mode})",
         reading=reading(damage),
         layers=layers,
         height=60 + 62 * len(families),
-        columns=("off", "dimensions", "change", "95 % from", "to", damage.task, "perplexity"),
-        rows=(
-            [r["label"], r["dims"], r["change"], r["low"], r["high"], r["value"], r["perplexity"]]
-            for r in [_row(damage.intact, "intact", 0.5), *rows]
-        ),
+        **what.table([_row(damage.intact, "intact", 0.5), *rows]),
     )
 
 
@@ -114,10 +87,8 @@ def _row(condition: Condition, family: str, spread: float, *, chosen: bool = Fal
         "family": family,
         "label": condition.label,
         "dims": dims,
-        "change": round_to(condition.change),
+        **rounded(change=condition.change, value=condition.score.value, perplexity=perplexity),
         **bar(condition.change_low, condition.change_high),
-        "value": round_to(condition.score.value),
-        "perplexity": None if perplexity is None else round_to(perplexity),
         "says": f"{number(condition.change)} {unit}" if perplexity is None else f"perplexity {number(perplexity)}",
         "spread": round(spread, 3),
         "chosen": chosen,
@@ -130,45 +101,17 @@ def chosen_is_rightmost(rows: list[Spec]) -> bool:
     return bool(rows) and rows[0]["change"] > (min(changes) + max(changes)) / 2
 
 
-def _layers(rows: list[Spec], x: Spec, y: Spec, jitter: Spec, tooltip: list[Spec]) -> list[Spec]:
+def _layers(rows: list[Spec], x: Spec, y: Spec, what: list[Spec]) -> list[Spec]:
     # The text grows away from the nearer edge.
     align = "right" if chosen_is_rightmost(rows) else "left"
     chosen, controls = [r for r in rows if r["chosen"]], [r for r in rows if not r["chosen"]]
+    bar_of_chosen, diamond = interval_dots(chosen, x, y, what, yOffset=draw.JITTER, size=170)
+    words = {"dy": -16, "align": align, "fontWeight": 700, "color": ALARM}
     return [
-        {
-            "data": {"values": [{"change": 0, "text": "intact"}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": [{"change": 0, "text": "intact"}]},
-            "mark": {"type": "text", "y": -8, "color": MUTED},
-            "encoding": {"x": x, "text": {"field": "text", "type": "nominal"}},
-        },
-        {
-            "data": {"values": controls},
-            "mark": {"type": "point", "shape": "circle", "size": 55, "color": MUTED, "filled": True, "opacity": 0.6},
-            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": chosen},
-            "mark": {"type": "rule", "color": ALARM, "strokeWidth": 2},
-            "encoding": {
-                "x": x | {"field": "low"},
-                "x2": {"field": "high"},
-                "y": y,
-                "yOffset": jitter,
-                "tooltip": tooltip,
-            },
-        },
-        {
-            "data": {"values": chosen},
-            "mark": {"type": "text", "dy": -16, "align": align, "fontWeight": 700, "color": ALARM},
-            "encoding": {"x": x, "y": y, "yOffset": jitter, "text": {"field": "says", "type": "nominal"}},
-        },
-        {
-            "data": {"values": chosen},
-            "mark": {"type": "point", "shape": "diamond", "size": 170, "color": ALARM, "filled": True, "opacity": 1},
-            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
-        },
+        draw.rule([{"change": 0, "text": "intact"}], x=x, color=MUTED, strokeDash=draw.DASHED),
+        draw.text([{"change": 0, "text": "intact"}], "text", x=x, y=-8, color=MUTED),
+        null_dots(controls, x, y, tooltip=what),
+        bar_of_chosen,
+        draw.text(chosen, "says", x=x, y=y, yOffset=draw.JITTER, **words),
+        diamond,
     ]

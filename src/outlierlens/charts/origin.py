@@ -10,17 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
     Chart,
     Looks,
     Spec,
     begun,
     chart,
-    dim_colour,
-    dim_shape,
     field,
     label,
     looks,
@@ -38,7 +34,8 @@ from outlierlens.charts.origin_panels import (
     rank_panel,
     ranked_norms,
 )
-from outlierlens.charts.palette import BAND, INK, SURFACE
+from outlierlens.charts.palette import BAND
+from outlierlens.charts.panels import above, composed, grid, heading, inner
 from outlierlens.errors import BadInput
 from outlierlens.origins import StackOrigin, TableOrigin
 
@@ -53,32 +50,18 @@ def origin(stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: f
     parts += [origin_histograms(stack, named, n_sigma=n_sigma, prefix=prefix)]
     if ranked_norms(stack):
         parts += [origin_ranks(stack, named, prefix=prefix)]
-    specs = [
-        {
-            key: value
-            for key, value in part.spec.items()
-            if key not in ("$schema", "background", "config", "description")
-        }
+    panels = [
+        inner(part, title=heading(part.title, fontSize=15, offset=14))
         | ({"width": 2 * PANEL_WIDTH + 60} if "layer" in part.spec else {})
-        | {"title": {"text": part.title, "anchor": "start", "color": INK, "fontSize": 15, "offset": 14}}
         for part in parts
     ]
-    reading = " ".join(part.reading for part in parts)
-    spec = _page(specs, reading, spacing=44)
-    last = parts[-1]
-    title = f"Where dimensions {_listed(stack)} come from" if stack.dims else "Embeddings and norms"
-    return Chart(f"{prefix}origin", title, reading, spec, last.columns, last.rows, last.total)
-
-
-def _page(parts: Sequence[Spec], reading: str, *, spacing: int) -> Spec:
-    return {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": list(parts),
-        "spacing": spacing,
-    }
+    return composed(
+        name=f"{prefix}origin",
+        title=f"Where dimensions {_listed(stack)} come from" if stack.dims else "Embeddings and norms",
+        reading=" ".join(part.reading for part in parts),
+        body=above(panels, 44),
+        **parts[-1].numbers,
+    )
 
 
 def _listed(stack: StackOrigin) -> str:
@@ -118,37 +101,18 @@ def origin_rows(stack: StackOrigin, named: Sequence[int] | None = None, *, prefi
         for row in drawn
     ]
     last = table.n_rows - 1
-    x = field(
-        "row", "row of the position table", scale={"domain": [-0.012 * last, last], "nice": False}, axis={"grid": False}
-    )
+    scale = {"domain": [-0.012 * last, last], "nice": False}
+    x = field("row", "row of the position table", scale=scale, axis={"grid": False})
     y = field("value", "entry", scale={"zero": False, "nice": True})
-    tooltip = [field("row", "row"), field("position", "position"), field("name", "dimension", "nominal")]
-    tooltip += [field("end", "is the", "nominal"), field("value", "entry"), field("z", "z within the row")]
-    layers: list[Spec] = [
-        {
-            "data": {"values": band},
-            "mark": {"type": "area", "color": BAND, "opacity": 0.75},
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}},
-        }
-    ]
+    what = draw.columns(
+        row="row", position="position", name="dimension:N", end="is the:N", value="entry", z="z within the row"
+    )
+    layers: list[Spec] = [draw.area(band, x=x, **draw.between(y=y), color=BAND, opacity=0.75)]
     if shown:
-        colour = dim_colour(shown)
+        colour, size = draw.dim_colour(shown), 70 if len(marked) <= MANY_MARKS else 14
         layers += [
-            {
-                "data": {"values": lines},
-                "mark": {"type": "line", "strokeWidth": 1.1, "opacity": 0.85},
-                "encoding": {"x": x, "y": y, "color": colour},
-            },
-            {
-                "data": {"values": marked},
-                "mark": {
-                    "type": "point",
-                    "filled": True,
-                    "size": 70 if len(marked) <= MANY_MARKS else 14,
-                    "opacity": 1,
-                },
-                "encoding": {"x": x, "y": y, "color": colour, "shape": dim_shape(shown), "tooltip": tooltip},
-            },
+            draw.line(lines, x=x, y=y, color=colour, strokeWidth=1.1, opacity=0.85),
+            draw.points(marked, x=x, y=y, color=colour, shape=draw.dim_shape(shown), tooltip=what, size=size),
             *_row_labels(table, marked, x, y),
             *names_at_ends(lines, shown, x, y, span=(float(rows.low.min()), float(rows.high.max()))),
         ]
@@ -194,28 +158,13 @@ def _row_labels(table: TableOrigin, marked: list[Spec], x: Spec, y: Spec) -> lis
     """What the marks of the first row are, where they are its extremes: on its left end they are easily missed."""
     first = [mark for mark in marked if mark["row"] == table.first_row and mark["end"] != "neither"]
     says = [mark | {"says": f"{mark['name']}: {mark['end']} of row {mark['row']}"} for mark in first]
-    if not says:
-        return []
-    mark = {"type": "text", "align": "left", "dx": 10, "dy": 1, "fontSize": 12}
-    return [
-        {
-            "data": {"values": says},
-            "mark": mark,
-            "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-        }
-    ]
+    return [draw.text(says, "says", x=x, y=y, align="left", dx=10, dy=1, fontSize=12)] if says else []
 
 
 def _mark(table: TableOrigin, row: int, column: int, dim: int, end: str) -> Spec:
     assert table.rows is not None
-    return {
-        "row": row,
-        "position": row - table.first_row,
-        "name": label(dim),
-        "end": end,
-        "value": round_to(table.rows.value[row, column]),
-        "z": round_to(table.rows.z[row, column], 3),
-    }
+    numbers = {"value": round_to(table.rows.value[row, column]), "z": round_to(table.rows.z[row, column], 3)}
+    return {"row": row, "position": row - table.first_row, "name": label(dim), "end": end} | numbers
 
 
 def _drawn(table: TableOrigin, marked: set[int]) -> list[int]:
@@ -269,7 +218,6 @@ def origin_histograms(
         raise BadInput(f"stack {stack.stack!r} has neither an embedding table of its width nor an embedding norm")
     shown = looks(_named(stack) if named is None else named, stack.dims)
     drawn = [histogram_panel(panel, shown, n_sigma) for panel in panels]
-    rows = [{"hconcat": drawn[start : start + 2], "spacing": 40} for start in range(0, len(drawn), 2)]
     reading = (
         "How often a value occurs (density, logarithmic), grey: all entries of a table, or scale and bias of the norm. "
         f"Shaded: within {n_sigma:g} standard deviations of their mean. Lines: the entries of a named dimension; marks: its "
@@ -277,26 +225,18 @@ def origin_histograms(
     )
     reading += " ".join(_panel_sentence(panel, shown, n_sigma) for panel in panels)
     numbers = [
-        [
-            panel.title,
-            dim,
-            round_to(value),
-            round_to(panel.histogram.sigma(value), 3),
-            panel.shares.get(dim),
-            panel.outside,
-        ]
-        for panel in panels
-        for dim, value in panel.values.items()
+        [one.title, dim, round_to(value), round_to(one.histogram.sigma(value), 3), one.shares.get(dim), one.outside]
+        for one in panels
+        for dim, value in one.values.items()
     ]
-    return Chart(
-        f"{prefix}origin-histograms",
-        "Embeddings and the norm after them: named dimensions among all",
-        reading.strip(),
-        _page(rows, reading.strip(), spacing=26),
-        ("of", "dimension", "value (of a table: mean)", "standard deviations from the mean", "share of its entries beyond",
-         "of all"),
-        tuple(tuple(row) for row in numbers[:TABLE_ROWS]),
-        len(numbers),
+    return composed(
+        name=f"{prefix}origin-histograms",
+        title="Embeddings and the norm after them: named dimensions among all",
+        reading=reading.strip(),
+        body=grid(drawn, 2, across=40, down=26),
+        columns=("of", "dimension", "value (of a table: mean)", "standard deviations from the mean",
+                 "share of its entries beyond", "of all"),
+        rows=numbers,
     )  # fmt: skip
 
 
@@ -323,7 +263,6 @@ def origin_ranks(stack: StackOrigin, named: Sequence[int] | None = None, *, pref
         raise BadInput(f"stack {stack.stack!r}: no norm of its blocks is known, and their writes were not read")
     shown = looks(_named(stack) if named is None else named, stack.dims)
     drawn = [rank_panel(stack, norm, shown) for norm in norms]
-    pairs = [{"hconcat": drawn[start : start + 2], "spacing": 40} for start in range(0, len(drawn), 2)]
     first = [
         f"{dim} is first in {sum(int((norm.rank_z[:, stack.dims.index(dim)] == 1).sum()) for norm in norms)}"
         for dim in shown
@@ -336,20 +275,19 @@ def origin_ranks(stack: StackOrigin, named: Sequence[int] | None = None, *, pref
     )
     reading += f"Of {places} vectors, {', '.join(first)}." if first else ""
     numbers = [
-        [norm.module, norm.part, layer, dim, round_to(norm.value[i, column]), round_to(norm.z[i, column], 3),
-         int(norm.rank_z[i, column]), int(norm.rank_top[i, column]), int(norm.rank_bottom[i, column]),
-         int(norm.rank_absolute[i, column]), int(norm.n_outside[i])]
+        [norm.module, norm.part, layer, dim, round_to(norm.value[i, column]), round_to(norm.z[i, column], 3)]
+        + [int(ranks[i, column]) for ranks in (norm.rank_z, norm.rank_top, norm.rank_bottom, norm.rank_absolute)]
+        + [int(norm.n_outside[i])]
         for norm in stack.norms
         for i, layer in enumerate(norm.layers)
         for column, dim in enumerate(stack.dims)
-    ]  # fmt: skip
-    return Chart(
-        f"{prefix}origin-ranks",
-        "Rank of the named dimensions in every norm, by layer",
-        reading.strip(),
-        _page(pairs, reading.strip(), spacing=26),
-        ("norm", "part", "layer", "dimension", "value", "z", "rank by |z|", "from the top", "from the bottom", "by |value|",
-         "dimensions outside"),
-        tuple(tuple(row) for row in numbers[:TABLE_ROWS]),
-        len(numbers),
+    ]
+    return composed(
+        name=f"{prefix}origin-ranks",
+        title="Rank of the named dimensions in every norm, by layer",
+        reading=reading.strip(),
+        body=grid(drawn, 2, across=40, down=26),
+        columns=("norm", "part", "layer", "dimension", "value", "z", "rank by |z|", "from the top", "from the bottom",
+                 "by |value|", "dimensions outside"),
+        rows=numbers,
     )  # fmt: skip

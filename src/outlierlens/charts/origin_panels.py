@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.charts.base import Looks, Spec, decades, dim_colour, dim_shape, field, label, round_to
-from outlierlens.charts.dim_names import HALO, names_at_ends
-from outlierlens.charts.palette import BAND, FAINT, INK, MUTED, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Looks, Spec, decades, field, label, round_to
+from outlierlens.charts.dim_names import names_at_ends
+from outlierlens.charts.palette import BAND, FAINT, MUTED, SURFACE
+from outlierlens.charts.panels import heading, panel
 from outlierlens.origins import Histogram, NormOrigin, StackOrigin
 
 PANEL_WIDTH, PANEL_HEIGHT = 390, 210  # pixels
@@ -65,16 +67,11 @@ def panels_of(stack: StackOrigin, n_sigma: float = 3.0) -> list[Panel]:
     panels = []
     for table in stack.tables:
         several = table.n_read > 1
-        title = NAMES.get(table.kind, f"{table.kind} embedding")
-        rows = (
-            f"{table.n_read:,} rows × {stack.hidden_size:,} dimensions"
-            if several
-            else f"{stack.hidden_size:,} dimensions"
-        )
+        rows = (f"{table.n_read:,} rows × " if several else "") + f"{stack.hidden_size:,} dimensions"
         share = share_outside(table.values, n_sigma)
         panels.append(
             Panel(
-                title,
+                NAMES.get(table.kind, f"{table.kind} embedding"),
                 f"{rows}; {percent(share)} of the entries beyond {n_sigma:g} sigma",
                 "entry",
                 table.values,
@@ -89,38 +86,15 @@ def panels_of(stack: StackOrigin, n_sigma: float = 3.0) -> list[Panel]:
         if norm.histogram is not None:
             n = int(norm.n_outside[0])
             values = dict(zip(stack.dims, norm.value[0].tolist(), strict=True))
-            panels.append(
-                Panel(
-                    f"embedding norm, {norm.part}",
-                    f"{norm.module}, {stack.hidden_size:,} dimensions; {n} beyond {n_sigma:g} sigma",
-                    norm.part,
-                    norm.histogram,
-                    values,
-                    {},
-                    {},
-                    n / stack.hidden_size,
-                    n,
-                )
-            )
+            says = f"{norm.module}, {stack.hidden_size:,} dimensions; {n} beyond {n_sigma:g} sigma"
+            title = f"embedding norm, {norm.part}"
+            panels.append(Panel(title, says, norm.part, norm.histogram, values, {}, {}, n / stack.hidden_size, n))
     return panels
 
 
 def ranked_norms(stack: StackOrigin) -> list[NormOrigin]:
     """The norms and writes of the blocks: what has a panel of ranks."""
     return [norm for norm in stack.norms if norm.role in ("reads", "after a write", "last")]
-
-
-def heading(title: str, subtitle: str) -> Spec:
-    """The title of a panel."""
-    return {
-        "text": title,
-        "subtitle": subtitle,
-        "color": INK,
-        "subtitleColor": MUTED,
-        "fontSize": 13.5,
-        "subtitleFontSize": 12,
-        "anchor": "start",
-    }
 
 
 def coarser(
@@ -142,17 +116,17 @@ def coarser(
     return edges, counts, [merged(np.asarray(part)) for part in parts]
 
 
-def histogram_panel(panel: Panel, shown: Looks, n_sigma: float) -> Spec:
+def histogram_panel(one: Panel, shown: Looks, n_sigma: float) -> Spec:
     """Bars over all values, the span within n_sigma shaded, the named dimensions' own values as lines, and their marks.
 
     Each histogram is normalised to its own total, as in Kovaleva et al.'s figure 4; theirs is linear.
     """
-    edges, counts, own = coarser(panel.histogram, parts=[panel.counts[dim] for dim in shown] if panel.counts else ())
-    mean, std = panel.histogram.mean, panel.histogram.std
+    edges, counts, own = coarser(one.histogram, parts=[one.counts[dim] for dim in shown] if one.counts else ())
+    mean, std = one.histogram.mean, one.histogram.std
     ends = list(itertools.pairwise(edges.tolist()))
-    densities = [one / (max(one.sum(), 1) * np.diff(edges)) for one in (counts, *own)]
-    least = 0.5 * min(float(one[one > 0].min(initial=np.inf)) for one in densities)
-    most = 1.8 * max(float(one.max()) for one in densities)
+    densities = [some / (max(some.sum(), 1) * np.diff(edges)) for some in (counts, *own)]
+    least = 0.5 * min(float(some[some > 0].min(initial=np.inf)) for some in densities)
+    most = 1.8 * max(float(some.max()) for some in densities)
     bars = [
         {"from": round_to(low, 6), "to": round_to(high, 6), "count": int(count), "density": round_to(density)}
         for (low, high), count, density in zip(ends, counts, densities[0], strict=True)
@@ -166,79 +140,42 @@ def histogram_panel(panel: Panel, shown: Looks, n_sigma: float) -> Spec:
     ]
     low, high = float(edges[0]), float(edges[-1])
     marks = [
-        {
-            "from": round_to(panel.values[dim], 6),
-            "density": round_to(least * (most / least) ** _level(place, len(shown))),
-            "name": label(dim),
-            "sigma": round_to(panel.histogram.sigma(panel.values[dim]), 3),
-            "share": panel.shares.get(dim),
-            "says": panel.says(dim),
-        }
+        {"name": label(dim), "share": one.shares.get(dim), "says": one.says(dim)}
+        | {"from": round_to(one.values[dim], 6), "sigma": round_to(one.histogram.sigma(one.values[dim]), 3)}
+        | {"density": round_to(least * (most / least) ** _level(place, len(shown)))}
         for place, dim in enumerate(shown)
     ]
     scale = {"domain": [round_to(low, 6), round_to(high, 6)], "nice": False, "padding": 6, "zero": False}
-    x = field("from", panel.axis, scale=scale, axis={"grid": False, "tickCount": 6})
-    y = field(
-        "density",
-        "density (log scale)",
-        scale={"type": "log", "domain": [round_to(least), round_to(most)], "nice": False},
-        axis={"values": decades(least, most), "format": "~g"},
-    )
+    x = field("from", one.axis, scale=scale, axis={"grid": False, "tickCount": 6})
+    scale = {"type": "log", "domain": [round_to(least), round_to(most)], "nice": False}
+    y = field("density", "density (log scale)", scale=scale, axis={"values": decades(least, most), "format": "~g"})
     floor = {"datum": round_to(least)}
-    inside = [max(mean - n_sigma * std, low), min(mean + n_sigma * std, high)]
-    layers: list[Spec] = [
-        {
-            "data": {"values": [{"from": round_to(inside[0], 6), "to": round_to(inside[1], 6)}]},
-            "mark": {"type": "rect", "color": BAND, "opacity": 0.35},
-            "encoding": {"x": x, "x2": {"field": "to"}},
-        },
-        {
-            "data": {"values": bars},
-            "mark": {"type": "bar", "color": FAINT, "opacity": 0.75 if lines else 1},
-            "encoding": {
-                "x": x,
-                "x2": {"field": "to"},
-                "y": y,
-                "y2": floor,
-                "tooltip": [
-                    field("from", "from"),
-                    field("to", "to"),
-                    field("count", "values"),
-                    field("density", "density"),
-                ],
-            },
-        },
+    ends_inside = max(mean - n_sigma * std, low), min(mean + n_sigma * std, high)
+    inside = {"from": round_to(ends_inside[0], 6), "to": round_to(ends_inside[1], 6)}
+    reach = draw.between("from", "to", x=x)
+    what = draw.columns(**{"from": "from"}, to="to", count="values", density="density")
+    layers = [
+        draw.rect([inside], **reach, color=BAND, opacity=0.35),
+        draw.bar(bars, **reach, y=y, y2=floor, tooltip=what, color=FAINT, opacity=0.75 if lines else 1),
     ]
-    if not marks:
-        return _titled(panel, layers)
-    colour = dim_colour(shown)
-    if lines:
-        layers.append(
-            {
-                "data": {"values": lines},
-                "mark": {"type": "line", "strokeWidth": 1.6},
-                "encoding": {"x": x, "y": y, "color": colour, "order": {"field": "from", "type": "quantitative"}},
-            }
+    if marks:
+        colour = draw.dim_colour(shown)
+        dash: Spec = {"strokeDash": [3, 3]} if lines else {}
+        shape = draw.dim_shape(shown, legend=False)
+        share = field("share", f"of its entries beyond {n_sigma:g} sigma", format=".2%")
+        start = "mean over rows" if one.counts else one.axis
+        what = draw.columns(
+            name="dimension:N", **{"from": start}, sigma="standard deviations from the mean", share=share
         )
-    tooltip = [field("name", "dimension", "nominal"), field("from", "mean over rows" if panel.counts else panel.axis)]
-    tooltip.append(field("sigma", "standard deviations from the mean"))
-    if panel.counts:
-        tooltip.append(field("share", f"of its entries beyond {n_sigma:g} sigma", format=".2%"))
-    layers += [
-        {
-            "data": {"values": marks},
-            "mark": {"type": "rule", "strokeWidth": 1.4} | ({"strokeDash": [3, 3]} if lines else {}),
-            "encoding": {"x": x, "y": y, "y2": floor, "color": colour},
-        },
-        {
-            "data": {"values": marks},
-            "mark": {"type": "point", "filled": True, "size": 75, "opacity": 1},
-            "encoding": {
-                "x": x, "y": y, "color": colour, "shape": dim_shape(shown, legend=False), "tooltip": tooltip
-            },
-        },
-    ]  # fmt: skip
-    return _titled(panel, layers + _words(marks[:SAID], (low + high) / 2, x, y))
+        if lines:
+            order = {"field": "from", "type": "quantitative"}
+            layers.append(draw.line(lines, x=x, y=y, color=colour, order=order, strokeWidth=1.6))
+        layers += [
+            draw.rule(marks, x=x, y=y, y2=floor, color=colour, strokeWidth=1.4, **dash),
+            draw.points(marks, x=x, y=y, color=colour, shape=shape, tooltip=what if one.counts else what[:-1], size=75),
+            *_words(marks[:SAID], (low + high) / 2, x, y),
+        ]
+    return panel(layers, PANEL_WIDTH, PANEL_HEIGHT, heading(one.title, one.subtitle))
 
 
 def _level(place: int, n: int) -> float:
@@ -251,19 +188,9 @@ def _words(marks: list[Spec], middle: float, x: Spec, y: Spec) -> list[Spec]:
     layers = []
     for align, offset, side in (("left", 9, True), ("right", -9, False)):
         mine = [mark for mark in marks if (float(mark["from"] or 0) <= middle) == side]
-        text: Spec = {"type": "text", "align": align, "dx": offset, "fontWeight": 600, "fontSize": 12}
-        said = {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}}
-        layers += [{"data": {"values": mine}, "mark": text | more, "encoding": said} for more in (HALO, {}) if mine]
+        if mine:
+            layers += draw.haloed(mine, "says", x=x, y=y, align=align, dx=offset, fontWeight=600, fontSize=12)
     return layers
-
-
-def _titled(panel: Panel, layers: list[Spec]) -> Spec:
-    return {
-        "width": PANEL_WIDTH,
-        "height": PANEL_HEIGHT,
-        "layer": layers,
-        "title": heading(panel.title, panel.subtitle),
-    }
 
 
 def rank_panel(stack: StackOrigin, norm: NormOrigin, shown: Looks) -> Spec:
@@ -277,73 +204,44 @@ def rank_panel(stack: StackOrigin, norm: NormOrigin, shown: Looks) -> Spec:
         for i, layer in enumerate(one.layers):
             if one is norm:
                 reach.append({"layer": layer, "rank": max(int(one.n_outside[i]), 0.7)})
-            rows += [
-                {
-                    "layer": layer,
-                    "name": label(dim),
-                    "rank": int(one.rank_z[i, stack.dims.index(dim)]),
-                    "z": round_to(one.z[i, stack.dims.index(dim)], 3),
-                    "value": round_to(one.value[i, stack.dims.index(dim)]),
-                    "top": int(one.rank_top[i, stack.dims.index(dim)]),
-                    "bottom": int(one.rank_bottom[i, stack.dims.index(dim)]),
-                    "absolute": int(one.rank_absolute[i, stack.dims.index(dim)]),
-                    "above": bool(one.z[i, stack.dims.index(dim)] > 0),
-                    "block": one is norm,
+            for dim in shown:
+                at = i, stack.dims.index(dim)
+                ranks = {
+                    "rank": one.rank_z,
+                    "top": one.rank_top,
+                    "bottom": one.rank_bottom,
+                    "absolute": one.rank_absolute,
                 }
-                for dim in shown
-            ]
+                numbers = {"z": round_to(one.z[at], 3), "value": round_to(one.value[at])}
+                side = {"above": bool(one.z[at] > 0), "block": one is norm}
+                places = {key: int(values[at]) for key, values in ranks.items()}
+                rows.append({"layer": layer, "name": label(dim)} | numbers | places | side)
     order = [
         *(layer for one in before for layer in one.layers),
         *norm.layers,
         *(x for one in after for x in one.layers),
     ]
-    x: Spec = {
-        "field": "layer",
-        "type": "ordinal",
-        "title": "layer",
-        "sort": order,
-        "scale": {"type": "point", "padding": 0.4, "domain": order},
-        "axis": {"labelAngle": 0, "grid": False, "labelExpr": "datum.value === 'embeddings' ? 'emb' : datum.value"},
-    }
+    x = draw.layer_axis(order)
+    x["scale"]["domain"] = order
     scale = {"type": "log", "domain": [0.7, stack.hidden_size], "reverse": True, "nice": False}
     ticks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000) if tick <= stack.hidden_size]
     y = field("rank", "rank by |z|", scale=scale, axis={"values": ticks, "format": "~d"})
-    tooltip = [field("layer", "layer", "ordinal"), field("name", "dimension", "nominal"), field("value", norm.part)]
-    tooltip += [field("z", "z"), field("rank", "rank by |z|"), field("top", "from the top")]
-    tooltip += [field("bottom", "from the bottom"), field("absolute", "by |value|")]
-    layers: list[Spec] = [
-        {
-            "data": {"values": reach},
-            "mark": {"type": "line", "color": MUTED, "strokeDash": [3, 3], "strokeWidth": 1.2},
-            "encoding": {"x": x, "y": y},
-        }
-    ]
+    what = draw.columns(
+        layer="layer:O", name="dimension:N", value=norm.part, z="z", rank="rank by |z|", top="from the top",
+        bottom="from the bottom", absolute="by |value|",
+    )  # fmt: skip
+    layers: list[Spec] = [draw.line(reach, x=x, y=y, color=MUTED, strokeDash=[3, 3], strokeWidth=1.2)]
     if shown:
-        colour = dim_colour(shown)
-        position = {"x": x, "y": y}
+        at_layers: Spec = {"x": x, "y": y}
+        ring = draw.dim_colour(shown, legend=False)
+        look: Spec = {"stroke": ring, "fill": {"condition": ring | {"test": "datum.above"}, "value": SURFACE}}
+        in_block = [row for row in rows if row["block"]]
         layers += [
-            {
-                "data": {"values": [row for row in rows if row["block"]]},
-                "mark": {"type": "line", "strokeWidth": 1.3, "opacity": 0.7},
-                "encoding": position | {"color": colour},
-            },
-            {
-                "data": {"values": rows},
-                "mark": {"type": "point", "size": 62, "opacity": 1},
-                "encoding": position
-                | {
-                    "stroke": dim_colour(shown, legend=False),
-                    "fill": {"condition": dim_colour(shown, legend=False) | {"test": "datum.above"}, "value": SURFACE},
-                    "shape": dim_shape(shown),
-                    "tooltip": tooltip,
-                },
-            },
+            draw.line(in_block, **at_layers, color=draw.dim_colour(shown), strokeWidth=1.3, opacity=0.7),
+            draw.mark(
+                "point", rows, **at_layers, **look, shape=draw.dim_shape(shown), tooltip=what, size=62, opacity=1
+            ),
             *names_at_ends(rows, shown, x, y),
         ]
     part = {"weight": "norm of the rows that write"}.get(norm.part, norm.part)
-    return {
-        "width": PANEL_WIDTH,
-        "height": PANEL_HEIGHT,
-        "layer": layers,
-        "title": heading(f"{norm.module}, {part}", role),
-    }
+    return panel(layers, PANEL_WIDTH, PANEL_HEIGHT, heading(f"{norm.module}, {part}", role))

@@ -9,9 +9,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, bar, begun, chart, drawable, field, number, round_to, symmetric
+from outlierlens.charts import draw
+from outlierlens.charts.base import (
+    Chart,
+    Spec,
+    bar,
+    begun,
+    chart,
+    drawable,
+    field,
+    number,
+    round_to,
+    rounded,
+    symmetric,
+)
 from outlierlens.charts.dim_names import MOST, names_above, words_at_ends
-from outlierlens.charts.losses import GOLDEN, few
+from outlierlens.charts.forms import interval_dots, null_dots
+from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, BAND, COLOURED, DIM_COLOURS, FAINT, INK, MUTED, SHAPES
 from outlierlens.charts.weights import mean_size
 from outlierlens.damage import Condition, Damage
@@ -39,32 +53,18 @@ def profiles(
         shown = [dim for dim in dims if dim in place]
         marks += [_point(dim, size[place[dim]], i, names[i]) for dim in shown]
     top = max([row["size"] for row in (*sky, *marks)], default=1.0)
-    x = field("dim", "dimension", scale={"domain": [-1, width], "nice": False}, axis={"grid": False, "tickCount": 12})
     labels = {"labelExpr": "format(abs(datum.value), '~g')"}
     y = field("y", "mean |z| over layers", scale={"domain": [-1.12 * top, 1.12 * top], "nice": False}, axis=labels)
-    tooltip = [field("model", "model", "nominal"), field("dim", "dimension"), field("size", "mean |z|")]
+    x, what = draw.dim_axis(width), draw.columns(model="model:N", dim="dimension", size="mean |z|")
     sigma = [{"y": sign * stack.n_sigma} for sign, stack in zip((1, -1), stacks, strict=True)]
-    corner: Spec = {"data": {"values": [{}]}, "encoding": {}}
-    text = {"type": "text", "align": "left", "x": 6, "fontWeight": 700, "color": INK}
+    corner: Spec = {"align": "left", "x": 6, "fontWeight": 700, "color": INK}
     layers: list[Spec] = [
-        {
-            "data": {"values": sky},
-            "mark": {"type": "rule", "color": FAINT, "strokeWidth": 1.4},
-            "encoding": {"x": x, "y": y, "y2": {"datum": 0}},
-        },
-        {"data": {"values": [{"y": 0}]}, "mark": {"type": "rule", "color": MUTED}, "encoding": {"y": y}},
-        {
-            "data": {"values": sigma},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [3, 3]},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": marks},
-            "mark": {"type": "circle", "color": ALARM, "size": 55, "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        },
-        corner | {"mark": text | {"y": 10, "text": names[0]}},
-        corner | {"mark": text | {"y": 310, "text": names[1]}},
+        draw.rule(sky, x=x, y=y, y2={"datum": 0}, color=FAINT, strokeWidth=1.4),
+        draw.level(0, y=y),
+        draw.rule(sigma, y=y, color=MUTED, strokeDash=[3, 3]),
+        draw.circle(marks, x=x, y=y, tooltip=what, color=ALARM, size=55, opacity=1),
+        draw.mark("text", [{}], **corner, y=10, text=names[0]),
+        draw.mark("text", [{}], **corner, y=310, text=names[1]),
     ]
     above = sorted({row["dim"] for row in marks})
     reading = (
@@ -120,14 +120,11 @@ def by_layer(
         for dim in dims:
             if dim in stack.map_dims:
                 column = z[:, stack.map_dims.index(dim)]
+                name_of = f"dim {dim}" if mapped else f"dim {dim} of {names[i]}"
+                depth = 1 if even else max(stack.n_layers - 1, 1)
                 values += [
-                    {
-                        "label": f"dim {dim}" if mapped else f"dim {dim} of {names[i]}",
-                        "model": names[i],
-                        "layer": layer,
-                        "x": layer if even else round(layer / max(stack.n_layers - 1, 1), 4),
-                        "z": round_to(value, 3),
-                    }
+                    {"label": name_of, "model": names[i], "layer": layer, "z": round_to(value, 3)}
+                    | {"x": layer if even else round(layer / depth, 4)}
                     for layer, value in enumerate(column.tolist())
                 ]
     most: dict[str, float] = {}
@@ -137,41 +134,20 @@ def by_layer(
     inks = [INK] * (len(labels) - COLOURED)
     size = np.array([row["z"] or 0.0 for row in values])
     scale = symmetric(size) if values else symmetric(np.zeros(1))
-    x = field(
-        "x", "layer" if even else "share of the depth", axis={"grid": False} | ({"tickMinStep": 1} if even else {})
-    )
-    y = field(
-        "z", "z of the scale" + (" (symmetric log scale)" if scale.log else ""), scale=scale.scale, axis=scale.axis
-    )
-    colour = field("label", "", "nominal", scale={"domain": labels, "range": [*DIM_COLOURS[: len(labels)], *inks]})
-    shape = field(
-        "label", "", "nominal", scale={"domain": labels, "range": [*SHAPES[: len(labels)], *("circle" for _ in inks)]}
-    )
-    dash = field("model", "", "nominal", scale={"domain": list(names), "range": [[1, 0], [5, 3]]})
-    for channel in (colour, shape, dash):
-        channel["legend"] = {"title": None}
-        del channel["title"]
-    if inks:
-        colour["legend"]["values"] = shape["legend"]["values"] = labels[:COLOURED]
-    dash["legend"] |= {"symbolType": "stroke", "symbolStrokeWidth": 2, "symbolStrokeColor": INK, "symbolSize": 300}
-    tooltip = [field("model", "model", "nominal"), field("label", "dimension", "nominal"), field("layer", "layer")]
-    tooltip += [field("z", "z")]
-    position = {"x": x, "y": y}
+    steps = {"tickMinStep": 1} if even else {}
+    x = field("x", "layer" if even else "share of the depth", axis={"grid": False} | steps)
+    y = scale.encoding("z", "z of the scale")
+    some = {"values": labels[:COLOURED]} if inks else {}
+    colour, shape = draw.both("label", labels, [*DIM_COLOURS, *inks], [*SHAPES, *("circle" for _ in inks)], **some)
+    stroke = {"symbolType": "stroke", "symbolStrokeWidth": 2, "symbolStrokeColor": INK, "symbolSize": 300}
+    dash = draw.by("model", dict(zip(names, ([1, 0], [5, 3]), strict=True)), **stroke)
+    what = draw.columns(model="model:N", label="dimension:N", layer="layer", z="z")
+    beyond = {label: label.removeprefix("dim ") for label in labels[COLOURED:][:MOST]}
     layers: list[Spec] = [
-        {"data": {"values": [{"z": 0}]}, "mark": {"type": "rule", "color": BAND}, "encoding": {"y": y}},
-        {
-            "data": {"values": values},
-            "mark": {"type": "line", "strokeWidth": 1.6},
-            "encoding": position | {"color": colour, "strokeDash": dash},
-        },
-        {
-            "data": {"values": values},
-            "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
-            "encoding": position | {"color": colour, "shape": shape, "tooltip": tooltip},
-        },
-        *words_at_ends(
-            values, {label: label.removeprefix("dim ") for label in labels[COLOURED:][:MOST]}, x, y, ("label", "model")
-        ),
+        draw.level(0, y=y, color=BAND),
+        draw.line(values, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=1.6),
+        draw.points(values, x=x, y=y, color=colour, shape=shape, tooltip=what, size=34),
+        *words_at_ends(values, beyond, x, y, ("label", "model")),
     ]
     strongest = {
         (label, model): max((row["z"] for row in values if (row["label"], row["model"]) == (label, model)), key=abs)
@@ -184,8 +160,7 @@ def by_layer(
         reading=f"Solid: {names[0]}; dashed: {names[1]}. The strongest z of each: {said or 'none is drawn'}.",
         layers=layers,
         height=280,
-        columns=("model", "dimension", "layer", "z"),
-        rows=([row["model"], row["label"], row["layer"], row["z"]] for row in values),
+        **what.table(values),
     )
 
 
@@ -196,35 +171,22 @@ def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart
         rows.append(_change(damage.chosen, f"{who}: {few(damage.chosen.dims, 3)}", 0.5, chosen=True))
         for control in (one for one in damage.controls if one.kind == "random"):
             family = f"{who}: {len(control.conditions)} random"
-            rows += [_change(one, family, (0.5 + i * GOLDEN) % 1) for i, one in enumerate(control.conditions)]
+            rows += [_change(one, family, draw.spread(i)) for i, one in enumerate(control.conditions)]
     drawn = [row for row in rows if row["change"] is not None]
     ends = [row[key] for row in drawn if row["chosen"] for key in ("low", "high") if row[key] is not None]
     scale = symmetric(np.array([row["change"] for row in drawn] + ends + [0.0]), factor=30.0)
     tasks = {damage.measured for damage in damages}
     what = tasks.pop() if len(tasks) == 1 else "loss" if all("loss" in task for task in tasks) else "task"
-    title = [f"change of the {what}", damages[0].of_change + (" (symmetric log scale)" if scale.log else "")]
     families = list(dict.fromkeys(str(row["family"]) for row in rows))
-    x = field("change", title, scale=scale.scale, axis=scale.axis)
-    y = field("family", "", "nominal", sort=families, scale={"paddingInner": 0.25, "paddingOuter": 0.2})
-    y |= {
-        "title": None,
-        "axis": {"labelLimit": 230, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-    }
-    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
-    tooltip = [field("family", "off", "nominal"), field("dims", "dimensions", "nominal"), field("change", "change")]
+    x = scale.encoding("change", [f"change of the {what}", damages[0].of_change])
+    y = draw.strips("family", families, 230)
+    columns = draw.columns(family="off:N", dims="dimensions:N", change="change", **draw.ENDS)
     chosen, others = ([row for row in drawn if row["chosen"] is flag] for flag in (True, False))
     layers: list[Spec] = [
-        {"data": {"values": [{"change": 0}]}, "mark": {"type": "rule", "color": MUTED, "strokeDash": [3, 3]},
-         "encoding": {"x": x}},
-        {"data": {"values": others}, "mark": {"type": "circle", "color": MUTED, "opacity": 0.6, "size": 42},
-         "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip}},
-        {"data": {"values": [row for row in chosen if row["low"] is not None and row["high"] is not None]},
-         "mark": {"type": "rule", "color": ALARM, "strokeWidth": 2},
-         "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "yOffset": jitter}},
-        {"data": {"values": chosen}, "mark": {"type": "point", "shape": "diamond", "filled": True, "size": 110,
-                                              "color": ALARM, "opacity": 1},
-         "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip}},
-    ]  # fmt: skip
+        draw.level(0, x=x, strokeDash=[3, 3]),
+        null_dots(others, x, y, tooltip=columns[:3], size=42),
+        *interval_dots(chosen, x, y, columns, yOffset=draw.JITTER),
+    ]
     said = "; ".join(
         f"{who}: {number(damage.chosen.change)} ({number(damage.chosen.change_low)} to {number(damage.chosen.change_high)})"
         for damage, who in zip(damages, names, strict=True)
@@ -235,17 +197,10 @@ def changes(damages: tuple[Damage, Damage], names: Names, *, name: str) -> Chart
         reading=f"Diamonds are the chosen sets with 95 % intervals, dots random sets of the same size. Changes: {said}.",
         layers=layers,
         height=60 + 50 * len(families),
-        columns=("off", "dimensions", "change", "95 % from", "to"),
-        rows=([row["family"], row["dims"], row["change"], row["low"], row["high"]] for row in rows),
+        **columns.table(rows),
     )
 
 
 def _change(condition: Condition, family: str, spread: float, *, chosen: bool = False) -> Spec:
-    return {
-        "family": family,
-        "dims": few(condition.dims),
-        "change": round_to(condition.change),
-        **bar(condition.change_low, condition.change_high),
-        "spread": round(spread, 3),
-        "chosen": chosen,
-    }
+    words = {"family": family, "dims": few(condition.dims), "spread": round(spread, 3), "chosen": chosen}
+    return words | rounded(change=condition.change) | bar(condition.change_low, condition.change_high)

@@ -7,7 +7,9 @@ parts_of_speech(found)                               # change of the share of ea
 
 from collections.abc import Iterable
 
-from outlierlens.charts.base import Chart, Spec, bar, chart, field, log_ticks, round_to
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, begun, chart, field, log_ticks, round_to, rounded
+from outlierlens.charts.forms import interval_dots
 from outlierlens.charts.palette import DIM_COLOURS, FAINT, INK, MUTED, SHAPES
 from outlierlens.errors import BadInput
 from outlierlens.predicted import INPUTS, Curve, PartsOfSpeech, Predictions
@@ -30,50 +32,32 @@ def prediction_curves(found: Predictions, input: str, by: str = "rank", *, name:
     heard = found.of(input)
     if by not in KINDS:
         raise BadInput(f"curves are drawn by {' or '.join(KINDS)}, not by {by!r}")
-    lines: list[tuple[str, str, Curve]] = [("corpus", "corpus", found.corpus), ("intact", "intact", heard.intact.curve)]
-    lines += [(OFF[shift.intervention], OFF[shift.intervention], shift.chosen.curve) for shift in heard.shifts]
+    curves: list[tuple[str, str, Curve]] = [
+        ("corpus", "corpus", found.corpus),
+        ("intact", "intact", heard.intact.curve),
+    ]
+    curves += [(OFF[shift.intervention], OFF[shift.intervention], shift.chosen.curve) for shift in heard.shifts]
     random = [
         ("random", f"{shift.intervention} {one.label}", one.curve) for shift in heard.shifts for one in shift.random
     ]
-    named, behind = _points(lines, by), _points(random, by)
+    named, behind = _points(curves, by), _points(random, by)
     own = [point for point in named if point["kind"] != "corpus"]
-    kinds = list(dict.fromkeys([kind for kind, _, _ in lines] + [kind for kind, _, _ in random]))
+    kinds = list(dict.fromkeys([kind for kind, _, _ in curves] + [kind for kind, _, _ in random]))
     looks = {"corpus": (MUTED, "stroke"), "intact": (INK, "circle"), "random": (FAINT, "stroke")}
     looks |= dict(zip(OFF.values(), zip(DIM_COLOURS, SHAPES, strict=True), strict=False))
-    legend = {"title": None, "columns": 3}
-    colour, shape = (
-        {
-            "field": "kind",
-            "type": "nominal",
-            "scale": {"domain": kinds, "range": [looks[k][i] for k in kinds]},
-            "legend": legend,
-        }
-        for i in range(2)
-    )
+    colour, shape = (draw.by("kind", {kind: looks[kind][i] for kind in kinds}, columns=3) for i in range(2))
     x, y = _axes(named, own, by)
-    line = {"x": x, "y": y, "detail": {"field": "line", "type": "nominal"}}
+    line: Spec = {"x": x, "y": y, "detail": draw.nominal("line"), "clip": True}
     dash = {"condition": {"test": "datum.kind === 'corpus'", "value": [5, 4]}, "value": [1, 0]}
-    tooltip = [field("kind", "off", "nominal"), field("rank", "rank"), field("share", "share", format=".2%")]
+    tooltip = draw.columns(kind="off:N", rank="rank", share=field("share", "share", format=".2%"))
     layers: list[Spec] = [
-        {
-            "data": {"values": behind},
-            "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.5, "clip": True},
-            "encoding": {**line, "color": colour},
-        },
-        {
-            "data": {"values": named},
-            "mark": {"type": "line", "strokeWidth": 2, "clip": True},
-            "encoding": {**line, "color": colour, "strokeDash": dash},
-        },
-        {
-            "data": {"values": own},
-            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 35, "clip": True},
-            "encoding": {**line, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
+        draw.line(behind, **line, color=colour, strokeWidth=1, opacity=0.5),
+        draw.line(named, **line, color=colour, strokeDash=dash, strokeWidth=2),
+        draw.points(own, **line, color=colour, shape=shape, tooltip=tooltip, size=35),
     ]
     return chart(
         name=name,
-        title=f"{KINDS[by][:1].upper()}{KINDS[by][1:]}: {INPUTS[input]}",
+        title=f"{begun(KINDS[by])}: {INPUTS[input]}",
         reading=_curves_reading(found, input, by),
         layers=layers,
         height=CURVE_HEIGHT,
@@ -98,51 +82,25 @@ def parts_of_speech(found: Predictions, *, name: str = "parts-of-speech") -> Cha
     tags = sorted(largest, key=lambda tag: -largest[tag])[:SHOWN_TAGS]
     kinds = [OFF[one.intervention] for one in speech]
     rows = [
-        {"tag": share.tag, "kind": OFF[one.intervention], "change": round_to(share.change), **bar(share.low, share.high),
-         "intact": round_to(share.intact), "ablated": round_to(share.ablated)}
-        for one in speech for share in one.shares if share.tag in tags
-    ]  # fmt: skip
-    styles = dict(zip(OFF.values(), zip(DIM_COLOURS, SHAPES, strict=True), strict=False))
-    domain = {"domain": kinds}
-    colour = {"field": "kind", "type": "nominal", "scale": domain | {"range": [styles[kind][0] for kind in kinds]},
-              "legend": {"title": None}}  # fmt: skip
-    shape = {"field": "kind", "type": "nominal", "scale": domain | {"range": [styles[kind][1] for kind in kinds]},
-             "legend": {"title": None}}  # fmt: skip
-    x = field(
-        "change", "change of its share of predictions", scale={"zero": True}, axis={"format": "+.0%", "tickCount": 7}
-    )
-    y = {
-        "field": "tag", "type": "nominal", "title": None, "sort": tags,
-        "axis": {"ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-        "scale": {"domain": tags, "paddingInner": 0.25, "paddingOuter": 0.15},
-    }  # fmt: skip
-    offset = {"field": "kind", "type": "nominal", "sort": kinds, "scale": {"domain": kinds}}
-    tooltip = [
-        field("tag", "part of speech", "nominal"),
-        field("kind", "off", "nominal"),
-        field("intact", "intact", format=".1%"),
-        field("ablated", "ablated", format=".1%"),
-        field("change", "change", format="+.1%"),
-        field("low", "95 % from", format="+.1%"),
-        field("high", "to", format="+.1%"),
+        {"tag": share.tag, "kind": OFF[one.intervention]}
+        | rounded(change=share.change, intact=share.intact, ablated=share.ablated)
+        | bar(share.low, share.high)
+        for one in speech
+        for share in one.shares
+        if share.tag in tags
     ]
-    at = {"y": y, "yOffset": offset, "color": colour}
+    styles = dict(zip(OFF.values(), zip(DIM_COLOURS, SHAPES, strict=True), strict=False))
+    colour, shape = (draw.by("kind", {kind: styles[kind][i] for kind in kinds}) for i in range(2))
+    axis = {"format": "+.0%", "tickCount": 7}
+    x = field("change", "change of its share of predictions", scale={"zero": True}, axis=axis)
+    y = draw.strips("tag", tags, outer=0.15)
+    offset = draw.nominal("kind") | {"sort": kinds, "scale": {"domain": kinds}}
+    changes = {key: field(key, title, format="+.1%") for key, title in {"change": "change", **draw.ENDS}.items()}
+    shares = {key: field(key, key, format=".1%") for key in ("intact", "ablated")}
+    what = draw.columns(tag="part of speech:N", kind="off:N", **changes, **shares)
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"change": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {**at, "x": x | {"field": "low"}, "x2": {"field": "high"}},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "point", "filled": True, "opacity": 1, "size": 70},
-            "encoding": {**at, "x": x, "shape": shape, "tooltip": tooltip},
-        },
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        *interval_dots(rows, x, y, what, yOffset=offset, color=colour, shape=shape, size=70),
     ]
     return chart(
         name=name,
@@ -150,8 +108,7 @@ def parts_of_speech(found: Predictions, *, name: str = "parts-of-speech") -> Cha
         reading=_speech_reading(speech),
         layers=layers,
         height=40 + 30 * len(tags),
-        columns=("part of speech", "off", "change", "95 % from", "to", "intact", "ablated"),
-        rows=([row[key] for key in ("tag", "kind", "change", "low", "high", "intact", "ablated")] for row in rows),
+        **what.table(rows),
     )
 
 

@@ -6,14 +6,16 @@ prediction_shifts(found)                 # change of the predicted tokens' log f
 
 import math
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, bar, chart, field, number, round_to
-from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
+from outlierlens.charts.forms import interval_dots, null_dots
+from outlierlens.charts.palette import ALARM
+from outlierlens.charts.panels import above, beside, composed, heading, inner
 from outlierlens.charts.prediction_panels import KINDS, OFF, parts_of_speech, prediction_curves
 from outlierlens.errors import BadInput
 from outlierlens.predicted import MEASURES, Change, Predictions, Shift, prediction_rows
 
 SHORT = {"masked": "masked", "unmasked": "unmasked", "next": "next token"}
-GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
 ROW = 46  # pixels of a row of the chart of shifts
 PANEL = 370  # pixels of a panel of two side by side
 HEADINGS = {"log_frequency": "ln frequency of the predicted token", "expected_log_frequency": "expected ln frequency"}
@@ -28,26 +30,19 @@ def predictions(found: Predictions, *, name: str = "predictions") -> Chart:
     below = [parts_of_speech(found)] if found.speech else []
     wide = PANEL * 2 + 60
     parts: list[Spec] = [_panel(shifts, wide - 150)]
-    parts += [{"hconcat": [_panel(one, PANEL) for one in row], "spacing": 60, "bounds": "flush"} for row in grid]
+    parts += [beside([_panel(one, PANEL) for one in row], 60, bounds="flush") for row in grid]
     parts += [_panel(one, wide - 150) for one in below]
-    reading = " ".join(one.reading for one in (shifts, *(one for row in curves for one in row), *below))
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": parts,
-        "spacing": 34,
-        "resolve": {"scale": {"color": "independent", "shape": "independent", "x": "independent", "y": "independent"}},
-    }
-    columns = ("input", "off", "measure", "intact", "ablated", "change", "95 % from", "to", "random median", "p")
-    keys = ("input", "intervention", "measure", "intact", "ablated", "change", "low", "high", "random_median", "p")
-    rows = tuple(
-        tuple(round_to(row[key]) if isinstance(row[key], float) else row[key] for key in keys)
-        for row in prediction_rows(found)
+    what = draw.columns(
+        input="input", intervention="off", measure="measure", intact="intact", ablated="ablated", change="change",
+        **draw.ENDS, random_median="random median", p="p",
+    )  # fmt: skip
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: what it says with dimensions off",
+        reading=" ".join(one.reading for one in (shifts, *(one for row in curves for one in row), *below)),
+        body=above(parts, 34, apart=("color", "shape", "x", "y")),
+        **what.table(prediction_rows(found)),
     )
-    title = f"{found.provenance.model}: what it says with dimensions off"
-    return Chart(name, title, reading, spec, columns, rows[:TABLE_ROWS], len(rows))
 
 
 def prediction_shifts(found: Predictions, measure: str = "log_frequency", *, name: str = "prediction-shifts") -> Chart:
@@ -61,52 +56,20 @@ def prediction_shifts(found: Predictions, measure: str = "log_frequency", *, nam
     rows = [_row(shift, shift.changes[measure]) for shift in found.shifts]
     labels = [row["label"] for row in rows]
     dots = [
-        {"label": row["label"], "change": round_to(change), "spread": round((0.5 + i * GOLDEN) % 1, 3)}
+        {"label": row["label"], "change": round_to(change), "spread": draw.spread(i)}
         for row, shift in zip(rows, found.shifts, strict=True)
         for i, change in enumerate(shift.changes[measure].random)
         if math.isfinite(change)
     ]
     drawn = [row for row in rows if row["change"] is not None]
     x: Spec = field("change", _axis_title(measure), scale={"zero": True, "padding": 20}, axis={"tickCount": 7})
-    y: Spec = {
-        "field": "label", "type": "nominal", "title": None, "sort": labels,
-        "axis": {"labelLimit": 240, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-        "scale": {"domain": labels, "paddingInner": 0.3, "paddingOuter": 0.2},
-    }  # fmt: skip
-    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
-    tooltip = [
-        field("label", "off", "nominal"),
-        field("change", "change"),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("p", "rank p"),
-    ]
+    y = draw.strips("label", labels, inner=0.3)
+    what = draw.columns(label="input and what is off:N", change="change", **draw.ENDS, random="random median", p="p")
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"change": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": dots},
-            "mark": {"type": "point", "shape": "circle", "size": 40, "color": MUTED, "filled": True, "opacity": 0.55},
-            "encoding": {"x": x, "y": y, "yOffset": jitter},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "rule", "color": ALARM, "strokeWidth": 2},
-            "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "point", "shape": "diamond", "size": 150, "color": ALARM, "filled": True, "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "text", "dy": -14, "fontWeight": 700, "color": ALARM},
-            "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-        },
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        null_dots(dots, x, y, size=40, opacity=0.55),
+        *interval_dots(drawn, x, y, what, size=150),
+        draw.text(drawn, "says", x=x, y=y, dy=-14, fontWeight=700, color=ALARM),
     ]
     return chart(
         name=name,
@@ -116,14 +79,12 @@ def prediction_shifts(found: Predictions, measure: str = "log_frequency", *, nam
         reading=_shifts_reading(found, measure),
         layers=layers,
         height=40 + ROW * len(rows),
-        columns=("input and what is off", "change", "95 % from", "to", "random median", "p"),
-        rows=([row[key] for key in ("label", "change", "low", "high", "random", "p")] for row in rows),
+        **what.table(rows),
     )
 
 
 def _panel(one: Chart, width: int) -> Spec:
-    title = {"text": one.title, "color": INK, "fontSize": 13, "anchor": "start", "frame": "group"}
-    return {"layer": one.spec["layer"], "width": width, "height": one.spec["height"], "title": title}
+    return inner(one, width=width, title=heading(one.title, frame="group"))
 
 
 def _row(shift: Shift, change: Change) -> Spec:

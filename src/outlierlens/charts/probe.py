@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
     Chart,
     Spec,
     chart,
@@ -23,11 +22,14 @@ from outlierlens.charts.base import (
     number,
     place,
     round_to,
+    rounded,
     strongest_first,
     symmetric,
 )
 from outlierlens.charts.dim_names import words_at_ends
-from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, MUTED, SHAPES, SURFACE
+from outlierlens.charts.forms import baseline, heat, strength
+from outlierlens.charts.palette import ALARM, COLOURED, DIM_COLOURS, INK, MUTED, SHAPES
+from outlierlens.charts.panels import above, composed, inner
 from outlierlens.interval_words import interval_text
 from outlierlens.probed import LayerProbe, PositionProbe
 
@@ -60,31 +62,14 @@ LINES = {
 def probe(found: PositionProbe, layer: str | None = None, *, name: str = "probe") -> Chart:
     """Accuracy, contributions and the heat map of one layer, one below the other."""
     parts = [probe_accuracy(found), probe_contributions(found), probe_heat(found, layer)]
-    reading = " ".join(part.reading for part in parts)
-    keys = ("layer", "height")
-    panels = [
-        {"title": {"text": part.title, "anchor": "start", "color": INK}, "width": WIDTH}
-        | {key: part.spec[key] for key in keys if key in part.spec}
-        for part in parts
-    ]
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": panels,
-        "spacing": 22,
-        "resolve": {
-            "scale": {
-                "color": "independent",
-                "shape": "independent",
-                "opacity": "independent",
-                "strokeDash": "independent",
-            }
-        },
-    }
-    title = f"A token's position from its hidden state: {found.provenance.model}"
-    return Chart(name, title, reading, spec, parts[0].columns, parts[0].rows, parts[0].total)
+    panels = [inner(part, width=WIDTH) for part in parts]
+    return composed(
+        name=name,
+        title=f"A token's position from its hidden state: {found.provenance.model}",
+        reading=" ".join(part.reading for part in parts),
+        body=above(panels, 22, apart=("color", "shape", "opacity", "strokeDash")),
+        **parts[0].numbers,
+    )
 
 
 def probe_accuracy(found: PositionProbe, *, name: str = "probe-accuracy") -> Chart:
@@ -94,40 +79,16 @@ def probe_accuracy(found: PositionProbe, *, name: str = "probe-accuracy") -> Cha
         scores = {AS_THEY_ARE: one.raw, SAME: one.clipped, AGAIN: one.retrained}
         for line, score in scores.items():
             if score is not None:
-                ends = {key: round_to(getattr(score, key)) for key in ("low", "high")}
-                rows.append({"layer": one.layer, "line": line, "value": round_to(score.accuracy)} | ends)
+                numbers = rounded(value=score.accuracy, low=score.low, high=score.high)
+                rows.append({"layer": one.layer, "line": line} | numbers)
         rows.append({"layer": one.layer, "line": NEAR, "value": round_to(one.raw.within_one)})
     drawn = [line for line in LINES if any(row["line"] == line for row in rows)]
     x = _layers(found)
-    y = field(
-        "value",
-        "accuracy",
-        scale={"domain": [0, 1], "nice": False},
-        axis={"format": "%", "tickCount": 6},
-    )
-    majority = [{"value": round_to(found.majority_accuracy), "says": f"always position {found.majority}"}]
+    y = field("value", "accuracy", scale={"domain": [0, 1], "nice": False}, axis={"format": "%", "tickCount": 6})
     intervals = [row for row in rows if row.get("low") is not None]
     layers: list[Spec] = [
-        {
-            "data": {"values": majority},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": majority},
-            "mark": {"type": "text", "align": "right", "x": "width", "dx": -4, "dy": -7, "color": MUTED},
-            "encoding": {"y": y, "text": {"field": "says", "type": "nominal"}},
-        },
-        {
-            "data": {"values": intervals},
-            "mark": {"type": "rule", "strokeWidth": 3.5},
-            "encoding": {
-                "x": x,
-                "y": field("low", "accuracy"),
-                "y2": {"field": "high"},
-                "color": _of_lines(drawn, "colour"),
-            },
-        },
+        *baseline(found.majority_accuracy, f"always position {found.majority}", y=y),
+        draw.rule(intervals, x=x, **draw.between(y=y), color=_of_lines(drawn, "colour"), strokeWidth=3.5),
         *_lines(rows, x, y, drawn),
     ]
     return chart(
@@ -138,11 +99,14 @@ def probe_accuracy(found: PositionProbe, *, name: str = "probe-accuracy") -> Cha
         height=HEIGHT,
         columns=("layer", "accuracy", "95 % from", "to", "within 1", "clipped", "clipped, trained again"),
         rows=(
-            [one.layer, *map(round_to, (one.raw.accuracy, one.raw.low, one.raw.high, one.raw.within_one)),
-             *(None if score is None else round_to(score.accuracy) for score in (one.clipped, one.retrained))]
+            [
+                one.layer,
+                *map(round_to, (one.raw.accuracy, one.raw.low, one.raw.high, one.raw.within_one)),
+                *(None if score is None else round_to(score.accuracy) for score in (one.clipped, one.retrained)),
+            ]
             for one in found.layers
         ),
-    )  # fmt: skip
+    )
 
 
 def probe_contributions(found: PositionProbe, *, name: str = "probe-contributions") -> Chart:
@@ -160,17 +124,16 @@ def probe_contributions(found: PositionProbe, *, name: str = "probe-contribution
             rows.append(_row(one, label(part.dim), part.dim, part.value, part.rank))
         rows.append(_row(one, OTHER, one.other.dim, one.other.value, one.other.rank))
         rows.append({"layer": one.layer, "line": MEAN, "value": round_to(one.mean)})
-    values = np.array([row["value"] or 0.0 for row in rows], dtype=float)
-    scale = symmetric(values)
+    scale = symmetric(np.array([row["value"] or 0.0 for row in rows], dtype=float))
     y = field("value", "|w · v|", scale=scale.scale | ({} if scale.log else {"zero": True}), axis=scale.axis)
+    what = draw.columns(layer="layer", line="what", dim="dimension", value="|w · v|", rank="rank")
     return chart(
         name=name,
         title="What single dimensions add to the probe's answer",
         reading=_contribution_words(found),
         layers=_lines(rows, _layers(found), y, [*lines, *inks], lines | inks),
         height=HEIGHT,
-        columns=("layer", "what", "dimension", "|w · v|", "rank"),
-        rows=([r["layer"], r["line"], r.get("dim"), r["value"], r.get("rank")] for r in rows),
+        **what.table(rows),
     )
 
 
@@ -184,13 +147,11 @@ def probe_heat(found: PositionProbe, layer: str | None = None, *, name: str = "p
     names = [f"{one.heat_dims[i]}{' (named)' if one.heat_dims[i] in found.named else ''}" for i in order]
     there = np.flatnonzero(found.n_at > 0).tolist()
     cells = [
-        {"position": int(at), "dim": names[place], "value": round_to(float(one.heat[at, i]), 3)}
+        {"position": int(at), "end": int(at) + 1, "dim": names[place], "value": round_to(float(one.heat[at, i]), 3)}
         for place, i in enumerate(order)
         for at in there
     ]
-    for cell in cells:
-        cell["end"] = cell["position"] + 1  # type: ignore[operator]
-    top = float(one.heat.max(initial=0.0)) or 1.0
+    top = round_to(float(one.heat.max(initial=0.0)) or 1.0) or 1.0
     x = field(
         "position",
         "position in the text (counts special tokens)",
@@ -198,79 +159,51 @@ def probe_heat(found: PositionProbe, layer: str | None = None, *, name: str = "p
         axis={"grid": False, "tickCount": 12},
     )
     y = field("dim", "dimension", "ordinal", sort=None, scale={"domain": names, "paddingInner": 0.08})
-    strength = {
-        "field": "value",
-        "type": "quantitative",
-        "scale": {"domain": [0, round_to(top)], "range": [0.02, 1.0]},
-        "legend": {
-            "title": "|w · v|",
-            "orient": "bottom",
-            "symbolType": "square",
-            "symbolFillColor": ALARM,
-            "tickCount": 4,
-            "columns": 8,
-        },
+    legend: Spec = {
+        "title": "|w · v|",
+        "orient": "bottom",
+        "symbolType": "square",
+        "symbolFillColor": ALARM,
+        "tickCount": 4,
     }
-    tooltip = [field("dim", "dimension", "nominal"), field("position", "position"), field("value", "|w · v|")]
+    shade = strength("value", top, **legend, columns=8)
+    what = draw.columns(dim="dimension:N", position="position", value="|w · v|")
     return chart(
         name=name,
         title=f"By position and dimension, {place(one.layer)}",
         reading=_heat_words(found, one),
-        layers=[
-            {
-                "data": {"values": cells},
-                "mark": {"type": "rect", "color": ALARM},
-                "encoding": {"x": x, "x2": {"field": "end"}, "y": y, "opacity": strength, "tooltip": tooltip},
-            }
-        ],
+        layers=[heat(cells, x, y, shade, what, x2={"field": "end"}, color=ALARM)],
         height=ROW * len(names),
         columns=("dimension", "mean", "largest at a position", "that position"),
         rows=(
-            [names[place], round_to(float(one.contribution[one.heat_dims[i]])), round_to(float(one.heat[:, i].max())),
-             int(one.heat[:, i].argmax())]
+            [names[place], *map(round_to, (one.contribution[one.heat_dims[i]], line.max())), int(line.argmax())]
             for place, i in enumerate(order)
+            for line in (one.heat[:, i],)
         ),
-    )  # fmt: skip
+    )
 
 
 def _layers(found: PositionProbe) -> Spec:
-    names = [one.layer for one in found.layers]
-    axis = {"labelAngle": 0, "grid": False, "labelExpr": "datum.value == 'embeddings' ? 'emb.' : datum.value"}
-    return field(
-        "layer", "layer", "ordinal", sort=None, scale={"domain": names, "type": "point", "padding": 0.4}, axis=axis
-    )
+    return draw.layer_axis([one.layer for one in found.layers])
 
 
 def _of_lines(drawn: Sequence[str], part: str, looks: dict[str, Look] = LINES) -> Spec:
     """Colour, shape or dash by line."""
-    legend: Spec = {"title": None, "labelLimit": 320}
     entries = [line for line in drawn if not looks[line].says]
-    return {
-        "field": "line",
-        "type": "nominal",
-        "scale": {"domain": list(drawn), "range": [getattr(looks[line], part) for line in drawn]},
-        "legend": legend | ({"values": entries} if len(entries) < len(drawn) else {}),
-    }
+    some = {"values": entries} if len(entries) < len(drawn) else {}
+    return draw.by("line", {line: getattr(looks[line], part) for line in drawn}, labelLimit=320, **some)
 
 
 def _lines(
     rows: list[dict[str, Any]], x: Spec, y: Spec, drawn: list[str], looks: dict[str, Look] = LINES
 ) -> list[Spec]:
     """A line with marks for each of `drawn`."""
-    tooltip = [field("line", "line", "nominal"), field("layer", "layer", "nominal"), field("value", str(y["title"]))]
+    tooltip = draw.columns(line="line:N", layer="layer:N", value=str(y["title"]))
     look = {"color": _of_lines(drawn, "colour", looks), "shape": _of_lines(drawn, "shape", looks)}
     dash = _of_lines(drawn, "dash", looks) | {"legend": None}
     return [
-        {
-            "data": {"values": rows},
-            "mark": {"type": "line", "strokeWidth": 1.8},
-            "encoding": {"x": x, "y": y, "color": look["color"], "strokeDash": dash},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip} | look,
-        },
+        draw.line(rows, x=x, y=y, color=look["color"], strokeDash=dash, strokeWidth=1.8),
+        draw.points(rows, x=x, y=y, tooltip=tooltip, **look, size=50),
         *words_at_ends(rows, {line: looks[line].says for line in drawn if looks[line].says}, x, y, ("line",)),
     ]
 

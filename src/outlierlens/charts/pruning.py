@@ -5,17 +5,15 @@ prune_experiment(effect)                     # change of the loss: magnitude, ou
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
     Chart,
     Spec,
     bar,
     chart,
-    dim_colour,
-    dim_shape,
     field,
     label,
     looks,
@@ -25,12 +23,11 @@ from outlierlens.charts.base import (
     symmetric,
 )
 from outlierlens.charts.dim_names import MOST, inked_dims, names_beside
-from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
+from outlierlens.charts.forms import interval_dots, null_dots
+from outlierlens.charts.palette import ALARM, INK, MUTED
 from outlierlens.damage import Condition
 from outlierlens.interval_words import interval_text
 from outlierlens.pruned import PruneCheck, PruneExperiment, StackCheck
-
-GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread dots evenly whatever their number
 
 
 def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "pruned-positions") -> Chart:
@@ -38,53 +35,26 @@ def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "prune
     counts = np.asarray(stack.layers_removed)
     hits = {hit.dim: hit for hit in stack.outliers}
     shown = looks(strongest_first(hits, lambda dim: float(counts[dim])), list(hits))
-    points = [
-        {"dim": int(dim), "layers": int(counts[dim])} for dim in np.flatnonzero(counts) if int(dim) not in hits
-    ]  # fmt: skip
+    points = [{"dim": int(dim), "layers": int(counts[dim])} for dim in np.flatnonzero(counts) if int(dim) not in hits]
     named = [
         {"dim": dim, "layers": int(counts[dim]), "name": label(dim), "share": round_to(hits[dim].share)}
         for dim in shown
     ]
-    x = field("dim", "position of the stream", scale={"domain": [0, stack.hidden_size - 1], "nice": False})
     top = stack.n_layers
-    y = field(
-        "layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False},
-        axis={"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)},
-    )  # fmt: skip
-    tooltip = [field("dim", "position"), field("layers", "layers")]
+    x = field("dim", "position of the stream", scale={"domain": [0, stack.hidden_size - 1], "nice": False})
+    axis = {"tickMinStep": 1, "format": "d", "tickCount": min(top, 8)}
+    y = field("layers", "layers in which it is removed", scale={"domain": [0, top], "nice": False}, axis=axis)
+    what = draw.columns(dim="position", layers="layers", share="share gone")
     limit = [{"layers": stack.needed, "text": f"the constraint: fewer than {stack.needed} of {top} layers"}]
-    layers: list[Spec] = [
-        {
-            "data": {"values": limit},
-            "mark": {"type": "rule", "color": ALARM, "strokeDash": [5, 4], "strokeWidth": 1.5},
-            "encoding": {"y": y},
-        },
-        {
-            "data": {"values": limit},
-            "mark": {"type": "text", "align": "left", "x": 6, "dy": -8, "stroke": SURFACE, "strokeWidth": 5},
-            "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
-        },
-        {
-            "data": {"values": limit},
-            "mark": {"type": "text", "align": "left", "x": 6, "dy": -8, "color": ALARM, "fontWeight": 600},
-            "encoding": {"y": y, "text": {"field": "text", "type": "nominal"}},
-        },
+    words = {"align": "left", "x": 6, "dy": -8, "fontWeight": 600}
+    layers = [
+        draw.points(points, x=x, y=y, tooltip=what[:2], shape="circle", size=26, color=MUTED, opacity=0.6),
+        draw.rule(limit, y=y, color=ALARM, strokeDash=[5, 4], strokeWidth=1.5),
+        *draw.haloed(limit, "text", y=y, color=ALARM, **words),
     ]
-    # The dots lie below the line and its words.
-    layers.insert(0, {
-        "data": {"values": points},
-        "mark": {"type": "point", "shape": "circle", "filled": True, "size": 26, "color": MUTED, "opacity": 0.6},
-        "encoding": {"x": x, "y": y, "tooltip": tooltip},
-    })  # fmt: skip
     if named:
-        layers.append({
-            "data": {"values": named},
-            "mark": {"type": "point", "filled": True, "size": 150, "opacity": 1},
-            "encoding": {
-                "x": x, "y": y, "color": dim_colour(shown), "shape": dim_shape(shown),
-                "tooltip": [*tooltip, field("share", "share gone")],
-            },
-        })  # fmt: skip
+        look = draw.dim_look(shown)
+        layers.append(draw.points(named, x=x, y=y, **look, tooltip=what, size=150))
         inked: list[Spec] = [{"dim": dim, "layers": int(counts[dim])} for dim in inked_dims(shown)[:MOST]]
         at = [(row["dim"] / max(stack.hidden_size - 1, 1), row["layers"] / top) for row in inked]
         layers += names_beside(inked, at, (), x, y)
@@ -122,75 +92,46 @@ def prune_experiment(found: PruneExperiment, *, name: str = "prune-experiment") 
         ("smallest weights (magnitude)", (found.magnitude,)),
         (f"onto {dims}, all layers", (found.chosen,)),
     ]
-    words = {"random position": "random positions, same in all layers", "scattered": "random positions, other in each layer",
-             "matched": "as large, other in each layer"}  # fmt: skip
+    words = {
+        "random position": "random positions, same in all layers",
+        "scattered": "random positions, other in each layer",
+        "matched": "as large, other in each layer",
+    }
     families += [
         (f"{words.get(one.kind, one.kind)} (n = {len(one.conditions)})", one.conditions) for one in found.controls
     ]
     rows = [
-        _row(one, family, 0.5 if len(members) == 1 else (0.5 + i * GOLDEN) % 1, chosen=one is found.chosen)
+        _row(one, family, 0.5 if len(members) == 1 else draw.spread(i), chosen=one is found.chosen)
         for family, members in families
         for i, one in enumerate(members)
     ]
     drawn = [row for row in rows if row["change"] is not None]
     ends = [row[end] for row in drawn for end in ("low", "high") if row[end] is not None and row["single"]]
     scale = symmetric(np.array([row["change"] for row in drawn] + ends + [0.0]), factor=30.0)
-    title = ["change of the " + found.task, found.unit + (" (symmetric log scale)" if scale.log else "")]
-    x = field("change", title, scale=scale.scale if scale.log else scale.scale | {"padding": 14}, axis=scale.axis)
-    y: dict[str, Any] = {
-        "field": "family", "type": "nominal", "title": None, "sort": [family for family, _ in families],
-        "axis": {"labelLimit": 260, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-        "scale": {"paddingInner": 0.25, "paddingOuter": 0.2},
-    }  # fmt: skip
-    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None, "legend": None}
-    tooltip = [
-        field("label", "condition", "nominal"),
-        field("change", "change"),
-        field("low", "95 % from"),
-        field("high", "to"),
-    ]
-    single = [row for row in drawn if row["single"]]
+    x = scale.encoding("change", ["change of the " + found.task, found.unit], padding=14)
+    y = draw.strips("family", [family for family, _ in families], 260)
+    what = draw.columns(family="family", label="condition:N", change="change", **draw.ENDS, value=found.task)
     # Numbers stand on the side where there is room.
     middle = (min((r["change"] for r in drawn), default=0) + max((r["change"] for r in drawn), default=0)) / 2
-    layers: list[Spec] = [
-        {
-            "data": {"values": [{"change": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": [row for row in drawn if not row["single"]]},
-            "mark": {"type": "point", "shape": "circle", "size": 60, "color": MUTED, "filled": True, "opacity": 0.7},
-            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
-        },
+    controls = [row for row in drawn if not row["single"]]
+    layers = [
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        null_dots(controls, x, y, tooltip=what[1:5], size=60, opacity=0.7),
     ]
     for chosen, colour, shape in ((False, INK, "square"), (True, ALARM, "diamond")):
-        some = [row for row in single if row["chosen"] is chosen]
-        layers.append({
-            "data": {"values": [row for row in some if row["low"] is not None and row["high"] is not None]},
-            "mark": {"type": "rule", "color": colour, "strokeWidth": 2},
-            "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "yOffset": jitter, "tooltip": tooltip},
-        })  # fmt: skip
-        layers.append({
-            "data": {"values": some},
-            "mark": {"type": "point", "shape": shape, "size": 150, "color": colour, "filled": True, "opacity": 1},
-            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
-        })  # fmt: skip
-        for right in (False, True):
+        some = [row for row in drawn if row["single"] and row["chosen"] is chosen]
+        layers += interval_dots(some, x, y, what[1:5], yOffset=draw.JITTER, shape=shape, size=150, color=colour)
+        for right, align in ((False, "left"), (True, "right")):
             here = [row for row in some if (row["change"] > middle) is right]
-            layers.append({
-                "data": {"values": here},
-                "mark": {"type": "text", "dy": -15, "align": "right" if right else "left", "color": colour, "fontWeight": 700},
-                "encoding": {"x": x, "y": y, "yOffset": jitter, "text": {"field": "says", "type": "nominal"}},
-            })  # fmt: skip
+            look: Spec = {"yOffset": draw.JITTER, "dy": -15, "align": align, "color": colour, "fontWeight": 700}
+            layers.append(draw.text(here, "says", x=x, y=y, **look))
     return chart(
         name=name,
         title=f"{found.budget:,} weights of {found.site} pruned ({found.sparsity:.2%})",
         reading=_experiment_reading(found),
         layers=layers,
         height=60 + 56 * len(families),
-        columns=("family", "condition", "change", "95 % from", "to", found.task),
-        rows=([r["family"], r["label"], r["change"], r["low"], r["high"], r["value"]] for r in rows),
+        **what.table(rows),
     )
 
 

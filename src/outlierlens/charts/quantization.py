@@ -7,8 +7,11 @@ import math
 
 import numpy as np
 
-from outlierlens.charts.base import CONFIG, SCHEMA, Chart, Spec, bar, begun, chart, field, number, round_to, symmetric
-from outlierlens.charts.palette import DIM_COLOURS, INK, MUTED, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, begun, chart, field, number, round_to, symmetric
+from outlierlens.charts.forms import lines
+from outlierlens.charts.palette import DIM_COLOURS, INK, MUTED
+from outlierlens.charts.panels import above, beside, composed, heading, inner, panel
 from outlierlens.quantized import Quantized, Rounding, Setting, named
 
 WIDTH, PANEL, HEIGHT = 720, 330, 230
@@ -29,58 +32,21 @@ def quantization_losses(found: Quantized, *, name: str = "quantization-losses") 
     drawn = [row for row in rows if row["change"] is not None]
     ends = [row[key] for row in drawn for key in ("change", "low", "high") if row[key] is not None]
     scale = symmetric(np.array([*ends, 0.0]), factor=30.0)
-    x: Spec = field(
-        "change",
-        f"change of the {found.task}, {found.unit}{' (symmetric log scale)' if scale.log else ''}",
-        scale=scale.scale,
-        axis=scale.axis,
-    )
+    x = scale.encoding("change", f"change of the {found.task}, {found.unit}")
     shown = [key for key in LOOKS if any(row["what"] == LOOKS[key][0] for row in rows)]
     colour, shape = _look(shown, 1), _look(shown, 2)
-    y: Spec = {
-        "field": "scheme", "type": "nominal", "title": None, "sort": [one.scheme for one in found.roundings],
-        "axis": {"labelLimit": 230, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8, "grid": True},
-        "scale": {"paddingInner": 0.3, "paddingOuter": 0.15},
-    }  # fmt: skip
-    offset = {
-        "field": "what",
-        "type": "nominal",
-        "sort": [LOOKS[key][0] for key in shown],
-        "scale": {"paddingOuter": 0.4},
-    }
-    tooltip = [
-        field("scheme", "weights / inputs", "nominal"),
-        field("what", "setting", "nominal"),
-        field("dims", "kept", "nominal"),
-        field("change", "change"),
-        field("low", "95 % from"),
-        field("high", "to"),
-        field("noise", "noise"),
-        field("value", found.task),
-    ]
-    known = [row for row in drawn if row["low"] is not None and row["high"] is not None and row["single"]]
+    y = draw.strips("scheme", [one.scheme for one in found.roundings], 230, inner=0.3, outer=0.15)
+    y["axis"] |= {"grid": True}
+    offset = draw.nominal("what") | {"sort": [LOOKS[key][0] for key in shown], "scale": {"paddingOuter": 0.4}}
+    what = draw.columns(
+        scheme="weights / inputs:N", what="setting:N", dims="kept:N", change="change", **draw.ENDS, noise="noise",
+        value=found.task,
+    )  # fmt: skip
+    known = [row for row in draw.known(drawn) if row["single"]]
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"change": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": known},
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {
-                "x": x | {"field": "low"},
-                "x2": {"field": "high"},
-                "y": y,
-                "yOffset": offset,
-                "color": colour,
-            },
-        },
-        {
-            "data": {"values": drawn},
-            "mark": {"type": "point", "filled": True, "size": 75, "opacity": 1},
-            "encoding": {"x": x, "y": y, "yOffset": offset, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        draw.rule(known, **draw.between(x=x), y=y, yOffset=offset, color=colour, strokeWidth=2),
+        draw.points(drawn, x=x, y=y, yOffset=offset, color=colour, shape=shape, tooltip=what, size=75),
     ]
     return chart(
         name=name,
@@ -88,10 +54,7 @@ def quantization_losses(found: Quantized, *, name: str = "quantization-losses") 
         reading=_losses_reading(found),
         layers=layers,
         height=40 + 22 * len(shown) * len(found.roundings),
-        columns=("weights / inputs", "setting", "kept", "change", "95 % from", "to", "noise", found.task),
-        rows=(
-            [row[key] for key in ("scheme", "what", "dims", "change", "low", "high", "noise", "value")] for row in rows
-        ),
+        **what.table(rows),
     )
 
 
@@ -107,79 +70,35 @@ def quantization_errors(found: Quantized, scheme: str | None = None, *, name: st
     wheres = list(dict.fromkeys(row["where"] for row in rows))
     values = [row["error"] for row in rows]
     ends = [10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values)))] if values else [0.1, 1]
-    panels: list[Spec] = []
+    x = draw.layer_axis(found.layers, "layer (blocks from 0)")
+    scale = {"type": "log", "domain": ends}
+    y = field("error", "relative squared error", scale=scale, axis={"format": ".0e", "tickCount": 6})
+    what = draw.columns(where="of:N", layer="layer:N", what="setting:N", error="relative squared error")
+    look = _look(shown, 1), _look(shown, 2)
+    panels = []
     for where in wheres or ["all dimensions"]:
-        x = {
-            "field": "layer", "type": "ordinal", "title": "layer (blocks from 0)", "sort": list(found.layers),
-            "scale": {"type": "point", "padding": 0.4}, "axis": {"labelAngle": 0, "grid": False},
-        }  # fmt: skip
-        y = field(
-            "error",
-            "relative squared error",
-            scale={"type": "log", "domain": ends},
-            axis={"format": ".0e", "tickCount": 6},
-        )
-        tooltip = [field("layer", "layer", "nominal"), field("what", "setting", "nominal"), field("error", "error")]
         mine = [row for row in rows if row["where"] == where]
-        panels.append(
-            {
-                "width": PANEL,
-                "height": HEIGHT,
-                "title": {"text": where, "color": INK, "fontSize": 13, "anchor": "start", "frame": "group"},
-                "layer": [
-                    {
-                        "data": {"values": mine},
-                        "mark": {"type": "line", "strokeWidth": 2},
-                        "encoding": {"x": x, "y": y, "color": _look(shown, 1)},
-                    },
-                    {
-                        "data": {"values": mine},
-                        "mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
-                        "encoding": {
-                            "x": x,
-                            "y": y,
-                            "color": _look(shown, 1),
-                            "shape": _look(shown, 2),
-                            "tooltip": tooltip,
-                        },
-                    },
-                ],
-            }
-        )
-    reading = _errors_reading(found, one)
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "hconcat": panels,
-        "spacing": 40,
-    }
-    numbers = tuple((row["where"], row["layer"], row["what"], row["error"]) for row in rows)
-    title = f"Error of every block's output, {one.scheme}"
-    return Chart(
-        name, title, reading, spec, ("of", "layer", "setting", "relative squared error"), numbers, len(numbers)
+        panels.append(panel(lines(mine, x, y, look, what[1:], size=45), PANEL, HEIGHT, heading(where, frame="group")))
+    return composed(
+        name=name,
+        title=f"Error of every block's output, {one.scheme}",
+        reading=_errors_reading(found, one),
+        body=beside(panels, 40),
+        **what.table(rows),
     )
 
 
 def quantization(found: Quantized, *, name: str = "quantization") -> Chart:
     """Cost by scheme above, error by layer of the costliest scheme below."""
-    above, below = quantization_losses(found), quantization_errors(found)
-    reading = f"{above.reading} {below.reading}"
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": [
-            {"width": WIDTH, "height": above.spec["height"], "layer": above.spec["layer"]},
-            {"hconcat": below.spec["hconcat"], "spacing": below.spec["spacing"]},
-        ],
-        "spacing": 35,
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
-    }
-    title = f"{found.provenance.model}: {above.title[:1].lower()}{above.title[1:]}; {below.title[:1].lower()}{below.title[1:]}"
-    return Chart(name, title, reading, spec, above.columns, above.rows, above.total)
+    upper, lower = quantization_losses(found), quantization_errors(found)
+    title = f"{found.provenance.model}: {upper.title[:1].lower()}{upper.title[1:]}; {lower.title[:1].lower()}{lower.title[1:]}"
+    return composed(
+        name=name,
+        title=title,
+        reading=f"{upper.reading} {lower.reading}",
+        body=above([inner(upper, width=WIDTH), inner(lower)], 35, apart=("color", "shape")),
+        **upper.numbers,
+    )
 
 
 def _row(one: Rounding, setting: Setting) -> Spec:
@@ -210,12 +129,7 @@ def _error_rows(found: Quantized, one: Rounding, where: str) -> list[Spec]:
 
 def _look(shown: list[str], which: int) -> Spec:
     """Colour (1) or shape (2) by setting."""
-    return {
-        "field": "what",
-        "type": "nominal",
-        "scale": {"domain": [LOOKS[key][0] for key in shown], "range": [LOOKS[key][which] for key in shown]},
-        "legend": {"title": None, "columns": 5},
-    }
+    return draw.by("what", {LOOKS[key][0]: LOOKS[key][which] for key in shown}, columns=5)
 
 
 def _losses_reading(found: Quantized) -> str:

@@ -5,7 +5,9 @@ One row an arm: intact, dimensions off, fine-tuned again free and held at zero, 
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, number, round_to, rounded
+from outlierlens.charts.forms import interval_dots
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, INK, MUTED
 from outlierlens.recovered import STATES, Arm, Recovery
@@ -20,43 +22,18 @@ def recovery(found: Recovery, *, name: str = "recovery") -> Chart:
         for place, row in enumerate(mine):
             row["turn"] = round_to((place + 0.5) / len(mine))
     ends = [value for row in rows for value in (row["low"], row["high"], row["value"]) if value is not None]
-    x = field(
-        "value", f"{found.metric} on the dev set", scale={"zero": False, "nice": True, "domain": [min(ends), max(ends)]}
-    )
-    y: Spec = {
-        "field": "arm",
-        "type": "nominal",
-        "title": None,
-        "sort": order,
-        "axis": {"labelLimit": 330, "ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
-    }
+    scale = {"zero": False, "nice": True, "domain": [min(ends), max(ends)]}
+    x, y = field("value", f"{found.metric} on the dev set", scale=scale), draw.strips("arm", order, 330)
+    del y["scale"]
     offset = {"field": "turn", "type": "quantitative", "scale": {"domain": [0, 1]}}
-    colour = {
-        "field": "what",
-        "type": "nominal",
-        "scale": {"domain": ["none", "chosen", "random"], "range": [INK, ALARM, MUTED]},
-        "legend": None,
-    }
-    tooltip = [field("arm", "model", "nominal"), field("dims", "off", "nominal"), field("value", found.metric)]
-    tooltip += [field("low", "95 % from"), field("high", "to"), field("lost", "lost"), field("seed", "seed", "nominal")]
-    tooltip.append(field("regrown", "grown back"))
-    position = {"y": y, "yOffset": offset, "color": colour, "tooltip": tooltip}
+    colour = draw.by("what", {"none": INK, "chosen": ALARM, "random": MUTED}) | {"legend": None}
+    what = draw.columns(
+        arm="model:N", dims="off:N", seed="seed:N", value=found.metric, **draw.ENDS, lost="lost", lost_low="95 % from",
+        lost_high="to", recovered="recovered", regrown="grown back",
+    )  # fmt: skip
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"value": rows[0]["value"]}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}} | position,
-        },
-        {
-            "data": {"values": rows},
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-            "encoding": {"x": x} | position,
-        },
+        draw.level(rows[0]["value"], x=x, strokeDash=draw.DASHED),
+        *interval_dots(rows, x, y, what, yOffset=offset, color=colour, shape="circle", size=90),
     ]
     return chart(
         name=name,
@@ -64,28 +41,23 @@ def recovery(found: Recovery, *, name: str = "recovery") -> Chart:
         reading=_recovery_reading(found),
         layers=layers,
         height=50 + 34 * len(rows),
-        columns=("model", "off", "seed", found.metric, "95 % from", "to", "lost", "95 % from", "to", "recovered", "grown back"),
-        rows=(
-            [r["arm"], r["dims"], r["seed"], r["value"], r["low"], r["high"], r["lost"],
-             *bar(a.lost_low, a.lost_high).values(), a.recovered, r["regrown"]]
-            for r, a in zip(rows, found.arms, strict=True)
-        ),
-    )  # fmt: skip
+        **what.table(rows),
+    )
 
 
 def _arm_row(arm: Arm, found: Recovery) -> Spec:
     said = {"none": "nothing", "chosen": few(found.dims, 3), "random": "random"}[arm.what]
     state = "fine-tuned further" if (arm.what, arm.state) == ("none", "again") else STATES[arm.state]
+    lost = bar(arm.lost_low, arm.lost_high)
+    regrown = float(np.mean([one.regrown for one in arm.regrowth])) if arm.regrowth else None
     return {
         "arm": state if arm.what == "none" else f"{said}: {state}",
         "what": arm.what,
         "dims": few(arm.dims) if arm.dims else "nothing",
         "seed": arm.seed,
-        "value": round_to(arm.value),
-        "low": round_to(arm.low),
-        "high": round_to(arm.high),
-        "lost": round_to(arm.lost),
-        "regrown": round_to(float(np.mean([one.regrown for one in arm.regrowth])), 3) if arm.regrowth else None,
+        **rounded(value=arm.value, low=arm.low, high=arm.high, lost=arm.lost, recovered=arm.recovered),
+        **{"lost_low": lost["low"], "lost_high": lost["high"]},
+        **rounded(3, regrown=regrown),
     }
 
 

@@ -7,21 +7,24 @@ wic_layers(found)              # accuracy of words in context, a panel a split, 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from outlierlens.charts.base import CONFIG, SCHEMA, TABLE_ROWS, Chart, Spec, field, place, round_to
-from outlierlens.charts.dim_names import HALO
-from outlierlens.charts.fixes import colours, drawn, left_out, scale, shapes
-from outlierlens.charts.palette import INK, MUTED, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, field, place, round_to
+from outlierlens.charts.fixes import colours, drawn, left_out, shapes
+from outlierlens.charts.forms import baseline, lines
+from outlierlens.charts.panels import composed, grid, heading, panel
 from outlierlens.similar import HELPS, HURTS, NOTHING, OPEN, Similarity, TaskScores, WordInContext, similarity_rows
 
 WIDTH, HEIGHT = 370, 230  # pixels of a panel
 PER_ROW = 2
 WORDS = {
-    HELPS: "helps", HURTS: "hurts", NOTHING: "makes no difference that can be told from chance", OPEN: "settles nothing",
-}  # fmt: skip
+    HELPS: "helps",
+    HURTS: "hurts",
+    NOTHING: "makes no difference that can be told from chance",
+    OPEN: "settles nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,18 @@ def sts_layers(found: Similarity, *, name: str = "sts") -> Chart:
         )
         subtitle = f"{task.n_pairs:,} pairs" + (f"; without {', '.join(task.missing)}" if task.missing else "")
         panels.append(_Panel(task.title, subtitle, 100 * task.layers.pooled, levels))
-    rows = list(similarity_rows(found))
-    columns = ("task", "layer", "fix", "pooled", "mean of subsets", "weighted")
     numbers = [
         [row["task"], row["layer"], row["fix"], *(round_to(100 * row[key]) for key in ("pooled", "mean", "weighted"))]
-        for row in rows
+        for row in similarity_rows(found)
     ]
-    title = f"{found.provenance.model}: sentence similarity by layer"
-    return _chart(name, title, _sts_reading(found), panels, (found.layers, found.fixes, "ρ × 100"), (columns, numbers))
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: sentence similarity by layer",
+        reading=_sts_reading(found) + left_out(found.fixes),
+        body=_grid(panels, found.layers, found.fixes, "ρ × 100"),
+        columns=("task", "layer", "fix", "pooled", "mean of subsets", "weighted"),
+        rows=numbers,
+    )
 
 
 def wic_layers(found: WordInContext, *, name: str = "wic") -> Chart:
@@ -69,136 +76,57 @@ def wic_layers(found: WordInContext, *, name: str = "wic") -> Chart:
         for split in found.data
     ]
     numbers = [
-        [split.split, layer, fix, found.thresholds[int(split.accuracy[row, column].argmax())],
-         round_to(100 * float(split.accuracy[row, column].max()))]
+        [split.split, layer, fix, found.thresholds[int(accuracy.argmax())], round_to(100 * float(accuracy.max()))]
         for split in found.data
         for row, layer in enumerate(found.layers)
         for column, fix in enumerate(found.fixes)
-    ]  # fmt: skip
-    title = f"{found.provenance.model}: words in context by layer"
-    columns = ("split", "layer", "fix", "above", "accuracy")
-    return _chart(
-        name, title, _wic_reading(found), panels, (found.layers, found.fixes, "accuracy × 100"), (columns, numbers)
+        for accuracy in (split.accuracy[row, column],)
+    ]
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: words in context by layer",
+        reading=_wic_reading(found) + left_out(found.fixes),
+        body=_grid(panels, found.layers, found.fixes, "accuracy × 100"),
+        columns=("split", "layer", "fix", "above", "accuracy"),
+        rows=numbers,
     )
 
 
-def _chart(
-    name: str,
-    title: str,
-    reading: str,
-    panels: Sequence[_Panel],
-    axes: tuple[tuple[str, ...], tuple[str, ...], str],
-    numbers: tuple[tuple[str, ...], list[list[Any]]],
-) -> Chart:
-    made = [_drawn(panel, number, *axes) for number, panel in enumerate(panels)]
-    rows = [{"hconcat": made[start : start + PER_ROW], "spacing": 34} for start in range(0, len(made), PER_ROW)]
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": rows,
-        "spacing": 26,
-    }
-    columns, values = numbers
-    reading += left_out(axes[1])
-    spec["description"] = reading
-    return Chart(name, title, reading, spec, columns, tuple(tuple(row) for row in values[:TABLE_ROWS]), len(values))
+def _grid(panels: Sequence[_Panel], layers: tuple[str, ...], fixes: tuple[str, ...], what: str) -> Spec:
+    drawn_panels = [_drawn(panel, number, layers, fixes, what) for number, panel in enumerate(panels)]
+    return grid(drawn_panels, PER_ROW, across=34, down=26)
 
 
-def _drawn(panel: _Panel, number: int, layers: tuple[str, ...], fixes: tuple[str, ...], what: str) -> Spec:
+def _drawn(one: _Panel, number: int, layers: tuple[str, ...], fixes: tuple[str, ...], what: str) -> Spec:
     fixes = drawn(fixes)
-    values = panel.values[:, : len(fixes)]
-    short = {layer: "emb." if layer == "embeddings" else layer for layer in layers}
+    values = one.values[:, : len(fixes)]
     data = [
-        {"layer": short[layer], "fix": fix, "value": round_to(float(values[row, column]))}
+        {"layer": layer, "fix": fix, "value": round_to(float(values[row, column]))}
         for column, fix in enumerate(fixes)
         for row, layer in enumerate(layers)
     ]
     top = [
-        {"layer": short[layers[int(best)]], "fix": fix, "value": round_to(float(values[best, column]))}
+        {"layer": layers[int(best)], "fix": fix, "value": round_to(float(values[best, column]))}
         for column, (fix, best) in enumerate(zip(fixes, values.argmax(0), strict=True))
     ]
-    ends = [*values.ravel().tolist(), *(value for _, value in panel.levels)]
+    ends = [*values.ravel().tolist(), *(value for _, value in one.levels)]
     ends = [value for value in ends if math.isfinite(value)]
     pad = 0.06 * (max(ends) - min(ends)) or 1.0
-    left = number % PER_ROW == 0
-    x: Spec = {
-        "field": "layer",
-        "type": "ordinal",
-        "title": "layer",
-        "sort": list(short.values()),
-        "scale": {"domain": list(short.values()), "type": "point", "padding": 0.4},
-        "axis": {"labelAngle": 0, "grid": False},
-    }
-    y = field(
-        "value", what if left else None,  # type: ignore[arg-type]
-        scale={"domain": [round_to(min(ends) - pad), round_to(max(ends) + pad)], "nice": True, "zero": False},
-        axis={"tickCount": 6},
-    )  # fmt: skip
-    legend = {"title": None, "columns": 6} if number == 0 else None
-    colour, shape = _of_fix(fixes, colours(fixes), legend), _of_fix(fixes, shapes(fixes), legend)
-    tooltip = [field("fix", "fix", "nominal"), field("layer", "layer", "nominal"), field("value", what)]
-    marks: list[Spec] = [
-        {
-            "data": {"values": data},
-            "mark": {"type": "line", "strokeWidth": 1.8},
-            "encoding": {"x": x, "y": y, "color": colour},
-        },
-        {
-            "data": {"values": data},
-            "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": top},
-            "mark": {"type": "point", "filled": False, "size": 150, "shape": "circle", "strokeWidth": 1.6},
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
-        },
+    scale = {"domain": [round_to(min(ends) - pad), round_to(max(ends) + pad)], "nice": True, "zero": False}
+    title = what if number % PER_ROW == 0 else None
+    x, y = draw.layer_axis(layers), field("value", title, scale=scale, axis={"tickCount": 6})
+    colour, shape = draw.both("fix", fixes, colours(fixes), shapes(fixes), columns=6)
+    if number:
+        colour["legend"] = shape["legend"] = None
+    columns = draw.columns(fix="fix:N", layer="layer:N", value=what)
+    ring: Spec = {"filled": False, "size": 150, "shape": "circle", "strokeWidth": 1.6}
+    marks = [
+        *lines(data, x, y, (colour, shape), columns, width=1.8, size=34),
+        draw.mark("point", top, x=x, y=y, color=colour, tooltip=columns, **ring),
     ]
-    for says, value in panel.levels:
-        marks += _level(says, value, y)
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "layer": marks,
-        "title": {
-            "text": panel.title,
-            "subtitle": panel.subtitle,
-            "color": INK,
-            "subtitleColor": MUTED,
-            "fontSize": 13.5,
-            "subtitleFontSize": 12,
-            "anchor": "start",
-        },
-    }
-
-
-def _of_fix(fixes: tuple[str, ...], looks: Sequence[str], legend: Spec | None) -> Spec:
-    return {
-        "field": "fix",
-        "type": "nominal",
-        "scale": scale(fixes, looks),
-        "legend": legend,
-    }
-
-
-def _level(says: str, value: float, y: Spec) -> list[Spec]:
-    """A dashed line with its name at the right end."""
-    row = [{"value": round_to(value), "says": f"{says} {value:.1f}"}]
-    words: Spec = {"type": "text", "align": "right", "x": "width", "dx": -4, "dy": -7, "fontSize": 11.5}
-    text = {"y": y, "text": {"field": "says", "type": "nominal"}}
-    return [
-        {
-            "data": {"values": row},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [5, 3], "strokeWidth": 1.3},
-            "encoding": {"y": y},
-        },
-        *(
-            {"data": {"values": row}, "mark": words | ink, "encoding": text}
-            for ink in (HALO | {"color": SURFACE}, {"color": MUTED})
-        ),
-    ]
+    for says, value in one.levels:
+        marks += baseline(value, f"{says} {value:.1f}", y=y, strokeDash=[5, 3], strokeWidth=1.3)
+    return panel(marks, WIDTH, HEIGHT, heading(one.title, one.subtitle))
 
 
 def _sts_reading(found: Similarity) -> str:

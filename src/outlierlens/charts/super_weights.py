@@ -1,12 +1,14 @@
 """Super weights: where the MLP's last linear spikes, and what single weights are for: `super_weights(found)`."""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from outlierlens.charts.base import CONFIG, SCHEMA, Chart, Spec, bar, begun, field, number, round_to, symmetric
-from outlierlens.charts.palette import ALARM, DIM_COLOURS, INK, MUTED, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, begun, field, number, round_to, symmetric
+from outlierlens.charts.forms import interval_dots, lines
+from outlierlens.charts.palette import ALARM, DIM_COLOURS, INK, MUTED
+from outlierlens.charts.panels import above, composed, panel
 from outlierlens.defined import Detectors
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
@@ -31,10 +33,6 @@ def super_weights(found: Detectors, *, name: str = "super-weights") -> Chart:
     panels = [_spikes(searched)]
     if searched.trials:
         panels.append(_trials(searched))
-    spec: Spec = {
-        "$schema": SCHEMA, "description": reading(searched), "background": SURFACE, "config": CONFIG, "vconcat": panels,
-        "spacing": 24, "resolve": {"scale": {"x": "independent", "y": "independent"}},
-    }  # fmt: skip
     rows = tuple(
         (one.name, round_to(one.value), round_to(one.change), round_to(one.low), round_to(one.high))
         for one in searched.trials
@@ -47,8 +45,14 @@ def super_weights(found: Detectors, *, name: str = "super-weights") -> Chart:
         if searched.trials
         else ("weight", "value", "input", "output", "share")
     )
-    title = f"Single weights behind the largest activations: {found.provenance.model}"
-    return Chart(name, title, reading(searched), spec, columns, rows, len(rows))
+    return composed(
+        name=name,
+        title=f"Single weights behind the largest activations: {found.provenance.model}",
+        reading=reading(searched),
+        body=above(panels, 24, apart=("x", "y")),
+        columns=columns,
+        rows=rows,
+    )
 
 
 def reading(found: SuperWeights) -> str:
@@ -75,12 +79,12 @@ def reading(found: SuperWeights) -> str:
 
 
 def _spikes(found: SuperWeights) -> Spec:
-    lines = {READ: found.before.read, WRITTEN: found.before.written, AFTER: found.after.written}
+    drawn = {READ: found.before.read, WRITTEN: found.before.written, AFTER: found.after.written}
     if not found.weights:
-        del lines[AFTER]
+        del drawn[AFTER]
     rows = [
         {"layer": layer, "line": line, "value": round_to(float(value))}
-        for line, values in lines.items()
+        for line, values in drawn.items()
         for layer, value in enumerate(values)
     ]
     places: dict[int, list[str]] = {}
@@ -90,74 +94,39 @@ def _spikes(found: SuperWeights) -> Spec:
         {"layer": layer, "value": round_to(float(found.before.written[layer])), "said": " ".join(said)}
         for layer, said in places.items()
     ]
-    scale = symmetric(np.concatenate([*lines.values(), [found.spike]]))
+    scale = symmetric(np.concatenate([*drawn.values(), [found.spike]]))
     x = field("layer", "layer (blocks from 0)", "ordinal", axis={"labelAngle": 0, "grid": False})
     y = field("value", ["last linear of the MLP,", "one prompt"], scale=scale.scale, axis=scale.axis)
-    tooltip = [field("layer", "layer", "ordinal"), field("line", "what", "nominal"), field("value", "value")]
-    looks: dict[str, Any] = {
-        channel: field("line", "", "nominal", scale={"domain": list(lines), "range": [LINES[line][place] for line in lines]},
-                       legend={"title": None, "labelLimit": 320})
-        for place, channel in enumerate(("color", "shape"))
-    }  # fmt: skip
-    return {
-        "title": _title("What the last linear of each MLP reads and writes"),
-        "width": WIDTH,
-        "height": HEIGHT,
-        "layer": [
-            {"data": {"values": [{"value": found.spike}]}, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-             "encoding": {"y": y}},
-            {"data": {"values": rows}, "mark": {"type": "line", "strokeWidth": 1.8},
-             "encoding": {"x": x, "y": y, "color": looks["color"]}},
-            {"data": {"values": rows}, "mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
-             "encoding": {"x": x, "y": y, "tooltip": tooltip} | looks},
-            {"data": {"values": marks}, "mark": {"type": "text", "dy": -12, "color": INK, "fontSize": 11.5},
-             "encoding": {"x": x, "y": y, "text": field("said", "", "nominal")}},
-        ],
-    }  # fmt: skip
+    what = draw.columns(layer="layer:O", line="what:N", value="value")
+    colour, shape = (draw.by("line", {line: LINES[line][i] for line in drawn}, labelLimit=320) for i in range(2))
+    layers = [
+        draw.level(found.spike, y=y, strokeDash=draw.DASHED),
+        *lines(rows, x, y, (colour, shape), what, width=1.8, size=45),
+        draw.text(marks, "said", x=x, y=y, dy=-12, color=INK, fontSize=11.5),
+    ]
+    return panel(layers, WIDTH, HEIGHT, "What the last linear of each MLP reads and writes")
 
 
 def _trials(found: SuperWeights) -> Spec:
     shown = [one for one in found.trials if one.kind != "intact" and math.isfinite(one.change)]
     rows = [
-        {"name": one.name, "change": round_to(one.change), **bar(one.low, one.high),
-         "alarm": one.kind in ("zeroed", "restored")}
+        {"name": one.name, "change": round_to(one.change), "alarm": one.kind in ("zeroed", "restored")}
+        | bar(one.low, one.high)
         for one in shown
-    ]  # fmt: skip
+    ]
     scale = symmetric(np.array([abs(one.change) for one in shown]))
     ends = [value for one in shown for value in (one.change, one.low, one.high) if math.isfinite(value)]
     if scale.log:
         scale.scale["domain"] = [min(0.0, round_to(min(ends)) or 0.0), round_to(1.3 * max(ends))]
     unit = f"{found.task if 'change' in found.task else f'change of the {found.task}'}, {found.unit}"
     x = field("change", begun(unit), scale=scale.scale | {"zero": True}, axis={"tickCount": 7} | scale.axis)
-    y = field(
-        "name",
-        "",
-        "nominal",
-        sort=None,
-        scale={"domain": [one.name for one in shown]},
-        axis={"labelLimit": 160, "grid": True},
-    )
+    names = {"domain": [one.name for one in shown]}
+    y = field("name", "", "nominal", sort=None, scale=names, axis={"labelLimit": 160, "grid": True})
     colour = {"condition": {"test": "datum.alarm", "value": ALARM}, "value": INK}
-    tooltip = [
-        field("name", "weights", "nominal"),
-        field("change", "change"),
-        field("low", "95 % from"),
-        field("high", "to"),
+    what = draw.columns(name="weights:N", change="change", **draw.ENDS)
+    layers = [
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        *interval_dots(rows, x, y, what, color=colour, shape="circle", size=70),
     ]
-    return {
-        "title": _title(f"What they are for: {found.n_texts} texts, 95 % intervals over texts"),
-        "width": WIDTH,
-        "height": ROW * len(shown),
-        "layer": [
-            {"data": {"values": [{"change": 0}]}, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-             "encoding": {"x": x}},
-            {"data": {"values": [row for row in rows if row["low"] is not None]}, "mark": {"type": "rule", "strokeWidth": 2},
-             "encoding": {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}},
-            {"data": {"values": rows}, "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-             "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip}},
-        ],
-    }  # fmt: skip
-
-
-def _title(text: str) -> Spec:
-    return {"text": text, "anchor": "start", "color": INK, "fontSize": 13}
+    title = f"What they are for: {found.n_texts} texts, 95 % intervals over texts"
+    return panel(layers, WIDTH, ROW * len(shown), title)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to
+from outlierlens.charts import draw
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to, rounded
 from outlierlens.charts.dim_names import names_beside
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import BAND, MUTED
@@ -56,10 +57,7 @@ def sweep_effects(
     drawn, thinned = thin(plain)
     marked = [e for e in effects if e.dims[0] in named]
     scale = scale_of(drawn + marked)
-    x = field(
-        "dim", "dimension", scale={"domain": [-1, sweep.width], "nice": False}, axis={"grid": False, "tickCount": 12}
-    )
-    y = change_axis(sweep, scale)
+    x, y = draw.dim_axis(sweep.width), change_axis(sweep, scale)
     places = [(e.dims[0] / sweep.width, height_in(scale, e.change)) for e in marked]
     layers = [*_band(sweep, effects, y), *dots([row(e) for e in drawn], x, y, sweep)]
     rows = [row(e) for e in marked]
@@ -89,17 +87,10 @@ def sweep_ranked(
     marked = [e for e in ranked if e.dims[0] in named]
     scale = scale_of(drawn + marked)
     last = len(ranked)
-    x = field(
-        "rank",
-        "rank of the dimension (log scale)",
-        scale={"type": "log", "domain": [0.85, last * 1.15], "nice": False},
-        axis={
-            "grid": False,
-            "values": [t for t in (m * 10**p for p in range(7) for m in (1, 2, 5)) if t <= last],
-            "labelExpr": PLAIN_NUMBER,
-        },
-    )
-    y = change_axis(sweep, scale)
+    ticks = [tick for tick in (m * 10**p for p in range(7) for m in (1, 2, 5)) if tick <= last]
+    axis = {"grid": False, "values": ticks, "labelExpr": PLAIN_NUMBER}
+    across = {"type": "log", "domain": [0.85, last * 1.15], "nice": False}
+    x, y = field("rank", "rank of the dimension (log scale)", scale=across, axis=axis), change_axis(sweep, scale)
     width = math.log(last * 1.15 / 0.85)
     places = [(math.log(rank[e.dims[0]] / 0.85) / width, height_in(scale, e.change)) for e in marked]
     rows = [row(e) | {"rank": rank[e.dims[0]]} for e in marked]
@@ -123,11 +114,7 @@ def sweep_ranked(
 
 
 def sweep_first_order(
-    sweep: Sweep,
-    window: str | None = None,
-    named: Sequence[int] | None = None,
-    *,
-    name: str = "sweep-first-order",
+    sweep: Sweep, window: str | None = None, named: Sequence[int] | None = None, *, name: str = "sweep-first-order"
 ) -> Chart:
     """Measured change against the first-order (gradient) estimate of each dimension, with their correlations.
 
@@ -144,20 +131,12 @@ def sweep_first_order(
     estimates = np.array([e.first_order for e in effects], dtype=float)
     changes = np.array([e.change for e in effects])
     across, up = scale_from(np.append(estimates, 0.0)), scale_of(effects)
-    x = field(
-        "first",
-        titled("first-order estimate from gradients", sweep, across),
-        scale=across.scale,
-        axis=across.axis or {"tickCount": 8},
-    )
+    title = titled("first-order estimate from gradients", sweep, across)
+    x = field("first", title, scale=across.scale, axis=across.axis or {"tickCount": 8})
     y = change_axis(sweep, up, "measured change")
     low, high = max(estimates.min(), changes.min()), min(estimates.max(), changes.max())
     equal = [{"first": round_to(v), "change": round_to(v)} for v in _line(low, high)]
-    line: Spec = {
-        "data": {"values": equal},
-        "mark": {"type": "line", "color": MUTED, "strokeDash": [4, 3]},
-        "encoding": {"x": x, "y": y | {"field": "change"}},
-    }
+    line: Spec = draw.line(equal, x=x, y=y | {"field": "change"}, color=MUTED, strokeDash=draw.DASHED)
     places = [(height_in(across, float(e.first_order or 0)), height_in(up, e.change)) for e in marked]
     rows = [row(e) for e in marked]
     layers = [line, *dots([row(e) for e in drawn], x, y, sweep), *marks(rows, named, sweep, x, y)]
@@ -195,19 +174,11 @@ def _band(sweep: Sweep, effects: list[Effect], y: Spec) -> list[Spec]:
     changes = np.array([e.change for e in effects if e.dims[0] not in sweep.found])
     if len(changes) < BAND_FROM:
         return []
-    low, middle, high = (round_to(v) for v in np.percentile(changes, (5, 50, 95)))
-    data = {"values": [{"change": low, "to": high, "middle": middle}]}
+    low, middle, high = np.percentile(changes, (5, 50, 95))
+    band = [rounded(change=low, to=high, middle=middle)]
     return [
-        {
-            "data": data,
-            "mark": {"type": "rect", "color": BAND, "opacity": 0.55},
-            "encoding": {"y": y, "y2": {"field": "to"}},
-        },
-        {
-            "data": data,
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [5, 3]},
-            "encoding": {"y": y | {"field": "middle"}},
-        },
+        draw.rect(band, **draw.between("change", "to", y=y), color=BAND, opacity=0.55),
+        draw.rule(band, y=y | {"field": "middle"}, color=MUTED, strokeDash=[5, 3]),
     ]
 
 

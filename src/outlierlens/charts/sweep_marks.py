@@ -5,19 +5,20 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
     PLAIN_NUMBER,
     Range,
     Spec,
-    dim_colour,
-    dim_shape,
     field,
     label,
     looks,
     round_to,
+    rounded,
     strongest_first,
     symmetric,
 )
+from outlierlens.charts.forms import dim_marks
 from outlierlens.charts.palette import FAINT, MUTED
 from outlierlens.errors import BadInput
 from outlierlens.swept import Effect, Sweep
@@ -132,14 +133,8 @@ def height_in(scale: Range, value: float) -> float:
 
 def row(effect: Effect) -> Spec:
     """An effect as a datum of a chart."""
-    made: Spec = {
-        "off": effect.label,
-        "dim": effect.dims[0],
-        "change": round_to(effect.change),
-        "low": round_to(effect.low),
-        "high": round_to(effect.high),
-        "texts": effect.n_texts,
-    }
+    made: Spec = {"off": effect.label, "dim": effect.dims[0], "texts": effect.n_texts}
+    made |= rounded(change=effect.change, low=effect.low, high=effect.high)
     for key, value in (("p", effect.p), ("q", effect.q), ("qf", effect.q_found), ("first", effect.first_order)):
         if value is not None:
             made[key] = round_to(value, 3)
@@ -148,57 +143,33 @@ def row(effect: Effect) -> Spec:
 
 def tooltip(sweep: Sweep, rows: Sequence[Spec]) -> list[Spec]:
     """What hovering over one of these dimensions shows: what each of them has."""
-    optional = (
-        ("p", "rank p"),
-        ("q", "q, all dimensions"),
-        ("qf", "q, named by the weights"),
-        ("first", "first order"),
-    )
-    return [
-        field("off", "off", "nominal"),
-        field("change", f"change, {sweep.of_change}"),
-        field("low", f"{level(sweep)} from"),
-        field("high", "to"),
-        field("texts", "texts"),
-        *(field(key, title) for key, title in optional if rows and all(key in one for one in rows)),
-    ]
+    optional = {"p": "rank p", "q": "q, all dimensions", "qf": "q, named by the weights", "first": "first order"}
+    return draw.columns(
+        off="off:N", change=f"change, {sweep.of_change}", low=f"{level(sweep)} from", high="to", texts="texts",
+        **{key: title for key, title in optional.items() if rows and all(key in one for one in rows)},
+    )  # fmt: skip
 
 
 def dots(rows: list[Spec], x: Spec, y: Spec, sweep: Sweep) -> list[Spec]:
     """The dimensions without a name: a dot and a thin bar each."""
+    faint = {"color": FAINT, "strokeWidth": 1, "opacity": 0.55 if len(rows) <= 256 else 0.35}
     return [
-        {
-            "data": {"values": rows},
-            "layer": [
-                _bars(x, y, {"color": FAINT, "strokeWidth": 1, "opacity": 0.55 if len(rows) <= 256 else 0.35}),
-                {
-                    "mark": {"type": "circle", "color": MUTED, "size": 22, "opacity": 0.75},
-                    "encoding": {"x": x, "y": y, "tooltip": tooltip(sweep, rows)},
-                },
-            ],
-        }
+        draw.sharing(
+            rows,
+            draw.rule(None, draw.SETTLED, x=x, **draw.between(y=y), **faint),
+            draw.circle(None, x=x, y=y, tooltip=tooltip(sweep, rows), color=MUTED, size=22, opacity=0.75),
+        )
     ]
-
-
-def _bars(x: Spec, y: Spec, mark: Spec, **more: Spec) -> Spec:
-    return {
-        "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-        "mark": {"type": "rule"} | mark,
-        "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}} | more,
-    }
 
 
 def marks(rows: list[Spec], named: Sequence[int], sweep: Sweep, x: Spec, y: Spec) -> list[Spec]:
     """The named dimensions, data of `row`: mark and interval in their colour and shape, or in ink."""
     shown = looks(named, [one["dim"] for one in rows])
-    colour, shape = dim_colour(shown, legend=False), dim_shape(shown, legend=False)
+    colour = draw.dim_colour(shown, legend=False)
     layers: list[Spec] = []
     for of_weights in (True, False):  # apart, because only those that the weights name have a q among them
         some = [one | {"name": label(one["dim"])} for one in rows if ("qf" in one) == of_weights]
         if some:
-            point: Spec = {
-                "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip(sweep, some)},
-            }
-            layers.append({"data": {"values": some}, "layer": [_bars(x, y, {"strokeWidth": 2}, color=colour), point]})
+            bars = draw.rule(None, draw.SETTLED, x=x, **draw.between(y=y), color=colour, strokeWidth=2)
+            layers.append(draw.sharing(some, bars, *dim_marks(None, shown, x, y, tooltip(sweep, some), size=80)))
     return layers

@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 
-from outlierlens.charts.base import Chart, Spec, chart, field, round_to
-from outlierlens.charts.dim_names import HALO
-from outlierlens.charts.losses import GOLDEN
-from outlierlens.charts.palette import ALARM, INK, MUTED, SURFACE
+from outlierlens.charts import draw
+from outlierlens.charts.base import Cell, Chart, Spec, chart, field, round_to, rounded
+from outlierlens.charts.palette import ALARM, MUTED
 from outlierlens.charts.sweep_marks import scale_from, titled
 from outlierlens.errors import BadInput
 from outlierlens.swept import Null, Sweep
@@ -33,19 +32,14 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
     kept = [null for null in nulls if any(null is one for one in kept)]
     families = [_family(null) for null in kept]
     dots: list[Spec] = [
-        {"family": family, "change": round_to(change), "spread": round((0.5 + i * GOLDEN) % 1, 3)}
+        {"family": family, "change": round_to(change), "spread": draw.spread(i)}
         for null, family in zip(kept, families, strict=True)
         for i, change in enumerate(quantiles(null.changes))
         if math.isfinite(change)
     ]
     chosen: list[Spec] = [
-        {
-            "family": f,
-            "change": round_to(n.change),
-            "p": None if n.p is None else round_to(n.p, 3),
-            "texts": n.n_texts,
-            "says": "" if n.p is None else f"p = {n.p:.2g}",
-        }
+        {"family": f, "change": round_to(n.change), "texts": n.n_texts, "says": "" if n.p is None else f"p = {n.p:.2g}"}
+        | rounded(3, p=n.p)
         for n, f in zip(kept, families, strict=True)
         if math.isfinite(n.change)
     ]
@@ -53,51 +47,20 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
     title = titled("", sweep, scale)
     padding = {} if scale.log else {"padding": 18}
     x = field("change", title, scale=scale.scale | padding, axis=scale.axis or {"tickCount": 8})
-    y: Spec = {
-        "field": "family",
-        "type": "nominal",
-        "title": None,
-        "sort": families,
-        "axis": {
-            "labelExpr": "split(datum.label, '|')",
-            "labelLimit": 220,
-            "ticks": False,
-            "domain": False,
-            "labelColor": INK,
-            "labelPadding": 8,
-        },
-        "scale": {"paddingInner": 0.25, "paddingOuter": 0.2},
-    }
-    jitter = {"field": "spread", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": None}
-    tooltip = [field("family", "set and controls", "nominal"), field("change", "change")]
-    more = [*tooltip, field("p", "rank p"), field("texts", "texts")]
+    y = draw.strips("family", families, 220)
+    y["axis"] |= {"labelExpr": "split(datum.label, '|')"}
+    what = draw.columns(family="set and controls:N", change="change", p="rank p", texts="texts")
     ends = [d["change"] for d in dots + chosen] or [0.0]
     middle = (min(ends) + max(ends)) / 2
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"change": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {
-            "data": {"values": dots},
-            "mark": {"type": "circle", "size": 30, "color": MUTED, "opacity": 0.5},
-            "encoding": {"x": x, "y": y, "yOffset": jitter, "tooltip": tooltip},
-        },
-        {
-            "data": {"values": chosen},
-            "mark": {"type": "point", "shape": "diamond", "size": 150, "color": ALARM, "filled": True, "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": more},
-        },
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        draw.circle(dots, x=x, y=y, yOffset=draw.JITTER, tooltip=what[:2], size=30, color=MUTED, opacity=0.5),
+        draw.points(chosen, x=x, y=y, tooltip=what, shape="diamond", size=150, color=ALARM),
     ]
     for right in (True, False):
         said = [one for one in chosen if (one["change"] > middle) == right]
-        at = {"type": "text", "align": "right" if right else "left", "dx": -11 if right else 11, "fontWeight": 700}
-        says = {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}}
-        layers += [
-            {"data": {"values": said}, "mark": at | HALO | {"color": SURFACE}, "encoding": says},
-            {"data": {"values": said}, "mark": at | {"color": ALARM}, "encoding": says},
-        ]
+        side = {"align": "right", "dx": -11} if right else {"align": "left", "dx": 11}
+        layers += draw.haloed(said, "says", x=x, y=y, color=ALARM, fontWeight=700, **side)
     return chart(
         name=name,
         title="Against control sets of the same size",
@@ -105,20 +68,14 @@ def sweep_nulls(sweep: Sweep, *, name: str = "sweep-nulls") -> Chart:
         layers=layers,
         height=40 + (58 if len(kept) <= 8 else 40) * len(kept),
         columns=("set", "window", "controls", "number", "texts", "change", "rank p", "median", "95th percentile"),
-        rows=(
-            [
-                n.label,
-                n.window,
-                n.kind,
-                len(n.changes),
-                n.n_texts,
-                round_to(n.change),
-                None if n.p is None else round_to(n.p),
-                *map(round_to, (n.median, n.percentile_95)),
-            ]
-            for n in nulls
-        ),
+        rows=map(_numbers, nulls),
     )
+
+
+def _numbers(null: Null) -> list[Cell]:
+    p = None if null.p is None else round_to(null.p)
+    figures = [round_to(null.change), p, round_to(null.median), round_to(null.percentile_95)]
+    return [null.label, null.window, null.kind, len(null.changes), null.n_texts, *figures]
 
 
 def _family(null: Null) -> str:

@@ -9,20 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    PLAIN_NUMBER,
-    Chart,
-    Spec,
-    begun,
-    chart,
-    dim_colour,
-    dim_shape,
-    field,
-    label,
-    looks,
-    round_to,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, label, looks, round_to, rounded
 from outlierlens.charts.dim_names import inked_dims, names_above, names_at_ends
+from outlierlens.charts.forms import lines, strength
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import ALARM, BAND, INK, MUTED, variable
 from outlierlens.charts.sweep_marks import change_axis, level, names, scale_from, scale_of
@@ -59,60 +49,31 @@ def sweep_map(sweep: Sweep, named: Sequence[int] | None = None, *, name: str = "
     cells = [(window, _cells(line, step)) for window, line in zip(windows, changes, strict=True)]
     scale = scale_from(np.append(np.abs(changes[np.isfinite(changes)]), 0.0))
     kinds = ["worse without it", "better without it"]
-    rows: Spec = {
-        "field": "window",
-        "type": "ordinal",
-        "title": LAYER.get(sweep.windows, "layers it is off in"),
-        "sort": None,
-        "scale": {"domain": list(windows), "paddingInner": 0.06 if len(windows) <= 40 else 0.0},
-        "axis": {
-            "labelExpr": "replace(datum.value, /^(from layer|up to layer|layer) /, '')",
-            "labelOverlap": "greedy",
-            "ticks": False,
-            "domain": False,
-        },
-    }
-    strength: Spec = {
-        "field": "size",
-        "type": "quantitative",
-        "scale": scale.scale | {"range": [0.04, 1.0]},
-        "legend": {
-            "title": f"|change|, {sweep.of_change}",
-            "values": _legend(scale.axis.get("values"), scale.scale["domain"][1]),
-            "labelExpr": PLAIN_NUMBER,
-            "orient": "bottom",
-            "symbolType": "square",
-            "symbolFillColor": ALARM,
-            "columns": 4,
-        },
-    }
-    colour = {
-        "field": "kind",
-        "type": "nominal",
-        "scale": {"domain": kinds, "range": [ALARM, BETTER]},
-        "legend": {"title": None, "orient": "bottom", "symbolType": "square", "symbolOpacity": 0.85},
-    }
+    axis = {"labelOverlap": "greedy", "ticks": False, "domain": False}
+    axis["labelExpr"] = "replace(datum.value, /^(from layer|up to layer|layer) /, '')"
+    domain = {"domain": list(windows), "paddingInner": 0.06 if len(windows) <= 40 else 0.0}
+    title = LAYER.get(sweep.windows, "layers it is off in")
+    y = field("window", title, "ordinal", sort=None, scale=domain, axis=axis)
+    bottom: Spec = {"orient": "bottom", "symbolType": "square"}
+    values = _legend(scale.axis.get("values"), scale.scale["domain"][1])
+    legend: Spec = {"title": f"|change|, {sweep.of_change}", "values": values, "labelExpr": PLAIN_NUMBER, "columns": 4}
+    shade = strength("size", 1.0, **legend, **bottom, symbolFillColor=ALARM)
+    shade["scale"] = scale.scale | {"range": [0.04, 1.0]}
+    colour = draw.by("kind", dict(zip(kinds, (ALARM, BETTER), strict=True)), **bottom, symbolOpacity=0.85)
     x, across = _columns(sweep, dims.tolist(), named, categories, step)
-    tooltip = [
-        field("window", "off in", "nominal"),
-        field("dim", "dimension" if step == 1 else f"dimension, the largest of {step}"),
-        field("change", f"change, {sweep.of_change}"),
-    ]
+    which = "dimension" if step == 1 else f"dimension, the largest of {step}"
+    what = draw.columns(window="off in:N", dim=which, change=f"change, {sweep.of_change}")
     compact = [{"window": w, "dim": [c[0] for c in line], "change": [c[1] for c in line]} for w, line in cells]
-    heat: Spec = {
-        "data": {"values": compact},
-        "transform": [
-            {"flatten": ["dim", "change"]},
-            {"calculate": "abs(datum.change)", "as": "size"},
-            {"calculate": f"datum.change < 0 ? '{kinds[1]}' : '{kinds[0]}'", "as": "kind"},
-            {"calculate": f"floor(datum.dim / {step}) * {step} - 0.5", "as": "left"},
-            {"calculate": f"min(datum.left + {step}, {sweep.width - 0.5})", "as": "right"},
-        ],
-        "mark": {"type": "rect"},
-        "encoding": across | {"y": rows, "color": colour, "opacity": strength, "tooltip": tooltip},
-    }
+    unpacked: list[Spec] = [
+        {"flatten": ["dim", "change"]},
+        {"calculate": "abs(datum.change)", "as": "size"},
+        {"calculate": f"datum.change < 0 ? '{kinds[1]}' : '{kinds[0]}'", "as": "kind"},
+        {"calculate": f"floor(datum.dim / {step}) * {step} - 0.5", "as": "left"},
+        {"calculate": f"min(datum.left + {step}, {sweep.width - 0.5})", "as": "right"},
+    ]
+    cells_drawn = draw.rect(compact, unpacked, **across, y=y, color=colour, opacity=shade, tooltip=what)
     drawn = [dim for dim in named if dim in dims]
-    layers = [heat] if categories else [heat, *names_above(drawn, sweep.width, x)]
+    layers = [cells_drawn, *([] if categories else names_above(drawn, sweep.width, x))]
     singles = sorted((e for e in sweep.singles() if math.isfinite(e.change)), key=lambda e: -abs(e.change))
     return chart(
         name=name,
@@ -140,19 +101,9 @@ def _columns(sweep: Sweep, dims: list[int], named: Sequence[int], categories: bo
     """The x axis, and the encoding of a cell's extent along it."""
     if categories:
         bold = {"condition": {"test": f"indexof({sorted(named)}, datum.value) >= 0", "value": 700}, "value": 400}
-        x: Spec = {
-            "field": "dim",
-            "type": "ordinal",
-            "title": "dimension",
-            "sort": None,
-            "scale": {"domain": dims, "paddingInner": 0.06},
-            "axis": {
-                "labelAngle": 0 if len(dims) <= 20 else -90,
-                "labelFontWeight": bold,
-                "ticks": False,
-                "domain": False,
-            },
-        }
+        axis = {"labelAngle": 0 if len(dims) <= 20 else -90, "labelFontWeight": bold, "ticks": False, "domain": False}
+        scale = {"domain": dims, "paddingInner": 0.06}
+        x = field("dim", "dimension", "ordinal", sort=None, scale=scale, axis=axis)
         return x, {"x": x}
     scale = {"domain": [-0.5, sweep.width - 0.5], "nice": False}
     title = "dimension" + (f" ({step} a cell: the largest |change| of them)" if step > 1 else "")
@@ -196,24 +147,23 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
     shown = looks(named, [e.dims[0] for e in singles])
     sets = list(dict.fromkeys(e.dims for e in finite if len(e.dims) > 1))[:MAX_SETS]
     together = {one: f"{few(one)} together" for one in sets}
-    lines = [(label(e.dims[0]), e) for e in singles]
-    lines += [(together[e.dims], e) for e in finite if e.dims in together]
-    if not lines:
+    drawn = [(label(e.dims[0]), e) for e in singles]
+    drawn += [(together[e.dims], e) for e in finite if e.dims in together]
+    if not drawn:
         raise BadInput("no named dimension or set was measured in these layers; pass named= to draw others")
     layer = {e.window: (min if sweep.windows == "from" else max)(e.layers, default=0) for e in sweep.effects}
-    rows = [_point(e, said, layer[e.window]) for said, e in lines]
+    rows = [_point(e, said, layer[e.window]) for said, e in drawn]
     band, what = _beside(sweep, layer)
     extra = np.array([b[key] for b in band for key in ("low", "high")], dtype=float)
-    scale = scale_of(e for _, e in lines)
+    scale = scale_of(e for _, e in drawn)
     if extra.size and scale.log:  # the band must not fall off a scale made for the lines
-        ends = np.array([end for _, e in lines for end in (e.low, e.high) if math.isfinite(end)])
-        scale = scale_from(np.append([e.change for _, e in lines], 0.0), np.concatenate([ends, extra]))
+        ends = np.array([end for _, e in drawn for end in (e.low, e.high) if math.isfinite(end)])
+        scale = scale_from(np.append([e.change for _, e in drawn], 0.0), np.concatenate([ends, extra]))
     title = LAYER.get(sweep.windows, "last layer it is off in")
-    x = field(
-        "layer", title, axis={"tickMinStep": 1, "format": "d", "grid": False}, scale={"nice": False, "padding": 8}
-    )
+    axis = {"tickMinStep": 1, "format": "d", "grid": False}
+    x = field("layer", title, axis=axis, scale={"nice": False, "padding": 8})
     y = change_axis(sweep, scale)
-    colour, shape = dim_colour(shown), dim_shape(shown)
+    colour, shape = draw.dim_colour(shown), draw.dim_shape(shown)
     inked = inked_dims(shown)
     legend: Spec = {"title": None, "labelLimit": 260}
     if inked:  # their numbers stand at the ends of their lines
@@ -223,37 +173,20 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
         scale_of_names["domain"] += together.values()
         scale_of_names["range"] += of_sets[: len(sets)]
         channel["legend"] = legend
-    tooltip = [
-        field("off", "off", "nominal"),
-        field("change", f"change, {sweep.of_change}"),
-        field("low", f"{level(sweep)} from"),
-        field("high", "to"),
-        field("texts", "texts"),
-    ]
+    titles = {"low": f"{level(sweep)} from", "high": "to"}
+    columns = draw.columns(off="off:N", change=f"change, {sweep.of_change}", **titles, texts="texts")
     layers: list[Spec] = []
     if band:
-        around = {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}}
         layers += [
-            {"data": {"values": band}, "mark": {"type": "area", "color": BAND, "opacity": 0.55}, "encoding": around},
-            {
-                "data": {"values": band},
-                "mark": {"type": "line", "color": MUTED, "strokeDash": [5, 3], "strokeWidth": 1.2},
-                "encoding": {"x": x, "y": y | {"field": "median"}},
-            },
+            draw.area(band, x=x, **draw.between(y=y), color=BAND, opacity=0.55),
+            draw.line(band, x=x, y=y | {"field": "median"}, color=MUTED, strokeDash=[5, 3], strokeWidth=1.2),
         ]
-    interval = {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour}
     layers += [
-        {
-            "data": {"values": rows},
-            "layer": [
-                {"mark": {"type": "area", "opacity": 0.18, "line": False}, "encoding": interval},
-                {"mark": {"type": "line", "strokeWidth": 1.7}, "encoding": {"x": x, "y": y, "color": colour}},
-                {
-                    "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
-                    "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
-                },
-            ],
-        },
+        draw.sharing(
+            rows,
+            draw.area(None, x=x, **draw.between(y=y), color=colour, opacity=0.18, line=False),
+            *lines(None, x, y, (colour, shape), columns, width=1.7, size=55),
+        ),
         *names_at_ends(sorted(rows, key=lambda r: r["layer"]), shown, x, y),
     ]
     most = max(rows, key=lambda r: abs(r["change"]))
@@ -271,15 +204,9 @@ def sweep_windows(sweep: Sweep, named: Sequence[int] | None = None, *, name: str
 
 
 def _point(effect: Effect, said: str, layer: int) -> Spec:
-    return {
-        "name": said,
-        "off": effect.label,
-        "layer": layer,
-        "change": round_to(effect.change),
-        "low": round_to(effect.low),
-        "high": round_to(effect.high),
-        "texts": effect.n_texts,
-    }
+    return {"name": said, "off": effect.label, "layer": layer, "texts": effect.n_texts} | rounded(
+        change=effect.change, low=effect.low, high=effect.high
+    )
 
 
 def _beside(sweep: Sweep, layer: dict[str, int]) -> tuple[list[Spec], str]:

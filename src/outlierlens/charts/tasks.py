@@ -12,24 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
-    Chart,
-    Looks,
-    Spec,
-    dim_colour,
-    dim_shape,
-    field,
-    label,
-    looks,
-    round_to,
-    strongest_first,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Looks, Spec, field, label, looks, round_to, rounded, strongest_first
 from outlierlens.charts.dim_names import inked_dims, names_beside
+from outlierlens.charts.forms import dim_marks
 from outlierlens.charts.losses import few
-from outlierlens.charts.palette import BAND, INK, MUTED, SURFACE
+from outlierlens.charts.palette import BAND, INK, MUTED
+from outlierlens.charts.panels import composed, grid, heading, panel
 from outlierlens.charts.sweep_marks import level, measured, thin
 from outlierlens.errors import BadInput
 from outlierlens.swept import Effect, Sweep
@@ -95,20 +84,16 @@ def figure2(
     swept = {effect.dims[0] for panel in panels for effect in panel.effects}
     lost = {dim: max(e.change for panel in panels for e in panel.effects if e.dims == (dim,)) for dim in swept}
     shown = looks(strongest_first([dim for dim in outliers if dim in swept], lambda dim: lost[dim]), sorted(swept))
-    rows = [panels[start : start + PER_ROW] for start in range(0, len(panels), PER_ROW)]
-    reading = _reading(panels, shown)
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": [{"hconcat": [_drawn(panel, shown) for panel in row], "spacing": 34} for row in rows],
-        "spacing": 26,
-    }
-    numbers = list(_numbers(panels))
     title = f"One dimension off at a time, {len(panels)} {'task' if len(panels) == 1 else 'tasks'}"
     title = f"{model}: {title[0].lower()}{title[1:]}" if model else title
-    return Chart(name, title, reading, spec, COLUMNS, tuple(numbers[:TABLE_ROWS]), len(numbers))
+    return composed(
+        name=name,
+        title=title,
+        reading=_reading(panels, shown),
+        body=grid([_drawn(panel, shown) for panel in panels], PER_ROW, across=34, down=26),
+        columns=COLUMNS,
+        rows=_numbers(panels),
+    )
 
 
 def band_of(sweep: Sweep, outliers: Sequence[int], window: str | None = None) -> Band | None:
@@ -142,52 +127,31 @@ def _panel(sweep: Sweep, outliers: tuple[int, ...]) -> _Panel:
     return _Panel(sweep, effects, mine, tuple(e.dims[0] for e in strongest), band)
 
 
-def _drawn(panel: _Panel, shown: Looks) -> Spec:
-    sweep = panel.sweep
-    plain, _ = thin([e for e in panel.effects if e.dims[0] not in panel.named])
-    marked = [e for e in panel.effects if e.dims[0] in panel.named]
-    low, high = _limits(panel, marked)
+def _drawn(task: _Panel, shown: Looks) -> Spec:
+    sweep = task.sweep
+    plain, _ = thin([e for e in task.effects if e.dims[0] not in task.named])
+    marked = [e for e in task.effects if e.dims[0] in task.named]
+    low, high = _limits(task, marked)
     what = sweep.metric or sweep.of_change
-    x = field(
-        "dim", "dimension", scale={"domain": [-1, sweep.width], "nice": False}, axis={"grid": False, "tickCount": 8}
+    scale = {"domain": [low, high], "nice": False, "zero": False}
+    x, y = draw.dim_axis(sweep.width, ticks=8), field("value", what, scale=scale, axis={"tickCount": 6})
+    columns = draw.columns(
+        off="off:N", value=what, lost="lost", low=f"{level(sweep)} from", high="to", texts="examples"
     )
-    y = field("value", what, scale={"domain": [low, high], "nice": False, "zero": False}, axis={"tickCount": 6})
-    tooltip = [
-        field("off", "off", "nominal"),
-        field("value", what),
-        field("lost", "lost"),
-        field("low", f"{level(sweep)} from"),
+    dots = [_datum(task, e) for e in plain]
+    rows = [_datum(task, e) for e in marked]
+    at = [(e.dims[0] / sweep.width, (task.value(e.change) - low) / (high - low)) for e in marked]
+    layers = [
+        *_band_marks(task, y),
+        draw.level(round_to(task.value(0.0)), y=y, color=INK, strokeWidth=1.2),
+        draw.circle(dots, x=x, y=y, tooltip=columns, color=MUTED, size=13, opacity=0.6),
+        *_marks(rows, shown, x, y, columns),
+        *names_beside(rows, at, task.outliers, x, y, canvas=(WIDTH, HEIGHT)),
     ]
-    tooltip += [field("high", "to"), field("texts", "examples")]
-    dots = {
-        "data": {"values": [_datum(panel, e) for e in plain]},
-        "mark": {"type": "circle", "color": MUTED, "size": 13, "opacity": 0.6},
-        "encoding": {"x": x, "y": y, "tooltip": tooltip},
-    }
-    intact = {
-        "data": {"values": [{"value": round_to(panel.value(0.0))}]},
-        "mark": {"type": "rule", "color": INK, "strokeWidth": 1.2},
-        "encoding": {"y": y},
-    }
-    rows = [_datum(panel, e) for e in marked]
-    at = [(e.dims[0] / sweep.width, (panel.value(e.change) - low) / (high - low)) for e in marked]
-    layers = [*_band_marks(panel, y), intact, dots, *_marks(rows, shown, x, y, tooltip)]
-    layers += names_beside(rows, at, panel.outliers, x, y, canvas=(WIDTH, HEIGHT))
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "layer": layers,
-        "title": {
-            "text": f"{panel.task}: {what}",
-            "subtitle": f"intact {panel.value(0.0):.3f}; {len(panel.effects):,} of {sweep.width:,} dimensions, "
-            f"{sweep.n_texts:,} examples",
-            "color": INK,
-            "subtitleColor": MUTED,
-            "fontSize": 13.5,
-            "subtitleFontSize": 12,
-            "anchor": "start",
-        },
-    }
+    intact = (
+        f"intact {task.value(0.0):.3f}; {len(task.effects):,} of {sweep.width:,} dimensions, {sweep.n_texts:,} examples"
+    )
+    return panel(layers, WIDTH, HEIGHT, heading(f"{task.task}: {what}", intact))
 
 
 def _limits(panel: _Panel, marked: Sequence[Effect]) -> tuple[float, float]:
@@ -201,52 +165,32 @@ def _limits(panel: _Panel, marked: Sequence[Effect]) -> tuple[float, float]:
 
 def _datum(panel: _Panel, effect: Effect) -> Spec:
     ends = sorted((panel.value(effect.low), panel.value(effect.high)))
-    return {
-        "off": effect.label,
-        "dim": effect.dims[0],
-        "value": round_to(panel.value(effect.change)),
-        "lost": round_to(effect.change),
-        "low": round_to(ends[0]),
-        "high": round_to(ends[1]),
-        "texts": effect.n_texts,
-    }
+    numbers = rounded(value=panel.value(effect.change), lost=effect.change, low=ends[0], high=ends[1])
+    return {"off": effect.label, "dim": effect.dims[0], "texts": effect.n_texts} | numbers
 
 
 def _band_marks(panel: _Panel, y: Spec) -> list[Spec]:
     if panel.band is None:
         return []
     ends = sorted((panel.value(panel.band.low), panel.value(panel.band.high)))
-    return [
-        {
-            "data": {"values": [{"value": round_to(ends[0]), "to": round_to(ends[1])}]},
-            "mark": {"type": "rect", "color": BAND, "opacity": 0.6},
-            "encoding": {"y": y, "y2": {"field": "to"}},
-        }
-    ]
+    band = [rounded(value=ends[0], to=ends[1])]
+    return [draw.rect(band, **draw.between("value", "to", y=y), color=BAND, opacity=0.6)]
 
 
 def _marks(rows: list[Spec], shown: Looks, x: Spec, y: Spec, tooltip: list[Spec]) -> list[Spec]:
     """Named dimensions with their intervals: outliers in colour and shape, the strongest others in ink."""
-    layers: list[Spec] = []
     coloured = [row | {"name": label(row["dim"])} for row in rows if row["dim"] in shown]
     rest = [row for row in rows if row["dim"] not in shown]
-    colour: Spec = {"color": dim_colour(shown, legend=False)}
-    groups: list[tuple[list[Spec], Spec, Spec]] = [
-        (rest, {"type": "circle", "color": INK, "size": 42, "opacity": 1}, {}),
-        (coloured, {"type": "point", "filled": True, "size": 80, "opacity": 1}, colour),
+    bars, colour = {"x": x, **draw.between(y=y), "strokeWidth": 1.8}, draw.dim_colour(shown, legend=False)
+    groups = [
+        (rest, INK, [draw.circle(None, x=x, y=y, tooltip=tooltip, color=INK, size=42, opacity=1)]),
+        (coloured, colour, dim_marks(None, shown, x, y, tooltip, size=80)),
     ]
-    for some, mark, more in groups:
-        if not some:
-            continue
-        shape = {"shape": dim_shape(shown, legend=False)} if more else {}
-        bar: Spec = {
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-            "mark": {"type": "rule", "strokeWidth": 1.8} | ({} if more else {"color": INK}),
-            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}} | more,
-        }
-        point = {"mark": mark, "encoding": {"x": x, "y": y, "tooltip": tooltip} | more | shape}
-        layers.append({"data": {"values": some}, "layer": [bar, point]})
-    return layers
+    return [
+        draw.sharing(some, draw.rule(None, draw.SETTLED, **bars, color=ink), *dots)
+        for some, ink, dots in groups
+        if some
+    ]
 
 
 def _reading(panels: Sequence[_Panel], shown: Looks) -> str:
@@ -292,11 +236,10 @@ def _numbers(panels: Sequence[_Panel]) -> Iterator[tuple[Any, ...]]:
     """Rows of the table: the strongest of every task first."""
     ranked = [sorted(panel.effects, key=lambda e: (-e.change, e.dims)) for panel in panels]
     for place in range(max(map(len, ranked))):
-        for panel, effects in zip(panels, ranked, strict=True):
+        for one, effects in zip(panels, ranked, strict=True):
             if place < len(effects):
-                e, datum = effects[place], _datum(panel, effects[place])
+                e, datum = effects[place], _datum(one, effects[place])
                 times = None if e.times_random is None else round_to(e.times_random, 3)
-                yield (
-                    panel.task, e.dims[0], panel.sweep.metric or panel.sweep.of_change, datum["value"], datum["lost"],
-                    datum["low"], datum["high"], e.n_texts, times,
-                )  # fmt: skip
+                what = one.sweep.metric or one.sweep.of_change
+                numbers = (datum[key] for key in ("value", "lost", "low", "high"))
+                yield (one.task, e.dims[0], what, *numbers, e.n_texts, times)

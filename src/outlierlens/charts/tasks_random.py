@@ -4,17 +4,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from outlierlens.charts.base import Chart, Spec, bar, chart, field, round_to
-from outlierlens.charts.dim_names import HALO
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, bar, chart, field, round_to, rounded
+from outlierlens.charts.forms import interval_dots
 from outlierlens.charts.losses import few
-from outlierlens.charts.palette import ALARM, BAND, INK, MUTED, SURFACE
+from outlierlens.charts.palette import BAND, MUTED
 from outlierlens.errors import BadInput
 from outlierlens.replicated import ENOUGH, Replication, Row, TaskTable, where_enough
 
 COLUMNS = (
-    "model", "task", "metric", "intact", "outliers", "off", "lost", "95 % from", "to", "random sets", "median lost", "5 %",
-    "95 %", "mean lost", "× random", f"≥ {ENOUGH:g} × random", "rank p",
-)  # fmt: skip
+    *("model", "task", "metric", "intact", "outliers", "off", "lost", "95 % from", "to", "random sets", "median lost"),
+    *("5 %", "95 %", "mean lost", "× random", f"≥ {ENOUGH:g} × random", "rank p"),
+)
 NONE = "no outlier"
 
 
@@ -33,58 +34,24 @@ def outliers_against_random(replications: Sequence[Replication], *, name: str = 
     for (_, one), family in zip(kept, families, strict=True):
         random, off = one.family("random"), one.outliers_row
         assert random is not None
-        bands.append({
-            "family": family, "low": _points(random.lost_low), "high": _points(random.lost_high),
-            "middle": _points(random.lost), "sets": random.n_sets,
-        })  # fmt: skip
+        ends: Spec = {"low": _points(random.lost_low), "high": _points(random.lost_high)}
+        bands.append({"family": family, "middle": _points(random.lost), "sets": random.n_sets} | ends)
         if off is not None and math.isfinite(off.lost):
-            chosen.append({
-                "family": family, "lost": _points(off.lost), **bar(off.lost_low, off.lost_high, times=100),
-                "says": _times(off), "off": off.label, "p": None if off.p is None else round_to(off.p, 3),
-            })  # fmt: skip
+            words = {"family": family, "says": _times(off), "off": off.label}
+            numbers = {"lost": _points(off.lost)} | bar(off.lost_low, off.lost_high, times=100)
+            chosen.append(words | numbers | rounded(3, p=off.p))
     scale = {"domain": _domain([*bands, *chosen]), "nice": False}
     x = field("lost", "points of the task's metric lost (100 × metric)", scale=scale, axis={"tickCount": 8})
-    y: Spec = {
-        "field": "family", "type": "nominal", "title": None, "sort": families,
-        "axis": {
-            "labelExpr": "split(datum.label, '|')", "labelLimit": 260, "ticks": False, "domain": False, "labelColor": INK,
-            "labelPadding": 8,
-        },
-        "scale": {"paddingInner": 0.35, "paddingOuter": 0.2},
-    }  # fmt: skip
-    tooltip = [
-        field("family", "model and task", "nominal"),
-        field("off", "off", "nominal"),
-        field("lost", "points lost"),
-    ]
-    tooltip += [field("low", "95 % from"), field("high", "to"), field("p", "rank p")]
-    among = [field("family", "model and task", "nominal"), field("sets", "random sets"), field("middle", "median")]
-    among += [field("low", "5 %"), field("high", "95 %")]
-    ends = {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y}
+    y = draw.strips("family", families, 260, inner=0.35)
+    y["axis"] |= {"labelExpr": "split(datum.label, '|')"}
+    what = draw.columns(family="model and task:N", off="off:N", lost="points lost", **draw.ENDS, p="rank p")
+    among = draw.columns(family="model and task:N", sets="random sets", middle="median", low="5 %", high="95 %")
     layers: list[Spec] = [
-        {
-            "data": {"values": [{"lost": 0}]},
-            "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 3]},
-            "encoding": {"x": x},
-        },
-        {"data": {"values": bands}, "mark": {"type": "bar", "color": BAND}, "encoding": ends | {"tooltip": among}},
-        {
-            "data": {"values": bands},
-            "mark": {"type": "tick", "color": MUTED, "thickness": 2},
-            "encoding": {"x": x | {"field": "middle"}, "y": y},
-        },
-        {"data": {"values": chosen}, "mark": {"type": "rule", "color": ALARM, "strokeWidth": 2}, "encoding": ends},
-        {
-            "data": {"values": chosen},
-            "mark": {"type": "point", "shape": "diamond", "size": 130, "color": ALARM, "filled": True, "opacity": 1},
-            "encoding": {"x": x, "y": y, "tooltip": tooltip},
-        },
-    ]
-    says: Spec = {"x": x | {"field": "high"}, "y": y, "text": {"field": "says", "type": "nominal"}}
-    mark = {"type": "text", "align": "left", "dx": 10, "fontSize": 12.5}
-    layers += [
-        {"data": {"values": chosen}, "mark": mark | ink, "encoding": says}
-        for ink in (HALO | {"color": SURFACE}, {"color": INK})
+        draw.level(0, x=x, strokeDash=draw.DASHED),
+        draw.bar(bands, **draw.between(x=x), y=y, tooltip=among, color=BAND),
+        draw.tick(bands, x=x | {"field": "middle"}, y=y, color=MUTED, thickness=2),
+        *interval_dots(chosen, x, y, what, size=130),
+        *draw.haloed(chosen, "says", x=x | {"field": "high"}, y=y, align="left", dx=10, fontSize=12.5),
     ]
     return chart(
         name=name,

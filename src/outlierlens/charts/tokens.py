@@ -9,20 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.charts import draw
 from outlierlens.charts.base import (
     Chart,
     Looks,
     Spec,
     chart,
-    dim_colour,
-    dim_shape,
     drawable,
-    field,
     label,
     looks,
     number,
     place,
     round_to,
+    rounded,
     symmetric,
     visible,
 )
@@ -90,24 +89,13 @@ def _vectors(states: np.ndarray, dims: np.ndarray, tokens: list[str], named: Seq
     order = np.argsort(dims)
     states, dims = states[:, order], dims[order]
     scale = symmetric(states)
-    x = field(
-        "d",
-        "dimension",
-        scale={"domain": [-1, int(dims.max()) + 1], "nice": False},
-        axis={"grid": False, "tickCount": 12},
-    )
-    title = "hidden value" + (" (symmetric log scale)" if scale.log else "")
-    y = field("v", title, scale=scale.scale, axis=scale.axis)
+    x, y = draw.dim_axis(int(dims.max()) + 1, "d"), scale.encoding("v", "hidden value")
     lines = [
         {"t": t, "d": dims.tolist(), "v": [round_to(v, 3) for v in states[t].tolist()]} for t in range(len(tokens))
     ]
     spans = [
-        {
-            "d": int(dim),
-            "low": round_to(states[:, i].min(), 3),
-            "high": round_to(states[:, i].max(), 3),
-            "at": tokens[int(np.abs(states[:, i]).argmax())],
-        }
+        {"d": int(dim), "at": tokens[int(np.abs(states[:, i]).argmax())]}
+        | rounded(3, low=states[:, i].min(), high=states[:, i].max())
         for i, dim in enumerate(dims.tolist())
     ]
     marks = [
@@ -132,11 +120,11 @@ def _vectors(states: np.ndarray, dims: np.ndarray, tokens: list[str], named: Seq
             [
                 t,
                 token,
-                *(round_to(states[t, i]) for i in columns.values()),
-                round_to(rest[t].max()),
-                int(dims[rest[t].argmax()]),
+                *(round_to(values[i]) for i in columns.values()),
+                round_to(other.max()),
+                int(dims[other.argmax()]),
             ]
-            for t, token in enumerate(tokens)
+            for t, (token, values, other) in enumerate(zip(tokens, states, rest, strict=True))
         ),
     )
 
@@ -147,46 +135,17 @@ def _largest(values: dict[int, float]) -> str:
 
 
 def _token_layers(x: Spec, y: Spec, lines: list, spans: list, marks: list, shown: Looks) -> list[Spec]:
+    unpacked = [{"flatten": ["d", "v"]}]
+    faint = {"strokeWidth": 0.8, "opacity": 0.45, "color": FAINT, "strokeJoin": "round"}
+    spanned = draw.columns(d="dimension", low="lowest", high="highest", at="largest at:N")
     layers: list[Spec] = [
-        {
-            "data": {"values": lines},
-            "transform": [{"flatten": ["d", "v"]}],
-            "mark": {"type": "line", "strokeWidth": 0.8, "opacity": 0.45, "color": FAINT, "strokeJoin": "round"},
-            "encoding": {"x": x, "y": y, "detail": {"field": "t", "type": "nominal"}},
-        },
-        {
-            # Invisible full-height rules answer to the pointer over every dimension.
-            "data": {"values": spans},
-            "mark": {"type": "rule", "opacity": 0, "strokeWidth": 3},
-            "encoding": {
-                "x": x,
-                "tooltip": [
-                    field("d", "dimension"),
-                    field("low", "lowest"),
-                    field("high", "highest"),
-                    field("at", "largest at", "nominal"),
-                ],
-            },
-        },
+        draw.line(lines, unpacked, x=x, y=y, detail=draw.nominal("t"), **faint),
+        # Invisible full-height rules answer to the pointer over every dimension.
+        draw.rule(spans, x=x, tooltip=spanned, opacity=0, strokeWidth=3),
     ]
     if not shown:
         return layers
-    layers.append(
-        {
-            "data": {"values": marks},
-            "mark": {"type": "point", "filled": True, "size": 46, "opacity": 0.9},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": dim_colour(shown),
-                "shape": dim_shape(shown),
-                "tooltip": [
-                    field("d", "dimension"),
-                    field("token", "token", "nominal"),
-                    field("position", "position"),
-                    field("v", "value"),
-                ],
-            },
-        }
-    )
+    what = draw.columns(d="dimension", token="token:N", position="position", v="value")
+    look = draw.dim_look(shown)
+    layers.append(draw.points(marks, x=x, y=y, **look, tooltip=what, size=46, opacity=0.9))
     return layers + names_above(inked_dims(shown), int(x["scale"]["domain"][1]), x)

@@ -8,22 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    CONFIG,
-    SCHEMA,
-    TABLE_ROWS,
-    Chart,
-    Looks,
-    Spec,
-    dim_strokes,
-    drawable,
-    field,
-    label,
-    looks,
-    round_to,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Looks, Spec, drawable, field, label, looks, round_to
 from outlierlens.charts.dim_names import inked_dims
-from outlierlens.charts.palette import BAND, FAINT, INK, SURFACE
+from outlierlens.charts.palette import BAND, FAINT
+from outlierlens.charts.panels import composed, grid, heading, panel
 from outlierlens.observation import StackObservation
 
 WIDTH, HEIGHT = 252, 110  # pixels of a panel
@@ -46,7 +35,6 @@ def vector_panels(
     room = 0.16 * (high - low) or 1.0
     domain = (low - room, high + room)
     panels = [_panel(stack, row, mean[row], dims, shown, domain, per_layer) for row in range(len(stack.layers))]
-    rows = [{"hconcat": panels[start : start + PER_ROW], "spacing": 22} for start in range(0, len(panels), PER_ROW)]
     inks = " or in ink" if inked_dims(shown) else ""
     reading = (
         f"Mean over tokens of every dimension, a panel a layer, all on one scale; coloured{inks}: the named dimensions; "
@@ -58,18 +46,13 @@ def vector_panels(
         for end, order in (("lowest", np.argsort(mean[row])), ("highest", np.argsort(-mean[row])))
         for rank, column in enumerate(order[:3].tolist())
     ]
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "description": reading,
-        "background": SURFACE,
-        "config": CONFIG,
-        "vconcat": rows,
-        "spacing": 14,
-    }
-    columns = ("layer", "end", "place", "dimension", "mean")
-    numbered = tuple(tuple(row) for row in numbers[:TABLE_ROWS])
-    return Chart(
-        f"{prefix}vector-panels", "Average vector of every layer", reading, spec, columns, numbered, len(numbers)
+    return composed(
+        name=f"{prefix}vector-panels",
+        title="Average vector of every layer",
+        reading=reading,
+        body=grid(panels, PER_ROW, across=22, down=14),
+        columns=("layer", "end", "place", "dimension", "mean"),
+        rows=numbers,
     )
 
 
@@ -104,20 +87,11 @@ def _panel(
     per_layer: int,
 ) -> Spec:
     left = row % PER_ROW == 0
-    x = {
-        "field": "dim",
-        "type": "quantitative",
-        "title": None,
-        "scale": {"domain": [0, stack.hidden_size], "nice": False},
-        "axis": {"grid": False, "tickCount": 4},
-    }
-    y = {
-        "field": "mean",
-        "type": "quantitative",
-        "title": "mean" if left else None,
-        "scale": {"domain": [round_to(end) for end in domain], "nice": False},
-        "axis": {"tickCount": 4, "labels": left, "ticks": left, "domain": left},
-    }
+    scale = {"domain": [0, stack.hidden_size], "nice": False}
+    x = field("dim", None, scale=scale, axis={"grid": False, "tickCount": 4})
+    scale = {"domain": [round_to(end) for end in domain], "nice": False}
+    axis = {"tickCount": 4, "labels": left, "ticks": left, "domain": left}
+    y = field("mean", "mean" if left else None, scale=scale, axis=axis)
     ends = [
         *_apart(np.argsort(mean), dims, stack.hidden_size, per_layer),
         *_apart(np.argsort(-mean), dims, stack.hidden_size, per_layer),
@@ -141,41 +115,19 @@ def _panel(
     numbers = [
         {"dim": int(dims[column]), "mean": round_to(mean[column], 3), "says": str(dims[column])} for column in ends
     ]
-    tooltip = [field("dim", "dimension"), field("mean", "mean")]
+    tooltip = draw.columns(dim="dimension", mean="mean")
     zero = {"datum": 0}
     layers: list[Spec] = [
-        {
-            "data": {"values": plain},
-            "mark": {"type": "rule", "color": FAINT, "strokeWidth": 0.8},
-            "encoding": {"x": x, "y": y, "y2": zero, "tooltip": tooltip},
-        },
-        {"data": {"values": [{"mean": 0}]}, "mark": {"type": "rule", "color": BAND}, "encoding": {"y": y}},
+        draw.rule(plain, x=x, y=y, y2=zero, tooltip=tooltip, color=FAINT, strokeWidth=0.8),
+        draw.level(0, y=y, color=BAND),
     ]
     if marked:
-        colour = dim_strokes(shown)
-        layers.append(
-            {
-                "data": {"values": marked},
-                "mark": {"type": "rule", "strokeWidth": 2.2},
-                "encoding": {"x": x, "y": y, "y2": zero, "color": colour, "tooltip": tooltip},
-            }
-        )
+        colour = draw.dim_strokes(shown)
+        layers.append(draw.rule(marked, x=x, y=y, y2=zero, color=colour, tooltip=tooltip, strokeWidth=2.2))
     for below in (True, False):
         mine = [number for number in numbers if (float(number["mean"] or 0.0) < 0) == below]
         if mine:
-            layers.append(
-                {
-                    "data": {"values": mine},
-                    "mark": {"type": "text", "dy": 7 if below else -7, "fontSize": 10.5, "clip": False},
-                    "encoding": {"x": x, "y": y, "text": {"field": "says", "type": "nominal"}},
-                }
-            )
+            layers.append(draw.text(mine, "says", x=x, y=y, dy=7 if below else -7, fontSize=10.5, clip=False))
     name = stack.layers[row]
-    title = {
-        "text": name if name == "embeddings" else f"layer {name}",
-        "color": INK,
-        "fontSize": 12.5,
-        "anchor": "start",
-        "offset": 4,
-    }
-    return {"width": WIDTH, "height": HEIGHT, "layer": layers, "title": title}
+    title = heading(name if name == "embeddings" else f"layer {name}", fontSize=12.5, offset=4)
+    return panel(layers, WIDTH, HEIGHT, title)

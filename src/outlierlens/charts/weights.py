@@ -9,19 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from outlierlens.charts.base import (
-    Chart,
-    Spec,
-    chart,
-    dim_colour,
-    dim_shape,
-    drawable,
-    field,
-    label,
-    looks,
-    round_to,
-    strongest_first,
-)
+from outlierlens.charts import draw
+from outlierlens.charts.base import Chart, Spec, chart, drawable, field, label, looks, round_to, strongest_first
 from outlierlens.charts.dim_names import names_above
 from outlierlens.charts.palette import FAINT
 from outlierlens.scanned import StackScan
@@ -64,7 +53,7 @@ def _map(stack: StackScan, part: Literal["scale", "bias"], named: tuple[int, ...
     ]
     what = part if part == "bias" or stack.measure.startswith("scale") else "row norm"
     other_name = "z of the bias" if part == "scale" else "z of the scale"
-    tooltip = [field("layer", "layer"), field("dim", "dimension"), field("z", f"z of the {what}")]
+    tooltip = draw.columns(layer="layer", dim="dimension", z=f"z of the {what}")
     tooltip += [field("other", other_name)] if other is not None else []
     layers = _layers(stack, {"dots": dots, "marks": marks}, named, tooltip)
     counts = {dim: int((np.abs(z[:, dims == dim]) >= stack.n_sigma).sum()) for dim in sorted(named) if dim in dims}
@@ -116,49 +105,18 @@ def _named_sentence(counts: dict[int, int], stack: StackScan) -> str:
 
 
 def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], tooltip: list[Spec]) -> list[Spec]:
-    x = field(
-        "dim",
-        "dimension",
-        scale={"domain": [-1, stack.hidden_size], "nice": False},
-        axis={"grid": False, "tickCount": 12},
-    )
-    y = field(
-        "layer",
-        "layer",
-        scale={"domain": [-0.7, stack.n_layers - 0.3], "reverse": True, "nice": False},
-        axis={"tickMinStep": 1, "format": "d", "grid": False},
-    )
-    size = {
-        "field": "size",
-        "type": "quantitative",
-        "scale": {"type": "sqrt", "domain": [2, 20], "range": [10, 150], "clamp": True},
-        "legend": None,
-    }
+    scale = {"domain": [-0.7, stack.n_layers - 0.3], "reverse": True, "nice": False}
+    y = field("layer", "layer", scale=scale, axis={"tickMinStep": 1, "format": "d", "grid": False})
+    x = draw.dim_axis(stack.hidden_size)
+    areas = {"type": "sqrt", "domain": [2, 20], "range": [10, 150], "clamp": True}
+    size = {"field": "size", "type": "quantitative", "scale": areas, "legend": None}
     drawn = [dim for dim in named if any(mark["dim"] == dim for mark in values["marks"])]
     shown = looks(named, drawn)
-    colour, shape = dim_colour(shown, legend=False), dim_shape(shown, legend=False)
-    position = {"x": x, "y": y}
-    layers: list[Spec] = [
-        {
-            "data": {"values": values["dots"]},
-            "mark": {"type": "circle", "color": FAINT, "opacity": 0.75},
-            "encoding": position | {"size": size, "tooltip": tooltip},
-        }
-    ]
+    colour, shape = draw.dim_colour(shown, legend=False), draw.dim_shape(shown, legend=False)
+    at: Spec = {"x": x, "y": y, "size": size, "tooltip": tooltip}
+    layers = [draw.circle(values["dots"], **at, color=FAINT, opacity=0.75)]
     if not drawn:
         return layers
-    layers.append(
-        {
-            "data": {"values": values["marks"]},
-            "mark": {"type": "point", "opacity": 1},
-            "encoding": position
-            | {
-                "size": size,
-                "shape": shape,
-                "stroke": colour,
-                "fill": {"condition": colour | {"test": "datum.passes"}, "value": "transparent"},
-                "tooltip": tooltip,
-            },
-        }
-    )
+    fill = {"condition": colour | {"test": "datum.passes"}, "value": "transparent"}
+    layers.append(draw.mark("point", values["marks"], **at, shape=shape, stroke=colour, fill=fill, opacity=1))
     return layers + names_above(drawn, stack.hidden_size, x)
