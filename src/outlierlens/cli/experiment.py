@@ -40,7 +40,7 @@ class Command(TyperCommand):
         return flags.command(self.row.name, self.row.about, self.groups, functools.partial(_run, self.row))
 
     @property
-    def params(self) -> list[Any]:  # type: ignore[override]
+    def params(self) -> list[Any]:
         """Its options, as far as anybody asks of them here: their spellings."""
         named = [option for group in self.groups.values() for option in options_of(group) if option.flags]
         return [SimpleNamespace(opts=list(one.flags), secondary_opts=[]) for one in named]
