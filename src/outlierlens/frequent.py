@@ -14,7 +14,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.results import Provenance, Result
-from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics import SIGNIFICANT
 from outlierlens.statistics.ranks import fisher, ranks_from_top
 
 VIEWS = ("without_special", "all")

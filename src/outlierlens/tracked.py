@@ -12,7 +12,7 @@ import numpy as np
 
 from outlierlens.detect import Rule
 from outlierlens.results import Provenance, Result
-from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics import SIGNIFICANT
 from outlierlens.trajectory import Curve, no_states
 
 Passes = Literal["scale and bias", "scale", "bias", "neither"]

@@ -189,7 +189,7 @@ def _top(found: "Frequency", view: str) -> int:
 
 
 def _passing(found: "Frequency", view: str) -> str:
-    from outlierlens.statistics.p_values import SIGNIFICANT
+    from outlierlens.statistics import SIGNIFICANT
 
     seen = found.view(view)
     total = len(found.layers) * found.hidden_size

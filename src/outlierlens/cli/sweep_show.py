@@ -10,7 +10,7 @@ from outlierlens.cli.sweep_progress import duration
 from outlierlens.errors import BadInput
 from outlierlens.interval_words import interval_text
 from outlierlens.layer_words import number_of_layers
-from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics import SIGNIFICANT
 
 if TYPE_CHECKING:
     from outlierlens.damage import Damage

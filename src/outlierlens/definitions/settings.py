@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from outlierlens.activation_rules import ActivationRules
 from outlierlens.errors import BadInput
-from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics import SIGNIFICANT
 
 Sentence = Literal["auto", "first", "last", "mean"]
 

@@ -35,7 +35,7 @@ from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import views
 from outlierlens.report.words import finding, random_control, sets_of, verdict
 from outlierlens.results import FORMAT_VERSION, Provenance
-from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics import SIGNIFICANT
 from outlierlens.swept import Sweep
 from outlierlens.view.section import cell_text
 

@@ -20,7 +20,7 @@ from outlierlens.report.phrases import TASKS, factor, listed, these
 from outlierlens.report.results import ReportData
 from outlierlens.report.sweep import sentences
 from outlierlens.scanned import StackScan
-from outlierlens.statistics.p_values import SIGNIFICANT
+from outlierlens.statistics import SIGNIFICANT
 
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match

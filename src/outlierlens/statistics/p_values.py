@@ -13,7 +13,6 @@ import numpy as np
 from outlierlens.errors import need
 from outlierlens.statistics.ranks import middle_ranks, ranks_from_top, spearman
 
-SIGNIFICANT = 0.05  # the p, or false discovery rate, at and below which a finding is called one
 N_PERMUTATIONS = 10_000
 
 
