@@ -19,6 +19,7 @@ class Experiment:
         about: one sentence.
         home: package below outlierlens.
         options: the dataclass of its options, in `home/options.py`.
+        result: the kind of its result.
         picture: the function of `charts` that --chart draws with; "" for none.
         reading: the texts that it reads, with their defaults.
     """
@@ -28,6 +29,7 @@ class Experiment:
     about: str
     home: str
     options: str
+    result: str
     picture: str = ""
     reading: Reading = Reading()
 
@@ -36,7 +38,8 @@ EXPERIMENTS = (
     Experiment(
         "quant", "compress",
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
-        home="quantization", options="QuantizeOptions", picture="quantization", reading=Reading(limit=64),
+        home="quantization", options="QuantizeOptions", result="Quantized", picture="quantization", reading=Reading(limit=64),
     ),
 )  # fmt: skip
 BY_NAME = {row.name: row for row in EXPERIMENTS}
+BY_RESULT = {row.result: row for row in EXPERIMENTS}

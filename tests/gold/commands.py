@@ -7,10 +7,13 @@ An option is named by its first long spelling, and told by what is not the ordin
 stands the default is None, an empty text or off, and there is no limit. This module alone reads the parser.
 """
 
+import math
 import re
 import types
 import typing
 from typing import Any
+
+from outlierlens.options import options_of
 
 
 def registered() -> dict[str, Any]:
@@ -46,6 +49,8 @@ def table() -> dict[str, Any]:
 
 
 def _command(command: Any) -> dict[str, Any]:
+    if hasattr(command, "row"):
+        return _experiment(command)
     arguments, options = {}, {}
     for one in command.params:
         if one.param_type_name == "argument":
@@ -53,6 +58,40 @@ def _command(command: Any) -> dict[str, Any]:
         else:
             spelt = sorted(one.opts, key=lambda word: (not word.startswith("--"), one.opts.index(word)))
             options[spelt[0]] = _parameter(one)
+    return {"help": _words(command.help), "arguments": arguments, "options": options}
+
+
+def _experiment(command: Any) -> dict[str, Any]:
+    """Of a command whose options are fields of dataclasses."""
+    arguments, options = {}, {}
+    for one in (option for group in command.groups.values() for option in options_of(group)):
+        ends = {
+            mark: getattr(bound, mark)
+            for bound in one.bounds
+            for mark in ("ge", "gt", "le", "lt")
+            if hasattr(bound, mark) and math.isfinite(getattr(bound, mark))
+        }
+        read = bool(one.flag.read)
+        kind, repeats = ("str", False) if read else _kind(one.kind)
+        default = (one.flag.words or None) if read else None if one.required else one.default
+        facts = {
+            "spellings": list(one.flags) if len(one.flags) > 1 else None,
+            "type": "flag" if one.kind is bool else kind,
+            "default": default if isinstance(default, bool | int | float | str | None) else str(default),
+            "least": ends.get("ge", ends.get("gt")),
+            "most": ends.get("le", ends.get("lt")),
+            "required": one.required,
+            "repeats": repeats,
+            "variable": one.flag.env,
+            "help": one.help,
+        }
+        told = {
+            name: value for name, value in facts.items() if value is not None and value is not False and value != ""
+        }
+        if one.flags:
+            options[max(one.flags, key=lambda word: word.startswith("--"))] = told
+        else:
+            arguments[one.name] = told
     return {"help": _words(command.help), "arguments": arguments, "options": options}
 
 

@@ -62,7 +62,6 @@ PRINTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "PruneCheck": ("pruning.print_check", ()),
     "PruneExperiment": ("pruning.print_experiment", ()),
     "LayerStory": ("layer_story.print_story", ()),
-    "Quantized": ("quant.print_quantized", (True,)),
     "BeyondZero": ("beyond_zero.print_beyond_zero", (True,)),
     "LuoReplication": ("replicate_luo.print_luo", ()),
     "PuccettiReplication": ("replicate_puccetti.print_puccetti", ()),
@@ -119,14 +118,18 @@ def _value(cell: Any) -> Any:
 
 
 def _terminal(kind: str, found: Any) -> list[str]:
+    from outlierlens.cli.experiment import print_sections
     from outlierlens.cli.sweep_show import Marks, print_sweep
     from outlierlens.cli.weights import _print_scans
+    from outlierlens.experiments import BY_RESULT
 
     show: Callable[[Any], None]
     if kind in ("Scan", "Scans"):
         show = lambda one: _print_scans([one] if kind == "Scan" else list(one.scans), True)  # noqa: E731
     elif kind == "Sweep":
         show = partial(print_sweep, marks=Marks())
+    elif kind in BY_RESULT:
+        show = partial(print_sections, BY_RESULT[kind], verbose=True)
     else:
         place, more = PRINTED[kind]
         module, _, name = place.rpartition(".")
@@ -294,14 +297,14 @@ def everything(folder: Path) -> dict[str, Any]:
     made = every_result.made_in(folder)
     stacks = tuple(
         replace(stack, views={name: _with_quantiles(view) for name, view in stack.views.items()})
-        for stack in made["Observation"].stacks
+        for stack in made["ReportData"].observation.stacks
     )
     run = runs.write_run(folder / "needles", (0, 250, 500, 1000, 2000), needles={7: 300, 20: 900})
     tracked = track([run])
     random, width = np.random.default_rng(0), tracked.scale.shape[1]
     states, tokens = random.normal(size=(len(tracked.steps), width)), random.normal(size=(4, width))
     whole = replace(tracked, states=states.astype(np.float32), tokens=tokens.astype(np.float32), text="the <b>film</b>")
-    return made | {"Observation": replace(made["Observation"], stacks=stacks), "Track": whole}
+    return made | {"Observation": replace(made["ReportData"].observation, stacks=stacks), "Track": whole}
 
 
 def _with_quantiles(view: Any) -> Any:
