@@ -16,7 +16,10 @@ from outlierlens.errors import BadFile, UnknownModel
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "weight_file"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
-WEIGHTS = (".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
+TORCH = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (".safetensors", ".gguf", ".onnx", *TORCH)
+# What trainers keep beside the weights: no model.
+KEPT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
 
 
 def open_checkpoint(
@@ -76,7 +79,7 @@ def _open_file(path: Path, name: str) -> Checkpoint:
 
         return OnnxCheckpoint(path, name=name, config=config)
     refuse_ctranslate2(path)
-    if path.suffix in (".bin", ".pt", ".pth") or path.name.endswith(".bin.index.json"):
+    if path.suffix in TORCH or path.name.endswith(".bin.index.json"):
         from outlierlens.checkpoint.torchbin import open_bin
 
         return open_bin(path, name=name, config=config)
@@ -99,7 +102,7 @@ def _open_directory(folder: Path, name: str) -> Checkpoint:
     found = weight_file(folder)
     if found is None:
         refuse_ctranslate2(folder / "model.bin")
-        raise BadFile(f"{folder}: holds no weight file (safetensors, .bin, GGUF or ONNX)")
+        raise BadFile(f"{folder}: holds no weight file ({', '.join(WEIGHTS)})")
     return _open_file(found, name)
 
 
@@ -119,8 +122,10 @@ def weight_file(folder: Path) -> Path | None:
         "*.gguf",
         "*.onnx",
         "onnx/*.onnx",
+        *(f"*{ending}" for ending in TORCH),
     ):
-        found = sorted(file for file in folder.glob(pattern) if file.is_file())  # a pipe would be waited for
+        # A pipe would be waited for.
+        found = sorted(file for file in folder.glob(pattern) if file.is_file() and not KEPT.fullmatch(file.name))
         if len(found) > 1:
             others = ", ".join(file.name for file in found[1:4])
             raise BadFile(
