@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from outlierlens.checkpoint import TORCH, WEIGHTS, refuse_ctranslate2, weight_file
+from outlierlens.checkpoint import TORCH, WEIGHTS, config_folder, refuse_ctranslate2, weight_file
 from outlierlens.checkpoint.base import load_config
 from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, UnknownModel
@@ -94,7 +94,7 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
             f"{path}: no weight file; a model is named by its folder, a weight file, a sample or a hub id"
         )
     refuse_ctranslate2(path)
-    place = _config_folder(path)
+    place = config_folder(path)
     if place is None:
         missing = ["config.json"]
         if not any((path.parent / file).is_file() for file in VOCABULARIES):
@@ -108,11 +108,6 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
     if _PART.fullmatch(path.name) or path.name.endswith(".index.json"):
         raise UnknownModel(f"{path}: is a part of the model in {path.parent}; name that folder")
     return _made(path, weights, notice, _linked)
-
-
-def _config_folder(path: Path) -> Path | None:
-    """Where the config.json of a weight file is: beside it, or in the folder above (onnx/model.onnx)."""
-    return next((place for place in path.absolute().parents[:2] if (place / "config.json").is_file()), None)
 
 
 def tokenizer_is_made(folder: Path) -> bool:
@@ -195,13 +190,13 @@ def _stamp(path: Path) -> list[int] | None:
 def _from_gguf(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     from outlierlens.weight_copy import copy_gguf
 
-    return copy_gguf(path, making, beside=_config_folder(path), weights=weights, notice=notice)
+    return copy_gguf(path, making, beside=config_folder(path), weights=weights, notice=notice)
 
 
 def _from_onnx(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     from outlierlens.weight_copy import copy_onnx
 
-    place = _config_folder(path) or path.parent
+    place = config_folder(path) or path.parent
     copy_beside(place, making, (*BESIDE, *TOKENIZER))
     return copy_onnx(path, making, notice=notice) if weights else []
 
@@ -210,7 +205,7 @@ def _linked(path: Path, making: Path, weights: bool, notice: Progress) -> list[P
     """The file under the name that transformers looks for, with what stands beside it; a trainer's wrapping is taken off."""
     from outlierlens.weight_copy import copy_wrapped
 
-    copy_beside(_config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
+    copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
     if path.suffix in TORCH and weights and copy_wrapped(path, making, notice=notice):
         return []
     name = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"

@@ -69,7 +69,7 @@ def _open_file(path: Path, name: str) -> Checkpoint:
         from outlierlens.checkpoint.gguf import GGUFCheckpoint
 
         return GGUFCheckpoint(path, name=name)
-    config = load_config(path.parent / "config.json")
+    config = load_config((config_folder(path) or path.parent) / "config.json")
     if path.suffix == ".safetensors":
         from outlierlens.checkpoint.safetensors import SafetensorsCheckpoint
 
@@ -84,6 +84,11 @@ def _open_file(path: Path, name: str) -> Checkpoint:
 
         return open_bin(path, name=name, config=config)
     raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(WEIGHTS)}")
+
+
+def config_folder(path: Path) -> Path | None:
+    """Where the config.json of a weight file is: beside it, or in the folder above (onnx/model.onnx)."""
+    return next((place for place in path.absolute().parents[:2] if (place / "config.json").is_file()), None)
 
 
 def refuse_ctranslate2(path: Path) -> None:
