@@ -11,6 +11,7 @@ import torch
 
 from architectures import FAMILIES, build
 from conftest import Words
+from outlierlens.checkpoint import open_checkpoint
 from outlierlens.errors import BadFile, UnknownModel
 from outlierlens.models import LoadOptions, fingerprint, load_model, load_tokenizer
 
@@ -170,7 +171,15 @@ def saved(folder: Path) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["model.safetensors", "weights.safetensors", "fp32/model.safetensors", "pytorch_model.bin", "step-500.bin", "a.pt"],
+    [
+        "model.safetensors",
+        "weights.safetensors",
+        "fp32/model.safetensors",
+        "pytorch_model.bin",
+        "step-500.bin",
+        "a.pt",
+        "b.ckpt",
+    ],
 )
 def test_a_weight_file_runs_with_its_config_beside_it_or_above(name: str, tmp_path: Path, cache: Path) -> None:
     model = saved(tmp_path)
@@ -191,6 +200,41 @@ def test_a_weight_file_runs_with_its_config_beside_it_or_above(name: str, tmp_pa
     assert (
         sum(path.stat().st_size for path in cache.rglob("*") if not path.is_symlink()) < 40_000
     )  # no copy of the weights
+
+
+@pytest.mark.parametrize("before", ["", "model.", "module."])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_trainer_s_checkpoint_runs_as_the_model_that_it_holds(before: str, nested: bool, tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"lr": 0.1}, tmp_path / "optimizer.pt")
+    state: dict[str, Any] = {f"{before}{name}": values for name, values in model.state_dict().items()}
+    if nested:
+        state = {"epoch": 3, "state_dict": {**state, "metric.total": torch.ones(2)}, "optimizer_states": []}
+    torch.save(state, tmp_path / "last.ckpt")
+    if before == "model." and not nested:  # not a trainer's: the names are wrong, and nothing says why
+        with pytest.raises(BadFile, match="its weights lack"):
+            load_model(str(tmp_path), QUIET)
+        return
+    loaded = load_model(str(tmp_path), QUIET)
+    assert fingerprint(loaded.model) == fingerprint(model)
+    assert loaded.head == "masked"
+
+
+def test_a_trainer_s_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"state_dict": {f"w.{n}": torch.ones(2) for n in range(40)}}, tmp_path / "last.ckpt")
+    with pytest.raises(BadFile, match=r"last\.ckpt: lacks \d+ parameters of BertModel.*save the model alone"):
+        load_model(str(tmp_path), QUIET)
+
+
+def test_scan_reads_the_config_in_the_folder_above_too(tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "fp32").mkdir()
+    (tmp_path / "model.safetensors").rename(tmp_path / "fp32" / "model.safetensors")
+    with open_checkpoint(str(tmp_path / "fp32" / "model.safetensors")) as checkpoint:
+        assert checkpoint.config["model_type"] == "bert"
 
 
 def test_the_file_that_is_named_is_the_one_that_runs(tmp_path: Path) -> None:
@@ -220,7 +264,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         load_model(str(alone.with_name("w.onnx")), QUIET)
     (tmp_path / "full" / "model.safetensors").unlink()
     with pytest.raises(
-        BadFile, match=r"full: holds no weights \(model\.safetensors, pytorch_model\.bin, or one GGUF or ONNX file\)"
+        BadFile,
+        match=r"full: holds no weights \(model\.safetensors, pytorch_model\.bin, or one \.safetensors, \.gguf, .*\.ckpt\)",
     ):
         load_model(str(tmp_path / "full"), QUIET)
     assert load_tokenizer(str(tmp_path / "full"), QUIET) is not None

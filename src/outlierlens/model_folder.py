@@ -5,7 +5,7 @@
     model_folder("/some/where/model.gguf")     # a folder in the user's cache with float32 safetensors, config and tokenizer
     model_folder("bert-base-uncased")          # None: a hub id
 
-A GGUF file has all of it inside. An ONNX file, and a safetensors or `.bin` file of its own name, need their config.json beside
+A GGUF file has all of it inside. An ONNX file, and a safetensors or PyTorch file of its own name, need their config.json beside
 them or in the folder above, and their tokenizer. What is made stays in the cache until one of the files that it was made
 of changes.
 """
@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from outlierlens.checkpoint import refuse_ctranslate2, weight_file
+from outlierlens.checkpoint import TORCH, WEIGHTS, config_folder, refuse_ctranslate2, weight_file
 from outlierlens.checkpoint.base import load_config
 from outlierlens.documents import read_json
 from outlierlens.errors import BadFile, UnknownModel
@@ -26,7 +26,7 @@ from outlierlens.samples.cache import cache_root, folder_being_made, say
 
 MAX_PIECE = 10_000  # characters; the tokenizers library takes 300 bytes for each
 
-RECIPE = 1  # a change of what is made must raise it
+RECIPE = 2  # a change of what is made must raise it
 MADE_OF = "made-of.json"
 NATIVE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WORD_PIECES = "vocab.txt"
@@ -79,7 +79,7 @@ def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
     if weights:
         refuse_ctranslate2(folder / "model.bin")
         raise BadFile(
-            f"{folder}: holds no weights ({', '.join(NATIVE[::2])}, or one GGUF or ONNX file); name their folder"
+            f"{folder}: holds no weights ({', '.join(NATIVE[::2])}, or one {', '.join(WEIGHTS)}); name their folder"
         )
     return folder
 
@@ -89,12 +89,12 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
         is_gguf = file.read(4) == b"GGUF" or path.suffix == ".gguf"
     if is_gguf:
         return _made(path, weights, notice, _from_gguf)
-    if path.suffix not in (".onnx", ".safetensors", ".bin", ".pt", ".pth") and path.name not in NATIVE:
+    if path.suffix not in WEIGHTS and path.name not in NATIVE:
         raise UnknownModel(
             f"{path}: no weight file; a model is named by its folder, a weight file, a sample or a hub id"
         )
     refuse_ctranslate2(path)
-    place = _config_folder(path)
+    place = config_folder(path)
     if place is None:
         missing = ["config.json"]
         if not any((path.parent / file).is_file() for file in VOCABULARIES):
@@ -108,11 +108,6 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
     if _PART.fullmatch(path.name) or path.name.endswith(".index.json"):
         raise UnknownModel(f"{path}: is a part of the model in {path.parent}; name that folder")
     return _made(path, weights, notice, _linked)
-
-
-def _config_folder(path: Path) -> Path | None:
-    """Where the config.json of a weight file is: beside it, or in the folder above (onnx/model.onnx)."""
-    return next((place for place in path.absolute().parents[:2] if (place / "config.json").is_file()), None)
 
 
 def tokenizer_is_made(folder: Path) -> bool:
@@ -195,20 +190,24 @@ def _stamp(path: Path) -> list[int] | None:
 def _from_gguf(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     from outlierlens.weight_copy import copy_gguf
 
-    return copy_gguf(path, making, beside=_config_folder(path), weights=weights, notice=notice)
+    return copy_gguf(path, making, beside=config_folder(path), weights=weights, notice=notice)
 
 
 def _from_onnx(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     from outlierlens.weight_copy import copy_onnx
 
-    place = _config_folder(path) or path.parent
+    place = config_folder(path) or path.parent
     copy_beside(place, making, (*BESIDE, *TOKENIZER))
     return copy_onnx(path, making, notice=notice) if weights else []
 
 
-def _linked(path: Path, making: Path, weights: bool, _notice: Progress) -> list[Path]:
-    """The file under the name that transformers looks for, with what stands beside it."""
-    copy_beside(_config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
+def _linked(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
+    """The file under the name that transformers looks for, with what stands beside it; a trainer's wrapping is taken off."""
+    from outlierlens.weight_copy import copy_wrapped
+
+    copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
+    if path.suffix in TORCH and weights and copy_wrapped(path, making, notice=notice):
+        return []
     name = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"
     try:
         (making / name).symlink_to(path.resolve())

@@ -1,7 +1,8 @@
-"""A GGUF or ONNX file as float32 safetensors with its config, tensor by tensor: memory holds one at a time.
+"""A GGUF or ONNX file, or a trainer's checkpoint, as float32 safetensors with its config; memory holds one tensor at a time.
 
     copy_gguf(Path("model.gguf"), folder, beside=None, weights=True, notice=print)
     copy_onnx(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
+    copy_wrapped(Path("last.ckpt"), folder, notice=print)          # the same
 
 Before anything is written, a model of the config's sizes is made without values and held against the tensors that the file has:
 what a header claims is never allocated.
@@ -27,6 +28,9 @@ from outlierlens.samples.cache import check_space, megabytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from outlierlens.checkpoint.onnx import OnnxCheckpoint
+    from outlierlens.checkpoint.torchbin import TorchCheckpoint
 
 Shapes = Mapping[str, tuple[int, ...]]
 # A config.json beside a GGUF file may be of these too: the tensors are the same.
@@ -121,32 +125,51 @@ def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
     """
     from outlierlens.checkpoint.onnx import OnnxCheckpoint
 
-    config = load_config(folder / "config.json")
-    with OnnxCheckpoint(path, name=str(path), config=config) as checkpoint:
-        if not isinstance(config.get("model_type"), str):
-            config = config | {"model_type": _family(checkpoint, notice)}
-            (folder / "config.json").write_text(json.dumps(config), "utf-8")
-        floats = {
-            name: info.shape
-            for name, info in checkpoint.tensors.items()
-            if checkpoint.holds_floats(name) and not _ANONYMOUS.search(name)
-        }
-        model = _without_values(config, str(path), deepest=len(floats))
-        prefix, missing = min(
-            (_lacking(wanted, floats) for wanted in _spellings(model)), key=lambda found: len(found[1])
-        )
-        if missing:
-            raise BadFile(
-                f"{path}: lacks {len(missing)} parameters of {type(model).__name__} as config.json has it "
-                f"({', '.join(missing[:3])}, …); use the file as it was exported, without graph optimization, and its own "
-                "config.json, or the model's safetensors"
-            )
-        # What wraps the model is dropped: "auto_model." before "encoder.layer.0.…", nothing before "bert.encoder.layer.0.…".
-        wrapper = prefix.removesuffix(f"{getattr(model, 'base_model_prefix', '')}.")
-        shapes = {name: floats[name] for name in floats if name.startswith(wrapper)}
-        values = ((name.removeprefix(wrapper), values) for name, values in checkpoint.read(shapes))
-        _write(path, folder, {name.removeprefix(wrapper): shape for name, shape in shapes.items()}, values, notice)
+    with OnnxCheckpoint(path, name=str(path), config=load_config(folder / "config.json")) as checkpoint:
+        _copy(checkpoint, path, folder, "use the file as it was exported, without graph optimization", notice)
         return list(checkpoint.outside)
+
+
+def copy_wrapped(path: Path, folder: Path, *, notice: Progress) -> bool:
+    """Fill `folder`, which holds config.json, with the model in a trainer's checkpoint; False where nothing wraps it.
+
+    Raises:
+        BadFile: the file lacks parameters of the config's model, or has them in other shapes.
+    """
+    from outlierlens.checkpoint.torchbin import TorchCheckpoint
+
+    with TorchCheckpoint([path], name=str(path), config=load_config(folder / "config.json")) as checkpoint:
+        if checkpoint.wrapped:
+            _copy(checkpoint, path, folder, "save the model alone (save_pretrained)", notice)
+        return checkpoint.wrapped
+
+
+def _copy(
+    checkpoint: "OnnxCheckpoint | TorchCheckpoint", path: Path, folder: Path, remedy: str, notice: Progress
+) -> None:
+    """Write the tensors of the config's model, without what stands before their names."""
+    config = checkpoint.config
+    if not isinstance(config.get("model_type"), str):
+        config = config | {"model_type": _family(checkpoint, notice)}
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    floats = {
+        name: info.shape
+        for name, info in checkpoint.tensors.items()
+        if checkpoint.holds_floats(name) and not _ANONYMOUS.search(name)
+    }
+    model = _without_values(config, str(path), deepest=len(floats))
+    prefix, missing = min((_lacking(wanted, floats) for wanted in _spellings(model)), key=lambda found: len(found[1]))
+    if missing:
+        raise BadFile(
+            f"{path}: lacks {len(missing)} parameters of {type(model).__name__} as config.json has it "
+            f"({', '.join(missing[:3])}, …); {remedy}, and its own config.json, or the "
+            "model's safetensors"
+        )
+    # What wraps the model is dropped: "auto_model." before "encoder.layer.0.…", nothing before "bert.encoder.layer.0.…".
+    wrapper = prefix.removesuffix(f"{getattr(model, 'base_model_prefix', '')}.")
+    shapes = {name: floats[name] for name in floats if name.startswith(wrapper)}
+    values = ((name.removeprefix(wrapper), values) for name, values in checkpoint.read(shapes))
+    _write(path, folder, {name.removeprefix(wrapper): shape for name, shape in shapes.items()}, values, notice)
 
 
 def _spellings(model: "PreTrainedModel") -> Iterator[Shapes]:

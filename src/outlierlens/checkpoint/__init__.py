@@ -16,7 +16,10 @@ from outlierlens.errors import BadFile, UnknownModel
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "weight_file"]
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
-WEIGHTS = (".safetensors", ".gguf", ".onnx", ".bin", ".pt", ".pth")
+TORCH = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (".safetensors", ".gguf", ".onnx", *TORCH)
+# What trainers keep beside the weights: no model.
+KEPT = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
 
 
 def open_checkpoint(
@@ -66,7 +69,7 @@ def _open_file(path: Path, name: str) -> Checkpoint:
         from outlierlens.checkpoint.gguf import GGUFCheckpoint
 
         return GGUFCheckpoint(path, name=name)
-    config = load_config(path.parent / "config.json")
+    config = load_config((config_folder(path) or path.parent) / "config.json")
     if path.suffix == ".safetensors":
         from outlierlens.checkpoint.safetensors import SafetensorsCheckpoint
 
@@ -76,11 +79,16 @@ def _open_file(path: Path, name: str) -> Checkpoint:
 
         return OnnxCheckpoint(path, name=name, config=config)
     refuse_ctranslate2(path)
-    if path.suffix in (".bin", ".pt", ".pth") or path.name.endswith(".bin.index.json"):
+    if path.suffix in TORCH or path.name.endswith(".bin.index.json"):
         from outlierlens.checkpoint.torchbin import open_bin
 
         return open_bin(path, name=name, config=config)
     raise BadFile(f"{path}: unknown kind of weight file; known endings: {', '.join(WEIGHTS)}")
+
+
+def config_folder(path: Path) -> Path | None:
+    """Where the config.json of a weight file is: beside it, or in the folder above (onnx/model.onnx)."""
+    return next((place for place in path.absolute().parents[:2] if (place / "config.json").is_file()), None)
 
 
 def refuse_ctranslate2(path: Path) -> None:
@@ -99,7 +107,7 @@ def _open_directory(folder: Path, name: str) -> Checkpoint:
     found = weight_file(folder)
     if found is None:
         refuse_ctranslate2(folder / "model.bin")
-        raise BadFile(f"{folder}: holds no weight file (safetensors, .bin, GGUF or ONNX)")
+        raise BadFile(f"{folder}: holds no weight file ({', '.join(WEIGHTS)})")
     return _open_file(found, name)
 
 
@@ -119,8 +127,10 @@ def weight_file(folder: Path) -> Path | None:
         "*.gguf",
         "*.onnx",
         "onnx/*.onnx",
+        *(f"*{ending}" for ending in TORCH),
     ):
-        found = sorted(file for file in folder.glob(pattern) if file.is_file())  # a pipe would be waited for
+        # A pipe would be waited for.
+        found = sorted(file for file in folder.glob(pattern) if file.is_file() and not KEPT.fullmatch(file.name))
         if len(found) > 1:
             others = ", ".join(file.name for file in found[1:4])
             raise BadFile(

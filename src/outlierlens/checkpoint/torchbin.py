@@ -1,4 +1,4 @@
-"""PyTorch's own files (`.bin`, `.pt`, `.pth`), one or many: never unpickled as code, mapped where the format allows.
+"""PyTorch's own files (`.bin`, `.pt`, `.pth`, `.ckpt`), one or many: never unpickled as code, mapped where the format allows.
 
     with open_bin(Path("pytorch_model.bin"), name="bert", config=config) as checkpoint:
         dict(checkpoint.read(["encoder.layer.0.output.LayerNorm.weight"]))
@@ -50,9 +50,14 @@ def open_bin(path: Path, *, name: str, config: dict[str, Any]) -> Checkpoint:
 
 
 class TorchCheckpoint(Checkpoint):
-    """One or more local PyTorch files."""
+    """One or more local PyTorch files.
+
+    Attributes:
+        wrapped: whether a trainer wrapped the model: tensors one level down (`state_dict`), or all named `module.`.
+    """
 
     kind = "bin"
+    wrapped = False
 
     def __init__(self, files: list[Path], *, name: str, config: dict[str, Any], wanted: dict[str, str] | None = None):
         """`wanted` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
@@ -71,6 +76,7 @@ class TorchCheckpoint(Checkpoint):
         for key, shard in (wanted or {}).items():
             if key not in self._tensors or self._tensors[key][0].name != shard:
                 raise BadFile(f"{name}: the index places {key!r} in {shard}, which does not hold it")
+        self.wrapped |= all(key.startswith("module.") for key in self._tensors)
         self.tensors = {
             key: TensorInfo(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
             for key, (_, tensor) in self._tensors.items()
@@ -114,6 +120,10 @@ class TorchCheckpoint(Checkpoint):
             self.bytes_read += picked.nbytes
         return np.array(picked.to(wide).contiguous().numpy())
 
+    def holds_floats(self, name: str) -> bool:
+        """Whether the values of a tensor are floats."""
+        return self._tensors[name][1].is_floating_point()
+
     def close(self) -> None:
         self._tensors.clear()
 
@@ -130,6 +140,7 @@ class TorchCheckpoint(Checkpoint):
             self.notes += (f"{path.name} has the format from before PyTorch 1.6, which can only be loaded whole",)
         if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
             content = content["state_dict"]
+            self.wrapped = True
         if not isinstance(content, Mapping):
             raise BadFile(f"{path}: holds a {type(content).__name__}, not named tensors; save the model's state_dict()")
         return self._tensors_of(content, path)
