@@ -24,7 +24,7 @@ Data = Annotated[
 ]
 TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N texts.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 Revision = Annotated[str | None, typer.Option("--revision", help="Hub revision: branch, tag or commit.")]
 Subfolder = Annotated[str, typer.Option("--subfolder", help="Folder inside the model's directory or repository.")]
 Token = Annotated[str | None, typer.Option("--token", envvar="HF_TOKEN", help="Hub token.", show_envvar=False)]

@@ -279,7 +279,7 @@ def recover(
         int | None, typer.Option("--train-limit", min=2, help="Train on N examples drawn at random.")
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="Of a training: float32 or bfloat16.")] = "float32",
-    seed: Annotated[int, typer.Option("--seed", help="Of the random sets and of intervals.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random sets and of intervals.")] = 0,
     chart: common.Chart = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL-recovery.")

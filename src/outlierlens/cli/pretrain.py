@@ -37,7 +37,7 @@ def pretrain(
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Optimizer steps, in place of the recipe's.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed, in place of the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed, in place of the recipe's.")] = None,
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Train only: measure neither damage nor INT8 afterwards.")
     ] = False,

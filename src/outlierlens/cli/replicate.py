@@ -81,7 +81,7 @@ def tables(
     beside: Annotated[
         list[Path] | None, typer.Option("--beside", help="Run directory of another model, for the chart. Repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the control sets.")] = 42,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the control sets.")] = 42,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Run directory. Default: runs/MODEL-PAPER.")
     ] = None,

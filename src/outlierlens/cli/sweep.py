@@ -83,7 +83,9 @@ def sweep(
     ] = None,
     batch_size: Annotated[str, typer.Option("--batch-size", help="Rows of a forward pass; auto finds it.")] = "auto",
     seed: common.Seed = 0,
-    mask_seed: Annotated[int | None, typer.Option("--mask-seed", help="Of masked tokens. Default: --seed.")] = None,
+    mask_seed: Annotated[
+        int | None, typer.Option("--mask-seed", min=0, help="Of masked tokens. Default: --seed.")
+    ] = None,
     mark: Annotated[
         str, typer.Option("--mark", help="Stars in the table: rank (p-values) or 5x (Puccetti's 5 × random).")
     ] = "rank",

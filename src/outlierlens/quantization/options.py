@@ -37,7 +37,7 @@ class QuantizeOptions:
     """Compare hidden states, block by block, on the first N texts."""
     noise_draws: Annotated[int, Ge(0)] = 3
     """Runs with noise of the last bit, on 16 texts; 0 leaves it out."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
