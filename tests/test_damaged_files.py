@@ -23,7 +23,7 @@ from outlierlens.finetune.folder import EPOCHS, MODEL, Kept
 from outlierlens.labelled.examples import read_examples
 from outlierlens.labelled.table import plain_task
 from outlierlens.media.arrays import arrays_in, names_in
-from outlierlens.media.decode import recording
+from outlierlens.media.decode import picture, recording
 from outlierlens.models import LoadOptions, load_model, load_tokenizer
 from outlierlens.pretrain.recipe import read_recipe
 from outlierlens.samples.download import _checked_zip, _open_member
@@ -369,3 +369,14 @@ def test_a_report_that_was_stopped_while_it_was_written_goes_on(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert is_finished(tmp_path) is finished
+
+
+def test_a_picture_that_claims_more_pixels_than_its_bytes_hold() -> None:
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    image.new("RGB", (7, 5)).save(file, "TIFF")
+    content = bytearray(file.getvalue())
+    height = content.index(struct.pack("<H", 257), 8)  # the tag ImageLength: its type, count and value follow
+    content[height + 2 : height + 12] = struct.pack("<HII", 4, 1, 4_194_309)
+    with pytest.raises(BadFile, match=r"bytes cannot hold 7 × 4,194,309 pixels; fetch it again"):
+        picture(bytes(content), "p.tiff")

@@ -17,6 +17,7 @@ import numpy as np
 from outlierlens.errors import BadFile, BadInput, need
 
 MAX_PIXELS = 50_000_000  # of one picture: 150 MB unpacked
+MAX_RATIO, SMALL = 2000, 8_000_000  # pixels from one byte of a file, of a picture with more pixels than this
 # Formats whose decoders run no other program and read no other file.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MODES = {1: "L", 3: "RGB"}
@@ -40,7 +41,7 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
     What is turned by a note of the camera (EXIF) is turned upright; of an animation the first frame counts.
 
     Raises:
-        BadFile: no picture of a format in FORMATS, damaged, or larger than MAX_PIXELS.
+        BadFile: no picture of a format in FORMATS, damaged, larger than MAX_PIXELS, or larger than its bytes can hold.
         BadInput: more than 8 bits a channel.
     """
     image_module: Any = need("PIL.Image", "vision", "reading images")
@@ -56,6 +57,10 @@ def picture(content: bytes, name: str, *, channels: int = 3) -> np.ndarray:
                 width, height = opened.size
                 if width * height > MAX_PIXELS:
                     raise BadFile(f"{name}: {width:,} × {height:,} pixels, more than {MAX_PIXELS:,}; make it smaller")
+                if width * height > max(SMALL, MAX_RATIO * len(content)):
+                    raise BadFile(
+                        f"{name}: {len(content):,} bytes cannot hold {width:,} × {height:,} pixels; fetch it again"
+                    )
                 if opened.mode.startswith(DEEP):
                     raise BadInput(f"{name}: more than 8 bits a channel (mode {opened.mode}); save it with 8 bits")
                 pixels = np.asarray(turned.exif_transpose(opened).convert(MODES[channels]), dtype=np.uint8)
