@@ -45,12 +45,14 @@ nitpick_ignore_regex = [
     # Other projects' names: their inventories would have to be fetched.
     (
         r"py:.*",
-        r"(numpy|np|torch|nn|transformers|pathlib|collections|contextlib|typing|datetime|jaxtyping|Float|pandas)\b.*",
+        r"(numpy|np|torch|nn|transformers|pathlib|collections|contextlib|typing|datetime|jaxtyping|Float|pandas|annotated_types)\b.*",
     ),
     (
         r"py:.*",
         r"(Tensor|Path|Any|Callable|Sequence|Iterator|Iterable|Mapping|TypeVar|Trainer|PreTrainedTokenizerBase)",
     ),
+    # A type with its limits, or with the axes of an array: (types|outlierlens.similar).Annotated[…].
+    (r"py:class", r"([\w.]+\.)?Annotated(\[.*)?|inf"),
     (r"py:class", rf"(outlierlens\.[\w.]+\.)?({'|'.join(ALIASES)})"),
 ]
 toc_object_entries = False  # hundreds of names; the tables lead to each

@@ -12,6 +12,7 @@ After each, while the exception is still held, every value, number format, gradi
 
 import _thread
 import argparse
+import gc
 import signal
 import sys
 import time
@@ -215,12 +216,14 @@ def _raise(*_: Any) -> NoReturn:
 
 
 def by_timer(make: Context, body: Callable[[], Any], random: np.random.Generator, seconds: float) -> None:
-    """Run with an interrupt at a random moment of `seconds`."""
+    """Run with an interrupt at a random moment of `seconds`, outside callbacks of the garbage collector: there Python drops it."""
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, seconds))
         run(make, body)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.callbacks[:] = callbacks
 
 
 def seconds_of(make: Context, body: Callable[[], Any]) -> float:

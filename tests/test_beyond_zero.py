@@ -258,7 +258,7 @@ def test_the_result_is_drawn() -> None:
     assert len(list(found.records())) == 2 * 9
     chart = draw(found)
     treatments, sweep = chart.spec["vconcat"]
-    assert treatments["layer"][3]["encoding"]["y"]["scale"]["domain"][0] == "zero"
+    assert treatments["layer"][3]["encoding"]["y"]["sort"][0] == "zero"
     points = sweep["layer"][2]["data"]["values"]
     assert [(row["factor"], row["change"]) for row in points if row["set"] == "3, 7"] == [
         (0.0, 2.0), (0.5, 0.4), (1.0, 0.0), (2.0, 0.3), (3.0, 1.5)

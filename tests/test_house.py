@@ -15,6 +15,7 @@ ROOT = SOURCE.parent.parent
 # Lower layers first; a module may import from its own layer and from those below.
 LAYERS = [
     {
+        "axes",
         "errors",
         "_version",
         "documents",

@@ -26,8 +26,9 @@ from outlierlens.report.figures import all_charts, streams
 from outlierlens.report.joined import Joined
 from outlierlens.report.page import escaped_json
 from outlierlens.report.pair_page import render_pair
-from outlierlens.report.phrases import factor, listed, percent
+from outlierlens.report.phrases import factor, listed
 from outlierlens.report.words import verdict
+from outlierlens.view.section import percent
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
