@@ -216,7 +216,7 @@ def _raise(*_: Any) -> NoReturn:
 
 
 def by_timer(make: Context, body: Callable[[], Any], random: np.random.Generator, seconds: float) -> None:
-    """Run with an interrupt at a random moment of `seconds`, outside callbacks of the garbage collector: there Python drops it."""
+    """Run with an interrupt at a random moment of `seconds`, not in callbacks of the collector, where Python drops it."""
     callbacks, gc.callbacks[:] = gc.callbacks[:], []
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, seconds))
