@@ -44,9 +44,11 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
 
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     call.__doc__ = about
+    arguments = " ".join(one.spelt for group in options.values() for one in group if one.flag.argument)
     app = App(
         name=name,
         help=about,
+        usage=f"Usage: outlierlens {name} [OPTIONS] {arguments}",
         version_flags=[],
         help_flags=["--help", "-h"],
         result_action="return_value",
