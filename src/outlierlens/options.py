@@ -26,7 +26,6 @@ import importlib
 import inspect
 import math
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -210,14 +209,6 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
     if field.default is not dataclasses.MISSING:
         return field.default
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def without_none(kind: Any) -> Any:
-    """`int` of `int | None`; other types as they are."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        left = [one for one in typing.get_args(kind) if one is not type(None)]
-        return left[0] if len(left) == 1 else kind
-    return kind
 
 
 @functools.cache

@@ -70,10 +70,15 @@ class Loading:
 
     @property
     def row(self) -> Path | str | None:
-        """What describes the architecture: the file of --arch, the family of --family, or neither."""
-        if self.arch is not None and self.family is not None:
-            raise BadInput("--arch and --family both say what the model is; give one of them")
-        return self.arch or self.family
+        """What describes the architecture."""
+        return row_of(self.arch, self.family)
+
+
+def row_of(arch: Path | None, family: str | None) -> Path | str | None:
+    """What describes the architecture: the file of --arch, the family of --family, or neither."""
+    if arch is not None and family is not None:
+        raise BadInput("--arch and --family both say what the model is; give one of them")
+    return arch or family
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import typer
 
 from outlierlens.cli import drop_output
 from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, near, printable, told
+from outlierlens.session import row_of
 
 Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
 Data = Annotated[
@@ -90,13 +91,6 @@ def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
         return LoadOptions(row=row, notice=notice, **options)
 
     return with_group(command, LOADING, "load", make, before="overwrite")
-
-
-def row_of(arch: Path | None, family: str | None) -> Path | str | None:
-    """What describes the architecture: the file of --arch, the family of --family, or neither."""
-    if arch is not None and family is not None:
-        raise BadInput("--arch and --family both say what the model is; give one of them")
-    return arch or family
 
 
 def with_group(
