@@ -210,7 +210,7 @@ def test_broken_weights_are_named() -> None:
     [
         ({"name": "magic"}, "unknown rule 'magic'; rules are kovaleva, puccetti, luo"),
         ({"n_sigma": 0}, "n_sigma is 0"),
-        ({"min_layer_fraction": 1.5}, r"must be in \(0, 1\]"),
+        ({"min_layer_fraction": 1.5}, "it must be more than 0 and at most 1"),
         ({"relax_to": 4.0}, "at most n_sigma"),
         ({"top_k": 0}, "at least 1"),
     ],

@@ -17,6 +17,7 @@ LAYERS = [
     {
         "axes",
         "errors",
+        "experiments",
         "_version",
         "documents",
         "interval_words",
@@ -103,13 +104,14 @@ LAYERS = [
         "inputs",
         "forward",
         "run_files",
-        "session",
     },
     {
         "stats",
         "histogram",
         "integrity",
         "named",
+        "session",
+        "task_reading",
         "weights",
         "tracking",
         "change_point",
@@ -162,8 +164,7 @@ LAYERS = [
     {"charts", "VIEW"},
     {"report"},
     {"replicate", "explore"},
-    {"experiments"},
-    {"cli"},
+    {"cli", "COMMAND"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 VIEWS = {"charts", "report", "show"}
@@ -174,9 +175,9 @@ def modules() -> list[Path]:
 
 
 def place(path: Path) -> str:
-    """Name of the top-level module or package a file belongs to; VIEW for what an experiment's folder says of its results."""
-    if path.name == "view.py":
-        return "VIEW"
+    """Name of the top-level module or package a file belongs to; by their names what an experiment's folder says and calls."""
+    if path.name in ("view.py", "command.py"):
+        return path.stem.upper()
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.errors import BadFile, BadInput, near
+from outlierlens.options import Flag, check
 from outlierlens.statistics.p_values import holm, position_p
 from outlierlens.statistics.ranks import ranks_from_top
 
@@ -30,34 +32,26 @@ RULES: tuple[RuleName, ...] = get_args(RuleName)
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and its settings.
+    """A rule and its settings."""
 
-    Attributes:
-        name: "kovaleva", "puccetti" or "luo".
-        n_sigma: threshold on |z|.
-        min_layer_fraction: share of layers in [0, 1] that must pass (kovaleva).
-        same_layer: scale and bias must pass in the same layer (kovaleva).
-        top_k: puccetti: length of the interleaved list; luo: a rank counts when it is among the first `top_k`.
-        relax_to: lower n_sigma in steps of 0.1 down to this until something is found; None never relaxes.
-    """
-
-    name: RuleName = "kovaleva"
-    n_sigma: float = 3.0
-    min_layer_fraction: float = 0.5
+    name: Annotated[RuleName, Flag("--rule")] = "kovaleva"
+    """kovaleva, puccetti or luo."""
+    n_sigma: Annotated[float, Gt(0), Lt(math.inf)] = 3.0
+    """Threshold on |z|, in standard deviations."""
+    min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Share of layers that must pass (kovaleva)."""
     same_layer: bool = False
-    top_k: int = 6
-    relax_to: float | None = None
+    """Scale and bias must pass in the same layer (kovaleva)."""
+    top_k: Annotated[int, Ge(1)] = 6
+    """puccetti: length of the list; luo: ranks that count."""
+    relax_to: Annotated[float | None, Gt(0)] = None
+    """Lower n-sigma down to this until something is found; reported."""
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise BadInput(f"unknown rule {self.name!r}; rules are {', '.join(RULES)}{near(self.name, RULES)}")
-        if not 0 < self.n_sigma < math.inf:
-            raise BadInput(f"n_sigma is {self.n_sigma}; it must be a positive number of standard deviations")
-        if not 0 < self.min_layer_fraction <= 1:
-            raise BadInput(f"min_layer_fraction is {self.min_layer_fraction}; it must be in (0, 1]")
-        if self.top_k < 1:
-            raise BadInput(f"top_k is {self.top_k}; it must be at least 1")
-        if self.relax_to is not None and not 0 < self.relax_to <= self.n_sigma:
+        check(self)
+        if self.relax_to is not None and self.relax_to > self.n_sigma:
             raise BadInput(f"relax_to is {self.relax_to}; it must be positive and at most n_sigma ({self.n_sigma})")
 
 

@@ -36,6 +36,7 @@ from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 from outlierlens.errors import BadInput
 
 T = TypeVar("T")
+REQUIRED: Any = dataclasses.MISSING  # as a default: one must be given
 # What a bound says, and whether a value keeps it.
 _BOUNDS: dict[type[BaseMetadata], tuple[str, str, Callable[[Any, Any], bool]]] = {
     Ge: ("ge", "at least", lambda value, end: value >= end),
@@ -69,6 +70,13 @@ class Flat:
 
     def __init__(self, *names: str) -> None:
         self.names = names
+
+
+class Other:
+    """What a command changes of an option that it shares with others: its default, where one is given, and its help."""
+
+    def __init__(self, *default: Any, help: str = "") -> None:
+        self.default, self.help = default, help
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,17 @@ def _options(cls: type, instance: Any, path: tuple[str, ...], only: tuple[str, .
         flags = () if flag.argument else flag.names or (f"--{field.name.replace('_', '-')}",)
         bounds = tuple(mark for mark in marks if isinstance(mark, BaseMetadata))
         yield Option(here, flag, flags, kind, bounds, default, helps.get(field.name, ""))
+
+
+def changed(options: type[T] | T, changes: Mapping[str, Other | None]) -> tuple[type[T] | T, tuple[Option, ...]]:
+    """(the dataclass with other defaults, its options): by name what becomes of an option; None takes it away."""
+    own = [one for one in options_of(options) if one.name in changes]
+    defaults = {one.path: change.default[0] for one in own if (change := changes[one.name]) and change.default}
+    options = build(options, defaults) if defaults else options
+    gone = {one.name for one in own if changes[one.name] is None}
+    helps = {name: change.help for name, change in changes.items() if change is not None}
+    kept = (one for one in options_of(options) if one.name not in gone)
+    return options, tuple(dataclasses.replace(one, help=helps.get(one.name) or one.help) for one in kept)
 
 
 def build(options: type[T] | T, values: Mapping[tuple[str, ...], Any]) -> T:

@@ -278,7 +278,9 @@ def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
     if wanted is Any:
         return value
     if origin is Annotated:
-        (axes,) = wanted.__metadata__
+        axes = _axes(wanted)
+        if axes is None:
+            return _decode(arguments[0], value, where, sizes)
         if "=" in axes:
             inner, outer = axes.split("=")
             return _decode(arguments[0], value, where, sizes | {inner: sizes[outer]})
@@ -356,15 +358,20 @@ def _decode_dataclass(cls: type, value: Any, where: str, outer: dict[str, int]) 
     return cls(**given)
 
 
+def _axes(wanted: Any) -> str | None:
+    """The axes that a field names, among what else stands beside its type."""
+    return next((mark for mark in getattr(wanted, "__metadata__", ()) if isinstance(mark, str)), None)
+
+
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     """A dataclass' fields with their types, those first by which axes are measured: numbers, names, then arrays."""
     hints = typing.get_type_hints(cls, include_extras=True)
 
     def place(one: tuple[dataclasses.Field[Any], Any]) -> int:
-        axes = getattr(one[1], "__metadata__", ("=",))[0]
-        if "=" in axes or ", or " in axes:
-            return 4 if "=" in axes else 3
+        axes = _axes(one[1])
+        if axes is None or "=" in axes or ", or " in axes:
+            return 3 if axes and "=" not in axes else 4
         return {int: 0, np.ndarray: 2}.get(typing.get_args(one[1])[0], 1)
 
     return tuple(sorted(((f, hints[f.name]) for f in dataclasses.fields(cls)), key=place))

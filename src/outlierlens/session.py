@@ -1,6 +1,6 @@
-"""What every command asks for beside its own options, and `Session`: one call of a command from its words to its result.
+"""What commands ask for beside their own options, and `Session`: one call of a command from its words to its result.
 
-    session = Session(Subject("mpnet-base"), Reading(limit=64), Loading(), Output(), command="outlierlens quant mpnet-base")
+    session = Session(subject=Subject("mpnet-base"), reading=Reading(limit=64), command="outlierlens quant mpnet-base")
     texts, others = session.texts(spare=16)
     found = quantize(session.loaded, texts, options, calibration=others, progress=session.progress)
 
@@ -11,16 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from annotated_types import Ge
+from typing import TYPE_CHECKING, Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
+from outlierlens.task_reading import Reading, TaskReading
 
 if TYPE_CHECKING:
     from outlierlens.data import Texts
     from outlierlens.models import LoadedModel, LoadOptions
+    from outlierlens.vectors.options import Fitting, VectorReading
+    from outlierlens.weights import ScanOptions
 
 
 @dataclass(frozen=True)
@@ -32,39 +33,19 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Which texts are read; other defaults stand in the table of experiments."""
-
-    data: str = "excerpt"
-    """Text: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id owner/name:config:split."""
-    text_column: str | None = None
-    """Column that holds the text."""
-    limit: Annotated[int | None, Ge(1)] = None
-    """Use the first N texts."""
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How a model is loaded, wherever it is run."""
+class Source:
+    """Where the weights of a model come from, wherever they are read."""
 
     arch: Path | None = None
     """TOML file with the architecture's row."""
     family: str | None = None
     """Take the model for one of this model_type: bert, llama, …"""
-    tokenizer: str | None = None
-    """Read texts with the tokenizer of this folder, sample or hub id."""
     revision: str | None = None
     """Hub revision: branch, tag or commit."""
     subfolder: str = ""
     """Folder inside the model's directory or repository."""
     token: Annotated[str | None, Flag("--token", env="HF_TOKEN")] = field(default=None, repr=False)
     """Hub token."""
-    device: str = "auto"
-    """auto, cpu, cuda:0, mps."""
-    dtype: str = "float32"
-    """float32, bfloat16, float16, checkpoint (as stored)."""
-    trust_remote_code: bool = False
-    """Run code that the model brings. Off."""
     offline: bool = False
     """Never use the network."""
 
@@ -72,6 +53,20 @@ class Loading:
     def row(self) -> Path | str | None:
         """What describes the architecture."""
         return row_of(self.arch, self.family)
+
+
+@dataclass(frozen=True)
+class Loading(Source):
+    """How a model is loaded, wherever it is run."""
+
+    tokenizer: str | None = None
+    """Read texts with the tokenizer of this folder, sample or hub id."""
+    device: str = "auto"
+    """auto, cpu, cuda:0, mps."""
+    dtype: str = "float32"
+    """float32, bfloat16, float16, checkpoint (as stored)."""
+    trust_remote_code: bool = False
+    """Run code that the model brings. Off."""
 
 
 def row_of(arch: Path | None, family: str | None) -> Path | str | None:
@@ -101,15 +96,37 @@ class Output:
     """No progress on stderr."""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Where finished measurements are kept."""
+
+    rows: Path | None = None
+    """Append finished conditions here; a rerun continues."""
+
+
 @dataclass
 class Session:
-    """One call of an experiment: what it runs on, read when it is asked for; `progress` is called as (label, done, total)."""
+    """One call of an experiment: what it runs on, read when it is asked for.
 
-    subject: Subject
-    reading: Reading
-    loading: Loading
+    Attributes:
+        subject, reading, vectors, fitting, loading, rows, output: what the command line gave, where the row takes it.
+        command: the command line.
+        progress: called as (label, done, total).
+        notice: called with a line for stderr.
+        show: what `sections` of the view gets beside the result and `verbose`.
+    """
+
+    subject: Subject = Subject("")
+    reading: Reading = Reading()
+    vectors: "VectorReading | None" = None
+    fitting: "Fitting | None" = None
+    loading: Source = Loading()
+    rows: Rows = Rows()
+    output: Output = Output()
+    command: str = ""
     progress: Callable[[str, int, int], None] | None = None
     notice: Callable[[str], None] = print
+    show: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def load(self) -> "LoadOptions":
@@ -117,10 +134,21 @@ class Session:
         from outlierlens.models import LoadOptions
 
         one = self.loading
+        assert isinstance(one, Loading)  # the rows of commands that run a model take it
         return LoadOptions(
             revision=one.revision, subfolder=one.subfolder, token=one.token, dtype=one.dtype, device=one.device,
             trust_remote_code=one.trust_remote_code, offline=one.offline, row=one.row, tokenizer=one.tokenizer,
             notice=self.notice,
+        )  # fmt: skip
+
+    def scanning(self, **more: Any) -> "ScanOptions":
+        """How weights are read; `more` are other fields of `ScanOptions`."""
+        from outlierlens.weights import ScanOptions
+
+        one = self.loading
+        return ScanOptions(
+            row=one.row, revision=one.revision, subfolder=one.subfolder, token=one.token, offline=one.offline,
+            notice=self.notice, **more,
         )  # fmt: skip
 
     @cached_property
@@ -129,6 +157,12 @@ class Session:
         from outlierlens.models import load_model
 
         return load_model(self.subject.model, self.load)
+
+    @property
+    def task_reading(self) -> TaskReading:
+        """What is read, of a command that scores examples of labelled tasks too."""
+        assert isinstance(self.reading, TaskReading)  # its row takes it
+        return self.reading
 
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":
         """(the first `limit` texts, the `spare` texts that follow them, or None where there are no others)."""

@@ -13,8 +13,6 @@ import types
 import typing
 from typing import Any
 
-from outlierlens.options import options_of
-
 
 def registered() -> dict[str, Any]:
     """{words of a command: the parser's command}; the group of papers is not one, its papers are."""
@@ -64,7 +62,7 @@ def _command(command: Any) -> dict[str, Any]:
 def _experiment(command: Any) -> dict[str, Any]:
     """Of a command whose options are fields of dataclasses."""
     arguments, options = {}, {}
-    for one in (option for group in command.groups.values() for option in options_of(group)):
+    for one in (option for _, options in command.row.asks().values() for option in options):
         ends = {
             mark: getattr(bound, mark)
             for bound in one.bounds

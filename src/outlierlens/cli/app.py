@@ -74,10 +74,11 @@ class _Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
+            row = BY_NAME.get(name) or BY_NAME.get(f"replicate {name}")
+            if row is not None:
+                return self._made.setdefault(name, import_module("outlierlens.cli.experiment").Command(row))
             file, attribute = self._places[name]
             module = import_module(f"outlierlens.cli.{file}")
-            if file == "experiment":
-                return self._made.setdefault(name, module.Command(BY_NAME[name]))
             found = getattr(module, attribute)
             self._made[name] = typer.main.get_command(found if isinstance(found, typer.Typer) else _alone(name, found))
         return self._made[name]

@@ -1,22 +1,22 @@
 """The one command of all experiments: words in, `run` of the experiment's home, the result to screen, file and chart."""
 
+import contextlib
 import dataclasses
 import functools
 import sys
 from functools import cached_property
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 from cyclopts import App
+from typer import Exit
 from typer.core import TyperCommand
 
 from outlierlens.cli import common, flags
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, Show, resumable
 from outlierlens.experiments import Experiment
-from outlierlens.options import options_of
-from outlierlens.session import Loading, Output, Reading, Session, Subject
+from outlierlens.session import Session
 
 
 class Command(TyperCommand):
@@ -24,25 +24,17 @@ class Command(TyperCommand):
 
     def __init__(self, row: Experiment) -> None:
         self.row = row
-        super().__init__(name=row.name, help=row.about)
-
-    @cached_property
-    def groups(self) -> dict[str, Any]:
-        """Its groups of options; imported when they are asked for, since `--help` of the program needs none of them."""
-        options = getattr(import_module(f"outlierlens.{self.row.home}.options"), self.row.options)
-        return {
-            "subject": Subject, "reading": self.row.reading, "options": options, "output": Output, "loading": Loading,
-        }  # fmt: skip
+        super().__init__(name=row.name.split()[-1], help=row.about)
 
     @cached_property
     def app(self) -> App:
         """What reads its words."""
-        return flags.command(self.row.name, self.row.about, self.groups, functools.partial(_run, self.row))
+        return flags.command(self.row.name, self.row.about, self.row.asks(), functools.partial(_run, self.row))
 
     @property
     def params(self) -> list[Any]:
         """Its options, as far as anybody asks of them here: their spellings."""
-        named = [option for group in self.groups.values() for option in options_of(group) if option.flags]
+        named = [option for _, options in self.row.asks().values() for option in options if option.flags]
         return [SimpleNamespace(opts=list(one.flags), secondary_opts=[]) for one in named]
 
     @params.setter
@@ -62,30 +54,50 @@ class Command(TyperCommand):
         flags.call(self.app, ctx.args)
 
 
-def _run(
-    experiment: Experiment, *, subject: Subject, reading: Reading, options: Any, output: Output, loading: Loading
-) -> None:
-    session = Session(subject, reading, loading)
+def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
+    groups |= {
+        name: groups.pop(group) for group, name in (("task", "reading"), ("source", "loading")) if group in groups
+    }
+    session = Session(**groups, command=common.reproduce())
+    quiet = session.output.quiet
+    session.notice = (lambda _: None) if quiet else common.warn
+    gate = common.unusable_is_2() if experiment.gate else contextlib.nullcontext()
+    with gate:
+        if experiment.odd:
+            experiment.run()(session, options)
+            return
+        found = _found(experiment, session, options)
+    if experiment.gate and getattr(found, experiment.gate):
+        raise Exit(common.FAILED)
+
+
+def _found(experiment: Experiment, session: Session, options: Any) -> Any:
+    """The result, shown, written and drawn as the words asked."""
+    output = session.output
     show = Show.choose("auto", output.json, output.quiet, output.output, output.overwrite)
     check_chart(output.chart, replace=output.overwrite)
-    measure = import_module(f"outlierlens.{experiment.home}.run").run
-    session.notice = (lambda _: None) if output.quiet else common.warn
-    with resumable(None), Progress(not output.no_progress and show.format != "quiet") as progress:
+    with resumable(session.rows.rows), Progress(not output.no_progress and not output.quiet) as progress:
         session.progress = progress
-        found = measure(session, options)
-    found = dataclasses.replace(found, provenance=dataclasses.replace(found.provenance, command=common.reproduce()))
+        found = experiment.run()(session, options)
+    found = with_command(found, session.command)
     if output.chart:
         from outlierlens import charts
 
         write_chart(output.chart, getattr(charts, experiment.picture)(found))
-    show.result(found, lambda value: print_sections(experiment, value, verbose=output.verbose))
+    show.result(found, lambda value: print_sections(experiment, value, verbose=output.verbose, **session.show))
+    return found
 
 
-def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False) -> None:
-    """The sections of a result on stdout."""
+def with_command(found: Any, command: str) -> Any:
+    """The result with the command line in its provenance."""
+    return dataclasses.replace(found, provenance=dataclasses.replace(found.provenance, command=command))
+
+
+def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False, **show: Any) -> None:
+    """The sections of a result on stdout, then its notes."""
     from outlierlens.view.terminal import print_section
 
-    for section in import_module(f"outlierlens.{experiment.home}.view").sections(found, verbose=verbose):
+    for section in experiment.sections()(found, verbose=verbose, **show):
         print_section(section, sys.stdout)
     for note in getattr(found, "notes", ()):
         common.say(f"note: {note}")

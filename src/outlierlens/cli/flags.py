@@ -21,13 +21,15 @@ class Usage(BadInput):
 
 
 def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[..., None]) -> App:
-    """A cyclopts app of one command: `run` gets each group, a dataclass of options or an instance with other defaults,
-    under its name.
+    """A cyclopts app of one command: `run` gets each group, a dataclass or an instance with other defaults, under its name.
+
+    A group may also be a pair, the dataclass and those of its options that the command takes (`options.changed`).
 
     Raises:
         TypeError: two groups have an option of the same name.
     """
-    options = {group: options_of(cls) for group, cls in groups.items()}
+    pairs = {group: one if isinstance(one, tuple) else (one, options_of(one)) for group, one in groups.items()}
+    classes, options = ({group: pair[place] for group, pair in pairs.items()} for place in (0, 1))
     parameters: dict[str, inspect.Parameter] = {}
     for option in sorted((one for group in options.values() for one in group), key=lambda one: not one.flag.argument):
         if option.name in parameters:
@@ -39,7 +41,7 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
         built = {}
         for group, of_group in options.items():
             values = {one.path: _value(one, given[one.name]) for one in of_group if one.name in given}
-            built[group] = build(groups[group], values)
+            built[group] = build(classes[group], values)
         run(**built)
 
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
@@ -68,7 +70,10 @@ def _parameter(option: Option) -> inspect.Parameter:
         env_var=flag.env or None,
         show_env_var=False,
         show_default=False
-        if option.default in (None, "", (), False) or (flag.read and not flag.words)
+        if option.default is None
+        or option.default is False
+        or option.default in ("", ())
+        or (flag.read and not flag.words)
         else _words(option),
     )
     kind = inspect.Parameter.POSITIONAL_ONLY if flag.argument else inspect.Parameter.KEYWORD_ONLY

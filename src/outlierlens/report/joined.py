@@ -15,6 +15,7 @@ from outlierlens.attended import Attention
 from outlierlens.comparison import Comparison
 from outlierlens.defined import Detectors
 from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_RESULT
 from outlierlens.finetuned import FineTuned
 from outlierlens.frequency_bands import FrequencyBands
 from outlierlens.frequent import Frequency
@@ -27,7 +28,6 @@ from outlierlens.predicted import Predictions
 from outlierlens.pretrained import Outcome, Outcomes
 from outlierlens.probed import PositionProbe
 from outlierlens.pruned import PruneCheck, PruneExperiment
-from outlierlens.quantization import view as quantization
 from outlierlens.quantized import Quantized
 from outlierlens.recovered import Recovery
 from outlierlens.replicated import Replication
@@ -173,10 +173,12 @@ def _sections(joined: Joined) -> Iterator[Section]:
     yield from beyond_zero_sections(joined.beyond_zero)
     yield from detectors_sections(joined.detectors)
     yield from pruning_sections(joined.prune_checks, joined.prune_experiments)
-    for number, found in enumerate(joined.quantized):
-        yield from (numbered(section, number) for section in quantization.sections(found))
     yield from integrity_sections(joined.verifications)
     yield from attack_sections(joined.attacks, joined.update_checks)
-    for field, made in ONE_BY_ONE.items():
+    for kind, field in kinds().items():
+        row = BY_RESULT.get(kind.__name__)
         for number, found in enumerate(getattr(joined, field)):
-            yield made(found, field.replace("_", "-") + (f"-{number + 1}" if number else ""))
+            if row is not None:
+                yield from (numbered(section, number) for section in row.sections()(found))
+            elif field in ONE_BY_ONE:
+                yield ONE_BY_ONE[field](found, field.replace("_", "-") + (f"-{number + 1}" if number else ""))

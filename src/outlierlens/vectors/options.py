@@ -1,0 +1,129 @@
+"""Options of the commands that read vectors: which layers and tokens, which dimensions are clipped, what fixes are fitted on.
+
+options = session.vectors.options(loaded, final_norm=True, progress=progress)      # -> vectors.ReadOptions
+tokens = tokenise(loaded, texts, max_length=session.vectors.max_length)
+vectors = gather(loaded, tokens, tokens.sentences(), options, special=session.vectors.special)
+fit = session.fitting.texts(offline=load.offline) or a default of the command's own
+fit, dropped = apart(fit, texts)                                                   # vectors.apart: never an evaluated text
+clipping = session.fitting.clipping(loaded, fit, session.vectors.stack)            # -> clipping.Clipping
+session.fitting.specs                                                              # -> tuple of vectors.FixSpec
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Gt
+
+from outlierlens import spelling
+from outlierlens.errors import BadInput
+from outlierlens.options import Flag, check
+
+if TYPE_CHECKING:
+    from outlierlens.clipping import Clipping
+    from outlierlens.data import Texts
+    from outlierlens.models import LoadedModel
+    from outlierlens.vectors.fixes import FixSpec
+    from outlierlens.vectors.read import ReadOptions
+
+
+@dataclass(frozen=True)
+class VectorReading:
+    """Which vectors are read."""
+
+    layers: str = "all"
+    """all, last, or embeddings,0-3,7 (blocks count from 0)."""
+    stack: str | None = None
+    """Which stream, where there are several."""
+    special: Annotated[bool, Flag("--special/--no-special")] = False
+    """Count special tokens ([CLS], [SEP], <s>) too."""
+    final_norm: Annotated[bool | None, Flag("--final-norm/--no-final-norm")] = None
+    """Pass vectors through the model's final norm, if it has one."""
+    max_length: Annotated[int, Ge(2)] = 128
+    """Tokens of a text (or window) at most."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Texts in one forward pass."""
+    cache_gb: Annotated[float, Gt(0)] = 8.0
+    """Gigabytes that vectors may take in memory."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.layers not in ("all", "last"):
+            _named_layers(self.layers)
+
+    def options(
+        self,
+        loaded: "LoadedModel",
+        *,
+        final_norm: bool = False,
+        progress: "Callable[[str, int, int], None] | None" = None,
+    ) -> "ReadOptions":
+        """How vectors are read; `final_norm` is what the command does unless --final-norm or --no-final-norm is given."""
+        from outlierlens.vectors.read import ReadOptions, text_stack
+        from outlierlens.vectors.store import Budget
+
+        layers: tuple[int, ...] | None = None
+        if self.layers == "last":
+            layers = (text_stack(loaded, self.stack).n_layers - 1,)
+        elif self.layers != "all":
+            layers = _named_layers(self.layers)
+        return ReadOptions(
+            batch_size=self.batch_size,
+            stack=self.stack,
+            layers=layers,
+            final_norm=final_norm if self.final_norm is None else self.final_norm,
+            budget=Budget(self.cache_gb),
+            progress=progress,
+        )
+
+
+def _named_layers(text: str) -> tuple[int, ...]:
+    """ "embeddings,0-3" -> (-1, 0, 1, 2, 3)."""
+    from outlierlens.hidden import EMBEDDINGS
+
+    found: list[int] = []
+    for part in text.split(","):
+        found += (EMBEDDINGS,) if part.strip() == "embeddings" else spelling.parse_layers(part)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Which dimensions are clipped, and what that and other fixes are fitted on."""
+
+    fixes: str = "raw,clip,standardize,abtt,whiten"
+    """raw, clip, centre, standardize, abtt:3, whiten:256, by commas."""
+    clip: str = "auto"
+    """auto (Luo's rule on the fit text), none, 557,143, 0-9:896;10-16:678, a name."""
+    fit_data: str | None = None
+    """Text to fit on: file or hub id; evaluated texts are left out of it."""
+    fit_column: str | None = None
+    """Column of --fit-data that holds the text."""
+    fit_limit: Annotated[int, Ge(2)] = 10_000
+    """Fit on N texts at most, by --seed."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.fit_column is not None and self.fit_data is None:
+            raise BadInput("--fit-column names a column of --fit-data; name that too")
+
+    @property
+    def specs(self) -> "tuple[FixSpec, ...]":
+        """What --fixes asks for."""
+        from outlierlens.vectors.fixes import parse_fixes
+
+        return parse_fixes(self.fixes)
+
+    def texts(self, *, offline: bool = False) -> "Texts | None":
+        """The texts of --fit-data; None where it is not given. All of them: `vectors.apart` draws --fit-limit."""
+        from outlierlens.data import read_texts
+
+        if self.fit_data is None:
+            return None
+        return read_texts(self.fit_data, column=self.fit_column, offline=offline)
+
+    def clipping(self, loaded: "LoadedModel", fit: "Texts | None", stack: str | None = None) -> "Clipping":
+        """The dimensions that --clip names, layer by layer; "auto" observes them on `fit`."""
+        from outlierlens.clipping import resolve_clipping
+
+        return resolve_clipping(self.clip, loaded, fit_texts=fit, stack=stack)
