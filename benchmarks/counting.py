@@ -98,7 +98,7 @@ def by_counting(tokenizer: Any, arguments: argparse.Namespace) -> int:
     """Ours, with the output written."""
     from outlierlens.counting import CountOptions, count_tokens
 
-    options = CountOptions(arguments.text_column, arguments.limit, workers=arguments.processes)
+    options = CountOptions(text_column=arguments.text_column, limit=arguments.limit, workers=arguments.processes)
     with tempfile.TemporaryDirectory() as folder:
         return count_tokens(tokenizer, arguments.data, options, output=Path(folder, "counts.parquet")).n_tokens
 

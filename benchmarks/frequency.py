@@ -65,7 +65,8 @@ def ways(loaded: Any, texts: Any, counts: Any, max_length: int) -> list[Way]:
     """The plain pass, and ours."""
     from outlierlens.data import batches
     from outlierlens.forward import TextForward
-    from outlierlens.frequency.run import FrequencyOptions, frequency
+    from outlierlens.frequency.options import FrequencyOptions
+    from outlierlens.frequency.run import frequency
     from outlierlens.vectors.read import ReadOptions, text_stack
 
     run = TextForward(loaded, [text_stack(loaded, None)])

@@ -103,12 +103,17 @@ def cost_ways(loaded: Any, pairs: Any, fit_texts: Any, max_length: int) -> list[
     from outlierlens.similarity.choose import Names, choices, elsewhere
     from outlierlens.similarity.fitting import fit_fixes
     from outlierlens.similarity.pooling import Pooling, sentence_vectors
-    from outlierlens.similarity.sts import FIXES, measure
+    from outlierlens.similarity.sts import measure
     from outlierlens.vectors.fixes import raw_first
+    from outlierlens.vectors.options import Fitting
     from outlierlens.vectors.read import ReadOptions
 
     sentences = tuple(dict.fromkeys(pairs.sentences))
-    pooling, options, specs = Pooling(max_length=max_length), ReadOptions(BATCH, final_norm=True), raw_first(FIXES)
+    pooling, options, specs = (
+        Pooling(max_length=max_length),
+        ReadOptions(BATCH, final_norm=True),
+        raw_first(Fitting().specs),
+    )
 
     def fit() -> Any:
         fitting = sentence_vectors(loaded, fit_texts, pooling, options)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
-from outlierlens.integrity.fingerprint import FingerprintOptions, fingerprint_checkpoint, load_fingerprint
+from outlierlens.integrity.fingerprint import fingerprint_checkpoint, load_fingerprint
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.sensitive import Found, bound_stacks, list_sensitive, read_entry
 from outlierlens.integrity.verify import verify_checkpoint
 from outlierlens.results import save

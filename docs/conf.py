@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
         r"(Tensor|Path|Any|Callable|Sequence|Iterator|Iterable|Mapping|TypeVar|Trainer|PreTrainedTokenizerBase)",
     ),
     # A type with its limits, or with the axes of an array: (types|outlierlens.similar).Annotated[…].
-    (r"py:class", r"([\w.]+\.)?Annotated(\[.*)?|inf"),
+    (r"py:class", r"([\w.]+\.)?Annotated(\[.*)?|inf|[\d.]+"),
     (r"py:class", rf"(outlierlens\.[\w.]+\.)?({'|'.join(ALIASES)})"),
 ]
 toc_object_entries = False  # hundreds of names; the tables lead to each

@@ -4,9 +4,7 @@ python docs/generate.py            # write
 python docs/generate.py --check    # exit 1 when something is stale
 """
 
-import contextlib
-import io
-import os
+import re
 import sys
 from pathlib import Path
 
@@ -62,6 +60,9 @@ A factor of each dimension behind a linear (LayerScale) is `write_scales = { "ml
 """
 
 
+BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
+
+
 def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
@@ -77,24 +78,15 @@ def main() -> int:
 
 
 def cli() -> str:
-    """Every command's help, as printed to a terminal of 100 columns."""
-    os.environ.update({"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
-    import typer
+    """Every command with its options."""
+    from outlierlens.cli.app import program
 
-    from outlierlens.cli.app import app
-
-    root = typer.main.get_command(app)
-    commands: list[str] = []
-    for name, command in root.commands.items():  # type: ignore[attr-defined]
-        commands += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
-    parts = ["# Command line\n\nGenerated from `--help`; run `make docs` after a change.\n"]
-    for command in ("", *commands):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            root.main([*command.split(), "--help"], prog_name="outlierlens", standalone_mode=False)
-        text = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
-        parts.append(f"## outlierlens {command}".rstrip() + f"\n\n```text\n{text.strip()}\n```\n")
-    return "\n".join(parts)
+    text = program().generate_docs().replace("# outlierlens\n", "# Command line\n\n" + BY_HAND, 1)
+    text = re.sub(r"^outlierlens ([\w -]+) \1 \[", r"outlierlens \1 [", text, flags=re.MULTILINE)
+    text = re.sub(r"\n## Table of Contents\n.*?(?=\n\*\*)", "", text, flags=re.DOTALL)  # which the lists by heading are
+    text = re.sub(r"\* \[`--(install|show)-completion`\]\(#[^)]*\)", r"* `--\1-completion`", text)
+    shell = r"\n## outlierlens --(install|show)-completion\n.*?(?=\n## |\Z)"  # of the shell, not of a model
+    return re.sub(shell, "", text, flags=re.DOTALL).strip() + "\n"
 
 
 def architectures() -> str:

@@ -127,16 +127,17 @@ def run(claim: Claim, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def command(line: str, folder: Path) -> str:
     """What a command prints, run in `folder`: outlierlens within this process, a script in its own."""
-    from outlierlens.cli.app import app
+    from outlierlens.cli.app import run as call
 
     words = [word.replace("DATA", os.environ.get("OUTLIERLENS_DATA", "DATA")) for word in shlex.split(line)]
     if words[0] != "outlierlens":  # python benchmarks/scan.py, python -c '…'
         words = [sys.executable, words[1] if words[1] == "-c" else str(ROOT / words[1]), *words[2:]]
         return subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = app(words[1:], prog_name="outlierlens", standalone_mode=False)
-    if code:  # it was interrupted, or says that it could not
-        raise subprocess.CalledProcessError(code, line)
+        try:
+            call(words[1:])
+        except SystemExit as ended:  # it was interrupted, or says that it could not
+            raise subprocess.CalledProcessError(ended.code if isinstance(ended.code, int) else 1, line) from None
     return printed.getvalue()
 
 

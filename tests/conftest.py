@@ -33,9 +33,24 @@ LONGEST = (
 )  # fmt: skip
 
 
+# Files that `make quick` leaves out: browsers, the site, notebooks, wheels, Ray, what kills and starts processes, whole runs.
+APART = frozenset((
+    "test_explore_browser", "test_report_browser", "test_site", "test_printed", "test_examples", "test_release",
+    "test_newcomer", "test_sweep_ray", "test_sweep_kill", "test_finetune_kill", "test_pretrain_kill", "test_gold",
+    "test_closed_network", "test_machines", "test_package_sample", "test_samples", "test_toy_experiment", "test_claims",
+    "test_callback", "test_pretrain", "test_report_pair", "test_recovery", "test_hostile_files", "test_damaged_files",
+    "test_gates", "test_counting", "test_charts", "test_charts_tasks", "test_doctor", "test_docs", "test_writing",
+    "test_survival", "test_pace", "test_main", "test_pruning", "test_report", "test_gguf", "test_variants", "test_embedder",
+    "test_finetune", "test_sts", "test_replicate", "test_fuzz",
+))  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    for item in items:
+        if item.path.stem in APART:
+            item.add_marker(pytest.mark.apart)
 
 
 def pytest_configure() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from memory_checkpoint import Memory
-from outlierlens.integrity.fingerprint import FingerprintOptions, fingerprint_checkpoint
+from outlierlens.integrity.fingerprint import fingerprint_checkpoint
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.verify import verify_checkpoint
 
 CONFIG = {"model_type": "bert", "num_hidden_layers": 1}

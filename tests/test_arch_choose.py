@@ -167,7 +167,7 @@ def test_the_row_by_hand_of_the_docs_is_berts(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_row_and_a_family_exclude_each_other() -> None:
-    from outlierlens.cli.common import row_of
+    from outlierlens.session import row_of
 
     assert (row_of(None, None), row_of(None, "bert"), row_of(Path("a"), None)) == (None, "bert", Path("a"))
     with pytest.raises(BadInput, match="--arch and --family both say"):

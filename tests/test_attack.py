@@ -15,16 +15,16 @@ import attack_results
 from architectures import FAMILIES, build
 from conftest import Words
 from outlierlens.attacked import KINDS, Attack
-from outlierlens.attacks.edits import Change, Values, edited_values, flips, gather, moves_of
+from outlierlens.attacks.edits import Change, Values, changes_of, edited_values, flips, gather, moves_of
+from outlierlens.attacks.options import AttackOptions, SearchOptions
 from outlierlens.attacks.places import drawn, found_dims, tolerances, widest
-from outlierlens.attacks.run import AttackOptions, attack, changes_of, cut_texts
+from outlierlens.attacks.run import attack, cut_texts
 from outlierlens.attacks.saving import check_save, mark_safetensors, save_attacked
-from outlierlens.attacks.search import SearchOptions
 from outlierlens.checkpoint import open_checkpoint
-from outlierlens.cli.attack import print_attack
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.integrity.fingerprint import FingerprintOptions, fingerprint
+from outlierlens.integrity.fingerprint import fingerprint
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.verify import verify
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.results import from_json, to_json
@@ -300,10 +300,10 @@ def test_texts_are_cut_at_the_end_of_a_token(llama: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0}, "at least one value"),
+        ({"budget": 0}, "budget is 0; it must be at least 1"),
         ({"kinds": ("melt",)}, "no kind of edit is called 'melt'; kinds are zero, swap"),
         ({"kinds": ("swap",), "budget": 1}, "a swap changes two values"),
-        ({"factor": 1.0}, "more than 1"),
+        ({"factor": 1.0}, "factor is 1.0; it must be more than 1"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -369,24 +369,27 @@ def test_edits_survive_json(found: Attack, llama: LoadedModel) -> None:
     assert changes_of(same.kind("zero").full.edits, parameters) == changes_of(found.kind("zero").full.edits, parameters)
 
 
-def test_views_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_views_of_a_result() -> None:
     from outlierlens import charts
-    from outlierlens.report.attack import attack_sections
+    from outlierlens.attacks.view import sections
 
     result = attack_results.attack()
     assert result.verdict == (
         "2 sign flip edits of 1,000 values multiply the causal loss by 2.5; 2 edits are enough for × 2; verify finds 2 of 2 "
         "edits of sensitive values"
     )
-    print_attack(result, verbose=True)
-    shown = capsys.readouterr().out
-    assert "+2.5" in shown
-    assert "0 of 2" in shown
-    assert "norm.weight[0]: 1 → -1" in shown
     drawn = charts.attack(result)
     assert drawn.rows[1][:4] == ("sign flip", "sensitive", 2, 3.0)
     assert "2 edits multiply it by 2.50" in drawn.reading
-    section, updates = attack_sections([result], [attack_results.update_check()])
+    (section,) = sections(result, verbose=True)
     assert section.sentences[0].startswith("2 sign flip edits")
-    assert section.tables[0].rows[1][-2:] == ("0 of 2", "2 of 2")
-    assert updates.sentences[1] == "a: too much."
+    assert section.sentences[2] == "Sign flip: +3; as many random edits: median +0.01 sensitive, +0 anywhere."
+    edits, sensitive, _ = section.tables
+    assert edits.columns[5:7] == ("times", "edits for × 2")
+    assert edits.rows[0][2:7] == (2, 3.0, (2.5, 3.5), 2.5, 2)
+    assert [row[-2:] for row in edits.rows] == [("2 of 2", None), ("0 of 2", "2 of 2")]
+    assert sensitive.title == "Sign flip (sensitive): 2 of 2"
+    assert sensitive.rows[0] == ("norm.weight", "0", 0, 1.0, -1.0, None)
+    (updates,) = sections(attack_results.update_check())
+    assert updates.sentences[2] == "a: too much."
+    assert [row[:2] for row in updates.tables[0].rows] == [("a", True), ("b", False), ("c", False)]

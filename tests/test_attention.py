@@ -15,8 +15,9 @@ from outlierlens.attended import METRICS, Attention, at
 from outlierlens.attention.correlate import ranks
 from outlierlens.attention.keys import is_delimiter
 from outlierlens.attention.moments import Drawn, PairSums, correlation
+from outlierlens.attention.options import AttentionOptions
 from outlierlens.attention.reduce import read_maps
-from outlierlens.attention.run import AttentionOptions, attention
+from outlierlens.attention.run import attention
 from outlierlens.attention_maps import check_eager, tapped_attention
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
@@ -420,7 +421,7 @@ def test_without_an_outlier_the_strongest_are_taken_and_said_to_be_none(words: A
         ({"example_layer": 3}, "layer 3 does not exist; stream model has layers 0 to 2"),
         ({"mode": "resample"}, "attention would depend on the batch size"),
         ({"mode": "off"}, "unknown mode 'off'"),
-        ({"threshold": 1.0}, "threshold is 1.0; it must be between 0 and 1"),
+        ({"threshold": 1.0}, "threshold is 1.0; it must be more than 0 and less than 1"),
         ({"n_bootstrap": 5}, "n_bootstrap is 5; it must be at least 20"),
         ({"stack": "decoder"}, "which stream"),
     ],
@@ -509,16 +510,16 @@ def test_command_asks_for_eager_attention_and_prints_both_tables(words: Any, run
         *call, "-o", str(out), "--chart", str(tmp_path / "c.html"), "--no-progress", "-v", "--offline"
     )
     assert code == 0, err
-    assert "7 texts, 38 tokens (14 special), 3 layers × 2 heads; off by zeroed_weights" in said
-    assert "attention received (mean over all queries) and |h|: keys without special tokens, 24" in " ".join(
+    assert "7 texts, 38 tokens (14 special), 3 layers × 2 heads; dimension 3 (given), off by zeroed_weights." in said
+    assert "Attention received (mean over all queries) and |h|: keys without special tokens, 24" in " ".join(
         said.split()
     )
-    assert "of 2 random draws and it, rank p" in said
+    assert "rank among it and 2 random draws" in said
     found = from_json(out.read_text("utf-8"))
     assert found.dims == (3,)
-    assert f"{found.correlation().overall_rank[0]} of 16" in said
+    assert f"rank {found.correlation('without_special').overall_rank[0]} of 16 dimensions" in said
     assert "attention received and outlier dimensions" in (tmp_path / "c.html").read_text("utf-8")
     assert run(*call, "--mode", "resample")[2].strip().startswith("error: mode resample permutes")
-    code, _, err = run(*call, "--dims", "0-2:3")
+    code, _, err = run(*call[:4], "--dims", "0-2:3")
     assert code
     assert "names layers" in err

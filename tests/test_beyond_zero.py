@@ -20,7 +20,7 @@ from outlierlens.charts import beyond_zero as draw
 from outlierlens.data import Texts, batches
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, from_objects
-from outlierlens.report.beyond_zero import beyond_zero_sections
+from outlierlens.report.joined import Joined, joined_sections, with_result
 from outlierlens.results import load
 from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.treated import BeyondZero
@@ -244,7 +244,7 @@ def test_requests_that_cannot_be_met(words: Any) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"find": "guess"}, "unknown finder 'guess'; they are auto, scan, observe"),
         ({"scales": (math.nan,)}, "scales are"),
-        ({"n_folds": 1}, "n_folds 1"),
+        ({"n_folds": 1}, "n_folds is 1; it must be at least 2"),
         ({"task": TaskOptions(blocks=True)}, "blocks join texts"),
     ]
     for more, message in wrong:
@@ -265,7 +265,7 @@ def test_the_result_is_drawn() -> None:
     ]  # fmt: skip
     assert "the mean recovers 10 % (5 to 20 %) of it, the mean at each position 90 % (80 to 95 %)" in chart.reading
     assert chart.reading.count("the first token is where it matters") == 2
-    (section,) = beyond_zero_sections((found,))
+    (section,) = joined_sections(with_result(Joined(), found))
     assert section.sentences[0].startswith("3, 7: mostly a bias that is fixed for each position.")
     assert [row[0] for row in section.tables[0].rows][:3] == ["zero", "mean", "position mean"]
 
@@ -289,15 +289,16 @@ def test_the_command(words: Any, tmp_path: Path, run: Any) -> None:
     code, shown, err = run(*given, *words_, "--chart", str(tmp_path / "chart.json"))
     assert code == 0, err
     assert "5: mostly a fixed bias. Zero changes the sentence change by" in shown
-    assert "rule: Zero does damage where" in shown
+    assert "Zero does damage where" in shown
     assert len(load(out).treated[0].treatments) == 7
     assert json.loads((tmp_path / "chart.json").read_text())["vconcat"]
     for more, message in (
+        (["--limit", "1"], "--limit is 1; it must be at least 2"),
         (["--scales", "a"], "cannot read scales 'a'; write 0.5,1.5,2,3"),
         (["--task", "glue:rte"], "--task is 'glue:rte'; use auto"),
-        (["--find", "guess"], "unknown finder 'guess'"),
+        (["--find", "guess"], 'Choose from: "auto", "scan", "observe"'),
         (["--max-seconds", "3"], "--max-seconds belongs to recordings"),
     ):
         code, _, err = run(*given, *more)
-        assert code == 1
+        assert code in (1, 2)
         assert message in err

@@ -106,10 +106,10 @@ def test_a_report_without_a_model_is_of_the_packaged_one(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("outlierlens.cli.job.run", lambda job, *_: seen.append(job) or tmp_path / "report.html")
+    monkeypatch.setattr("outlierlens.report.job.run", lambda job, *_: seen.append(job) or tmp_path / "report.html")
     assert run("report")[0] == 0
     (job,) = seen
-    assert (job.model, job.data, str(job.directory)) == ("mini-planted", None, "runs/mini-planted")
+    assert (job.model, job.reading.data, str(job.directory)) == ("mini-planted", "", "runs/mini-planted")
     assert SAMPLES[job.model].packaged
 
 
@@ -229,7 +229,8 @@ def test_options_that_could_do_nothing_are_refused(
     arguments: list[str], message: str, folder: Any, text: str, run: Any
 ) -> None:
     model = folder("bert", "MaskedLM", "masked")
-    code, out, err = run("disable", model, "--dims", "3", "--data", text, "--random", "2", *arguments)
+    data = () if "--data" in arguments else ("--data", text)
+    code, out, err = run("disable", model, "--dims", "3", "--random", "2", *data, *arguments)
     assert (code, out) == (1, "")
     assert message in err
 

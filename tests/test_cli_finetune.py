@@ -21,8 +21,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def arguments(base: str, data: str, folder: Path, *more: str, task: str = "classify") -> list[str]:
-    given = ["finetune", base, "--task", task, "--data", data, "-o", str(folder), "--device", "cpu"]
-    return [*given, "--epochs", "1", "--batch-size", "8", "--precision", "float32", *more]
+    given = {"--task": task, "--data": data, "-o": str(folder), "--device": "cpu", "--epochs": "1", "--batch-size": "8"}
+    given["--precision"] = "float32"
+    words = [word for flag, value in given.items() if flag not in more for word in (flag, value)]
+    return ["finetune", base, *words, *more]
 
 
 def test_two_seeds_as_a_table_and_again_as_json(run: Any, base: str, data: str, tmp_path: Path) -> None:
@@ -30,24 +32,11 @@ def test_two_seeds_as_a_table_and_again_as_json(run: Any, base: str, data: str, 
     code, out, err = run(*arguments(base, data, folder, "--seeds", "1, 2", "--lr", "0.001"))
     assert code == 0, err
     table = out.splitlines()
-    assert table[0] == f"{base} on classify: 32 examples, scored on 12"
-    assert table[1].strip() == "the best epoch of each seed"
-    assert table[2].split() == [
-        "seed",
-        "epoch",
-        "dev",
-        "loss",
-        "accuracy",
-        "f1",
-        "macro",
-        "f1",
-        "mcc",
-        "accuracy,",
-        "95",
-        "%",
-    ]
-    assert [line.split()[:4] for line in table[3:5]] == [["1", "1", "of", "1"], ["2", "1", "of", "1"]]
-    assert table[5].startswith("accuracy over 2 seeds: mean 0.")
+    assert table[0].startswith(f"{base} on classify: accuracy over 2 seeds: mean 0.")
+    assert table[0].endswith("; trained on 32 examples, scored on 12.")
+    assert table[1:3] == ["", "The best epoch of each seed"]
+    assert " ".join(table[3].split()) == "seed epoch of dev loss accuracy f1 macro f1 mcc accuracy, 95 %"
+    assert [line.split()[:3] for line in table[4:6]] == [["1", "1", "1"], ["2", "1", "1"]]
     assert "look at a model: outlierlens scan" in out
     assert "seed 2: epoch 1: accuracy 0." in err
     assert "seed 1: step 4 of 4: loss 0." in err
@@ -68,7 +57,7 @@ def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) ->
     more = ("--text-column", "text", "--pair-column", "second", "--label-column", "value", "--off", "3,7", "--hold")
     code, out, err = run(*arguments(base, data, tmp_path / "run", *more, "--metric", "spearman", task="regress"))
     assert code == 0, err
-    assert "dimensions 3, 7 were set to zero before training, held at zero" in out
+    assert "Dimensions 3, 7 were set to zero before training, held at zero" in out
     assert load(tmp_path / "run" / "finetuned.json").metric == "spearman"
     words = ("--text-column", "words", "--label-column", "tags", "--no-progress")
     code, out, err = run(*arguments(base, data, tmp_path / "tokens", *words, task="tokens"))
@@ -87,7 +76,6 @@ def test_recovery_and_columns(run: Any, base: str, data: str, tmp_path: Path) ->
         (("--seeds", "one"), "cannot read seeds 'one'; write 42,43"),
         (("--seeds", "1,1"), "name at least one, none twice"),
         (("--precision", "half"), "precision is 'half'"),
-        (("--warmup", "1.5"), "warmup 1.5"),
         (("--off", "0-3:7"), "dimensions are switched off in all layers here: write 308,381"),
         (("--hold",), "name at least one dimension"),
         (("--batch-size", "64"), "32 training examples do not fill a batch of 64"),
@@ -103,6 +91,12 @@ def test_refusals_are_one_line_and_write_nothing(
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_number_out_of_bounds_is_no_call(run: Any, base: str, data: str, tmp_path: Path) -> None:
+    code, out, err = run(*arguments(base, data, tmp_path / "run", "--warmup", "1.5"))
+    assert (code, out) == (2, "")
+    assert "--warmup is 1.5; it must be at least 0 and less than 1" in err
 
 
 def test_one_file_is_not_enough_and_two_are(run: Any, base: str, data: str, tmp_path: Path) -> None:

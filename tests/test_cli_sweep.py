@@ -20,14 +20,19 @@ import pytest
 
 import synthetic_report as synthetic
 from architectures import FAMILIES, build
-from outlierlens.cli import labelled, sweep_job, sweep_progress
-from outlierlens.cli.sweep_progress import SweepView, board, duration, headline
-from outlierlens.cli.sweep_show import Marks, plain, print_sweep, signed
+from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_NAME
 from outlierlens.report import chart_page
 from outlierlens.results import load, save
 from outlierlens.spelling import parse_sets
+from outlierlens.sweeps import progress
+from outlierlens.sweeps.command import drawn
+from outlierlens.sweeps.progress import SweepView, board, duration, headline
+from outlierlens.sweeps.view import sections, stands_out
 from outlierlens.swept import Precision, Sweep
+from outlierlens.task_reading import TaskReading
+from outlierlens.view.section import cell_text
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")
 FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")
@@ -127,13 +132,14 @@ def test_a_model_whose_texts_begin_with_a_token_says_so_in_every_place(
 def test_the_table_says_what_was_measured_and_how_to_draw_it_again(swept: Any, run: Any) -> None:
     directory, sweep, stdout, _ = swept("--sets", "3,5")
     best = sweep.top(1)[0]
-    assert f"causal loss (nats per token), adaptive, on {sweep.data}" in stdout
-    assert "a text is a block of 8 tokens" in stdout
-    row = next(line for line in stdout.splitlines() if re.match(r"\*?\s+1\s", line))
-    assert best.label in row
-    assert signed(best.change) in row
+    assert f" on {sweep.data}: causal loss in nats per token of {sweep.n_texts} texts" in stdout
+    assert "where a text is a block of 8 tokens" in stdout
+    lines = stdout.splitlines()
+    row = lines[next(place for place, line in enumerate(lines) if line.startswith("off  ")) + 1]
+    assert row.startswith(best.label)
+    assert f"{best.change:+.3g}" in row
     assert re.search(rf"^3, 5 +random +{len(sweep.nulls[0].changes)} +{sweep.nulls[0].n_texts} ", stdout, re.MULTILINE)
-    assert f"cost: {sweep.cost.total:,} evaluations of a text" in stdout
+    assert f"Cost: {sweep.cost.total:,} evaluations of a text" in stdout
     again = re.search(r"draw again: outlierlens (.*)", stdout)
     assert again
     page = (directory / "report.html").read_text("utf-8")
@@ -181,7 +187,10 @@ def test_another_seed_mode_or_task_is_refused_with_what_differs(
 ) -> None:
     directory, _, _, _ = swept("--dims", "3", "--no-found-set")
     rows = (directory / "rows.jsonl").read_bytes()
-    arguments = ("sweep", folder(), "--data", text, *FEW, "-o", str(directory), "--no-progress", "--dims", "3", *change)
+    few = [
+        word for pair in (dict(zip(FEW[::2], FEW[1::2], strict=True)) | {change[0]: change[1]}).items() for word in pair
+    ]
+    arguments = ("sweep", folder(), "--data", text, *few, "-o", str(directory), "--no-progress", "--dims", "3")
     code, out, err = run(*arguments)
     assert (code, out) == (1, "")
     assert f"{directory / 'rows.jsonl'} holds rows of other work" in err
@@ -248,7 +257,7 @@ def test_found_means_what_the_weights_name(swept: Any, folder: Any) -> None:
     _, sweep, stdout, _ = swept(*arguments, model=model)
     assert sweep.found == named
     assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in named]
-    assert ("the weights name no dimension in this stream" in stdout) == (not named)
+    assert ("The weights name no dimension here." in stdout) == (not named)
 
 
 def test_a_text_may_be_a_line_and_every_text_may_be_measured(swept: Any, text: str) -> None:
@@ -273,7 +282,7 @@ def test_the_chart_is_drawn_to_a_file(ending: str, swept: Any, tmp_path: Path) -
 
 
 def test_a_chart_s_page_is_under_the_policy_of_a_report(tmp_path: Path) -> None:
-    page = chart_page(sweep_job.drawn(synthetic.sweep(width=40, strong={7: 2.0}, found=(7,))))
+    page = chart_page(drawn(synthetic.sweep(width=40, strong={7: 2.0}, found=(7,))))
     assert 'data-chart="sweep-effects"' in page
     assert "charts/" not in page.partition("<script")[0]  # no picture lies beside it
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -281,7 +290,7 @@ def test_a_chart_s_page_is_under_the_policy_of_a_report(tmp_path: Path) -> None:
     for script in scripts:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"sha256-{digest}" in html.unescape(page)
-    by_layer = chart_page(sweep_job.drawn(synthetic.layer_sweep()))
+    by_layer = chart_page(drawn(synthetic.layer_sweep()))
     assert 'data-chart="sweep-map"' in by_layer
 
 
@@ -291,21 +300,24 @@ def test_a_chart_s_page_is_under_the_policy_of_a_report(tmp_path: Path) -> None:
         (["--dims", "0-3:5"], "--dims '0-3:5' names layers; name dimensions"),
         (["--dims", "most"], "cannot read dimensions 'most'"),
         (["--sets", "0:3,5"], "cannot read sets '0:3,5'; write 100,247;507,100"),
-        (["--mark", "best"], "--mark is 'best'; use rank or 5x"),
+        (["--mark", "best"], 'Invalid value "best" for --mark. Choose from: "rank", "5x".'),
         (["--full", "--random", "9"], "--full is --random 1000; give one of them"),
-        (["--batch-size", "0"], "--batch-size is '0'; use auto or a number of rows"),
-        (["--engine", "slurm"], "--engine is 'slurm'; use local or ray"),
+        (["--batch-size", "many"], "--batch-size is 'many'; use auto or a number of rows"),
+        (["--batch-size", "0"], "--batch-size is 0; it must be at least 1"),
+        (["--engine", "slurm"], 'Choose from: "local", "ray".'),
         (["--workers", "2"], "--cpus-per-worker and --gpus-per-worker belong to --engine ray"),
         (["--chart", "x.gif"], "the ending says what is drawn; use .html, .svg, .png, .json"),
-        (["--windows", "some"], "unknown windows 'some'; windows are all, single, from, upto"),
-        (["--mode", "half"], "unknown mode 'half'"),
-        (["--tolerance", "0"], "tolerance is 0.0"),
+        (["--plan", "3,5"], "--plan '3,5' names no layers; write 0-9:896;10-16:678,896, or use --sets"),
+        (["--windows", "some"], 'Choose from: "all", "single", "from", "upto".'),
+        (["--mode", "half"], 'Invalid value "half" for --mode'),
+        (["--tolerance", "0"], "--tolerance is 0.0"),
+        (["--task", "glue:rte", "--lines"], "--lines and --mask-seed belong to texts without labels"),
         (["--embeddings"], "embeddings belongs to mode writes, not to mode 'weights'"),
     ],
 )
 def test_options_are_checked_before_the_model_is_looked_for(arguments: list[str], message: str, run: Any) -> None:
     code, out, err = run("sweep", "no-such-model", *arguments)
-    assert (code, out) == (1, "")
+    assert (code in (1, 2), out) == (True, "")
     assert message in err
 
 
@@ -401,7 +413,7 @@ def test_a_signal_before_the_first_row_says_so(run: Any, tmp_path: Path, monkeyp
     def never(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(labelled.Reading, "read", never)
+    monkeypatch.setattr(TaskReading, "read", never)
     code, _, err = run("sweep", "no-such-model", "-o", str(tmp_path / "run"))
     assert code == 143
     assert (
@@ -449,39 +461,47 @@ def test_a_report_refuses_what_is_no_sweep_or_of_another_model(
 
 def test_a_star_is_for_what_was_named_beforehand() -> None:
     sweep = synthetic.sweep()
-    starred = [effect.label for effect in sweep.effects if Marks("rank").on(effect, sweep)]
+    starred = [effect.label for effect in sweep.effects if stands_out(effect, sweep, "rank")]
     assert sorted(starred) == ["100", "100, 247, 507", "247", "507"]
     strongest_unnamed = sweep.effect(31)
     assert strongest_unnamed.p is not None
     assert strongest_unnamed.p < 0.05  # among the largest of 576 whatever it does
-    assert not Marks("rank").on(strongest_unnamed, sweep)
-    assert Marks("5x").on(strongest_unnamed, sweep)  # 0.11 is 6.6 times the mean of the others
-    assert not Marks("5x").on(replace(strongest_unnamed, times_random=4.9), sweep)
-    assert not Marks("5x").on(replace(strongest_unnamed, times_random=None), sweep)
-    with pytest.raises(BadInput, match="--mark is 'p'; use rank or 5x"):
-        Marks("p")
+    assert not stands_out(strongest_unnamed, sweep, "rank")
+    assert stands_out(strongest_unnamed, sweep, "5x")  # 0.11 is 6.6 times the mean of the others
+    assert not stands_out(replace(strongest_unnamed, times_random=4.9), sweep, "5x")
+    assert not stands_out(replace(strongest_unnamed, times_random=None), sweep, "5x")
+    for mark, names in (("rank", ["100, 247, 507 *", "507 *"]), ("5x", ["100, 247, 507", "507 *"])):
+        (section,) = sections(sweep, mark=mark)  # type: ignore[arg-type]
+        assert [row[0] for row in section.tables[0].rows[:2]] == names
+        assert "A star: " in section.tables[0].note
 
 
 def test_the_printed_sweep_names_ranks_saving_precision_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = replace(synthetic.sweep(), precision=Precision("bfloat16", 0.0031, 10, 16), notes=("mind the gap",))
-    print_sweep(sweep, Marks())
+    print_sections(BY_NAME["sweep"], sweep)
     out = capsys.readouterr().out
-    assert "named by the weights: 507 is number 1 of 576 (+8.4000)" in out
-    assert out.index("507 is number 1") < out.index("100 is number 2") < out.index("247 is number 3")
+    assert out.index("507 is number 1 of 576") < out.index("100 is number 2") < out.index("247 is number 3")
     exact, spent = sweep.cost.exact, sweep.cost.intact + sweep.cost.effects + 3 * sweep.cost.gradient_texts
-    assert f"every text takes {exact:,}, {exact / spent:.3g} times what was spent here" in out
+    assert f"every text takes {exact:,}, {exact / spent:.1f} times what was spent here" in out
     assert "bfloat16: changes differ from float32 by at most 0.0031 nats per token (10 sets, 16 texts)" in out
-    assert "note: mind the gap" in out
-    assert len([line for line in out.splitlines() if re.match(r"\*?\s+\d+\s", line)]) == 10
-    print_sweep(synthetic.layer_sweep(), Marks())
-    out = capsys.readouterr().out
-    assert "507 is number 1 of 16 in layer 3, where it does most" in out
-    assert "20 more in the results" in out
-    broken = replace(
-        sweep, effects=(replace(sweep.effects[0], change=float("inf"), low=float("inf"), high=float("inf")),)
-    )
-    print_sweep(replace(broken, nulls=()), Marks())
-    assert re.search(r"1 +0 +\+∞ +– ", capsys.readouterr().out)
+    assert out.splitlines()[-1] == "note: mind the gap"
+
+
+def test_more_rows_where_they_are_asked_for_and_what_is_left_out_is_counted() -> None:
+    (section,), (more,) = sections(synthetic.layer_sweep()), sections(synthetic.layer_sweep(), verbose=True)
+    assert "507 in layer 3 (+5.04, number 1 of 16 there)" in " ".join(section.sentences)
+    assert [len(table.rows) for table in section.tables] == [20, 10]
+    assert section.tables[1].note == "20 more in the results."
+    assert [len(table.rows) for table in more.tables] == [50, 30]
+
+
+def test_a_model_that_broke_down_has_no_interval() -> None:
+    sweep = synthetic.sweep()
+    for change, said in ((float("inf"), "+∞"), (float("nan"), "broken"), (-float("inf"), "−∞")):
+        effect = replace(sweep.effects[0], change=change, low=change, high=change)
+        (section,) = sections(replace(sweep, effects=(effect,), nulls=()))
+        assert [cell_text(cell) for cell in section.tables[0].rows[0][:2]] == ["0", said]
+        assert f"{round(100 * sweep.level)} % interval" not in section.tables[0].columns
 
 
 def state(phase: str = "effects", done: int = 3, texts: int = 40, **more: Any) -> Any:
@@ -501,7 +521,7 @@ def test_a_log_gets_a_line_a_phase_and_one_each_half_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(sweep_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with SweepView(show=True) as view:
         for second in range(0, 70, 2):
             now[0] = float(second)
@@ -532,11 +552,7 @@ def test_a_terminal_gets_a_bar_and_the_leader_board(
     assert "━" in drawn.err
 
 
-def test_numbers_for_reading_and_sets_as_text() -> None:
-    numbers = (0.1234567, -2.5, 0.00001234, 12345.6, 0.0, float("nan"), float("inf"))
-    shown = ["+0.1235", "-2.5000", "+1.2e-05", "+12,345.6", "+0.0000", "broken", "+∞"]
-    assert [signed(value) for value in numbers] == shown
-    assert [plain(value) for value in (0.5, 12.345, 1234.5)] == ["0.5", "12.3", "1,234"]
+def test_sets_as_text() -> None:
     assert parse_sets("100,247; 507,100") == ((100, 247), (507, 100))
     with pytest.raises(BadInput, match="cannot read dimensions '1,2;'"):
         parse_sets("1,2;")

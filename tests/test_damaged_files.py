@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from outlierlens.checkpoint import open_checkpoint
-from outlierlens.cli.job import is_finished
 from outlierlens.counting.run import _nothing, _Watch
 from outlierlens.errors import LONGEST, BadFile, BadInput, told
 from outlierlens.finetune.folder import EPOCHS, MODEL, Kept
@@ -26,6 +25,7 @@ from outlierlens.media.arrays import arrays_in, names_in
 from outlierlens.media.decode import picture, recording
 from outlierlens.models import LoadOptions, load_model, load_tokenizer
 from outlierlens.pretrain.recipe import read_recipe
+from outlierlens.report.job import is_finished
 from outlierlens.samples.download import _checked_zip, _open_member
 from outlierlens.similarity.pooling import own_pooling
 from outlierlens.tables import open_table

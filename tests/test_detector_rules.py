@@ -1,7 +1,6 @@
 """The rules of `definitions`: numbers worked out by hand at each threshold, and NumPy, SciPy or brute force as oracles."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,14 +12,18 @@ from scipy import stats
 
 import detector_results
 from outlierlens.activation_rules import ActivationRules
+from outlierlens.cli.experiment import print_sections
 from outlierlens.defined import MODEL, RANDOM, ROTATED, jaccard
 from outlierlens.definitions import rules
 from outlierlens.definitions.settings import Settings
 from outlierlens.definitions.sums import LayerSums, SequenceKurtosis
+from outlierlens.definitions.view import verdict
 from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_NAME
 from outlierlens.geometry.cosines import contributions, mean_cosine, unit
 from outlierlens.histogram import QUANTILE_ERROR, SMALLEST, LogHistogram
 from outlierlens.pretrain.regularize import kurtosis
+from outlierlens.report.joined import Joined, joined_sections, with_result
 from outlierlens.stats import LargeCounts
 
 
@@ -208,24 +211,20 @@ def test_a_result_keeps_super_weights() -> None:
     assert found.super_weights.restores == pytest.approx(0.5)
 
 
-def shown(capsys: pytest.CaptureFixture[str], show: Callable[[], None]) -> str:
-    show()
-    return capsys.readouterr().out
-
-
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    from outlierlens.cli.detectors import print_detectors
-
-    out = shown(capsys, lambda: print_detectors(detector_results.detectors(), "0", True))
-    lines = [" ".join(line.split()) for line in out.splitlines()]
+    print_sections(BY_NAME["detectors"], detector_results.detectors(), verbose=True, layer="0")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "kovaleva 1 2 0–1 0 –" in lines
     assert "timkey 2 1, 2 0–1 1 0" in lines
-    assert "timkey 0.50 0.33 1.00" in lines
-    assert "dimension 2: found by 3 of 3 definitions (kovaleva, massive, timkey)" in lines
+    assert "timkey 0.5 0.33 1" in lines
+    assert lines.count("Agreement (Jaccard), layer 0") == 1
+    assert "2 3 kovaleva, massive, timkey" in lines
     assert "zeroed 6 +3 +2.5 to +3.4" in lines
-    assert "putting back 16 super activations undoes 50% of the damage" in lines
-    assert any(line.startswith("1 2 7 9.500 1 90.0 800.0 'the' 1 98% 4.0") for line in lines)
-    assert any("timkey_share=0.05. paper. Ours: the share." in line for line in lines)
+    assert "Putting back 16 super activations undoes 50 % of the damage." in lines
+    assert "1 2 7 9.5 1 90 800 'the' 1 98 % 4" in lines
+    assert "timkey blocks part timkey_share=0.05" in lines
+    assert "Where a rule leaves room: timkey: the share." in lines
+    assert "timkey Timkey 2021 any paper" in lines
     assert lines[-1] == "note: a note"
 
 
@@ -248,15 +247,13 @@ def test_pictures_say_what_they_show() -> None:
 
 
 def test_a_section_of_the_report_begins_with_the_verdict() -> None:
-    from outlierlens.report.detectors import detectors_sections, verdict
-
     found = detector_results.detectors()
-    first, second = detectors_sections((found, found))
+    first, second = joined_sections(with_result(with_result(Joined(), found), replace(found, n_texts=21)))
     assert (first.name, second.name) == ("detectors", "detectors-2")
     assert first.sentences[0].startswith("Dimension 2: outlier by at least half of the 3 definitions")
-    assert [chart.name for chart in second.charts] == ["detectors-2", "super-weights-2"]
-    assert first.tables[0].rows[0][:4] == ("kovaleva", "2", 0, None)
-    assert first.tables[1].rows[1][:3] == ("zeroed", 6.0, 3.0)
+    assert [chart.name for chart in second.charts] == ["detectors-2", "detectors-2-super-weights"]
+    assert first.tables[0].rows[0] == ("kovaleva", 1, "2", "0–1", 0, None)
+    assert first.tables[-1].rows[1] == ("zeroed", 6.0, 3.0, (2.5, 3.4))
     apart = replace(
         found, found=tuple(replace(one, dims=()) if one.definition != "timkey" else one for one in found.found)
     )

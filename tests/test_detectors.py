@@ -17,11 +17,12 @@ from architectures import FAMILIES, Family, build
 from outlierlens.ablate import stream_width
 from outlierlens.data import Texts
 from outlierlens.defined import MODEL, NULLS, RANDOM, ROTATED, SHUFFLED, Detectors
-from outlierlens.definitions.collect import Collected, PassOptions, collect
+from outlierlens.definitions.collect import Collected, collect
 from outlierlens.definitions.entries import largest_places, random_places, scaled
 from outlierlens.definitions.linears import entries, last_linears
 from outlierlens.definitions.nulls import randomly_initialised, rotation, shuffled
-from outlierlens.definitions.run import DetectorOptions, _activation_found, detectors
+from outlierlens.definitions.options import DetectorOptions, PassOptions
+from outlierlens.definitions.run import _activation_found, detectors
 from outlierlens.definitions.settings import Settings
 from outlierlens.definitions.spikes import super_weights
 from outlierlens.definitions.table import NAMES, definitions
@@ -84,7 +85,9 @@ def varying(tokenizer: Any) -> LoadedModel:
 @pytest.fixture(scope="module")
 def found(words: Callable[..., Any]) -> Detectors:
     return detectors(
-        planted(words()), some_texts(24), DetectorOptions(PassOptions(SMALL, max_length=16), trial_texts=4, seed=1)
+        planted(words()),
+        some_texts(24),
+        DetectorOptions(reading=PassOptions(settings=SMALL, max_length=16), trial_texts=4, seed=1),
     )
 
 
@@ -138,15 +141,17 @@ def test_rotation_takes_outliers_away_and_leaves_anisotropy(found: Detectors) ->
 def test_nothing_is_found_where_nothing_is_planted(words: Callable[..., Any]) -> None:
     loaded = plain(WIDE, words())
     given = replace(SMALL, macocco_quantile=0.99)
-    none = detectors(loaded, some_texts(24), DetectorOptions(PassOptions(given, max_length=16), nulls=()))
+    none = detectors(
+        loaded, some_texts(24), DetectorOptions(reading=PassOptions(settings=given, max_length=16), nulls=())
+    )
     # The variance over few texts of a model that reads nothing is no test of rudman: see its own.
     assert {name: none.of(name).dims for name in NAMES if name != "rudman"} == dict.fromkeys(
         (name for name in NAMES if name != "rudman"), ()
     )
     assert none.conditions == (MODEL,)
-    assert detectors(varying(words()), some_texts(24), DetectorOptions(PassOptions(given, max_length=16), nulls=())).of(
-        "rudman"
-    ).dims == (DIM,)
+    assert detectors(
+        varying(words()), some_texts(24), DetectorOptions(reading=PassOptions(settings=given, max_length=16), nulls=())
+    ).of("rudman").dims == (DIM,)
     assert none.super_weights is not None
     assert none.super_weights.stopped == "no layer reads and writes above 50"
 
@@ -168,7 +173,7 @@ def test_a_rare_large_activation_is_massive_and_systematic(words: Callable[..., 
 @pytest.fixture(scope="module")
 def gathered(words: Callable[..., Any]) -> dict[str, Collected]:
     made = {"rudman": varying(words()), "": planted(words())}
-    options = PassOptions(SMALL, max_length=16)
+    options = PassOptions(settings=SMALL, max_length=16)
     return {name: collect(one, some_texts(24), one.stacks[0], options)[0] for name, one in made.items()}
 
 
@@ -187,7 +192,7 @@ def test_thresholds_hold_at_their_edge(name: str, threshold: str, strict: bool, 
     seen = gathered["rudman" if name == "rudman" else ""]
 
     def dims(value: float) -> tuple[int, ...]:
-        options = DetectorOptions(PassOptions(Settings.parse([f"{threshold}={value!r}"])))
+        options = DetectorOptions(reading=PassOptions(settings=Settings.parse([f"{threshold}={value!r}"])))
         return next(one for one in _activation_found(seen, options, MODEL) if one.definition == name).dims
 
     edge = {
@@ -211,7 +216,9 @@ def test_everything_gathered_against_numpy(name: str, special: bool, words: Call
     texts = some_texts(11, seed=3)
     (stack,) = loaded.stacks
     turn = rotation(stream_width(loaded.model, stack), seed=2)
-    options = PassOptions(Settings.parse(["macocco_quantile=0.8"]), max_length=8, batch_size=4, special=special)
+    options = PassOptions(
+        settings=Settings.parse(["macocco_quantile=0.8"]), max_length=8, batch_size=4, special=special
+    )
     own, rotated = collect(loaded, texts, stack, options, turn=turn)
     assert rotated is not None
     oracle = Oracle(loaded, texts, 8)
@@ -240,7 +247,7 @@ def test_everything_gathered_against_numpy(name: str, special: bool, words: Call
 @pytest.mark.parametrize("name", ["t5", "albert", "mixtral"])
 def test_other_families_say_what_does_not_apply(name: str, words: Callable[..., Any]) -> None:
     loaded = from_objects(build(FAMILIES[name]), words(), name=name)
-    there = detectors(loaded, some_texts(6), DetectorOptions(PassOptions(max_length=8), nulls=("rotated",)))
+    there = detectors(loaded, some_texts(6), DetectorOptions(reading=PassOptions(max_length=8), nulls=("rotated",)))
     assert there.stack == loaded.stacks[0].name
     if name == "t5":
         assert there.of("super-weight").applies
@@ -254,8 +261,8 @@ def test_other_families_say_what_does_not_apply(name: str, words: Callable[..., 
 
 def test_memory_that_does_not_reach_is_told(words: Callable[..., Any]) -> None:
     loaded = plain(WIDE, words())
-    reading = PassOptions(SMALL, max_length=16, histogram_bytes=6 * 2 * 2048 * 4 * 9)
-    some = detectors(loaded, some_texts(12), DetectorOptions(reading, nulls=()))
+    reading = PassOptions(settings=SMALL, max_length=16, histogram_bytes=6 * 2 * 2048 * 4 * 9)
+    some = detectors(loaded, some_texts(12), DetectorOptions(reading=reading, nulls=()))
     assert any(note.startswith("macocco judged ") and "of 16 dimensions" in note for note in some.notes)
 
 
@@ -445,7 +452,9 @@ def test_refusals(words: Callable[..., Any]) -> None:
     with pytest.raises(BadInput, match="the tokenizer makes no token of the prompt ''; give another"):
         super_weights(loaded, loaded.stacks[0], "", Settings())
     with pytest.raises(BadInput, match="fewer than two tokens count"):
-        detectors(plain(WIDE, words()), Texts("made", ("w1",)), DetectorOptions(PassOptions(special=False), nulls=()))
+        detectors(
+            plain(WIDE, words()), Texts("made", ("w1",)), DetectorOptions(reading=PassOptions(special=False), nulls=())
+        )
 
 
 def test_the_command(words: Callable[..., Any], tmp_path: Path, run: Callable[..., Any]) -> None:
@@ -466,8 +475,8 @@ def test_the_command(words: Callable[..., Any], tmp_path: Path, run: Callable[..
     assert (tmp_path / "a.json").exists()
     assert (tmp_path / "b.json").exists()
     code, out, err = run(*given, "--sentence", "middle")
-    assert (code, out) == (1, "")
-    assert "--sentence is 'middle'; use auto, first, last or mean" in err
+    assert (code, out) == (2, "")
+    assert 'Choose from: "auto", "first", "last", "mean"' in err
 
 
 def test_the_page_names_every_definition_and_its_defaults() -> None:

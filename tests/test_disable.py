@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
 from outlierlens.bench import DisableOptions, disable, magnitude, save_disabled
-from outlierlens.cli.measure import print_damage
+from outlierlens.cli.experiment import print_sections
 from outlierlens.controls import compare_with, matched_sets, random_sets
 from outlierlens.damage import Condition, Score
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_NAME
 from outlierlens.fill import Filling, continuation, exercise, fill, filled, judge
 from outlierlens.models import LoadedModel, from_objects, load_model
 from outlierlens.results import from_json, to_json
@@ -228,8 +229,11 @@ def test_a_set_that_leaves_no_number_is_reported_without_a_p(words: Any, capsys:
     assert math.isnan(found.chosen.change)
     assert found.controls[0].p is None
     assert "with these dimensions off the masked loss is no number (NaN) on 18 of 18 texts" in found.notes[-1]
-    print_damage(found)
-    assert capsys.readouterr().out.splitlines()[6].endswith("–")
+    print_sections(BY_NAME["disable"], found)
+    out = capsys.readouterr().out
+    assert "the masked loss is infinite or undefined" in out
+    row = next(line for line in out.splitlines() if line.startswith("random "))
+    assert row.split() == ["random", "3", *row.split()[2:5], "–", "–", "–", "–"]
 
 
 def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_bounds(version: str, wanted: str, fits: bool) -> None:
 
 def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"filelock": "3.20"})
-    found = doctor.examine(commands=("scan", "observe", "verify"))
+    found = doctor.examine(commands=("observe",))
     assert [(one.name, one.extra, one.wanted) for one in found.libraries] == [
         ("filelock", "", ">=3.12"),
         ("torch", "models", ">=2.4"),
@@ -75,14 +75,6 @@ def test_every_library_that_errors_name_belongs_to_a_known_extra() -> None:
     known = {one.extra for one in doctor.examine().libraries}
     assert known <= {"", *doctor.FOR_USERS}
     assert set(doctor.USES) == {*doctor.FOR_USERS} - {"models"}
-
-
-def test_commands_that_do_without_models_exist() -> None:
-    import typer
-
-    from outlierlens.cli.app import app
-
-    assert set(doctor.MODEL_FREE) <= set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Any) -> None:
@@ -151,7 +143,7 @@ def test_bash_completes_commands(tmp_path: Path) -> None:
     script = """
     eval "$(outlierlens --show-completion bash)"
     COMP_WORDS=(outlierlens fin) COMP_CWORD=1
-    _outlierlens_completion outlierlens
+    _outlierlens
     echo "${COMPREPLY[@]}"
     """
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"

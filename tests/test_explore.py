@@ -475,7 +475,7 @@ def test_pictures_show_the_numbers() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--json"], "--json, --format and --output belong to --show"),
+        (["--json"], "--json and --output belong to --show"),
         (["--layers", "0,2", "--show", "loss"], "--layers '0,2' is no range"),
         (["--show", "loss", "--dims", "999"], "dimension 999 does not exist"),
         (["--show", "taste"], "unknown view 'taste'"),
@@ -494,9 +494,9 @@ def test_the_command_prints_views_for_people(run: Any) -> None:
         "explore", "mini-planted", "--text", SHORT.text, "--show", "all", "--layers", "0-3", "--dtype", "float32"
     )
     assert (code, err) == (0, "")
-    assert "chosen: 8, 24, 40, 56, 72, 88, 104, 120 off in layers 0-3, mode weights" in out
+    assert "chosen: 8, 24, 40, 56, 72, 88, 104, 120 off in layers 0–3, mode weights" in out
     assert re.search(r"chosen\s+\d\.\d{3}", out)
-    for said in ("masked loss", "in the text:", "vectors after layer 3", "attention, layer 3, head 0", "mean cosine"):
+    for said in ("Masked loss", "in the text:", "Vectors after layer 3", "Layer 3, head 0", "Mean cosine"):
         assert said in out
 
 
@@ -588,8 +588,9 @@ def test_a_server_that_starts_late_is_waited_for_and_one_that_ends_is_not() -> N
 
 
 def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.MonkeyPatch, words: Any) -> None:
+    from outlierlens.explore.options import Place
     from outlierlens.explore.page import gradio
-    from outlierlens.explore.serve import Place, served
+    from outlierlens.explore.serve import served
 
     gradio()
     hours = itertools.count(0.0, 3600.0)
@@ -663,7 +664,8 @@ def test_a_large_body_is_refused_said_or_unsaid() -> None:
 
 
 def test_the_server_has_the_door(planted: Explorer) -> None:
-    from outlierlens.explore.serve import Place, served
+    from outlierlens.explore.options import Place
+    from outlierlens.explore.serve import served
 
     with served(planted, SHORT, Place()) as (address, _):
         port = int(address.rstrip("/").rpartition(":")[2])

@@ -109,7 +109,8 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def servers(command: Server, space: Server, words: Any) -> Iterator[dict[str, str]]:
     """Addresses: of the command, of the Space, and in this process of a tiny decoder."""
     import explore_models
-    from outlierlens.explore.serve import Place, served
+    from outlierlens.explore.options import Place
+    from outlierlens.explore.serve import served
 
     decoder = explore_models.tiny(words)
     with served(decoder, replace(decoder.start(), text=WORDS), Place(unclaimed_port())) as (address, _):

@@ -403,7 +403,7 @@ def test_more_seeds_in_a_second_call(run: Any, base: str, data: Path, tmp_path: 
     [
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
         ({"learning_rate": 2.0}, "learning_rate is 2.0"),
-        ({"warmup": 1.0}, "warmup 1.0"),
+        ({"warmup": 1.0}, "warmup is 1.0"),
         ({"precision": "float16"}, "precision is 'float16'; use one of float32, bfloat16"),
         ({"hold": True}, "name at least one dimension"),
         ({"stack": "decoder"}, "name at least one dimension"),

@@ -16,11 +16,13 @@ from scipy import stats
 from architectures import FAMILIES, Family
 from frequency_results import frequency as made_up
 from outlierlens import charts
-from outlierlens.cli.frequency import print_frequency
+from outlierlens.cli.experiment import print_sections
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_NAME
 from outlierlens.frequency import run as frequency_run
-from outlierlens.frequency.run import FrequencyOptions, frequency
+from outlierlens.frequency.options import FrequencyOptions
+from outlierlens.frequency.run import frequency
 from outlierlens.frequent import BLOCKS, Frequency
 from outlierlens.models import LoadedModel
 from outlierlens.results import from_json, to_json
@@ -329,7 +331,7 @@ def test_what_cannot_be_measured_is_said(bert: LoadedModel, words: Callable[...,
         (lambda: frequency(bert, texts, counts_of(short), QUICK), "made counts counts 40 ids, .* of bert has 10,005"),
         (lambda: frequency(bert, texts, counts, replace(QUICK, dims=(32,))), "dimension 32 does not exist; .* 0 to 31"),
         (lambda: frequency(bert, texts.first(1), counts, QUICK), "1 of the texts of made hold a token"),
-        (lambda: FrequencyOptions(n_bootstrap=10), "n_bootstrap is 10; an interval needs at least 50"),
+        (lambda: FrequencyOptions(n_bootstrap=10), "n_bootstrap is 10; it must be at least 50"),
         (lambda: FrequencyOptions(n_types=3), "n_types is 3; it must be at least 200"),
         (lambda: FrequencyOptions(paper_compat=True, max_length=64), "max_length is 64; the released code reads 128 tokens"),
         (lambda: frequency(bert, texts, counts, tight), "raise --cache-gb, or name fewer layers"),
@@ -388,11 +390,12 @@ def test_the_command_prints_writes_and_draws(bert: LoadedModel, run: Any, tmp_pa
     assert (
         "tokens of 40 texts, without special tokens; frequencies of made counts, 0.0% of the tokens without one" in text
     )
-    assert "mean |r| of dimension 3, 8 (--dims) and of all others" in text
+    assert text.startswith("Outliers follow token frequency ")
+    assert "(raw counts, all blocks): mean |r| " in text
+    assert "Mean |r| of dimension 3, 8 (--dims) and of all others" in text
     assert "given position" in text
-    assert "raw counts, blocks: outliers follow frequency" in text
-    assert "dimension 8, layer " in text
-    assert "with a false discovery rate of 5%" in text
+    assert {"3", "8"} < {line.split(" ")[0] for line in text.splitlines()}
+    assert "With a false discovery rate of 5 %" in text
     found = from_json(out.read_bytes())
     assert found.dims == (3, 8)
     assert found.provenance.command.startswith("outlierlens frequency ")
@@ -400,32 +403,33 @@ def test_the_command_prints_writes_and_draws(bert: LoadedModel, run: Any, tmp_pa
     code, text, error = run(*call, "--special", "--layers", "embeddings,1")
     assert code == 0, error
     assert "special tokens counted" in text
-    assert re.search(r"\n +1 +0\.", text)
-    assert not re.search(r"\n +2 +0\.", text)
+    assert re.search(r"\n1 +0\.", text)
+    assert not re.search(r"\n2 +0\.", text)
     for more, message in (
         (["--dims", "0:3"], "--dims '0:3' names layers"),
         (["--chart", str(chart)], "exists; name another file for --chart"),
         (["--paper-compat"], "max_length is 16; the released code reads 128 tokens"),
         (["--counts", "nowhere.parquet"], "no such file of token counts"),
     ):
-        code, _, error = run(*call, *more)
+        start = call.index(more[0]) if more[0] in call else len(call)
+        code, _, error = run(*call[:start], *more, *call[start + len(more) :])
         assert code == 1
         assert message in error
 
 
 def test_the_table_of_the_released_behaviour_names_its_control(capsys: pytest.CaptureFixture[str]) -> None:
     found = replace(made_up(), paper_compat=True, random_dims=(0, 2))
-    print_frequency(found, "all")
+    print_sections(BY_NAME["frequency"], found, view="all")
     text = capsys.readouterr().out
     # raw r of dimensions 0 and 2: (0.025 − 0.05) / 2 and (−0.05 + 0.05) / 2
-    assert "mean r with raw counts of 2 random dimensions, layer by layer: -0.01, +0.00" in text
+    assert "Mean r with raw counts of 2 random dimensions, layer by layer: -0.01, +0.00." in text
     assert (
-        "log counts, blocks: outliers follow frequency more closely than other dimensions (+0.500, 95 % +0.400 to +0.600"
-        in text
+        "Outliers follow token frequency more closely than other dimensions (log counts, all blocks): mean |r| 0.600 against "
+        "0.100, a difference of +0.500 (95 % interval +0.400 to +0.600, rank p 0.04)." in text
     )
-    assert "dimension 1, layer 0: r +0.600" in text
-    print_frequency(replace(found, dims=(), contrasts=()))
-    assert "most of all: dimension 1, layer 0" in capsys.readouterr().out
+    print_sections(BY_NAME["frequency"], replace(found, dims=(), contrasts=()))
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("1 (most of all)")]
+    assert row[4:6] == ["0", "0.6"]
 
 
 def test_charts_draw_the_numbers_of_the_result(needle: Frequency) -> None:

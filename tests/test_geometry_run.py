@@ -1,6 +1,7 @@
 """Geometry of running models: what is drawn, values against each text's own states, fits kept apart, the command, charts."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,8 @@ from outlierlens.errors import BadInput
 from outlierlens.geometrical import Geometry
 from outlierlens.geometry import run as geometry_run
 from outlierlens.geometry.drawing import WORD, Drawing, Sample, draw
-from outlierlens.geometry.run import GeometryOptions, geometry
+from outlierlens.geometry.options import GeometryOptions
+from outlierlens.geometry.run import geometry
 from outlierlens.models import LoadedModel
 from outlierlens.results import from_json, to_json
 from outlierlens.vectors.fixes import parse_fixes
@@ -303,7 +305,7 @@ def test_the_command_prints_writes_and_draws(planted: LoadedModel, run: Any, tmp
     assert "20 pairs of sentences, 6 words in" in text
     assert "token vectors of" in text
     assert "clip 5" in text
-    assert "layer 2, raw: of the mean cosine, dimension 5 9" in text
+    assert re.search(r"\n2 +raw +5 +9\d %", text)
     assert "note: clipping auto: smallest or largest entry of at least 50%" in text
     found = from_json(out.read_bytes())
     assert found.provenance.command.startswith("outlierlens geometry ")

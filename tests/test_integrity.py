@@ -13,12 +13,12 @@ from memory_checkpoint import Memory, of_model
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.fingerprinted import Fingerprint
 from outlierlens.integrity.fingerprint import (
-    FingerprintOptions,
     digest_of,
     fingerprint_checkpoint,
     load_fingerprint,
     values_of,
 )
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entry
 from outlierlens.integrity.verify import verify_checkpoint
 from outlierlens.results import save, to_json
@@ -413,7 +413,7 @@ def test_commands_and_exit_codes(folders: Any, run: Any, tmp_path: Path) -> None
     status, out, _ = run("fingerprint", good, "-o", file, "--dims", "1,3")
     assert status == 0
     assert "sensitive values of 21 tensors" in out
-    assert "dimension 1, 3 (as given)" in out
+    assert "dimensions 1, 3 (as given)" in out
     status, out, _ = run("verify", good, "--baseline", file)
     assert status == 0
     assert out.startswith(f"{good} matches its fingerprint: ")
@@ -478,5 +478,5 @@ def test_a_report_takes_a_verification() -> None:
     assert tensors.rows[0][:5] == ("embeddings.LayerNorm.bias", "norm bias", "moved", 1, 1)
     before = float(bert()["bert.embeddings.LayerNorm.bias"][1])
     assert values.rows == (
-        ("embeddings.LayerNorm.bias", "norm bias", "1", 1, before, 5.0, 5.0 - before, 0.0, "yes"),
+        ("embeddings.LayerNorm.bias", "norm bias", (1,), 1, before, 5.0, 5.0 - before, 0.0, True),
     )  # fmt: skip

@@ -12,7 +12,8 @@ from hub_server import FakeHub
 from memory_checkpoint import Memory, of_model
 from outlierlens.checkpoint import open_checkpoint
 from outlierlens.fingerprinted import Fingerprint
-from outlierlens.integrity.fingerprint import FingerprintOptions, fingerprint_checkpoint
+from outlierlens.integrity.fingerprint import fingerprint_checkpoint
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.verify import verify_checkpoint
 from outlierlens.verified import Verification
 

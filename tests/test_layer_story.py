@@ -164,7 +164,7 @@ def test_rows_files_picture_and_command(sweep: Sweep, tmp_path: Any, run: Any) -
         str(tmp_path / "story.svg"),
     )  # fmt: skip
     assert code == 0
-    assert "2 and frequency, raw: rank correlation over 6 layers +1.00" in out
+    assert "2: over 6 layers, damage and |r| with frequency, raw have a rank correlation of +1.00" in out
     assert (tmp_path / "story.svg").read_text().startswith("<svg")
     code, _, err = run("layer-story", str(tmp_path / "sweep.json"), "--attention", str(tmp_path / "frequency.json"))
     assert code == 1

@@ -1,5 +1,6 @@
 """`scan`, `observe`, `disable` and `sweep` on pictures and recordings, against plain loops of transformers."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -453,7 +454,7 @@ def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: An
     )
     assert code == 0
     assert f"{task} accuracy (1 − accuracy) on {N} {plural}" in out
-    assert "0.9000" in out
+    assert re.search(r"^intact +0\.9 ", out, re.MULTILINE)
     code, _, err = run("observe", model, "--data", "excerpt", *quick)
     assert code == 1
     assert f"reads {plural}, not text; scan, observe, disable and sweep take it" in err
@@ -496,7 +497,10 @@ def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run
         ),
         (("--max-seconds", "9"), "--max-seconds belongs to recordings"),
         (("--task", "image-classification", "--data", "X", "--pair-column", "b"), "--pair-column"),
-        (("--task", "audio-classification", "--data", "X", "--max-seconds", "0"), "max_seconds is 0.0; it must be"),
+        (
+            ("--task", "audio-classification", "--data", "X", "--max-seconds", "0"),
+            "--max-seconds is 0.0; it must be more than",
+        ),
         (
             ("--task", "audio-classification", "--data", "X", "--metric", "pearson"),
             "task classify has no metric 'pears",
@@ -506,5 +510,5 @@ def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run
 def test_options_that_do_not_belong_are_refused(words: tuple[str, ...], message: str, folder: Path, run: Any) -> None:
     given = [str(folder / "data-audio") if word == "X" else word for word in words]
     code, _, err = run("disable", str(folder / "image"), "--dims", "1", *given)
-    assert code == 1
+    assert code == (2 if "0" in words else 1)
     assert message in err

@@ -370,7 +370,7 @@ def test_a_missing_tokenizer_and_bad_options_are_named() -> None:
         observe(wrap(FAMILIES["bert"], None), some_texts(2))
     with pytest.raises(BadInput, match="n_sigma is 0"):
         ObserveOptions(n_sigma=0)
-    with pytest.raises(BadInput, match="passage_tokens 1; need at least 1, and 0 or >= 2"):
+    with pytest.raises(BadInput, match="passage_tokens is 1; it must be 0, or at least 2"):
         ObserveOptions(passage_tokens=1)
     with pytest.raises(BadInput, match=r"luo_share is 1\.5; it must be in \(0, 1\]"):
         ActivationRules(luo_share=1.5)

@@ -11,8 +11,22 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.cli.flags import Usage, call, command
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat, build, check, options_of
-from outlierlens.view.section import Change, Interval, P, Rows, Share, cell_text, rows_of
+from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
+from outlierlens.task_reading import SplitReading
+from outlierlens.view.section import (
+    Change,
+    Count,
+    Exact,
+    FineShare,
+    Interval,
+    Of,
+    P,
+    Rows,
+    Share,
+    ShareInterval,
+    cell_text,
+    rows_of,
+)
 from outlierlens.view.terminal import print_rows
 
 
@@ -143,8 +157,12 @@ def test_options_import_no_heavy_library() -> None:
     ("cell", "text"),
     [
         (None, "–"), (float("nan"), "–"), (Change(0.25), "+0.25"), (Change(-0.0), "+0"), (Share(0.054), "5 %"),
+        (Count(12345), "12,345"), (FineShare(0.0017), "0.2 %"), (Of(4, 30), "4/30"), (Exact(0.1234567891), "0.123456789"),
         (Share(0.999), "over 99 %"), (P(0.00312), "0.0031"), (Interval(-1, 2.5), "-1 to +2.5"),
-        (Interval(float("nan"), 1), "not settled"), (12345.6, "12,346"), (0.00001234, "1.2e-05"), (0.123456, "0.1235"),
+        (FineShare(0.0543), "5.4 %"), (ShareInterval(-0.5, 0.054), "-50 to 5 %"), (ShareInterval(0, 0), "0 to 0 %"),
+
+        (Interval(float("nan"), 1), "not settled"), (ShareInterval(float("nan"), 1), "not settled"),
+        (12345.6, "12,346"), (0.00001234, "1.2e-05"), (0.123456, "0.1235"),
         (True, "yes"), ((3, 7), "3, 7"), (4, "4"), ("a", "a"),
     ],
 )  # fmt: skip
@@ -167,3 +185,10 @@ def test_rows_of_have_a_column_for_every_name() -> None:
     table = rows_of("T", [{"a_b": 1}, {"a_b": 2, "c": 0.5}])
     assert table.columns == ("a b", "c")
     assert table.rows == ((1, None), (2, 0.5))
+
+
+def test_a_shared_option_can_become_a_required_one() -> None:
+    declared, options = changed(SplitReading, {"task": Other(REQUIRED), "data": Other("rte/"), "limit": None})
+    assert build(declared, {("task",): "rte"}) == SplitReading(task="rte", data="rte/")
+    named = {one.name: one for one in options}
+    assert (named["task"].required, named["data"].default, "limit" in named) == (True, "rte/", False)

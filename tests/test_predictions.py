@@ -15,7 +15,8 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.predicted import MEASURES
-from outlierlens.predictions.run import PredictionOptions, predictions
+from outlierlens.predictions.options import PredictionOptions
+from outlierlens.predictions.run import predictions
 from outlierlens.predictions.said import INPUT_TASKS
 from outlierlens.predictions.switches import Switches
 from outlierlens.predictions.tally import Scale, Tally, change
@@ -247,7 +248,8 @@ def test_masked_predictions_are_at_the_masks_of_the_masked_loss_and_do_not_depen
     loaded = model_of("bert", "MaskedLM", words)
     tasks = [TaskOptions(max_length=32, batch_size=size, seed=3) for size in (1, 8)]
     one, eight = (
-        predictions(loaded, TEXTS, random_counts(), [4], replace(FEW, inputs=("masked",), task=task)) for task in tasks
+        predictions(loaded, TEXTS, random_counts(), [4], replace(FEW, inputs=("masked",), task=task, seed=3))
+        for task in tasks
     )
     values, weights = make_task(loaded, TEXTS, tasks[0]).per_text()
     assert one.of("masked").n_positions == weights.sum()
@@ -411,8 +413,8 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
         ({"inputs": ("said",)}, "unknown input 'said'; inputs are masked, unmasked, next"),
         ({"interventions": ()}, "interventions are layers, last_hidden, logits"),
         ({"mode": "scale"}, "mode scale switches nothing off"),
-        ({"smoothing": 0.0}, "smoothing is 0.0; it must be above 0"),
-        ({"n_bootstrap": 3}, "n_bootstrap 3"),
+        ({"smoothing": 0.0}, "smoothing is 0.0; it must be more than 0"),
+        ({"n_bootstrap": 3}, "n_bootstrap is 3; it must be at least 20"),
         ({"task": TaskOptions(blocks=True)}, "blocks join texts"),
     ],
 )

@@ -184,7 +184,8 @@ def test_shares_and_confusions_by_hand(pipeline: Path, pieces: Any) -> None:
 def test_the_run_tags_what_it_predicts(pipeline: Path, words: Any) -> None:
     import planted_heads as planted
     from outlierlens.data import Texts
-    from outlierlens.predictions.run import PredictionOptions, predictions
+    from outlierlens.predictions.options import PredictionOptions
+    from outlierlens.predictions.run import predictions
 
     texts = Texts("t", tuple(" ".join(f"w{i + j}" for j in range(8)) for i in range(3)))
     options = PredictionOptions(

@@ -1,6 +1,7 @@
 """The position probe from texts to result, in every family; its command, charts and words."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from outlierlens import charts
 from outlierlens.clipping import Clipping, resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.probed import bucket_accuracy, buckets, meaning
+from outlierlens.probed import Contribution, bucket_accuracy, buckets, meaning
 from outlierlens.probing import ProbeOptions, Split, probe_positions, split_texts
+from outlierlens.probing.view import sections
 from outlierlens.results import from_json, load, to_json
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
@@ -76,7 +78,7 @@ def test_without_positions_a_probe_is_no_better_than_chance(words: Any) -> None:
     def drawn(n: int) -> Texts:
         return Texts("made", tuple(" ".join(f"w{i}" for i in random.integers(0, 33, 8)) for _ in range(n)))
 
-    options = ProbeOptions(ReadOptions(layers=(-1,)))
+    options = ProbeOptions(reading=ReadOptions(layers=(-1,)))
     found = probe_positions(loaded, Split(drawn(600), drawn(300)), NONE, options)
     (embeddings,) = found.layers
     assert found.majority_accuracy == 1 / 8
@@ -93,7 +95,7 @@ def test_every_family(family: Family, words: Any) -> None:
     loaded = wrap(family, words(), double=False)
     split = split_of()
     clipping = Clipping("made", {"0": (3,), "1": (2, 3)}, "made up")
-    found = probe_positions(loaded, split, clipping, ProbeOptions(ReadOptions(batch_size=5), max_length=8))
+    found = probe_positions(loaded, split, clipping, ProbeOptions(reading=ReadOptions(batch_size=5), max_length=8))
     n_layers = next(stack for stack in loaded.stacks if stack.name == found.stack).n_layers
     assert [one.layer for one in found.layers] == ["embeddings", *map(str, range(n_layers))]
     counted = sum(min(len(text.split()), 6) for text in split.dev.texts)  # eight tokens, two of them special
@@ -121,7 +123,7 @@ def test_the_seed_decides_and_the_cache_does_not(words: Any) -> None:
     texts = some_texts(60, 3)
 
     def run(seed: int, gigabytes: float = 8.0) -> Any:
-        options = ProbeOptions(ReadOptions(budget=Budget(gigabytes)), epochs=3, batch=16, seed=seed)
+        options = ProbeOptions(reading=ReadOptions(budget=Budget(gigabytes)), epochs=3, batch=16, seed=seed)
         return probe_positions(loaded, split_texts(texts, None, seed=seed), NONE, options)
 
     one, again, other, streamed = run(0), run(0), run(1), run(0, 1e-6)
@@ -190,7 +192,7 @@ def test_what_cannot_be_probed(words: Any) -> None:
         ({"row": "silver"}, "row is 'silver'; use one of gold, predicted"),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
         ({"positions": 1}, "positions is 1; it must be at least 2"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be above 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be more than 0"),
         ({"redraws": 1}, "redraws is 1; use 2 at least, for one says nothing of a spread, or 0 for none"),
     ):
         with pytest.raises(BadInput, match=message):
@@ -198,7 +200,7 @@ def test_what_cannot_be_probed(words: Any) -> None:
     with pytest.raises(BadInput, match="dimension 16 cannot be clipped; the vectors have dimensions 0 to 15"):
         probe_positions(loaded, split, Clipping("x", {"0": (16,)}, ""))
     with pytest.raises(BadInput, match="has no layer 7"):
-        probe_positions(loaded, split, NONE, ProbeOptions(ReadOptions(layers=(7,))))
+        probe_positions(loaded, split, NONE, ProbeOptions(reading=ReadOptions(layers=(7,))))
     causal = wrap(FAMILIES["gpt2"], words(kind="causal"), double=False)
     one = Texts("t", ("w1", "w2"))
     with pytest.raises(BadInput, match="all tokens stand at the first position"):
@@ -216,8 +218,6 @@ def test_words_about_positions() -> None:
     assert bucket_accuracy(found, found.layers[0].raw) == pytest.approx([0.8, 0.0])
     assert found.named == (2,)
     assert [one.largest.dim for one in found.layers] == [1, 2]
-    assert [row["largest_dim"] for row in found.shown()] == [1, 2]
-    assert [row["dim_2"] for row in found.shown()] == [0.3, 1.3]
     assert found.at("0").clipped_dims == (2,)
     with pytest.raises(BadInput, match="no layer '9' was probed; there are embeddings, 0"):
         found.at("9")
@@ -277,16 +277,16 @@ def test_the_command(folder: Path, run: Any) -> None:
     base = ("probe", str(folder / "model"), "--data", str(folder / "train.txt"), "--dev-data", str(folder / "dev.txt"))
     result, chart = folder / "out.json", folder / "out.svg"
     code, out, err = run(*base, "--clip", "1:3", "--dtype", "float32", "-o", str(result), "--chart", str(chart))
-    assert (code, out.count("accuracy on clipped vectors")) == (0, 1), err
+    assert (code, out.count("Accuracy × 100 on clipped vectors")) == (0, 1), err
     assert "position of a token among 10, without special tokens (they count as positions); 1 epoch over" in out
-    assert "note: positions are added before the first block" in out
-    assert "dim 3 (rank; of |w| alone)" in out
-    assert "clipping 1:3: named by hand" in out
+    assert "Positions are added before the first block" in out
+    assert "dim 3  rank  rank of |w|" in out
+    assert "Clipping 1:3: named by hand." in out
     assert "training, epoch 1 of 1" in err
     assert "evaluating" in err
     found = load(result)
     assert found.layers[2].clipped_dims == (3,)
-    assert "intervals hold for other evaluated texts and for other training texts (drawn again 7 times)" in out
+    assert "Intervals hold for other evaluated texts and for other training texts (drawn again 7 times)" in out
     assert found.layers[2].clipped_change.sd_training is not None
     assert found.provenance.command.startswith("outlierlens probe ")
     assert chart.read_bytes().startswith(b"<svg")
@@ -304,9 +304,20 @@ def test_the_command(folder: Path, run: Any) -> None:
     assert document["cached"]
     assert (document["n_redraws"], document["layers"][0]["raw"]["sd_training"]) == (0, None)
     code, out, err = run(*base, "--no-retrain", "--clip", "3", "--dtype", "float32", "--redraws", "0")
-    assert "intervals are over the evaluated texts alone: training was not drawn again (--redraws)" in out
+    assert "Intervals are over the evaluated texts alone: training was not drawn again (--redraws)" in out
     assert (code, "–" in out) == (0, True)
     assert load(result).layers[2].retrained is not None
+
+
+def test_what_is_shown_of_named_dimensions() -> None:
+    one = probe_results.position_probe().layers[0]
+    many = replace(one, named=tuple(Contribution(dim, 0.1, dim + 2) for dim in (0, 1, 2, 3, 1, 2)))
+    found = probe_results.position_probe(layers=(many,))
+    tables = next(sections(found)).tables
+    assert len(tables[1].columns) == 3 + 3 * 4 + 3 == len(tables[1].rows[0])
+    assert tables[1].note.endswith("2 more named dimensions stand in the result: 1, 2.")
+    whole = next(sections(found, verbose=True)).tables[1]
+    assert (len(whole.columns), "more named" in whole.note) == (3 + 3 * 6 + 3, False)
 
 
 def test_what_the_command_refuses(folder: Path, run: Any) -> None:
@@ -317,10 +328,11 @@ def test_what_the_command_refuses(folder: Path, run: Any) -> None:
         (("--row", "silver"), "row is 'silver'"),
         (("--clip", "99"), "dimension 99 does not exist"),
         (("--chart", "x.pdf"), "the ending says what is drawn"),
-        (("--data", "nothing.txt"), "no such data file"),
     ):
         code, _, err = run(*base, *more)
         assert (code, message in err) == (1, True), err
+    code, _, err = run(*base[:2], "--data", "nothing.txt")
+    assert (code, "no such data file" in err) == (1, True), err
 
 
 def test_auto_observes_texts_that_are_not_evaluated(folder: Path, run: Any) -> None:

@@ -21,11 +21,13 @@ from outlierlens.ablate import zero_weights_
 from outlierlens.charts.pruning import prune_experiment, pruned_positions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
 from outlierlens.pruned import Removal
-from outlierlens.pruning.check import CheckOptions, prune_check
-from outlierlens.pruning.protect import TOOLS, ProtectOptions, protect
-from outlierlens.report.joined import Joined, joined_notes
-from outlierlens.report.pruning import pruning_sections
+from outlierlens.pruning.check import prune_check
+from outlierlens.pruning.options import CheckOptions, ProtectOptions
+from outlierlens.pruning.protect import TOOLS, protect
+from outlierlens.pruning.view import sections
+from outlierlens.report.joined import Joined, joined_notes, joined_sections
 from outlierlens.results import load
+from outlierlens.weights import ScanOptions
 
 OUTLIERS = CheckOptions(dims=(3,))
 NORMS = "encoder.layer.{}.output.LayerNorm.{}"
@@ -325,7 +327,7 @@ def test_masks_that_do_not_fit(folder: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--positions belongs to a pruned model"):
         prune_check(model, str(path), CheckOptions(positions=path))
     with pytest.raises(Offline):
-        prune_check(model, "someone/pruned", CheckOptions(source={"offline": True}))
+        prune_check(model, "someone/pruned", CheckOptions(scan=ScanOptions(offline=True)))
     with pytest.raises(UnknownModel):
         prune_check(model, str(tmp_path / "nothing.npz"))
 
@@ -406,18 +408,18 @@ def test_the_command_says_it_in_its_exit_code(folder: Any, run: Any, tmp_path: P
     arguments = ["--dims", "3", "-o", str(out), "--chart", str(chart)]
     code, stdout, _ = run("prune-check", folder("bert"), str(broken), *arguments)
     assert code == 3
-    assert stdout.startswith("broken: safe to prune except 3 (outlier), removed in 2 of 3 layers")
+    assert stdout.startswith("Broken: safe to prune except 3 (outlier), removed in 2 of 3 layers")
     assert load(out).stacks[0].broken == (3,)
     assert "safe to prune except 3" in chart.read_text()
     code, stdout, _ = run("prune-check", folder("bert"), str(fine), "--dims", "3")
     assert code == 0
-    assert stdout.startswith("holds: ")
+    assert stdout.startswith("Holds: ")
     code, stdout, err = run("prune-check", folder("bert"), str(tmp_path / "none.npz"))
     assert (code, stdout) == (2, "")
     assert "no such file" in err
     code, _, err = run("prune-check", folder("bert"), str(fine), "--as", "poetry")
     assert code == 2
-    assert "use auto, masks or weights" in err
+    assert "poetry" in err
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -556,25 +558,34 @@ def test_charts_and_sections_say_what_the_results_say() -> None:
     costs = prune_experiment(experiment)
     assert len(costs.rows) == 2 + 3 + 2
     assert "By magnitude the masked loss changes by +0.01 nats per token (-0.01 to +0.03)" in costs.reading
-    sections = pruning_sections([check], [experiment])
-    assert [section.name for section in sections] == ["pruning-0", "prune-experiment-0"]
-    assert (
-        sections[0]
-        .sentences[0]
-        .startswith("Broken: safe to prune except 1 (outlier), 3, removed in up to 4 of 4 layers")
+    (checked,), (measured,) = sections(check), sections(experiment, verbose=True)
+    assert checked.sentences[0].startswith(
+        "Broken: safe to prune except 1 (outlier), 3, removed in up to 4 of 4 layers"
     )
     assert (
-        sections[1]
-        .sentences[0]
-        .startswith("Safe to prune except position 1: +1.500 nats per token with 4 weights forced")
+        "14 of 64 of those values are gone (21.88%); 2 of 8 positions are removed in 2 of 4 layers or more"
+        in checked.sentences[2]
     )
-    joined = Joined(prune_checks=(check,), prune_experiments=(experiment,))
+    assert checked.tables[0].rows[2] == (3, "model", False, "2 of 4 layers", 0.5, True)
+    assert measured.sentences[0].startswith(
+        "Safe to prune except position 1: +1.500 nats per token with 4 weights forced"
+    )
+    assert measured.sentences[2:] == (
+        "Random position: median +0.02 nats per token, rank p of the chosen positions 0.25.",
+        "Scattered: median +0.005 nats per token.",
+    )
+    conditions, controls, every = measured.tables
+    assert conditions.rows[2] == ("chosen", 4.5, 1.5, (1.48, 1.52), 8, 4)
+    assert controls.rows[0] == ("random position", 3, 0.02, pytest.approx(0.038), pytest.approx(0.02), 0.25)
+    assert len(every.rows) == 3 + 2
+    assert len(next(sections(experiment)).tables) == 2
+    joined = Joined((check, check, experiment))
     assert joined_notes(joined) == (
         "a note",
         "a note on the stream",
         "a note on the experiment",
     )
-    assert pruning_sections() == ()
+    assert [section.name for section in joined_sections(joined)] == ["prune-check", "prune-check-2", "prune-experiment"]
 
 
 def test_an_experiment_condemns_a_position_only_where_it_costs_more_than_all_else() -> None:

@@ -14,7 +14,8 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel, from_objects
 from outlierlens.pruned import Removal
-from outlierlens.pruning.experiment import ExperimentOptions, Pruner, prune_experiment
+from outlierlens.pruning.experiment import Pruner, prune_experiment
+from outlierlens.pruning.options import ExperimentOptions
 from outlierlens.pruning.removal import Cells
 from outlierlens.results import load
 from row_files import rows_in, write_rows
@@ -129,7 +130,7 @@ def test_what_an_experiment_refuses() -> None:
         prune_experiment(plain, TEXTS, ExperimentOptions(dims=(16,)))
     with pytest.raises(BadInput, match=r"sparsity is 1\.0"):
         ExperimentOptions(sparsity=1.0)
-    with pytest.raises(BadInput, match="cannot be negative"):
+    with pytest.raises(BadInput, match="n_random is -1; it must be at least 0"):
         ExperimentOptions(n_random=-1)
 
 
@@ -153,6 +154,6 @@ def test_the_command(run: Any, tmp_path: Path) -> None:
     )
     assert code == 0, err
     found = load(out)
-    assert stdout.startswith(found.verdict)
+    assert stdout.startswith(f"{found.verdict[0].upper()}{found.verdict[1:]}.")
     assert "72 of 1,152 weights of mlp.down_proj pruned (6.25%), 72 of them forced" in stdout
     assert "onto 6, all layers" in chart.read_text()

@@ -13,10 +13,11 @@ import finetune_runs
 from outlierlens import charts
 from outlierlens.detect import Measured
 from outlierlens.errors import BadInput
-from outlierlens.finetune import FinetuneSettings
+from outlierlens.experiments.recover.options import RecoverOptions
+from outlierlens.finetune import FinetuneOptions, FinetuneSettings
 from outlierlens.models import LoadOptions, load_model
 from outlierlens.recovered import Recovery
-from outlierlens.recovery import RecoverOptions, _recovered, _regrowth, recover
+from outlierlens.recovery import _recovered, _regrowth, recover
 from outlierlens.results import from_json, load, to_json
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
@@ -34,10 +35,14 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     return made.seeds[0].folder, finetune_runs.examples(data)
 
 
-def options(said: list[str] | None = None, **more: Any) -> RecoverOptions:
+def options(dims: tuple[int, ...] | None = DIMS, **more: Any) -> RecoverOptions:
     settings = FinetuneSettings(epochs=1, batch=8, learning_rate=1e-3, max_length=16)
+    return RecoverOptions(dims=dims, settings=settings, **more)
+
+
+def how(said: list[str] | None = None) -> FinetuneOptions:
     load = LoadOptions(device="cpu", notice=lambda _: None)
-    return RecoverOptions(settings=settings, load=load, progress=(said if said is not None else []).append, **more)
+    return FinetuneOptions(load=load, progress=(said if said is not None else []).append)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def found(tuned: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recover
     """All arms, and their folder."""
     folder = tmp_path_factory.mktemp("recovery")
     model, (train, dev) = tuned
-    return recover(model, DIMS, train, dev, folder, options()), folder
+    return recover(model, train, dev, folder, options(), how()), folder
 
 
 def norms(folder: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -135,13 +140,13 @@ def test_finished_arms_are_read_and_not_trained_again(tuned: Any, found: Any) ->
     model, (train, dev) = tuned
     result, folder = found
     said: list[str] = []
-    again = recover(model, DIMS, train, dev, folder, options(said))
+    again = recover(model, train, dev, folder, options(), how(said))
     assert again.arms == result.arms
     assert not any("training," in line for line in said)
     assert sum("finished earlier" in line for line in said) == 5
     assert load(folder / "recovery.json").arms == result.arms
     with pytest.raises(BadInput, match=r"off was \[3, 7\], is \[3, 8\].*name another folder with -o"):
-        recover(model, (3, 8), train, dev, folder, options())
+        recover(model, train, dev, folder, options((3, 8)), how())
 
 
 def test_regrowth_by_hand() -> None:
@@ -176,7 +181,9 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
             block.output.LayerNorm.weight[5] = block.output.LayerNorm.bias[5] = 9.0
     copied.model.save_pretrained(tmp_path / "model")
     copied.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
-    result = recover(str(tmp_path / "model"), None, train, dev, tmp_path / "run", options(seeds=(1, 2), n_random=0))
+    result = recover(
+        str(tmp_path / "model"), train, dev, tmp_path / "run", options(None, seeds=(1, 2), n_random=0), how()
+    )
     assert result.dims == (5,)
     kinds = [(arm.what, arm.state, arm.seed) for arm in result.arms]
     assert kinds[2:] == [("none", "again", 1), ("none", "again", 2), ("chosen", "again", 1), ("chosen", "again", 2),
@@ -189,9 +196,9 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
 def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     model, (train, dev) = tuned
     with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --dims"):
-        recover(model, None, train, dev, tmp_path / "a", options())
+        recover(model, train, dev, tmp_path / "a", options(None), how())
     with pytest.raises(BadInput, match="dimension 32 does not exist"):
-        recover(model, (32,), train, dev, tmp_path / "a", options())
+        recover(model, train, dev, tmp_path / "a", options((32,)), how())
     with pytest.raises(BadInput, match="recover chooses itself what each fine-tuning switches off"):
         RecoverOptions(settings=FinetuneSettings(off=(1,)))
     with pytest.raises(BadInput, match="n_random is -1"):
@@ -203,7 +210,7 @@ def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match="names its outputs LABEL_0, LABEL_1, the task no, yes: fine-tuning again would begin"
     ):
-        recover(str(tmp_path / "named"), DIMS, train, dev, tmp_path / "a", options())
+        recover(str(tmp_path / "named"), train, dev, tmp_path / "a", options(), how())
     assert not (tmp_path / "a").exists()
 
 
@@ -230,13 +237,14 @@ def test_the_command(tuned: Any, tmp_path: Path, run: Any) -> None:
     folder = tmp_path / "run"
     code, out, err = run("recover", model, *words, "-o", str(folder), "--chart", str(tmp_path / "c.svg"))
     assert code == 0, err
-    assert "dimensions 3, 7 of model" in out
+    assert "lost with dimensions 3, 7 of model off" in out
     assert "off, not retrained" in out
     assert "fine-tuned again, held at zero" in out
     assert f"result: {folder / 'recovery.json'}" in out
     assert load(folder / "recovery.json").provenance.command.startswith("outlierlens recover ")
     assert (tmp_path / "c.svg").read_bytes().startswith(b"<svg")
-    code, _, err = run("recover", model, *words, "-o", str(folder), "--epochs", "2")
+    words[words.index("--epochs") + 1] = "2"
+    code, _, err = run("recover", model, *words, "-o", str(folder))
     assert (code, "holds" in err) == (1, True), err
 
 

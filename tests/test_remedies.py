@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 import outlierlens
+from gold.commands import spelt
 from outlierlens import errors
+from outlierlens.cli.app import read
+from outlierlens.experiments import BY_NAME
 from test_docs import ROOT, command_of, options_in, options_of
 
 SOURCE = Path(outlierlens.__file__).parent
@@ -69,25 +71,21 @@ def test_every_command_that_a_message_names_parses() -> None:
         words = shlex.split(line.partition(" on the ")[0])
         if words[1].strip(":") == HOLE:  # a page's own title
             continue
-        command, name, left = command_of(words)
+        command, left = command_of(words)
         assert options_in(left) <= options_of(command), f"{where}: {line}"
         if f"run: {line}" in texts[where]:  # to be pasted: with all its arguments
-            command.make_context(name, left)
+            read(words[1:])
 
 
 def test_every_option_that_an_error_names_exists() -> None:
-    import typer
-
-    from outlierlens.cli.app import app
-
-    def below(command: Any) -> Iterator[Any]:
-        yield command
-        for inner in getattr(command, "commands", {}).values():
-            yield from below(inner)
-
-    every = list(below(typer.main.get_command(app)))
-    known = set().union(*map(options_of, every), *(one.secondary_opts for command in every for one in command.params))
-    theirs = {"--head", "--merge", "--upgrade", "--help"}  # of `ray start`, llama-gguf-split, pip and every command
+    known = set().union(*map(spelt, BY_NAME))
+    theirs = {
+        "--install-completion",
+        "--head",
+        "--merge",
+        "--upgrade",
+        "--help",
+    }  # of `ray start`, llama-gguf-split, pip and every command
     named = {
         (where, one) for where, text in messages(ast.Raise) for one in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)
     }

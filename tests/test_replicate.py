@@ -234,7 +234,7 @@ def test_dims_override_the_rule_and_the_base_can_name_them(place: Path, tmp_path
 
 def test_a_model_that_is_not_named_is_fine_tuned_first(place: Path, tmp_path: Path) -> None:
     mine = Replicating(
-        "kovaleva-glue", str(place / "model"), ("cola",), tmp_path, data=str(place / "data"),
+        "kovaleva-glue", str(place / "model"), tmp_path, tasks=("cola",), data=str(place / "data"),
         settings=FinetuneSettings(epochs=1, batch=16, learning_rate=1e-4), seeds=(1, 2), n_random=2, n_matched=0,
         windows_task="none",
     )  # fmt: skip
@@ -268,8 +268,8 @@ def test_a_model_that_is_not_named_is_fine_tuned_first(place: Path, tmp_path: Pa
         ({"windows_task": "mnli"}, "mnli, is not among the tasks"),
         ({"outliers_of": "both"}, "use tuned or base"),
         ({"dims": "all"}, "name dimensions or 'strongest'"),
-        ({"n_matched": -1}, "cannot be negative"),
-        ({"n_sigma": 0}, "n_sigma is 0; it must be a positive number"),
+        ({"n_matched": -1}, "n_matched is -1; it must be at least 0"),
+        ({"n_sigma": 0}, "n_sigma is 0; it must be more than 0"),
         ({"labels": {"cola": ("a", "b"), "glue:cola": ("b", "a")}}, "labels are named for a task by two names"),
         ({"labels": {"rte": ("a", "b")}}, "labels are named for glue:rte, which is not among the tasks"),
     ],
@@ -365,7 +365,8 @@ def test_the_command(place: Path, tmp_path: Path, run: Any) -> None:
         code, _, err = run(*arguments, "--labels", given)
         assert code != 0
         assert said in err or "unknown task" in err
-    code, _, err = run(*arguments, "--tasks", "cola,sst2", "--labels", "b,c")
+    both = ["cola,sst2" if word == "cola" else word for word in arguments]
+    code, _, err = run(*both, "--labels", "b,c")
     assert "--labels is 'b,c', and there are 2 tasks; write it as cola=b,c" in err
     code, _, err = run(*arguments, "--seeds", "a")
     assert "cannot read seeds 'a'; write 42,43" in err

@@ -10,6 +10,8 @@ import pytest
 
 import tuned_models
 from outlierlens.errors import BadInput
+from outlierlens.experiments.luo import options
+from outlierlens.experiments.luo.view import effect_table, sections, sentences
 from outlierlens.luo_references import published_for, shares_for
 from outlierlens.luo_replicated import Effect, LuoReplication, Published, effect_rows, extremes
 from outlierlens.models import LoadOptions
@@ -20,7 +22,6 @@ from outlierlens.replicate.luo import LuoJob, replicate_luo
 from outlierlens.replicate.luo_data import LuoData
 from outlierlens.replicate.luo_parts import PARTS
 from outlierlens.report import rerender
-from outlierlens.report.luo import effect_table, luo_sections, luo_sentences
 from outlierlens.results import from_json, load, save, to_json
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
@@ -118,7 +119,7 @@ def test_effects_are_those_of_the_parts(whole: Any) -> None:
     # in a layer where nothing is clipped, clipped vectors are the raw ones
     elsewhere = replace(found, clipped={"99": (5,)})
     assert {one.says for one in elsewhere.effects()} == {"nothing to clip there"}
-    assert "has nothing to act on at the layer chosen for WiC, STS-B and SST-2" in luo_sentences(elsewhere)[0]
+    assert "has nothing to act on at the layer chosen for WiC, STS-B and SST-2" in sentences(elsewhere)[0]
     everywhere = replace(found, clipped=dict.fromkeys(("embeddings", "0", "1", "2", "3"), (5,)))
     assert "nothing to clip there" not in {one.says for one in everywhere.effects()}
     frame = found.to_pandas()
@@ -126,7 +127,7 @@ def test_effects_are_those_of_the_parts(whole: Any) -> None:
     assert len(frame) == 4 * len(effects) + 1
     (there,) = (one for one in found.effects() if one.how == "clipped layer")
     assert (there.data, there.layer) == ("stsb", there.raw_layer)
-    assert f"At the best layer that is clipped ({there.layer}), it " in " ".join(luo_sentences(found))
+    assert f"At the best layer that is clipped ({there.layer}), it " in " ".join(sentences(found))
 
 
 def test_a_stopped_run_goes_on_with_what_is_missing(place: Path, whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +222,7 @@ def test_the_page_and_the_command_say_what_was_found(place: Path, whole: Any, ru
         "float32", "--device", "cpu", "--no-progress",
     )  # fmt: skip
     assert code == 0, err
-    sentence = luo_sentences(whole.luo)[0]
+    sentence = sentences(whole.luo)[0]
     assert sentence in out
     page = (place / "whole/report.html").read_text("utf-8")
     for title in ("Positional artefacts (Luo et al. 2021)", "Where positions can be read", "How vectors lie in space"):
@@ -287,11 +288,10 @@ def test_the_commonest_extremes_stand_beside_the_papers_shares(whole: Any) -> No
     assert mine.share == pytest.approx(smallest[seen.dims.index(3)], abs=1e-6)
     assert shares_for("roberta-base")["largest entry", 588] == 1.0
     assert shares_for(None) == {}
-    sections = {one.name: one for one in luo_sections(replace(whole.luo, extremes=beside))}
-    table = sections["luo"].tables[-1]
+    table = next(sections(replace(whole.luo, extremes=beside))).tables[-1]
     assert table.columns[-1] == "published"
-    assert "50.00%" in [row[-1] for row in table.rows]
-    assert luo_sections(whole.luo)[0].tables[-1].columns == ("dim", "is the", "of token vectors")
+    assert 50.0 in [row[-1] for row in table.rows]
+    assert next(sections(whole.luo)).tables[-1].columns == ("dim", "is the", "% of token vectors")
 
 
 def test_published_numbers_stand_beside_scores_chosen_their_way() -> None:
@@ -316,14 +316,12 @@ def test_published_numbers_stand_beside_scores_chosen_their_way() -> None:
     )
     table = effect_table((one, other), "title")
     assert table.columns[-2:] == ("published raw", "published clipped")
-    assert table.rows[0][-2:] == ("56.60", "60.61")
+    assert table.rows[0][-2:] == pytest.approx((56.60, 60.61))
     assert table.rows[1][-2:] == (None, None)
     assert table.note.endswith("Published: Luo et al. 2021, table 2 (the paper's checkpoint).")
     assert [row["published"] for row in effect_rows((one, other))] == [0.6061, None]
 
 
 def test_the_parts_of_the_command_are_the_parts_there_are() -> None:
-    from outlierlens.cli.replicate_luo import PARTS as named
-
-    assert tuple(named.split(",")) == tuple(PARTS)
+    assert tuple(PARTS) == options.PARTS
     assert module.CLIP_TEXTS == 1000

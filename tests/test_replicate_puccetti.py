@@ -10,13 +10,13 @@ import pytest
 
 import tuned_models
 from outlierlens.errors import BadInput
+from outlierlens.experiments.puccetti import options
+from outlierlens.experiments.puccetti.view import link_table, sentences
 from outlierlens.models import LoadOptions
-from outlierlens.replicate import puccetti as module
 from outlierlens.replicate import puccetti_parts
 from outlierlens.replicate.puccetti import PuccettiJob, replicate_puccetti
 from outlierlens.replicate.puccetti_parts import PARTS
 from outlierlens.report import rerender
-from outlierlens.report.puccetti import link_table, puccetti_notes, puccetti_sections, puccetti_sentences
 from outlierlens.results import from_json, load, to_json
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
@@ -73,11 +73,10 @@ def test_links_are_those_of_the_frequency_part(whole: Any) -> None:
     assert (links[1].difference, links[1].low, links[1].p) == (contrast.difference, contrast.low, contrast.p)
     table = link_table(found)
     assert table.rows[1][4] == contrast.difference
-    said = puccetti_sentences(found)
+    said = sentences(found)
     assert "5, 11 and 20" in said[0] or "11" in said[0]
     assert f"a difference of {contrast.difference:+.3f}" in " ".join(said)
     assert links[1].says == contrast.verdict
-    assert puccetti_sections(None) == puccetti_notes(None) == ()
 
 
 def test_a_stopped_run_goes_on_and_other_settings_are_not_mixed_in(
@@ -138,6 +137,4 @@ def test_the_command_writes_a_report_with_what_was_found(place: Path, whole: Any
 
 
 def test_the_parts_of_the_command_are_the_parts_there_are() -> None:
-    from outlierlens.cli.replicate_puccetti import PARTS as named
-
-    assert tuple(named.split(",")) == tuple(PARTS) == tuple(module.PARTS)
+    assert tuple(PARTS) == options.PARTS

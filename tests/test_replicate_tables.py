@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 import synthetic_report as synthetic
+import synthetic_tasks
+from outlierlens.experiments.glue.view import sections
 from outlierlens.references import REFERENCES, checkpoint_of, reference_for
 from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
 from outlierlens.replicated import Row, TaskTable, where_enough
 from outlierlens.swept import Sweep
+from outlierlens.view.section import cell_text, notes_of
 
 TASK = {"task": "glue:mnli accuracy", "unit": "1 − accuracy", "metric": "accuracy", "intact": 0.2, "width": 768}
 BERT = {"model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, "vocab_size": 30522}
@@ -166,3 +169,26 @@ def test_published_numbers_stand_beside_the_very_checkpoint_only(tmp_path) -> No
     assert [row.reference is not None for row in rows] == [False, True, False]
     by_layer = replace(together(), effects=(synthetic.effect((308, 381), 0.1, window="layer 0", layers=(0,)),))
     assert window_rows(by_layer, (308, 381), Whole(1000, reference))[0].reference is None
+
+
+def test_a_table_says_what_is_published_what_stayed_and_what_single_layers_lose() -> None:
+    known = reference_for("bert-base-uncased", "puccetti-glue", "glue:mnli", "accuracy", (381, 308))
+    made = synthetic_tasks.replication(dims=(308, 381))
+    (table,) = made.tables
+    intact, together, random = table.rows
+    still = replace(together, window="layer 4", lost=0.0, lost_low=0.0, lost_high=0.0)
+    table = replace(
+        table, rows=(intact, replace(together, reference=known), random), windows=(still,), notes=("a note",)
+    )
+    (section,) = sections(replace(made, tables=(table,)))
+    everywhere, layers = section.tables
+    assert everywhere.columns[-3:] == ("published", "off", "lost")
+    assert everywhere.rows[0][-3:] == (None, None, None)
+    assert everywhere.rows[1][-3:] == pytest.approx((84.5, 58.4, 26.1))
+    assert "“No change” means no change on 277 examples (at most 1.1 % of all, 95 %)." in everywhere.note
+    assert everywhere.note.endswith("(second-hand).")
+    assert layers.rows[0][:2] == ("308, 381", "4")
+    assert cell_text(layers.rows[0][4]) == "no change"
+    assert notes_of(replace(made, tables=(table,))) == ("a note",)
+    none = replace(made, tables=(replace(table, rows=(intact,), windows=(), dims=()),))
+    assert next(sections(none)).sentences[0].endswith("nothing to test: no outliers, or no random sets.")

@@ -19,6 +19,7 @@ import pytest
 import quantized_results
 import synthetic_report as synthetic
 from outlierlens import results
+from outlierlens.charts.phrases import factor, listed
 from outlierlens.detect import Rule
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
@@ -26,7 +27,6 @@ from outlierlens.report.figures import all_charts, streams
 from outlierlens.report.joined import Joined
 from outlierlens.report.page import escaped_json
 from outlierlens.report.pair_page import render_pair
-from outlierlens.report.phrases import factor, listed
 from outlierlens.report.words import verdict
 from outlierlens.view.section import percent
 
@@ -115,36 +115,32 @@ def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch
 
 def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data):
     measured = quantized_results.quantized()
-    (step,) = (one for one in advice(replace(data, joined=Joined(quantized=(measured,)))) if one.topic == "quantize")
+    (step,) = (one for one in advice(replace(data, joined=Joined((measured,)))) if one.topic == "quantize")
     assert step.text.lower() == f"{measured.verdict}.".lower()
     assert step.because == "measured on 2 texts of d.txt (40 tokens)"
     assert step.commands == ("outlierlens protect smollm2-135m --for llm-compressor --dims 5",)
     free = replace(measured, roundings=measured.roundings[1:2])
-    (step,) = (one for one in advice(replace(data, joined=Joined(quantized=(free,)))) if one.topic == "quantize")
+    (step,) = (one for one in advice(replace(data, joined=Joined((free,)))) if one.topic == "quantize")
     assert step.commands == ()
 
 
 def test_every_command_of_an_advice_can_be_run():
-    import typer
+    from outlierlens.cli.app import read
 
-    from outlierlens.cli.app import app
-
-    commands = typer.main.get_command(app).commands
     bare = synthetic.scan(synthetic.stack_scan(needles=()))
     cases = [synthetic.report_data(), synthetic.report_data(observed=False, damages=())]
     cases += [synthetic.report_data(sweeps=(synthetic.sweep(),), damages=()), synthetic.report_data(scan_result=bare)]
     cases += [synthetic.report_data(scan_result=bare, observed=False, damages=())]
     encoder, decoder = (replace(synthetic.stack_scan(), stack=name) for name in ("encoder", "decoder"))
     cases += [synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), damages=())]
-    cases += [synthetic.report_data(joined=Joined(quantized=(quantized_results.quantized(),)))]
+    cases += [synthetic.report_data(joined=Joined((quantized_results.quantized(),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
         "protect", "quant", "export-embedder", "detectors", "report",
     }  # fmt: skip
     assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:
-        _, name, *words = shlex.split(command)
-        commands[name].make_context(name, words)  # raises for an option or a value that is not there
+        read(shlex.split(command)[1:])  # raises for an option or a value that is not there
 
 
 def test_nothing_found_and_nothing_else_measured():

@@ -11,12 +11,13 @@ import pytest
 import every_result
 import synthetic_report as synthetic
 import treated_results
-from outlierlens.cli import job
 from outlierlens.errors import BadInput
-from outlierlens.report import render, write
-from outlierlens.report.joined import ELSEWHERE, Joined, joined_notes, joined_sections, kinds, with_result
+from outlierlens.experiments import BY_RESULT
+from outlierlens.report import job, render, write
+from outlierlens.report.joined import ELSEWHERE, Joined, joined_notes, joined_sections, with_result
 from outlierlens.report.results import ReportData
 from outlierlens.results import HOMES, load, save
+from outlierlens.treated import BeyondZero
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return every_result.made_in(tmp_path_factory.mktemp("results"))
 
 
+def joins() -> set[str]:
+    """The kinds that join a report."""
+    return set(BY_RESULT) - set(ELSEWHERE) - {kind.__name__ for kind in job.PLACES}
+
+
 def test_every_kind_of_result_has_a_place_or_a_reason(made: dict[str, Any]) -> None:
-    joining = {kind.__name__ for kind in kinds()}
+    joining = joins()
     places = {kind.__name__ for kind in job.PLACES}
     assert joining | places | set(ELSEWHERE) == set(HOMES)
     assert not (joining & places) | (joining & set(ELSEWHERE)) | (places & set(ELSEWHERE))
@@ -38,7 +44,7 @@ def test_every_kind_of_result_has_a_place_or_a_reason(made: dict[str, Any]) -> N
 
 def test_every_kind_that_joins_has_sections_of_its_own_and_its_remarks(made: dict[str, Any]) -> None:
     joined = Joined()
-    for kind in (one.__name__ for one in kinds()):
+    for kind in joins():
         before = len(joined_sections(joined))
         joined = with_result(joined, made[kind])
         assert len(joined_sections(joined)) > before, kind
@@ -93,7 +99,7 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
     assert "charts/beyond-zero.vl.json" in manifest["files"]
     data = load(results)
     assert isinstance(data, ReportData)
-    assert data.joined.beyond_zero[0].treated[0].verdict == "by position"
+    assert data.joined.of(BeyondZero)[0].treated[0].verdict == "by position"
     code, _, err = run("report", results, "--result", str(tmp_path / "scan.json"))
     assert code == 1
     assert "scan.json holds Scan, which does not join a report: the report scans the model itself" in err

@@ -6,10 +6,9 @@ import pytest
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.cli.sweep_show import Marks, print_sweep
 from outlierlens.report.page import render
-from outlierlens.report.sweep import sentences
 from outlierlens.report.words import finding
+from outlierlens.sweeps.view import sections, sentences
 from outlierlens.swept import Precision, Screening, Sweep
 from synthetic_tasks import task_sweep
 
@@ -46,10 +45,14 @@ def test_what_may_be_chance_is_no_loss() -> None:
 
 def test_the_page_says_how_a_metric_was_measured(mcc: Sweep) -> None:
     text = page(mcc)
-    assert "Changes: lost mcc on glue:cola against the intact model (0.49" in text
+    assert "Changes: lost mcc on glue:cola against the intact model" in text
+    assert "mcc on glue:cola of 277 texts, where a text is a pair of at most 256 tokens; intact 0.49 (" in text
     assert "what the metric of all texts loses" in text
-    assert "150 of 1,000 pairs of text and ablation were run" in text
-    assert "Of 17 that could have been left out and were drawn at random 1 had changed: at most 25.01 % of all" in text
+    assert "Measured on 15 % of 1,000 pairs of text and ablation" in text
+    assert (
+        "Of 17 that could have been left out and were drawn at random to be measured 1 had changed: at most 25.01 % of all"
+        in text
+    )
     assert "277 tokens" not in text  # each example counts once, whatever its tokens
     assert '<th scope="col">first order</th>' not in text  # gradients chose the examples, they estimate no effect
     assert "Glue:cola" not in text
@@ -74,11 +77,9 @@ def test_damage_is_said_as_from_and_to() -> None:
     assert any("takes the accuracy on glue:rte from 0.64 to 0.30" in one for one in said), said
 
 
-def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    print_sweep(replace(mcc, screening=Screening(1000, 1000, 0, 0, 1.0, 4.0)), Marks())
-    out = capsys.readouterr().out
-    assert "screening left nothing out: all 1,000 pairs of text and ablation were measured" in out
-    assert "at most" not in out.partition("screening left")[2].partition("\n")[0]
+def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep) -> None:
+    (section,) = sections(replace(mcc, screening=Screening(1000, 1000, 0, 0, 1.0, 4.0)))
+    assert "Screening left nothing out: all 1,000 pairs of text and ablation were measured." in section.sentences
 
 
 @pytest.mark.parametrize(
@@ -89,12 +90,10 @@ def test_a_screen_that_left_nothing_out_says_so(mcc: Sweep, capsys: pytest.Captu
         (Precision("bfloat16", 0.0021, 8, 8), "changes differ from float32 by at most 0.0021"),
     ],
 )
-def test_precision_says_what_it_is_of(
-    mcc: Sweep, precision: Precision, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_precision_says_what_it_is_of(mcc: Sweep, precision: Precision, message: str) -> None:
     sweep = replace(mcc, precision=precision)
     assert message in page(sweep)
-    print_sweep(sweep, Marks())
-    out = capsys.readouterr().out
-    assert f"bfloat16: {message}" in out
-    assert "277 texts (a text is" in out
+    (section,) = sections(sweep)
+    said = " ".join(section.sentences)
+    assert f"bfloat16: {message}" in said
+    assert "of 277 texts, where a text is" in said

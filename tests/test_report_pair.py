@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 import synthetic_report as synthetic
 from outlierlens.charts.pair import BINS, by_layer, changes, profiles
 from outlierlens.charts.weights import mean_size
-from outlierlens.cli import report_pair
-from outlierlens.cli.job import Job
 from outlierlens.errors import BadInput
+from outlierlens.experiments.report.options import ReportOptions
 from outlierlens.models import LoadOptions
-from outlierlens.report import paired, rerender, write, write_pair
+from outlierlens.report import pair_job, paired, rerender, write, write_pair
+from outlierlens.report.job import Job
 from outlierlens.report.pair import pair_advice, pair_sentences
 from outlierlens.report.pair_page import pair_sections, render_pair
 from outlierlens.report.results import ReportData
@@ -152,16 +151,14 @@ def test_what_was_measured_on_different_texts_is_not_put_side_by_side(base: Repo
 
 
 def test_commands_of_the_advice_can_be_run(base: ReportData) -> None:
-    from outlierlens.cli.app import app
+    from outlierlens.cli.app import read
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     others = (base, report((31,)), report(()), report((5,), n_layers=6, hidden_size=128), report((5,), dims=(5,)))
     pairs = [paired(one, other) for one in others for other in others]
     said = {command for pair in pairs for step in pair_advice(pair) for command in step.commands}
     assert "outlierlens compare smollm2-135m tuned --values" in said
     for command in said:
-        _, name, *words = shlex.split(command)
-        commands[name].make_context(name, words)
+        read(shlex.split(command)[1:])
 
 
 def test_profiles_are_mean_z_up_and_down_on_one_scale() -> None:
@@ -221,7 +218,7 @@ def test_a_model_is_measured_on_the_texts_of_the_finished_one(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A report on film reviews beside a model that would be measured on the excerpt by itself, and the other way about."""
-    monkeypatch.setattr("outlierlens.cli.job._tracked", lambda _: ())
+    monkeypatch.setattr("outlierlens.report.job._tracked", lambda _: ())
     few = ("--random", "1", "--matched", "0", "--no-progress")
     (tmp_path / "films.txt").write_text("A fine film.\nA bad one, and long.\nThe actors are good.\n", "utf-8")
     done = ("report", "mini-planted", "--data", str(tmp_path / "films.txt"), "--limit", "2", "--max-length", "16")
@@ -240,9 +237,9 @@ def test_a_model_is_measured_on_the_texts_of_the_finished_one(
     assert "Losses side by side" not in (tmp_path / "asked" / "report.html").read_text("utf-8")
     (tmp_path / "films.txt").write_text("Another text.\n", "utf-8")
     read: list[Any] = []
-    monkeypatch.setattr(report_pair, "run", lambda job, *_: read.append(job) or _stop())
+    monkeypatch.setattr(pair_job, "run", lambda job, *_: read.append(job) or _stop())
     code, _, err = run(*pair, "-o", str(tmp_path / "gone"))
-    assert (code, read[0].data, read[0].limit) == (1, "reviews", 64)
+    assert (code, read[0].reading.data, read[0].reading.limit) == (1, "reviews", 64)
     assert "is measured on others (reviews)" in err
 
 
@@ -263,8 +260,8 @@ def test_both_read_as_many_tokens_of_a_text_as_the_one_that_reads_fewer(
     assert observed is not None
 
     def measure(job: Job, *_: Any) -> None:
-        done.append((job.model, job.max_length))
-        length = min(job.max_length, dict(zip(("one", "two"), limits, strict=True))[job.model])
+        done.append((job.model, job.options.max_length))
+        length = min(job.options.max_length, dict(zip(("one", "two"), limits, strict=True))[job.model])
         made = replace(base.provenance, model=job.model, command=job.command)
         save(
             replace(base, provenance=made, observation=replace(observed, max_length=length)),
@@ -272,13 +269,13 @@ def test_both_read_as_many_tokens_of_a_text_as_the_one_that_reads_fewer(
         )
         (job.directory / "report.html").touch()
 
-    monkeypatch.setattr(report_pair, "run", measure)
-    job = Job("one", tmp_path, command="outlierlens report --compare one two")
-    page = report_pair.report_pair(("one", "two"), job, LoadOptions(), lambda *_: None)
+    monkeypatch.setattr(pair_job, "run", measure)
+    job = Job(ReportOptions(model="one"), tmp_path, command="outlierlens report --compare one two")
+    page = pair_job.report_pair(("one", "two"), job, LoadOptions(), lambda *_: None)
     assert done == calls
     assert "Losses side by side" in page.read_text("utf-8")
     page.unlink()
-    report_pair.report_pair(("one", "two"), job, LoadOptions(), lambda *_: None)
+    pair_job.report_pair(("one", "two"), job, LoadOptions(), lambda *_: None)
     assert done == calls  # finished: nothing is measured again
 
 
@@ -303,7 +300,7 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     base: ReportData, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "outlierlens.cli.job._tracked", lambda _: ()
+        "outlierlens.report.job._tracked", lambda _: ()
     )  # its training takes seconds, and is tested elsewhere
     write(base, tmp_path / "base")
     words = ("report", "--compare", "mini-planted", str(tmp_path / "base"), "-o", str(tmp_path / "out"), "--limit", "2",
@@ -318,7 +315,7 @@ def test_a_model_is_measured_into_a_folder_of_its_own_once(
     def measured_again(*_: Any) -> None:
         raise BadInput("measured again")
 
-    monkeypatch.setattr(report_pair, "run", measured_again)
+    monkeypatch.setattr(pair_job, "run", measured_again)
     (tmp_path / "out" / "report.html").unlink()  # as if it had been stopped before the last step
     assert run(*words)[0] == 0
     code, _, err = run(*words[:-1], "--seed", "1", "--overwrite")

@@ -9,9 +9,10 @@ import pytest
 import synthetic_report as synthetic
 from outlierlens import charts, results
 from outlierlens.report import advice, finding, render, rerender, write
+from outlierlens.report.advice import heavy
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import tiles
-from outlierlens.report.sweep import heavy, sentences, views
+from outlierlens.sweeps.view import sections, sentences
 from outlierlens.swept import Precision
 from test_report import CHROMIUM, HOSTILE, Page, browse
 
@@ -48,7 +49,7 @@ def test_the_finding_names_the_leader_with_interval_and_says_whether_weights_had
     )
     assert said[4].startswith("100, 247 and 507 off together: +9.1 nats per token")
     assert "200 random sets: +0.061 in the median (rank p = 0.005)" in said[4]
-    assert len(said) == 5
+    assert said[5:] == ("The order of the 5 strongest is settled.",)
 
 
 def test_a_dimension_that_the_weights_do_not_name_may_lead():
@@ -92,14 +93,14 @@ def test_layers_sets_alone_and_output_change():
         "Of 16 dimensions in each of 30 layer windows switched off one at a time, 507 in layer 3 changes"
     )
     assert said[1].startswith(
-        "Where those that the weights name change it most: 100 in layer 3 (+0.174), 247 in layer 3"
+        "Where those that the weights name change it most: 100 in layer 3 (+0.174, number 2 of 16 there), 247 in layer 3"
     )
     assert "100, 247 and 507 off together, layer 3: +6.02" in said[3]
     alone = replace(synthetic.sweep(), effects=synthetic.sweep().effects[-1:])
     assert sentences(alone)[0].startswith("100, 247 and 507 off together: +9.1")
-    (view,) = views(report_of(alone))
-    assert view.title == "Sets of dimensions switched off"
-    assert [chart.name for chart in view.charts] == ["sweep-nulls"]
+    (section,) = sections(alone)
+    assert section.title == "Sets of dimensions switched off: causal loss"
+    assert [chart.name for chart in section.charts] == ["sweep-nulls"]
     cosine = replace(synthetic.sweep(), task="output change", unit="cosine distance")
     assert "perplexity" not in render(report_of(cosine)).split("<script")[0]
     assert sentences(cosine)[0].endswith(
@@ -131,14 +132,17 @@ def test_the_section_has_every_chart_a_ranked_table_and_how_it_was_made(page, sw
     assert set(pictures) == set(specs)
     identifiers = [a["id"] for _, a in parsed.elements if "id" in a]
     assert len(set(identifiers)) == len(identifiers)
-    table = page[page.index("The 20 largest changes") :].split("</table>")[0]
+    table = page[page.index("<h3>Largest changes of 577") :].split("</table>")[0]
     assert table.count("<tr>") == 21
-    assert table.count("named by the weights") == 3
+    (section,) = sections(sweep)
+    by_weights = section.tables[0].columns.index("by weights")
+    assert sum(len(row[0].rstrip("* ").split(", ")) == 1 and row[by_weights] for row in section.tables[0].rows) == 3
     text = parsed.text
-    assert "A text is a block of 128 tokens; 2,261 texts of wikitext-2 test" in text
+    assert "on wikitext-2 test: causal loss in nats per token of 2,261 texts" in text
+    assert "where a text is a block of 128 tokens" in text
     assert "narrower than ± the larger of 0.01 and 10 % of the change" in text
     assert "after 8, 12, 16, 24, 32, 48, … 2,261 texts, and each look's t interval is held to 96.50 %" in text
-    assert f"{sweep.cost.saving:.1f} times fewer" in text
+    assert f"{sweep.cost.exact:,}, {sweep.cost.saving:.1f} times what was spent here" in text
     assert "can hardly reject anything, whatever the effects" in text
     assert "cd" * 32 in text
     assert page.count("strong in the sweep") == 2  # 31 and 386 in the table of named dimensions
@@ -158,18 +162,21 @@ def test_exact_mode_reduced_precision_and_notes_are_told(sweep):
     text = Page(render(report_of(exact))).text
     assert "Every effect is measured on every text" in text
     assert "held to" not in text
-    assert "Computed in bfloat16: changes differ from float32 by at most 0.0021 (12 sets, 16 texts)." in text
+    assert (
+        "Computed in bfloat16: changes differ from float32 by at most 0.0021 nats per token (12 sets, 16 texts)."
+        in text
+    )
     assert "only the first stream was swept" in text
-    assert "first order" not in text.split("largest changes")[1].split("How each number")[0]
+    assert "first order" not in text.split("Largest changes")[1].split("How each number")[0]
 
 
 def test_two_sweeps_get_sections_and_files_of_their_own(sweep):
     data = report_of(sweep, synthetic.layer_sweep())
     names = [chart.name for chart in all_charts(data)]
     assert len(set(names)) == len(names)
-    assert {"sweep-effects", "1-sweep-map", "1-sweep-layers", "1-sweep-nulls"} <= set(names)
+    assert {"sweep-effects", "sweep-2-map", "sweep-2-layers", "sweep-2-nulls"} <= set(names)
     page = render(data)
-    assert "Single dimensions switched off, by layer: causal loss, zeroed_weights" in page
+    assert "Single dimensions switched off, by layer: causal loss" in page
     assert 'id="sweep-2"' in page
 
 

@@ -20,8 +20,10 @@ from outlierlens.errors import BadInput
 from outlierlens.explored import State
 from outlierlens.layer_words import number_of_layers, runs
 from outlierlens.models import LoadedModel, LoadOptions, from_objects
-from outlierlens.predictions.run import PredictionOptions, predictions
-from outlierlens.pruning.protect import ProtectOptions, protect
+from outlierlens.predictions.options import PredictionOptions
+from outlierlens.predictions.run import predictions
+from outlierlens.pruning.options import ProtectOptions
+from outlierlens.pruning.protect import protect
 from outlierlens.replicate.run import Replicating, replicate
 from outlierlens.results import load
 from outlierlens.sweeps.loop import sweep

@@ -22,11 +22,14 @@ from outlierlens.similar import Scores, similarity_rows, verdict
 from outlierlens.similarity import scores as scores_module
 from outlierlens.similarity.choose import Measured, Names, choices, elsewhere
 from outlierlens.similarity.fitting import fit_fixes
+from outlierlens.similarity.options import StsOptions
 from outlierlens.similarity.scores import PairIndex, score, spearman
-from outlierlens.similarity.sts import StsOptions, measure, sts
+from outlierlens.similarity.sts import measure, sts
 from outlierlens.similarity.table import TASKS, StsPairs, fit_text, found_in, read_sts, sts_tasks
+from outlierlens.similarity.view import sections
 from outlierlens.vectors.fixes import parse_fixes, raw_first
 from outlierlens.vectors.read import ReadOptions, Vectors
+from outlierlens.view.section import cell_text
 from similar_results import similarity
 from test_observe import Oracle, some_texts, wrap
 
@@ -379,8 +382,6 @@ def test_the_result_gives_rows_and_is_drawn() -> None:
         "task": "sts13", "layer": "0", "fix": "clip", "pooled": 0.65, "mean": 0.55, "weighted": pytest.approx(0.6),
         "FNWN": pytest.approx(0.45), "OnWN": 0.65,
     }  # fmt: skip
-    assert [row["says"] for row in found.shown()] == [None, "hurts", None, "no difference"]
-    assert [row["95 %"] for row in found.shown()][1] == "-8.00 to -2.00"
     chart = charts.sts_layers(found)
     ((panel,),) = [row["hconcat"] for row in chart.spec["vconcat"]]
     assert panel["title"]["subtitle"] == "30 pairs; without headlines"
@@ -393,6 +394,25 @@ def test_the_result_gives_rows_and_is_drawn() -> None:
         found.task("stsb")
     with pytest.raises(BadInput, match="sts13 has no choice for whiten / best; there are raw / "):
         found.tasks[0].choice("whiten", "best")
+
+
+def test_a_row_a_fix_and_layer_is_shown() -> None:
+    (section,) = sections(similarity())
+    assert section.sentences[0] == "STS13: ρ × 100 is highest, 70.00, with raw vectors at layer 0 (the best of all)."
+    (table,) = section.tables
+    assert table.title == "STS13: 30 pairs (FNWN 10, OnWN 20)"
+    assert [list(map(cell_text, row)) for row in table.rows] == [
+        ["raw", "best, last", "0", "70", "60", "65", *["–"] * 5],
+        ["clip", "best, last", "0", "65", "55", "60", "-5", "-8 to -2", "0", "70", "hurts"],
+        ["raw", "static", "input embeddings", "40", "40", "40", *["–"] * 5],
+    ]
+    task = similarity().tasks[0]
+    same = replace(task, choices=tuple(replace(one, change=0.0, low=0.0, high=0.0) for one in task.choices))
+    (section,) = sections(replace(similarity(), tasks=(same,)), verbose=True)
+    unchanged, by_layer = section.tables
+    assert cell_text(unchanged.rows[1][7]) == "no change"
+    assert "Where nothing changed: no change on 30 pairs (at most 10 % of all, 95 %)." in unchanged.note
+    assert [list(row) for row in by_layer.rows] == [["embeddings", 50, 60], ["0", 70, 65]]
 
 
 def test_the_command_writes_what_it_prints(tmp_path: Path, words: Callable[..., Any], run: Any, capsys: Any) -> None:
@@ -412,9 +432,9 @@ def test_the_command_writes_what_it_prints(tmp_path: Path, words: Callable[..., 
     assert (code, err) == (0, "")
     found = load(tmp_path / "out.json")
     assert found.pooling == "mean of all tokens, special ones left out"
-    assert f"{100 * found.tasks[0].choice('raw', 'last').score:.2f}" in out
+    assert cell_text(100 * found.tasks[0].choice("raw", "last").score) in out
     assert "STS13: 20 pairs (FNWN 12, OnWN 8)" in out
-    assert "held out: layer chosen on STS-B's validation split" in out
+    assert "Held out: layer chosen on STS-B's validation split" in out
     assert "words.txt" in out
     assert 0 < found.static[1].coverage < 1
     assert '"text":"STS13"' in (tmp_path / "out.json.html").read_text().replace(": ", ":")

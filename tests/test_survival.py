@@ -54,7 +54,7 @@ def pair(tmp_path: Path) -> Any:
 def test_fates_and_z_across_a_head_and_a_prefix(pair: Any) -> None:
     base, tuned = pair
     assert all(name.startswith(("bert.", "classifier.")) for name in load_file(tuned / "model.safetensors"))
-    found = survival(str(base), [str(tuned)], SurvivalOptions(ScanOptions(rule=Rule(n_sigma=2.0)), dims=(0, 6)))
+    found = survival(str(base), [str(tuned)], SurvivalOptions(scan=ScanOptions(rule=Rule(n_sigma=2.0)), dims=(0, 6)))
     (one,) = found.tuned
     assert {dim.dim: dim.fate for dim in one.dims} == {0: "neither", 3: "went", 6: "stayed", 9: "came"}
     assert one.jaccard == {"model": 1 / 3}
@@ -88,7 +88,7 @@ def test_fates_and_z_across_a_head_and_a_prefix(pair: Any) -> None:
 def test_movement_of_each_group(pair: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outlierlens.survival.PIECE", piece)
     base, tuned = pair
-    found = survival(str(base), [str(tuned)], SurvivalOptions(ScanOptions(rule=Rule(n_sigma=2.0)), dims=(0,)))
+    found = survival(str(base), [str(tuned)], SurvivalOptions(scan=ScanOptions(rule=Rule(n_sigma=2.0)), dims=(0,)))
     moved = {one.group: one for one in found.tuned[0].movement}
     values = load_file(base / "model.safetensors")
     tables = [values[name] for name in values if name.endswith("_embeddings.weight")]
@@ -169,12 +169,12 @@ def test_all_weights_of_a_hub_s_model_are_read_only_when_allowed(pair: Any, monk
     monkeypatch.setattr("outlierlens.checkpoint.safetensors.SafetensorsCheckpoint.requests", 2, raising=False)
     base, tuned = (str(path) for path in pair)
     size = (pair[0] / "model.safetensors").stat().st_size
-    one = survival(base, [tuned], SurvivalOptions(ScanOptions(max_read=1000))).tuned[0]
+    one = survival(base, [tuned], SurvivalOptions(scan=ScanOptions(max_read=1000))).tuned[0]
     assert one.movement == ()
     assert "how far the weights moved is left out" in one.notes[-1]
     assert "--max-read 1MB" in one.notes[-1]
-    assert survival(base, [tuned], SurvivalOptions(ScanOptions(max_read=2 * size))).tuned[0].movement
-    assert survival(base, [tuned], SurvivalOptions(movement=False)).tuned[0].movement == ()
+    assert survival(base, [tuned], SurvivalOptions(scan=ScanOptions(max_read=2 * size))).tuned[0].movement
+    assert survival(base, [tuned], SurvivalOptions(norms_only=True)).tuned[0].movement == ()
 
 
 def test_models_that_cannot_be_its_descendants(pair: Any, tmp_path: Path) -> None:
@@ -200,7 +200,9 @@ def test_models_that_cannot_be_its_descendants(pair: Any, tmp_path: Path) -> Non
 
 
 def test_result_and_chart(pair: Any) -> None:
-    found = survival(str(pair[0]), [str(pair[1]), str(pair[0])], SurvivalOptions(ScanOptions(rule=Rule(n_sigma=2.0))))
+    found = survival(
+        str(pair[0]), [str(pair[1]), str(pair[0])], SurvivalOptions(scan=ScanOptions(rule=Rule(n_sigma=2.0)))
+    )
     assert to_json(from_json(to_json(found))) == to_json(found)
     assert [row["dim"] for row in found.records() if row["model"] == str(pair[1])] == [3, 6, 9]
     drawn = charts.survival(found)
@@ -219,9 +221,10 @@ def test_the_command(pair: Any, tmp_path: Path, run: Any) -> None:
     base, tuned = (str(path) for path in pair)
     code, out, err = run("survival", base, tuned, "--n-sigma", "2", "--chart", str(tmp_path / "x.svg"))
     assert code == 0, err
-    assert "33% of the outliers in common (Jaccard)" in out
+    assert "33 % of the outliers in common (Jaccard)" in out
     assert "went" in out
-    assert "3/3" in out
+    (row,) = (line.split() for line in out.splitlines() if " 6  stayed  scale" in line)
+    assert row[5:7] == ["3/3", "3/3"]
     assert "2 in the tuned" in out
     assert (tmp_path / "x.svg").read_bytes().startswith(b"<svg")
     assert "moved (" not in run("survival", base, tuned, "--norms-only")[1]

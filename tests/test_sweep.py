@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from outlierlens.bench import DisableOptions, disable
-from outlierlens.cli.sweep_show import Marks, print_sweep
 from outlierlens.controls import random_families
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
-from outlierlens.report.sweep import heavy, sentences
+from outlierlens.report.advice import heavy
 from outlierlens.results import from_json, to_json
 from outlierlens.sweeps.engines import Local
 from outlierlens.sweeps.first_order import first_order
@@ -25,6 +24,7 @@ from outlierlens.sweeps.loop import SweepProgress, sweep
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.sweeps.runner import Runner, make_runner
 from outlierlens.sweeps.units import Unit, Work, planned
+from outlierlens.sweeps.view import sections, sentences
 from outlierlens.swept import Sweep
 from outlierlens.tasks import TaskOptions, language_model
 from test_sweep_runner import model_of
@@ -349,8 +349,8 @@ def test_progress_tells_the_leaders(bert: LoadedModel, monkeypatch: pytest.Monke
         ({"mode": "remove"}, "unknown mode 'remove'"),
         ({"tolerance": 0.0}, "tolerance is 0.0"),
         ({"level": 1.0}, "level is 1.0"),
-        ({"n_random": -1}, "cannot be negative"),
-        ({"max_texts": 1}, "max_texts at least 2"),
+        ({"n_random": -1}, "n_random is -1; it must be at least 0"),
+        ({"max_texts": 1}, "max_texts is 1; it must be at least 2"),
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
@@ -391,9 +391,8 @@ def test_a_loss_that_is_no_number_is_said_to_be_none(
     assert np.isnan([lost.change, lost.low, lost.high]).all()
     assert all(np.isfinite(effect.change) for effect in others)
     assert np.isnan(from_json(to_json(found)).top(1)[0].change)
-    print_sweep(found, Marks())
-    shown = capsys.readouterr().out
-    assert "broken" in shown
-    assert "∞" not in shown
+    (section,) = sections(found)
+    assert section.tables[0].rows[0][:3] == ("5", "broken", None)
+    assert "∞" not in str(section.tables)
     assert heavy(found)[0] == lost
     assert "With 5 off, each on its own, the causal loss is infinite or undefined." in sentences(found)[0]

@@ -22,6 +22,7 @@ from outlierlens.results import from_json, load, to_json
 from outlierlens.sweeps.loop import sweep
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.swept import Sweep
+from outlierlens.task_reading import TaskReading
 from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.tasks.metrics import CORRELATIONS
 
@@ -447,8 +448,9 @@ def test_the_command_sweeps_your_own_rows(saved: Any, run: Any, tmp_path: Path) 
     swept = load(tmp_path / "run" / "sweep.json")
     assert isinstance(swept, Sweep)
     assert (swept.metric, swept.n_texts, swept.task) == ("mcc", N, "classify mcc")
-    assert f"intact {1 - swept.intact:.4f} [{1 - swept.intact_high:.4f}, {1 - swept.intact_low:.4f}]" in out
-    assert "largest changes of 2, in mcc lost" in out
+    assert f"intact {1 - swept.intact:.4g} ({1 - swept.intact_high:.4g} to {1 - swept.intact_low:.4g})" in out
+    assert "Largest changes of 2" in out
+    assert "Changes: lost mcc on classify against the intact model" in out
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "mcc lost" in page
 
@@ -539,12 +541,11 @@ def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:
 
 
 def test_examples_have_as_many_tokens_as_finetune_gives_them() -> None:
-    from outlierlens.cli.labelled import Reading
     from outlierlens.finetune import FinetuneSettings
 
-    assert Reading("rte", "x").options().max_length == FinetuneSettings().max_length == 256
-    assert Reading("auto", "x").options().max_length == 128
-    assert Reading("rte", "x").options(max_length=64).max_length == 64
+    assert TaskReading(task="rte").options().max_length == FinetuneSettings().max_length == 256
+    assert TaskReading().options().max_length == 128
+    assert TaskReading(task="rte").options(max_length=64).max_length == 64
 
 
 @pytest.mark.parametrize("command", [("recover", "--dims", "1"), ("one-dimension",)])

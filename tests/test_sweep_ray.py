@@ -515,10 +515,9 @@ def code(kind: str) -> str:
 
 
 def test_the_documented_jobs_run_commands_that_exist() -> None:
-    import typer
     import yaml
 
-    from outlierlens.cli.app import app
+    from gold.commands import spelt
 
     job = yaml.safe_load(code("yaml"))
     spec = job["spec"]["rayClusterSpec"]
@@ -529,8 +528,7 @@ def test_the_documented_jobs_run_commands_that_exist() -> None:
     assert gpus == ["1", "1"]
     script = code("bash")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    command = typer.main.get_command(app).commands["sweep"]
-    known = {name for parameter in command.params for name in parameter.opts}
+    known = spelt("sweep")
     (started,) = re.findall(r"^(outlierlens sweep .*?) &$", script.replace("\\\n", ""), re.MULTILINE)
     for line in (job["spec"]["entrypoint"], started):
         words = shlex.split(line)

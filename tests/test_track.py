@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import runs
-from outlierlens.emergence import EmergenceOptions, summarize
+from outlierlens.detect import Rule
+from outlierlens.emergence import summarize
 from outlierlens.errors import BadFile, BadInput, UnknownModel
+from outlierlens.experiments.track.options import EmergenceOptions, TrackOptions
 from outlierlens.results import Provenance, from_json, load, save, to_json
 from outlierlens.run_files import Saved, find_log, find_saved, read_log, step_in
 from outlierlens.tracked import Track
-from outlierlens.tracking import TrackOptions, track
+from outlierlens.tracking import track
 from outlierlens.trajectory import Curve, Trajectory
 
 STEPS = tuple(range(0, 10_001, 500))
@@ -132,7 +134,7 @@ def test_layers_that_must_pass_are_rounded_up() -> None:
     scale = planted("....xxxx", n_layers=5)
     scale[:, :3, 3] = 1.0  # stands out in 2 of 5 layers
     assert not summary(trajectory(scale)).outliers
-    assert summary(trajectory(scale), min_layer_fraction=0.4).outliers[0].step == 400
+    assert summary(trajectory(scale), rule=Rule(min_layer_fraction=0.4)).outliers[0].step == 400
 
 
 def test_dimensions_asked_for_are_followed_and_checked() -> None:

@@ -14,15 +14,17 @@ import runs
 import synthetic_report as synthetic
 from outlierlens import charts
 from outlierlens.charts.emergence_marks import named_dims
-from outlierlens.cli.track import print_track
+from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_NAME
+from outlierlens.experiments.track.options import TrackOptions
+from outlierlens.experiments.track.view import track_sentences
 from outlierlens.report import rerender
-from outlierlens.report.emergence import track_sentences
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import chart_page, render
 from outlierlens.results import from_json, load, to_json
 from outlierlens.tracked import Lead, Plateau, Track
-from outlierlens.tracking import TrackOptions, track
+from outlierlens.tracking import track
 from outlierlens.trajectory import Curve
 
 
@@ -172,21 +174,21 @@ def test_sentences_claim_no_more_than_the_numbers_hold(found: Track) -> None:
 def test_an_onset_that_noise_would_show_is_not_settled(found: Track, capsys: pytest.CaptureFixture[str]) -> None:
     onset = found.emergences[0].onset
     assert onset is not None
-    print_track(found)
+    print_sections(BY_NAME["track"], found)
     assert f"{onset.step:,} [{onset.low:,}, {onset.high:,}]" in capsys.readouterr().out
     noisy = changed(found, onset=dataclasses.replace(onset, p=0.2), onset_lead=None)
     sentences = track_sentences(noisy)
     assert "when its scale starts to leave is not settled (p = 0.2)" in sentences[1]
     assert not any("starts to leave at step" in one or "last steep fall" in one for one in sentences)
-    print_track(noisy)
-    assert "not settled (p 0.2)" in capsys.readouterr().out
-    assert '<td class="n" colspan="3">not settled</td>' in render(synthetic.report_data(tracks=(noisy,)))
+    print_sections(BY_NAME["track"], noisy)
+    assert re.search(r"not settled +0\.2", capsys.readouterr().out)
+    assert "<bdi>not settled</bdi>" in render(synthetic.report_data(tracks=(noisy,)))
 
 
 def test_the_report_shows_the_run(found: Track) -> None:
     data = from_json(to_json(synthetic.report_data(tracks=(found,))))
     page = render(data)
-    assert re.search(r'<h2 id="track-1">Over training</h2>', page)
+    assert re.search(r'<h2 id="emergence">Over training</h2>', page)
     assert {"emergence-loss", "emergence-scale", "emergence-bias", "emergence-sigma"} <= {
         c.name for c in all_charts(data)
     }
@@ -205,12 +207,9 @@ def test_named_dimensions_are_those_that_pass(found: Track) -> None:
 
 
 def outlierlens(*words: Any) -> None:
-    from typer.testing import CliRunner
+    from outlierlens.cli.app import run
 
-    from outlierlens.cli.app import app
-
-    done = CliRunner().invoke(app, ["track", *map(str, words)], catch_exceptions=False, standalone_mode=False)
-    assert done.exit_code == 0, done.output
+    run(["track", *map(str, words)])
 
 
 def test_the_command_prints_writes_and_draws(
@@ -226,7 +225,7 @@ def test_the_command_prints_writes_and_draws(
     assert not stop.value.code
     printed = capsys.readouterr().out
     assert "dimension 7 came to stand 3 sigma out" in printed
-    assert re.search(r"read [\d,]+ of [\d,]+ bytes \([\d.]+%\)", printed)
+    assert re.search(r"read [\d,]+ of [\d,]+ bytes \([\d.]+ %\)", printed)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "track.json", "results.json", "report.html", "manifest.json", "charts"
     }  # fmt: skip
@@ -242,7 +241,7 @@ def test_the_command_refuses_before_it_reads(tmp_path: Path) -> None:
     for words, says in (
         (("--chart", "x.gif"), "the ending says what is drawn"),
         (("--steps", "1,a"), "cannot read steps '1,a'; write them as 0,500,1000"),
-        (("--dims", "0-3:7"), "names layers; a dimension is followed in all of them"),
+        (("--dims", "0-3:7"), "names layers; write dimensions alone"),
     ):
         with pytest.raises(BadInput, match=re.escape(says)):
             outlierlens(tmp_path / "none", *words)

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import FAMILIES, build
-from outlierlens.attacks.updates import UpdateOptions, robust_z, update_check
+from outlierlens.attacks.options import UpdateOptions
+from outlierlens.attacks.updates import robust_z, update_check
 from outlierlens.errors import BadInput
 
 OUTLIER = 5
@@ -69,7 +70,7 @@ def test_honest_noise_passes_and_a_planted_delta_does_not(base: Path, tmp_path: 
     good = client(base, tmp_path / "good", 1)
     bad = client(base, tmp_path / "bad", 1, planted=0.05)
     code, out, _ = run("update-check", str(base), good, "--dims", str(OUTLIER))
-    assert (code, "no update touches outlier entries beyond its share" in out) == (0, True)
+    assert (code, "No update touches outlier entries beyond its share" in out) == (0, True)
     # One dimension of 64 is ranked among the 63 others, however many draws: that alone does not reach 0.01.
     code, out, _ = run("update-check", str(base), bad, "--dims", str(OUTLIER), "--alpha", "0.02", "--json")
     (one,) = json.loads(out)["clients"]
@@ -168,9 +169,9 @@ def test_robust_z_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_top": 0}, "at least 1 of each"),
-        ({"alpha": 1.0}, "between 0 and 1"),
-        ({"least_peak": 0.5}, "at least 1 twice"),
+        ({"n_top": 0}, "n_top is 0; it must be at least 1"),
+        ({"alpha": 1.0}, "more than 0 and less than 1"),
+        ({"least_peak": 0.5}, "least_peak is 0.5; it must be at least 1"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

@@ -17,9 +17,12 @@ from outlierlens.errors import BadInput
 from outlierlens.models import from_objects
 from outlierlens.results import from_json
 from outlierlens.similar import WordPairs
+from outlierlens.similarity.options import WicOptions
 from outlierlens.similarity.search import GRID, best, best_cut, chosen, crossed, folds_of, right_at
-from outlierlens.similarity.wic import WicOptions, WicPairs, _ByFamily, read_wic, wic
+from outlierlens.similarity.view import sections
+from outlierlens.similarity.wic import WicPairs, _ByFamily, read_wic, wic
 from outlierlens.vectors.fixes import parse_fixes
+from outlierlens.view.section import cell_text
 from similar_results import words as made_words
 from test_observe import Oracle, some_texts, wrap
 
@@ -240,11 +243,11 @@ def test_a_text_to_fit_on_is_needed_and_is_not_the_evaluated_one(words: Callable
 def test_the_result_gives_rows_and_is_drawn() -> None:
     found = made_words()
     assert len(found.records()) == 2 * 2 * 2 * 2
-    rows = list(found.shown())
-    assert rows[1]["says"] == "no difference"  # cross-validated, though chosen on train it helps
-    assert rows[1]["train (chosen on it)"] == "70.00 +5.00 (+1.00 to +9.00)"
-    assert rows[0]["validation"] == "63.00"
-    assert rows[0]["says"] is None
+    (section,) = sections(found)
+    raw, clip = (dict(zip(section.tables[0].columns, row, strict=True)) for row in section.tables[0].rows)
+    assert (raw["train (chosen on it)"], raw["validation"], raw["says"]) == (65, 63, None)
+    assert clip["train (chosen on it)"] == 70
+    assert clip["says"] == "no difference"  # cross-validated, though chosen on train it helps
     chart = charts.wic_layers(found)
     (panels,) = [row["hconcat"] for row in chart.spec["vconcat"]]
     assert [panel["title"]["text"] for panel in panels] == ["WiC, train", "WiC, validation"]
@@ -275,9 +278,9 @@ def test_the_command_prints_what_was_found(tmp_path: Path, words: Callable[..., 
     assert (code, err) == (0, "")
     found = from_json((tmp_path / "out.json").read_bytes())
     assert "train: 30 pairs; always “the same” is right in" in out
-    assert "clipped dimensions: 3 in 0, 1, 2 (3: named by hand)" in out
-    assert "fixes fitted on" not in out
-    assert f"{100 * found.choice('clip').crossed:.2f}" in out
+    assert "Clipped dimensions: 3 in 0, 1, 2 (3: named by hand)." in out
+    assert "Fixes fitted on" not in out
+    assert cell_text(100 * found.choice("clip").crossed) in out
     code, _, err = run(*common, "--special")
     assert (code, err.startswith("error: --special belongs to vectors of sentences")) == (1, True)
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from outlierlens import writing
-from outlierlens.cli.job import Job, refuse_finished
 from outlierlens.counting.run import count_tokens
 from outlierlens.errors import BadFile, BadInput, told
+from outlierlens.experiments.report.options import ReportOptions
 from outlierlens.pretrain.loop import pretrain
 from outlierlens.pretrain.recipe import read_recipe
 from outlierlens.report import files, write
+from outlierlens.report.job import Job, refuse_finished
 from outlierlens.rows import RowStore, alone_in, read_rows, remove_rows
 from outlierlens.writing import new_folder, refuse_links, replacing, write_bytes, write_text
 from synthetic_report import damage, report_data
@@ -134,8 +135,14 @@ def _count(folder: Path) -> None:
 
 WRITERS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "report": (_report, "charts"),
-    "report, before anything is measured": (lambda folder: refuse_finished(Job("mini-bert", folder)), "charts"),
-    "a report's rows": (lambda folder: refuse_finished(Job("mini-bert", folder)), "rows-text.jsonl"),
+    "report, before anything is measured": (
+        lambda folder: refuse_finished(Job(ReportOptions(model="mini-bert"), folder)),
+        "charts",
+    ),
+    "a report's rows": (
+        lambda folder: refuse_finished(Job(ReportOptions(model="mini-bert"), folder)),
+        "rows-text.jsonl",
+    ),
     "a run that owns its folder": (lambda folder: alone_in(folder).__enter__(), "seed-42"),
     "a run's lock": (lambda folder: alone_in(folder, "run", "rows.jsonl").__enter__(), ".lock"),
     "pretrain": (lambda folder: pretrain(read_recipe("mini-bert"), folder), "checkpoint-500"),

@@ -13,7 +13,8 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.geometry.drawing import Drawing
-from outlierlens.geometry.run import GeometryOptions, geometry
+from outlierlens.geometry.options import GeometryOptions
+from outlierlens.geometry.run import geometry
 from outlierlens.vectors.fixes import parse_fixes
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     texts = ol.read_texts(args.data, limit=args.limit)
     half = len(texts) // 2
     drawing = Drawing(min_sentences=args.min_sentences)
-    options = GeometryOptions(parse_fixes("raw,clip"), clip=args.clip, drawing=drawing)
+    options = GeometryOptions(fixes=parse_fixes("raw,clip"), clip=args.clip, drawing=drawing)
     rest = texts.some(range(half, len(texts)))
     found = geometry(ol.load_model(args.model), texts.first(half), options, fit=rest)
     chart = charts.geometry(found)

@@ -15,7 +15,8 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.replicate.luo_data import LuoData
-from outlierlens.similarity.wic import WicOptions, read_wic, wic
+from outlierlens.similarity.options import WicOptions
+from outlierlens.similarity.wic import read_wic, wic
 from outlierlens.vectors.fixes import parse_fixes
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.replicate.luo_data import LuoData
-from outlierlens.similarity.sts import StsOptions, sts
+from outlierlens.similarity.options import StsOptions
+from outlierlens.similarity.sts import sts
 from outlierlens.similarity.table import fit_text, has_split, read_sts, sts_tasks
 from outlierlens.vectors.fixes import parse_fixes
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.clipping import resolve_clipping
-from outlierlens.frozen.measure import FrozenOptions, frozen
+from outlierlens.frozen.measure import frozen
+from outlierlens.frozen.options import FrozenOptions
 from outlierlens.frozen.splits import read_frozen
 from outlierlens.labelled import find_task
 from outlierlens.replicate.luo_data import LuoData

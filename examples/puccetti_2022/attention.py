@@ -12,7 +12,8 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.attention.run import AttentionOptions, attention
+from outlierlens.attention.options import AttentionOptions
+from outlierlens.attention.run import attention
 from outlierlens.models import LoadOptions
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     loaded = ol.load_model(args.model, LoadOptions(attention="eager"))  # only eager attention makes weights
     texts = ol.read_texts(args.data, limit=args.limit)
-    found = attention(loaded, texts, AttentionOptions(dims=tuple(args.dims)))
+    found = attention(loaded, texts, AttentionOptions(dims=tuple(args.dims) or None))
     chart = charts.attention(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

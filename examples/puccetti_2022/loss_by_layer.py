@@ -13,7 +13,8 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.counting import count_texts
-from outlierlens.frequency.run import FrequencyOptions, frequency
+from outlierlens.frequency.options import FrequencyOptions
+from outlierlens.frequency.run import frequency
 from outlierlens.layer_story import layer_story
 from outlierlens.tasks import TaskOptions
 from outlierlens.token_counts import read_counts

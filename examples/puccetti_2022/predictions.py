@@ -13,7 +13,8 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.counting import count_texts
-from outlierlens.predictions.run import PredictionOptions, predictions
+from outlierlens.predictions.options import PredictionOptions
+from outlierlens.predictions.run import predictions
 from outlierlens.token_counts import read_counts
 
 

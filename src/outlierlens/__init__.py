@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens._version import __version__
 from outlierlens.errors import OutlierlensError
+from outlierlens.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
     from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
-    from outlierlens.activations import ObserveOptions, observe
+    from outlierlens.activations import observe
     from outlierlens.attacks.run import attack
     from outlierlens.attacks.updates import update_check
-    from outlierlens.bench import DisableOptions, disable
+    from outlierlens.bench import disable
     from outlierlens.beyond import beyond_zero
     from outlierlens.callback import OutlierCallback
     from outlierlens.comparison import compare
     from outlierlens.data import read_texts
     from outlierlens.definitions.run import detectors
     from outlierlens.detect import Rule
+    from outlierlens.experiments.disable.options import DisableOptions
+    from outlierlens.experiments.observe.options import ObserveOptions
     from outlierlens.integrity.fingerprint import fingerprint
     from outlierlens.integrity.verify import verify
     from outlierlens.models import from_objects, load_model
@@ -45,44 +48,32 @@ if TYPE_CHECKING:
     from outlierlens.watcher import WatchOptions, watch
     from outlierlens.weights import ScanOptions, scan
 
-# Resolved on first use: `import outlierlens` and `scan` must not pay for torch.
+# Resolved on first use: `import outlierlens` and `scan` must not pay for torch. Functions of experiments stand in their rows.
 _HOME = {
     "Rule": "detect",
-    "scan": "weights",
     "ScanOptions": "weights",
-    "compare": "comparison",
-    "fingerprint": "integrity.fingerprint",
-    "verify": "integrity.verify",
-    "attack": "attacks.run",
-    "update_check": "attacks.updates",
     "fetch": "samples",
     "load_model": "models",
     "from_objects": "models",
     "read_texts": "data",
-    "observe": "activations",
-    "ObserveOptions": "activations",
+    "ObserveOptions": "experiments.observe.options",
     "zeroed_weights": "ablate",
     "edited_hidden": "ablate",
     "removed_writes": "ablate",
     "clip": "ablate",
-    "beyond_zero": "beyond",
-    "detectors": "definitions.run",
-    "disable": "bench",
-    "DisableOptions": "bench",
-    "sweep": "sweeps.loop",
+    "DisableOptions": "experiments.disable.options",
     "SweepOptions": "sweeps.options",
     "watch": "watcher",
     "WatchOptions": "watcher",
     "OutlierCallback": "callback",
-    "track": "tracking",
     "TrackOptions": "tracking",
-    "quantize": "quantization.run",
     "QuantizeOptions": "quantization.options",
-    "prune_check": "pruning.check",
     "same_position_guard": "pruning.torch_guard",
     "load": "results",
     "save": "results",
 }
+
+_HOME |= {row.python.rpartition(":")[2]: row.place(row.python, "measure") for row in EXPERIMENTS if row.python}
 
 __all__ = [
     "DisableOptions",
@@ -132,4 +123,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOME})

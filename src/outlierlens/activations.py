@@ -9,16 +9,16 @@ never counted. Special and ordinary tokens are counted apart, and "all" is both 
 twice: the encoder as it is, the decoder shifted by one behind its start token.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.activation_rules import ActivationRules
 from outlierlens.arch import BoundStack
 from outlierlens.data import Batch, Data
-from outlierlens.errors import BadInput
+from outlierlens.errors import BadInput, need
+from outlierlens.experiments.observe.options import Asked, ObserveOptions
 from outlierlens.forward import check_padding
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.histogram import BIN_BYTES, BINS
@@ -31,42 +31,9 @@ from outlierlens.stats_summary import summarise
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outlierlens.session import Session
+
 PASSAGE_DIMS = 1024
-
-
-@dataclass(frozen=True)
-class ObserveOptions:
-    """How to observe.
-
-    Attributes:
-        max_length: tokens of a text that are read, special tokens included.
-        batch_size: texts of a forward pass.
-        n_sigma: distance from a vector's own mean, in its own standard deviations, that counts.
-        rules: thresholds of the rules on top.
-        histogram_bytes: memory for histograms; beyond it, quantiles are kept for the most extreme dimensions only.
-        table_cells: layers × dimensions that a result holds; beyond it, it names the most extreme dimensions only.
-        passage: the text whose token vectors are recorded; the first text where none is given.
-        passage_tokens: at most so many tokens of it; 0 records none.
-        progress: called with what is done, texts done and texts in all.
-    """
-
-    max_length: int = 128
-    batch_size: int = 32
-    n_sigma: float = 3.0
-    rules: ActivationRules = field(default_factory=ActivationRules)
-    histogram_bytes: int = 200_000_000
-    table_cells: int = 65_536
-    passage: str | None = None
-    passage_tokens: int = 24
-    progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.n_sigma < float("inf"):
-            raise BadInput(f"n_sigma is {self.n_sigma}; it must be a positive number of standard deviations")
-        if self.table_cells < 1 or self.passage_tokens < 0 or self.passage_tokens == 1:
-            raise BadInput(
-                f"table_cells is {self.table_cells} and passage_tokens {self.passage_tokens}; need at least 1, and 0 or >= 2"
-            )
 
 
 def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = None, command: str = "") -> Observation:
@@ -99,6 +66,23 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
         notes=(*loaded.notes, *observer.reading.notes),
         inputs=observer.reading.inputs,
     )
+
+
+def run(session: "Session", asked: Asked) -> Observation:
+    """What the command finds; it shows the numbers of all tokens, or of those that are not special."""
+    reading, table = session.task_reading, asked.parquet
+    if table is not None:
+        if table.exists() and not session.output.overwrite:
+            raise BadInput(f"{table} exists; give another name or --overwrite")
+        need("pyarrow", "models", "--parquet")  # before the work, not after it
+    length = reading.options(max_length=asked.max_length).max_length
+    texts = reading.read(offline=session.load.offline)
+    options = replace(asked.options, max_length=length, progress=session.progress)
+    found = observe(session.loaded, texts, options)
+    if table is not None:
+        found.to_parquet(table)
+    session.show = {"view": "without_special" if asked.without_special else "all"}
+    return found
 
 
 class Observer:

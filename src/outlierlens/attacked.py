@@ -119,7 +119,7 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class Attack(Result, caption="{self.provenance.model}: {self.verdict}"):
+class Attack(Result):
     """The smallest edits with the largest damage, by kind, beside random ones.
 
     Attributes:
@@ -212,10 +212,6 @@ class Attack(Result, caption="{self.provenance.model}: {self.verdict}"):
             for one in (*self.kinds, *self.anywhere)
             for point in one.points
         ]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the whole budget."""
-        return [row for row in self.records() if row["budget"] == self.budget]
 
 
 def _edits(n: int, kind: str) -> str:

@@ -129,7 +129,7 @@ class ExampleMaps:
 
 
 @dataclass(frozen=True)
-class Attention(Result, caption="{self.provenance.model} on {self.data}: attention received and |h|"):
+class Attention(Result):
     """Vertical attention and attention sinks of a model, intact, with outliers off, and with random dimensions off.
 
     Attributes:
@@ -230,11 +230,6 @@ class Attention(Result, caption="{self.provenance.model} on {self.data}: attenti
                         "others_95": float(band[row, 3]), "off": float(one.off[row, column]),
                         "random": float(one.random[:, row, column].mean()) if len(one.random) else float("nan"),
                     }  # fmt: skip
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the first mean."""
-        keys = ("layer", "dim", "keys", "r", "low", "high", "rank", "p", "off")
-        return [{key: row[key] for key in keys} for row in self.records() if row["mean"] == self.means[0]]
 
     def _sinks(self) -> Iterator[dict[str, Any]]:
         """One row per condition and layer: where attention goes."""

@@ -10,7 +10,8 @@ The loop is `_measure`: enter an ablation, score, leave; every condition reads t
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,55 +24,24 @@ from outlierlens.damage import Condition, Continuation, Damage, Filled, Score
 from outlierlens.data import Data
 from outlierlens.detect import zscore
 from outlierlens.errors import BadInput
+from outlierlens.experiments.disable.options import Asked, DisableOptions
 from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
 from outlierlens.interval_words import unseen_note
+from outlierlens.mode_names import ON_WEIGHTS
 from outlierlens.models import LoadedModel, fingerprint
-from outlierlens.modes import ON_WEIGHTS, Ablation, Mode, check_mode, means_over, task_for, tokens_read
+from outlierlens.modes import Ablation, means_over, task_for, tokens_read
 from outlierlens.rows import RowStore
-from outlierlens.tasks import Task, TaskOptions, begins, check_intact, make_task, scored, weighted_mean
+from outlierlens.tasks import Task, begins, check_intact, make_task, scored, weighted_mean
 from outlierlens.tasks.metrics import paired_interval
 from outlierlens.weights import combine, per_dim, scaled, scan_stream
 from outlierlens.writing import new_folder
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
+    from outlierlens.session import Session
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class DisableOptions:
-    """What to switch off, how, and beside which controls.
-
-    Attributes:
-        mode: "weights" (zeroed_weights), "norms" (zeroed_norms), "zero" / "mean" / "scale" / "resample" (edited_hidden),
-            "writes" (removed_writes).
-        layers: layers to switch off in; None is all.
-        stack: stream, where the model has several.
-        avoid: dimensions that no ordinary or matched set may hold; None is what the weight rule finds in the model.
-        n_random, n_matched: number of control sets; 0 leaves a control out.
-        factor: of mode "scale".
-        embeddings: mode "writes" also removes what the embeddings write.
-        seed: of control sets, resampling and intervals.
-        passage: text for the filled-in table; the data's first text by default.
-    """
-
-    mode: Mode = "weights"
-    layers: tuple[int, ...] | None = None
-    stack: str | None = None
-    avoid: tuple[int, ...] | None = None
-    n_random: int = 99
-    n_matched: int = 19
-    factor: float = 0.5
-    embeddings: bool = False
-    seed: int = 0
-    passage: str | None = None
-    task: TaskOptions = field(default_factory=TaskOptions)
-
-    def __post_init__(self) -> None:
-        check_mode(self.mode, self.factor, self.embeddings)
-        if self.n_random < 0 or self.n_matched < 0:
-            raise BadInput("the number of controls cannot be negative")
+TEXTS = 64  # of the command, where no number is given
 
 
 def disable(
@@ -145,6 +115,29 @@ def disable(
         metric=bench.task.metric,
         inputs=texts.plural,
     )
+
+
+def run(session: "Session", asked: Asked) -> Damage:
+    """What the command finds; a copy of the model is written once that is shown."""
+    reading, options = session.task_reading, asked.options
+    if reading.limit is None and not reading.is_labelled:
+        reading = replace(reading, limit=TEXTS)
+    if reading.is_labelled and asked.stride is not None:
+        raise BadInput(f"--stride belongs to causal-loss, not to --task {reading.task}")
+    size, seed = options.task.batch_size, options.seed
+    task = reading.options(max_length=asked.max_length, stride=asked.stride, batch_size=size, seed=seed)
+    rows, options = session.rows.rows, replace(options, task=task)
+    texts = reading.read(offline=session.load.offline)
+    if asked.save:
+        check_save(asked.save, options.mode)
+        session.then = partial(_save, session, asked)
+    return disable(session.loaded, texts, asked.dims, options, progress=session.progress, rows=rows)
+
+
+def _save(session: "Session", asked: Asked) -> None:
+    assert asked.save is not None
+    n_values = save_disabled(session.loaded, asked.dims, asked.save, asked.options)
+    session.notice(f"{asked.save}: model with {n_values:,} values off")
 
 
 class _Bench:

@@ -27,7 +27,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Comparison(Result, caption="{self.before.model} → {self.after.model}"):
+class Comparison(Result):
     """Outliers of a base model against those of another, dimension by dimension.
 
     `moved` is true where outliers went and as many came: the basis differs, as in a retrained model.
@@ -41,6 +41,16 @@ class Comparison(Result, caption="{self.before.model} → {self.after.model}"):
     jaccard: dict[str, float]
     moved: dict[str, bool]
     values: Verification | None = None
+
+    @property
+    def values_moved(self) -> bool:
+        """Whether sensitive values were held against each other, and do not match."""
+        return self.values is not None and not self.values.matches
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the values."""
+        return self.values.notes if self.values else ()
 
     def records(self) -> list[dict[str, Any]]:
         """One row per dimension found in either model."""

@@ -134,7 +134,7 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class Damage(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
+class Damage(OnTask, Result):
     """What switching dimensions off does to a model, beside controls.
 
     Attributes:
@@ -191,7 +191,3 @@ class Damage(OnTask, Result, caption="{self.provenance.model}: {self.task}, {sel
             for kind, conditions in groups
             for condition in conditions
         ]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: intact and chosen."""
-        return self.records()[:2]

@@ -100,7 +100,7 @@ class LayerValues:
 
 
 @dataclass(frozen=True)
-class Detectors(Result, caption="{self.provenance.model} on {self.data}: every definition"):
+class Detectors(Result):
     """Every definition side by side, in the model and under its nulls.
 
     Attributes:
@@ -194,13 +194,6 @@ class Detectors(Result, caption="{self.provenance.model} on {self.data}: every d
                         "strength": strength,
                         "pooled": dim in one.dims,
                     }
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: a row per definition."""
-        return [
-            {"definition": name, **{condition: _said(self.of(name, condition)) for condition in self.conditions}}
-            for name in self.names
-        ]
 
     def _set(self, name: str, layer: str | None, condition: str) -> frozenset[int] | None:
         found = self.of(name, condition)

@@ -27,10 +27,6 @@ from outlierlens.samples.cache import network_is_off
 PACKAGE = "outlierlens"
 FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
 # Commands that do their work without the extra `models`; only some of their inputs (.bin, .pt) need it.
-MODEL_FREE = (
-    *("scan", "compare", "fingerprint", "verify", "prune-check", "protect", "outcomes", "update-check", "doctor"),
-    *("samples", "fetch", "track"),
-)
 USES = {  # extra -> what it is for, where it is not whole commands
     "charts": "--chart FILE.svg and .png, pictures beside a report",
     "onnx": "ONNX files, and the sample distilbert-cased",
@@ -219,7 +215,7 @@ def _lacking(libraries: tuple[Library, ...], commands: tuple[str, ...]) -> tuple
         names = tuple(one.name for one in libraries if one.extra == extra and one.installed is None)
         if not names:
             continue
-        whole = tuple(one for one in commands if one.split()[0] not in MODEL_FREE)
+        whole = tuple(commands)
         needed = (whole or ("every command that runs a model",)) if extra == "models" else (USES[extra],)
         found.append(Lacking(extra, names, needed, install(extra)))
     return tuple(found)

@@ -7,13 +7,14 @@ which |z| >= n_sigma in enough layers for good.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outlierlens.change_point import MIN_POINTS, binned, change_point, last_fall, plateau
 from outlierlens.detect import Rule, find, layers_needed
 from outlierlens.errors import BadInput
+from outlierlens.experiments.track.options import EmergenceOptions
 from outlierlens.results import Provenance
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.tracked import LOSSES, ChangePoint, Emergence, Lead, Passes, Plateau, Track
@@ -23,28 +24,6 @@ MAX_FOLLOWED = 12
 MAX_CELLS = 60_000  # values of one array [step, column] in a result; beyond it a choice of dimensions is kept
 MAX_CURVE = 1000
 SHARE = 0.05  # of its total fall within which a loss is on its plateau
-
-
-@dataclass(frozen=True)
-class EmergenceOptions:
-    """What counts as an outlier and what is kept.
-
-    Attributes:
-        n_sigma, min_layer_fraction: as in `detect.Rule` (kovaleva).
-        dims: dimensions to follow whatever they do, beside those that pass.
-        layer: whose values are drawn; default the middle one, 4 of 8.
-    """
-
-    n_sigma: float = 3.0
-    min_layer_fraction: float = 0.5
-    dims: tuple[int, ...] = ()
-    layer: int | None = None
-    seed: int = 0
-    rule: Rule = field(init=False)
-
-    def __post_init__(self) -> None:
-        made = Rule("kovaleva", n_sigma=self.n_sigma, min_layer_fraction=self.min_layer_fraction)
-        object.__setattr__(self, "rule", made)
 
 
 def summarize(path: Trajectory, options: EmergenceOptions, provenance: Provenance, source: str) -> Track:

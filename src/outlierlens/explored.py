@@ -7,15 +7,17 @@ found.loss.rows[2].change                      # of an `Explored`, as `explore.l
 Plain data, without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
+from annotated_types import Ge
 
 from outlierlens.damage import Continuation, Filled
 from outlierlens.errors import BadInput
+from outlierlens.options import check, options_of
 from outlierlens.results import Provenance, Result
 
 LABELS = ("intact", "random", "chosen")
@@ -25,34 +27,37 @@ _LONGEST = 10  # digits of a number in a link
 
 @dataclass(frozen=True)
 class State:
-    """What is looked at: all that a permalink holds.
-
-    Attributes:
-        text: as typed; a page reads its first tokens.
-        dims: dimensions that are off under "chosen"; () leaves the model intact.
-        first, last: layers they are off in, both included; None is the last one.
-        mode: a mode of `modes.MODES`. factor: of mode "scale".
-        stack: stream; "" is the first one that reads text.
-        seed: of the random set.
-        blank: number of the blank whose guesses are shown.
-        vector_layer: "embeddings", or the block whose output is shown, as text; "" is the last. vector_token: the token whose
-            vector is drawn; None draws their mean.
-        attention_layer, head: whose attention is shown; a layer of None is the last.
-    """
+    """What is looked at: all that a permalink holds."""
 
     text: str = ""
+    """As typed; a page reads its first tokens."""
     dims: tuple[int, ...] = ()
-    first: int = 0
-    last: int | None = None
+    """Off under "chosen"; none leaves the model intact."""
+    first: Annotated[int, Ge(0)] = 0
+    """The first layer they are off in."""
+    last: Annotated[int | None, Ge(0)] = None
+    """The last layer they are off in, itself included; None is the model's last."""
     mode: str = "weights"
+    """weights, norms, zero, mean, scale, resample or writes."""
     factor: float = 0.5
+    """Factor of mode scale."""
     stack: str = ""
-    seed: int = 0
-    blank: int = 0
+    """Which stream, where there are several: encoder, decoder."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the random control."""
+    blank: Annotated[int, Ge(0)] = 0
+    """Blank whose guesses are shown, from 0."""
     vector_layer: str = ""
-    vector_token: int | None = None
-    attention_layer: int | None = None
-    head: int = 0
+    """embeddings, 0, 1, …: vectors after it. Default: the last."""
+    vector_token: Annotated[int | None, Ge(0)] = None
+    """Token whose vector is shown. Default: the mean."""
+    attention_layer: Annotated[int | None, Ge(0)] = None
+    """Layer of the attention map. Default: the last."""
+    head: Annotated[int, Ge(0)] = 0
+    """Head of the attention map."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
     def query(self) -> str:
         """The part of an address behind its "?", with what differs from a new page; "" where nothing does."""
@@ -71,20 +76,13 @@ class State:
             BadInput: a value that cannot be read.
         """
         pairs = dict(parse_qsl(query, keep_blank_values=True)) if isinstance(query, str) else dict(query)
-        given: dict[str, Any] = {}
-        for one in fields(cls):
-            if one.name not in pairs:
-                continue
-            text = pairs[one.name]
-            if one.name == "dims":
-                given["dims"] = parse_dims(text)
-            elif one.name == "factor":
-                given["factor"] = _number(text)
-            elif one.name in ("text", "mode", "stack", "vector_layer"):
-                given[one.name] = text
-            else:
-                given[one.name] = _whole(one.name, text)
-        return cls(**given)
+        read: dict[Any, Callable[[str, str], Any]] = {
+            str: lambda _, text: text,
+            float: _number,
+            tuple[int, ...]: lambda _, text: parse_dims(text),
+        }
+        options = (one for one in options_of(cls) if one.name in pairs)
+        return cls(**{one.name: read.get(one.kind, _whole)(one.name, pairs[one.name]) for one in options})
 
 
 def parse_dims(text: str) -> tuple[int, ...]:
@@ -106,13 +104,13 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
-def _number(text: str) -> float:
+def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not np.isfinite(value):
-        raise BadInput(f"factor is {text[:60]!r} in this link; it must be a number")
+        raise BadInput(f"{name} is {text[:60]!r} in this link; it must be a number")
     return value
 
 
@@ -289,7 +287,7 @@ class Anisotropy:
 
 
 @dataclass(frozen=True)
-class Explored(Result, caption="{self.provenance.model}: {self.read}"):
+class Explored(Result):
     """One state of the live page, measured; views that were not asked for are None.
 
     Attributes:

@@ -44,7 +44,7 @@ class EmbedderSts:
 
 
 @dataclass(frozen=True)
-class Exported(Result, caption="{self.provenance.model}, layer {self.layer}, {self.fix}: read back from {self.folder}"):
+class Exported(Result):
     """A sentence-transformers model with a fix in it.
 
     Attributes:

@@ -57,7 +57,7 @@ class SeedRun:
 
 
 @dataclass(frozen=True)
-class FineTuned(Result, caption="{self.base} fine-tuned on {self.task}"):
+class FineTuned(Result):
     """A model fine-tuned on a task, one run a seed.
 
     Attributes:

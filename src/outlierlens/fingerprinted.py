@@ -69,7 +69,7 @@ class TensorHash:
 
 
 @dataclass(frozen=True)
-class Fingerprint(Result, caption="{self.provenance.model}: fingerprint"):
+class Fingerprint(Result):
     """The sensitive values of a model, for `verify` to hold a copy against.
 
     Attributes:

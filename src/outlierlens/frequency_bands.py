@@ -93,7 +93,7 @@ class LayerBands:
 
 
 @dataclass(frozen=True)
-class FrequencyBands(Result, caption="{self.provenance.model} on {self.data}: frequent and rare tokens"):
+class FrequencyBands(Result):
     """Norms and cosines of tokens by corpus frequency, at every layer, raw, clipped and with dimensions off.
 
     Attributes:
@@ -172,11 +172,6 @@ class FrequencyBands(Result, caption="{self.provenance.model} on {self.data}: fr
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per layer, state and band, with every number; those over all bands are the same in each band's row."""
         return band_rows(self)
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the values alone."""
-        keys = ("layer", "state", "band", "counts", *BY_BAND, "between", "spearman", "norm_ratio", "types_gap")
-        return [{key: row[key] for key in keys} for row in band_rows(self)]
 
 
 def band_rows(found: FrequencyBands) -> Iterator[dict[str, Any]]:

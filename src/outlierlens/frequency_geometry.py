@@ -9,7 +9,7 @@ Tokens of the measured texts are cut into bands by their count and drawn, one a 
 layers: as they are ("raw") and with the outlier dimensions zero in them ("clip"); a second one with these off in the network.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,54 +18,25 @@ from outlierlens.ablate import EditSettings, stream_width
 from outlierlens.controls import Plan, random_sets
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments.frequency_geometry.options import FrequencyGeometryCall, FrequencyGeometryOptions
 from outlierlens.frequency.run import Vocabulary
 from outlierlens.frequency_bands import BLOCKS, BY_BAND, OVERALL, FrequencyBands, LayerBands, RandomChange
 from outlierlens.geometry.resampling import estimate
 from outlierlens.hidden import EMBEDDINGS, layer_name
 from outlierlens.labelled.apart import once
 from outlierlens.models import LoadedModel
-from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
+from outlierlens.modes import Ablation, means_over
 from outlierlens.named import named_dims
+from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.token_bands import Banding, BandMeasure, Drawn, draw
-from outlierlens.token_counts import TokenCounts
-from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, text_stack, tokenise
+from outlierlens.token_bands import BandMeasure, Drawn, draw
+from outlierlens.token_counts import TokenCounts, read_counts
+from outlierlens.vectors.read import Tokens, Vectors, gather, text_stack, tokenise
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
 
 Replicates = dict[str, np.ndarray]  # of `BandMeasure.measure`
-
-
-@dataclass(frozen=True)
-class FrequencyGeometryOptions:
-    """What is measured, and how.
-
-    Attributes:
-        banding: of tokens. read: how the model is run. max_length: tokens of a text.
-        dims: clipped and switched off; None is what the weights name, or the two strongest where they name none.
-        off: measure with them off inside the network too, by `mode` (see `modes`), in all blocks.
-        n_random: random sets of as many dimensions that are clipped. n_bootstrap: of intervals.
-    """
-
-    banding: Banding = field(default_factory=Banding)
-    read: ReadOptions = field(default_factory=ReadOptions)
-    max_length: int = 128
-    dims: tuple[int, ...] | None = None
-    off: bool = True
-    mode: Mode = "weights"
-    factor: float = 0.5
-    embeddings: bool = False
-    n_random: int = 19
-    n_bootstrap: int = 500
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_mode(self.mode, self.factor, self.embeddings)
-        check_no_resampling(self.mode, "vectors")
-        for name, least in (("n_random", 0), ("n_bootstrap", 20)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
 
 def frequency_geometry(
@@ -149,6 +120,21 @@ def frequency_geometry(
         blocks=_blocks(blocks, found, randoms) if blocks else (),
         notes=(*loaded.notes, *named.notes, *_notes(drawn, counts, options)),
     )
+
+
+def run(session: Session, options: FrequencyGeometryCall) -> FrequencyBands:
+    """The experiment, as the command runs it."""
+    how, measured = session.vectors, options.measured
+    assert how is not None  # its row takes it
+    texts, _ = session.texts()
+    counts = read_counts(options.counts, session.loaded.tokenizer)
+    measured = replace(
+        measured,
+        banding=replace(measured.banding, special=how.special),
+        read=how.options(session.loaded, progress=session.progress),
+        max_length=how.max_length,
+    )
+    return frequency_geometry(session.loaded, texts, counts, measured)
 
 
 def _gathered(

@@ -136,7 +136,7 @@ class Cloud:
 
 
 @dataclass(frozen=True)
-class Frequency(Result, caption="{self.provenance.model} on {self.data}: outliers and frequency"):
+class Frequency(Result):
     """Correlation of every dimension of every layer with the frequency of tokens.
 
     Attributes:
@@ -260,11 +260,6 @@ class Frequency(Result, caption="{self.provenance.model} on {self.data}: outlier
                     yield {"view": name, "layer": layer, "dim": dim, "named": dim in self.dims} | {
                         key: values[dim].item() for key, values in columns.items()
                     }
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: named dimensions against the others."""
-        keys = ("view", "measure", "layer", "named", "others", "difference", "low", "high", "p")
-        return [{key: getattr(one, key) for key in keys} for one in self.contrasts if one.measure in ("raw", "log")]
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

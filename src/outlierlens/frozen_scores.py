@@ -71,10 +71,7 @@ class FixScores:
 
 
 @dataclass(frozen=True)
-class FrozenScores(
-    Result,
-    caption="{self.provenance.model}: {self.task} from frozen vectors ({self.metric}; commonest label {self.majority:.3f})",
-):
+class FrozenScores(Result):
     """Linear classifiers on mean-pooled vectors of a frozen model, by layer and repair (Luo et al. 2021, table 3).
 
     Attributes:
@@ -137,12 +134,6 @@ class FrozenScores(
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per fix and layer."""
         return frozen_rows(self)
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """One flat row per fix and way of choosing the layer: "dev", "test"."""
-        for by in ("dev", "test"):
-            for one in self.fixes:
-                yield {"fix": one.fix, "layer by": by, **vars(one.selected if by == "dev" else one.best)}
 
 
 def frozen_rows(found: FrozenScores) -> Iterator[dict[str, Any]]:

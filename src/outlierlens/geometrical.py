@@ -94,7 +94,7 @@ class LayerGeometry:
 
 
 @dataclass(frozen=True)
-class Geometry(Result, caption="{self.provenance.model} on {self.data}"):
+class Geometry(Result):
     """Anisotropy, self-similarity and their kind of a model's vectors, at every layer, before and after each fix.
 
     Attributes:
@@ -167,12 +167,6 @@ class Geometry(Result, caption="{self.provenance.model} on {self.data}"):
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per layer and fix, with every number."""
         return geometry_rows(self)
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the main measures."""
-        keys = ("layer", "fix", "anisotropy", "self_similarity_adjusted", "intra_sentence_adjusted", "iso_score",
-                "effective_rank", "top_share")  # fmt: skip
-        return [{key: row[key] for key in keys} for row in geometry_rows(self)]
 
 
 def geometry_rows(found: Geometry) -> Iterator[dict[str, Any]]:

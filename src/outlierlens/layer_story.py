@@ -71,7 +71,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class LayerStory(Result, caption="{self.provenance.model}: damage against correlation, by layer"):
+class LayerStory(Result):
     """Damage of single-layer windows beside the correlations of those layers.
 
     Attributes:
@@ -98,10 +98,6 @@ class LayerStory(Result, caption="{self.provenance.model}: damage against correl
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per line and layer."""
         return story_rows(self)
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """What a notebook shows: the correlations."""
-        return link_rows(self)
 
 
 def layer_story(

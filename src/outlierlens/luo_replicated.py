@@ -102,7 +102,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class LuoReplication(Result, caption="{self.provenance.model}: what clipping does (Luo et al. 2021)"):
+class LuoReplication(Result):
     """Luo et al. 2021 for one model.
 
     Attributes:
@@ -131,6 +131,12 @@ class LuoReplication(Result, caption="{self.provenance.model}: what clipping doe
     full: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def parts(self) -> tuple[Origin | PositionProbe | Geometry | WordInContext | Similarity | FrozenScores, ...]:
+        """The parts that there are."""
+        parts = (self.origin, self.probe, self.geometry, self.words, self.sts, *self.frozen)
+        return tuple(part for part in parts if part is not None)
+
     def effects(self, fix: str = CLIP) -> tuple[Effect, ...]:
         """What `fix` does to every data set: WiC, then STS, then classification; "best" before "held out"."""
         found = (*self._words(fix), *self._sentences(fix), *self._classes(fix))
@@ -149,10 +155,6 @@ class LuoReplication(Result, caption="{self.provenance.model}: what clipping doe
     def records(self) -> list[dict[str, Any]]:
         """One row per data set, fix and way to choose a layer."""
         return [row for fix in self.fixes for row in effect_rows(self.effects(fix))]
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """What a notebook shows: what clipping does."""
-        return effect_rows(self.effects())
 
     def _known(self, data: str, fix: str, how: str) -> Published | None:
         if fix != CLIP or how != BEST:

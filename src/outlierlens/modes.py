@@ -6,7 +6,7 @@ with ablation.off({3: (507,)}) as n_values: ...
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,35 +21,12 @@ from outlierlens.ablate import (
 )
 from outlierlens.controls import Plan
 from outlierlens.data import NO_LIMIT, Data
-from outlierlens.errors import BadInput, near
+from outlierlens.mode_names import ON_WEIGHTS, Mode
 from outlierlens.models import LoadedModel
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
-
-Mode = Literal["weights", "norms", "zero", "mean", "scale", "resample", "writes"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-ON_WEIGHTS: tuple[Mode, ...] = ("weights", "norms", "writes")
-
-
-def check_mode(mode: str, factor: float, embeddings: bool) -> None:
-    """Raise BadInput for a mode that does not exist, or settings that do not belong to it."""
-    if mode not in MODES:
-        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(MODES)}{near(mode, MODES)}")
-    if not np.isfinite(factor):
-        raise BadInput(f"factor is {factor}; it must be a number")
-    if embeddings and mode != "writes":
-        raise BadInput(f"embeddings belongs to mode writes, not to mode {mode!r}")
-
-
-def check_no_resampling(mode: Mode, what: str) -> None:
-    """Raise BadInput for the mode in which `what` of one text depends on the others of its batch."""
-    if mode == "resample":
-        raise BadInput(
-            f"mode resample permutes values among the tokens of a batch, so {what} would depend on the batch size; use "
-            f"{', '.join(other for other in MODES if other != 'resample')}"
-        )
 
 
 def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:

@@ -153,7 +153,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Observation(Result, caption="{self.provenance.model} on {self.data}: {self.n_tokens:,} tokens"):
+class Observation(Result):
     """Activation statistics of a model over a text, made in one streaming pass.
 
     `inputs` names what was read: "texts", or "images" and "recordings", whose patches and frames are the tokens;
@@ -194,17 +194,3 @@ class Observation(Result, caption="{self.provenance.model} on {self.data}: {self
         with replacing(Path(path)) as file:
             need("pyarrow.parquet", "models", "writing parquet").write_table(pyarrow.table(self.columns()), file)
         return Path(path)
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the outliers."""
-        return [
-            {
-                "stack": stack.stack,
-                "rule": o.rule,
-                "dim": o.dim,
-                "layers": ", ".join(o.layers),
-                "strongest": max(o.strength),
-            }
-            for stack in self.stacks
-            for o in stack.outliers
-        ]

@@ -10,18 +10,20 @@ that of the last token that is no padding; the paper's released code reads the l
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outlierlens.arch import BoundStack
 from outlierlens.confusion import confusion, metric_of
 from outlierlens.errors import USE_FLOAT32, BadInput
+from outlierlens.experiments.one_dimension.options import OneDimOptions
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
 from outlierlens.labelled import Examples, label_order
 from outlierlens.models import LoadedModel
 from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
+from outlierlens.session import Session
 from outlierlens.statistics.ranks import correlations
 from outlierlens.stumps import Intervals, Lines, fit_intervals, fit_line, shifted_mean
 from outlierlens.tasks import TaskOptions
@@ -32,51 +34,22 @@ from outlierlens.weights import scan_stream
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pooling = Literal["auto", "first", "last", "mean"]
-POOLINGS = ("auto", "first", "last", "mean")
 VARIANCE_RATIO = 5.0  # Rudman et al. (2023): variance at least so many times the mean variance
 BEST = 20  # dimensions of a regression that get an interval beside the named ones
 MAX_BYTES = 4_000_000_000  # of sentence vectors held at once
 
 
-@dataclass(frozen=True)
-class OneDimOptions:
-    """How to read and to fit.
-
-    Attributes:
-        layers: blocks whose output is read, `EMBEDDINGS` (−1) for their input; None is the last one alone.
-        all_layers: every one of them.
-        pooling: "auto" is the first token where the tokenizer begins with a [CLS], else the last valid token.
-        by_class: classes count alike however many examples they have; None does so where the metric is not accuracy.
-        limit: so many training examples, drawn by `seed`; None takes all.
-        dims: dimensions to name beside those that the weights and the variances name.
-        progress: called with what is done, batches done and batches in all.
-    """
-
-    layers: tuple[int, ...] | None = None
-    all_layers: bool = False
-    pooling: Pooling = "auto"
-    stack: str | None = None
-    by_class: bool | None = None
-    limit: int | None = 5000
-    dims: tuple[int, ...] = ()
-    max_length: int = 256
-    batch_size: int = 32
-    seed: int = 0
-    labels: tuple[str, ...] | None = None
-    progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            raise BadInput(f"pooling is {self.pooling!r}; use one of {', '.join(POOLINGS)}")
-        if self.limit is not None and self.limit < 2:
-            raise BadInput(f"limit is {self.limit}; at least 2 training examples are needed")
-
-
 def one_dimension(
-    loaded: LoadedModel, train: Examples, dev: Examples, options: OneDimOptions | None = None, *, command: str = ""
+    loaded: LoadedModel,
+    train: Examples,
+    dev: Examples,
+    options: OneDimOptions | None = None,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> OneDimension:
     """The metric on `dev` of every dimension's best classifier on `train`, beside the whole model's own.
+
+    `progress` is called with what is done, batches done and batches in all.
 
     Raises:
         BadInput: a task of tokens, a model without a head for the task, an unknown layer or dimension, or vectors that
@@ -94,7 +67,8 @@ def one_dimension(
     settings = TaskOptions(max_length=options.max_length, batch_size=options.batch_size, labels=options.labels)
     scorers = [LabelledScore(loaded, examples, settings) for examples in (train, dev)]
     reader = _Reader(loaded, stack, options, scorers)
-    learned, judged = (reader.vectors(scorer, what) for scorer, what in zip(scorers, ("train", "dev"), strict=True))
+    learned = reader.vectors(scorers[0], "train", progress)
+    judged = reader.vectors(scorers[1], "dev", progress)
     said = scorers[1].outputs()
     by_class = task.metric != "accuracy" if options.by_class is None else options.by_class
     fit = _Fit(train, dev, by_class, options.seed)
@@ -109,7 +83,7 @@ def one_dimension(
     )
     low, high = interval(task.metric, said.truth, said.predicted, seed=options.seed, groups=dev.family)
     return OneDimension(
-        provenance=loaded.provenance(command=command, seed=options.seed),
+        provenance=loaded.provenance(seed=options.seed),
         task=task.name,
         metric=task.metric,
         stack=stack.name,
@@ -127,6 +101,12 @@ def one_dimension(
         layers=layers,
         notes=(*loaded.notes, *reader.notes),
     )
+
+
+def run(session: Session, options: OneDimOptions) -> OneDimension:
+    """The experiment, as the command runs it."""
+    train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
+    return one_dimension(session.loaded, train, dev, options, progress=session.progress)
 
 
 def _checked(dims: Sequence[int], width: int) -> tuple[int, ...]:
@@ -159,7 +139,7 @@ class _Reader:
             else ()
         )
 
-    def vectors(self, scorer: LabelledScore, what: str) -> np.ndarray:
+    def vectors(self, scorer: LabelledScore, what: str, progress: Callable[[str, int, int], None] | None) -> np.ndarray:
         """float32 [layer, text, dim]"""
         import torch
 
@@ -177,8 +157,8 @@ class _Reader:
 
             with torch.inference_mode(), tapped(model, [self.stack], look):
                 model(**feed.inputs)
-            if self.options.progress:
-                self.options.progress(f"reading {what} vectors", done + 1, len(batches))
+            if progress:
+                progress(f"reading {what} vectors", done + 1, len(batches))
         return found
 
     def _pool(self, states: "Tensor", mask: "Tensor") -> "Tensor":
@@ -211,9 +191,9 @@ def _of_one_task(train: Examples, dev: Examples) -> Examples:
 
 
 def _layers(options: OneDimOptions, stack: BoundStack) -> tuple[int, ...]:
-    if options.all_layers:
+    if options.layers == "all":
         return (EMBEDDINGS, *range(stack.n_layers))
-    wanted = options.layers if options.layers is not None else (stack.n_layers - 1,)
+    wanted = (stack.n_layers - 1,) if options.layers == "last" else options.layers
     for layer in wanted:
         if not EMBEDDINGS <= layer < stack.n_layers:
             raise BadInput(

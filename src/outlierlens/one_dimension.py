@@ -88,10 +88,7 @@ class LayerOneDim:
 
 
 @dataclass(frozen=True)
-class OneDimension(
-    Result,
-    caption="{self.provenance.model}: {self.task} from one dimension ({self.metric}; whole model {self.full:.3f})",
-):
+class OneDimension(Result):
     """How much of a task each single dimension of a fine-tuned model carries.
 
     Attributes:

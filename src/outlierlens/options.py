@@ -25,6 +25,7 @@ import functools
 import importlib
 import inspect
 import math
+import operator
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -55,14 +56,22 @@ class Flag:
         words: the default as a user would write it, for options with `read`; "" shows none.
         env: variable of the environment that stands in for the option.
         argument: whether it stands without a name, by its place.
+        repeats: whether it may be given again and again; `read` then gets all the strings.
         hidden: whether only Python has it.
     """
 
     def __init__(
-        self, *names: str, read: str = "", words: str = "", env: str = "", argument: bool = False, hidden: bool = False
+        self,
+        *names: str,
+        read: str = "",
+        words: str = "",
+        env: str = "",
+        argument: bool = False,
+        repeats: bool = False,
+        hidden: bool = False,
     ) -> None:
         self.names, self.read, self.words, self.env = names, read, words, env
-        self.argument, self.hidden = argument, hidden
+        self.argument, self.repeats, self.hidden = argument, repeats, hidden
 
 
 class Flat:
@@ -73,10 +82,10 @@ class Flat:
 
 
 class Other:
-    """What a command changes of an option that it shares with others: its default, where one is given, and its help."""
+    """What a command changes of an option that it shares with others: its default, where one is given, its help, its least."""
 
-    def __init__(self, *default: Any, help: str = "") -> None:
-        self.default, self.help = default, help
+    def __init__(self, *default: Any, help: str = "", least: int | None = None) -> None:
+        self.default, self.help, self.bounds = default, help, () if least is None else (Ge(least),)
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,10 @@ class Option:
         """How errors of the command line call it: --random."""
         return self.flags[-1].partition("/")[0] if self.flags else self.name.upper()
 
-    def value(self, given: str) -> Any:
+    def value(self, given: str | list[str]) -> Any:
         """What the words of a command line mean, by `flag.read`; raises BadInput of the reader."""
         module, _, function = self.flag.read.partition(":")
-        return getattr(importlib.import_module(f"outlierlens.{module}"), function)(given)
+        return operator.attrgetter(function)(importlib.import_module(f"outlierlens.{module}"))(given)
 
 
 def options_of(options: Any) -> tuple[Option, ...]:
@@ -149,12 +158,17 @@ def _options(cls: type, instance: Any, path: tuple[str, ...], only: tuple[str, .
 def changed(options: type[T] | T, changes: Mapping[str, Other | None]) -> tuple[type[T] | T, tuple[Option, ...]]:
     """(the dataclass with other defaults, its options): by name what becomes of an option; None takes it away."""
     own = [one for one in options_of(options) if one.name in changes]
-    defaults = {one.path: change.default[0] for one in own if (change := changes[one.name]) and change.default}
-    options = build(options, defaults) if defaults else options
-    gone = {one.name for one in own if changes[one.name] is None}
-    helps = {name: change.help for name, change in changes.items() if change is not None}
-    kept = (one for one in options_of(options) if one.name not in gone)
-    return options, tuple(dataclasses.replace(one, help=helps.get(one.name) or one.help) for one in kept)
+    given = {one.path: change.default[0] for one in own if (change := changes[one.name]) and change.default}
+    values = {path: value for path, value in given.items() if value is not REQUIRED}  # which no instance may hold
+    options = build(options, values) if values else options
+    found = []
+    for one in options_of(options):
+        change = changes.get(one.name, Other())
+        if change is not None:
+            default = given.get(one.path, one.default)
+            bounds = change.bounds or one.bounds
+            found.append(dataclasses.replace(one, default=default, bounds=bounds, help=change.help or one.help))
+    return options, tuple(found)
 
 
 def build(options: type[T] | T, values: Mapping[tuple[str, ...], Any]) -> T:

@@ -11,7 +11,7 @@ token, position and segment embeddings, and in the norm after them).
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,11 +24,12 @@ from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.detect import Measured, find, zscore
 from outlierlens.embedding_tables import KEPT_KINDS, MAX_KEPT_ROWS, TablePass, histogram_of, ranks_in_rows
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
+from outlierlens.experiments.origin.options import OriginOptions
 from outlierlens.origin_verdict import verdict
 from outlierlens.origins import NormOrigin, Origin, StackOrigin, TableOrigin
 from outlierlens.results import Provenance
 from outlierlens.vocabulary import folder_beside, token_texts
-from outlierlens.weights import ScanOptions, Site, check_size, measure, per_dim, sites_of
+from outlierlens.weights import Site, check_size, measure, per_dim, sites_of
 
 if TYPE_CHECKING:
     from outlierlens.models import LoadedModel
@@ -38,23 +39,7 @@ MAX_NAMED = 64
 MODEL = "embeddings"  # the layer of what stands before block 0
 
 
-@dataclass(frozen=True)
-class OriginOptions:
-    """Which dimensions to follow, and how to read the model.
-
-    Attributes:
-        dims: dimensions to follow, in every stack or {stack: dimensions}; None follows what the scan's rule finds.
-        named_by: how `dims` were chosen, in words.
-        scan: the rule, whose n_sigma also says what stands out; where the model is, and what the rule may read to name
-            dimensions. Tables and linears of any size are read, in parts; beyond `max_read` bytes `notice` is told.
-    """
-
-    dims: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None = None
-    named_by: str = "given"
-    scan: ScanOptions = field(default_factory=ScanOptions)
-
-
-def origin(model: str, options: OriginOptions | None = None, *, command: str = "") -> Origin:
+def origin(model: str, options: OriginOptions | None = None) -> Origin:
     """Say where outlier dimensions of `model` come from: a sample, directory, file or hub id.
 
     Raises:
@@ -69,7 +54,7 @@ def origin(model: str, options: OriginOptions | None = None, *, command: str = "
     ) as checkpoint:
         stacks = arch.stacks_for(checkpoint, scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
-        return _Measurement(checkpoint, options, folder_beside(model, scan.subfolder)).run(bound, command)
+        return _Measurement(checkpoint, options, folder_beside(model, scan.subfolder)).run(bound)
 
 
 def origin_live(loaded: "LoadedModel", options: OriginOptions | None = None, *, command: str = "") -> Origin:
@@ -92,7 +77,7 @@ class _Measurement:
         self.tables: dict[tuple[str, tuple[int, ...]], TableOrigin | None] = {}
         self.read: dict[str, np.ndarray] = {}  # one value a dimension, by parameter
 
-    def run(self, bound: Sequence[BoundStack], command: str) -> Origin:
+    def run(self, bound: Sequence[BoundStack], command: str = "") -> Origin:
         """The measurement of every stack."""
         self._check_dims(bound)
         stacks = tuple(self.stack(one) for one in bound)

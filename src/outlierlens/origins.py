@@ -275,7 +275,7 @@ class StackOrigin:
 
 
 @dataclass(frozen=True)
-class Origin(Result, caption="{self.provenance.model}: dimensions in its embedding tables"):
+class Origin(Result):
     """Where the named dimensions of a model come from, from its weights alone.
 
     Attributes:
@@ -316,25 +316,3 @@ class Origin(Result, caption="{self.provenance.model}: dimensions in its embeddi
                             "other_dim": int(norm.other_dim[i]),
                             "other_z": float(norm.other_z[i]),
                         }
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """One flat row per stack, table and named dimension."""
-        for stack in self.stacks:
-            for one in stack.tables:
-                for dim in one.dims:
-                    low, high = (one.most_of_others(end, stack.dims) for end in ("smallest", "largest"))
-                    yield {
-                        "stack": stack.stack,
-                        "table": one.kind,
-                        "dim": dim.dim,
-                        "rows": one.n_read,
-                        "smallest_of": dim.argmin_share,
-                        "most_of_others_smallest": low.share if low else None,
-                        "largest_of": dim.argmax_share,
-                        "most_of_others_largest": high.share if high else None,
-                        "sigma_share": dim.sigma_share,
-                        "mean_z": dim.mean_z if one.n_read > 1 else None,
-                        "mean_rank": dim.mean_rank if one.n_read > 1 else None,
-                        "strongest_row": dim.extremes[0].row if dim.extremes else None,
-                        "strongest_z": dim.extremes[0].z if dim.extremes else None,
-                    }

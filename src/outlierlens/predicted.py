@@ -195,7 +195,7 @@ class PartsOfSpeech:
 
 
 @dataclass(frozen=True)
-class Predictions(Result, caption="{self.provenance.model} on {self.data}: frequency of predicted tokens"):
+class Predictions(Result):
     """What a model says with dimensions off, beside what it says intact and with random dimensions off.
 
     Attributes:
@@ -248,10 +248,6 @@ class Predictions(Result, caption="{self.provenance.model} on {self.data}: frequ
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per input, intervention and measure."""
         return prediction_rows(self)
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the frequency."""
-        return [row for row in prediction_rows(self) if row["measure"] == "log_frequency"]
 
 
 def prediction_rows(found: Predictions) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome(Result, caption="pre-training run {self.recipe}"):
+class Outcome(Result):
     """One trained model, measured.
 
     Attributes:
@@ -79,7 +79,7 @@ class Outcome(Result, caption="pre-training run {self.recipe}"):
 
 
 @dataclass(frozen=True)
-class Outcomes(Result, caption="pre-training runs"):
+class Outcomes(Result):
     """Several runs, in the order given."""
 
     runs: tuple[Outcome, ...]

@@ -5,7 +5,6 @@ found.layers[3].contribution[557], found.layers[3].mean      # mean |w · v| of 
 found.layers[3].heat                                         # [position, heat_dims]: the largest contributors by position
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -104,9 +103,7 @@ class LayerProbe:
 
 
 @dataclass(frozen=True)
-class PositionProbe(
-    Result, caption="{self.provenance.model}: a token's position from its hidden state ({self.n_dev_tokens:,} tokens)"
-):
+class PositionProbe(Result):
     """Linear probes without bias that predict a token's position from its hidden state (Luo et al. 2021, section 3).
 
     Positions count from 0 and count special tokens; the layers are named as elsewhere ("embeddings", "0", "1", …), where
@@ -174,25 +171,6 @@ class PositionProbe(
             for one in self.layers
             for dim, value in enumerate(one.contribution.tolist())
         ]
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """One row per layer."""
-        for one in self.layers:
-            yield {
-                "layer": one.layer,
-                "accuracy": one.raw.accuracy,
-                "low": one.raw.low,
-                "high": one.raw.high,
-                "within_one": one.raw.within_one,
-                "loss": one.raw.loss,
-                "clipped": one.clipped.accuracy if one.clipped else None,
-                "retrained": one.retrained.accuracy if one.retrained else None,
-                "largest_dim": one.largest.dim,
-                "largest": one.largest.value,
-                "mean": one.mean,
-                "other_dim": one.other.dim,
-                "other": one.other.value,
-            } | {f"dim_{named.dim}": named.value for named in one.named}
 
 
 def buckets(n_positions: int) -> list[tuple[int, int]]:

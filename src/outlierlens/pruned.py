@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+from annotated_types import Gt, Le
 
 from outlierlens.damage import Condition, Control
 from outlierlens.detect import layers_needed
 from outlierlens.errors import BadInput
 from outlierlens.layer_words import number_of_layers
+from outlierlens.options import check
 from outlierlens.results import Provenance, Result
 
 Scope = Literal["all", "outliers"]
@@ -32,23 +34,19 @@ class Removal:
     where the block ends in a norm, its scale and its bias there; elsewhere at least `row_fraction` of the weights of the
     last linears that write to it. (A norm that multiplies by 1 + weight is zero at weight −1.)
     The constraint (Kovaleva et al. 2021, section on pruning): no position is removed in `min_layer_fraction` of the layers.
-
-    Attributes:
-        row_fraction: share of a row in (0, 1] that must be gone; for blocks that end in a linear.
-        scale_alone: a position whose scale is gone counts as removed even where its bias stays; for blocks that end in a norm.
-        min_layer_fraction: share of layers in (0, 1].
-        scope: whether the constraint is about "all" positions or about "outliers" alone.
     """
 
-    row_fraction: float = 1.0
+    row_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of a row that must be gone, where blocks end in a linear."""
     scale_alone: bool = False
-    min_layer_fraction: float = 0.5
+    """A norm's scale counts as removed even where its bias stays."""
+    min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Share of layers in which a position may not be removed."""
     scope: Scope = "all"
+    """Whether the constraint is about all positions or about outliers alone."""
 
     def __post_init__(self) -> None:
-        for name in ("row_fraction", "min_layer_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be in (0, 1]")
+        check(self)
         if self.scope not in SCOPES:
             raise BadInput(f"scope is {self.scope!r}; use {' or '.join(SCOPES)}")
 
@@ -132,7 +130,7 @@ class StackCheck:
 
 
 @dataclass(frozen=True)
-class PruneCheck(Result, caption="{self.provenance.model}: {self.verdict}"):
+class PruneCheck(Result):
     """Which positions of the residual stream pruning removed in too many layers.
 
     Attributes:
@@ -155,6 +153,11 @@ class PruneCheck(Result, caption="{self.provenance.model}: {self.verdict}"):
     def holds(self) -> bool:
         """Whether no position within the scope is removed in too many layers."""
         return not any(stack.breaks(self.rule.scope) for stack in self.stacks)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the constraint is broken."""
+        return not self.holds
 
     @property
     def verdict(self) -> str:
@@ -212,7 +215,7 @@ def _verdict(stack: StackCheck, rule: Removal, several: bool) -> str:
 
 
 @dataclass(frozen=True)
-class PruneExperiment(Result, caption="{self.provenance.model}: {self.verdict}"):
+class PruneExperiment(Result):
     """The same number of weights pruned by magnitude, and forced onto one position, beside controls.
 
     Attributes:

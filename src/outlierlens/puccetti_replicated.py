@@ -49,9 +49,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class PuccettiReplication(
-    Result, caption="{self.provenance.model}: do outliers follow frequency (Puccetti et al. 2022)?"
-):
+class PuccettiReplication(Result):
     """Puccetti et al. 2022 for one model.
 
     Attributes:
@@ -76,6 +74,12 @@ class PuccettiReplication(
     seconds: dict[str, float] = field(default_factory=dict)
     full: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Frequency | Attention | LayerStory | FrequencyBands | Predictions, ...]:
+        """The parts that there are."""
+        parts = (self.frequency, self.attention, self.story, self.bands, self.predictions)
+        return tuple(part for part in parts if part is not None)
 
     def links(self) -> Iterator[Link]:
         """Whether the outliers follow frequency, for raw and log counts, without special tokens and with them."""

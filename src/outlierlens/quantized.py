@@ -200,7 +200,7 @@ class SmoothScale:
 
 
 @dataclass(frozen=True)
-class Quantized(Result, caption="{self.provenance.model}: {self.verdict}"):
+class Quantized(Result):
     """A model rounded by several schemes.
 
     Attributes:
@@ -301,10 +301,6 @@ class Quantized(Result, caption="{self.provenance.model}: {self.verdict}"):
                 "noise": setting.noise,
                 "kept": setting.kept,
             }
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: without random dimensions."""
-        return [row for row in self.records() if row["what"] != "random"]
 
 
 def named(dims: tuple[int, ...]) -> str:

@@ -140,8 +140,3 @@ class Recovery(Result):
                 "regrown": float(np.mean(regrown)) if regrown else None,
                 "epoch": arm.best_epoch,
             }
-
-    @property
-    def caption(self) -> str:
-        """The model, the task and what is off."""
-        return f"{self.provenance.model}, {self.task}: dimensions {', '.join(map(str, self.dims))} off"

@@ -1,6 +1,7 @@
 """Does a fine-tuned model recover from losing its outlier dimensions when it is fine-tuned again?
 
-    found = recover("runs/rte/seed-42/model", (308, 381), train, dev, Path("runs/recovery"), RecoverOptions())
+    options = RecoverOptions(dims=(308, 381))
+    found = recover("runs/rte/seed-42/model", train, dev, Path("runs/recovery"), options)
     found.arm("chosen", "again").recovered, found.arm("random", "again").lost
 
 The model is scored intact, with the dimensions off, fine-tuned again after they were switched off (free to regrow them),
@@ -9,9 +10,10 @@ fine-tuned as much further. Each fine-tuning is a run folder of `finetune`, so w
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +23,11 @@ from outlierlens.checkpoint.live import LiveCheckpoint
 from outlierlens.controls import random_sets
 from outlierlens.detect import Measured
 from outlierlens.errors import BadInput
-from outlierlens.finetune import FinetuneSettings
+from outlierlens.experiments.recover.options import RecoverOptions
 from outlierlens.finetune.order import steps_per_epoch
 from outlierlens.heads import NewHead
 from outlierlens.labelled import Examples
-from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
+from outlierlens.models import LoadedModel, fingerprint, load_model
 from outlierlens.recovered import Arm, Recovery, Regrowth, State, What
 from outlierlens.results import save
 from outlierlens.tasks import TaskOptions
@@ -33,59 +35,32 @@ from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
 from outlierlens.weights import measure, scan_stream, sites_of
 
+if TYPE_CHECKING:
+    from outlierlens.finetune import FinetuneOptions
+
 RESULT = "recovery.json"
-
-
-@dataclass(frozen=True)
-class RecoverOptions:
-    """What to run.
-
-    Attributes:
-        settings: of every fine-tuning; `off`, `hold`, `stack` and `seed` are set here.
-        seeds: one fine-tuning of each arm a seed.
-        n_random: random sets of the same size that are treated alike.
-        seed: of the random sets and of intervals.
-        load: where the model comes from, and on which device it runs.
-        progress: called with a line at each stage.
-    """
-
-    settings: FinetuneSettings = field(default_factory=FinetuneSettings)
-    seeds: tuple[int, ...] = (42,)
-    n_random: int = 1
-    seed: int = 0
-    stack: str | None = None
-    load: LoadOptions = field(default_factory=LoadOptions)
-    overwrite: bool = False
-    command: str = ""
-    progress: Callable[[str], None] = field(default=print, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.n_random < 0 or not self.seeds:
-            raise BadInput(
-                f"n_random is {self.n_random} and seeds are {list(self.seeds)}; need 0 or more, and one or more"
-            )
-        if self.settings.off:
-            raise BadInput("recover chooses itself what each fine-tuning switches off; give the dimensions as dims")
 
 
 def recover(
     model: str,
-    dims: Sequence[int] | None,
     train: Examples,
     dev: Examples,
     folder: Path,
     options: RecoverOptions | None = None,
+    how: "FinetuneOptions | None" = None,
 ) -> Recovery:
-    """Run all arms and write `recovery.json`; `dims` None takes what the scan of the model's weights finds.
+    """Run all arms and write `recovery.json`; `how` says where the model comes from and who is told.
 
     Raises:
         BadInput: a model without a head for the task, no dimension to switch off, or a folder with another run in it.
     """
-    options = options or RecoverOptions()
-    loaded = load_model(model, replace(options.load, dtype="float32"))
+    from outlierlens.finetune import FinetuneOptions, finetune
+
+    options, how = options or RecoverOptions(), how or FinetuneOptions()
+    loaded = load_model(model, replace(how.load, dtype="float32"))
     _check_head(loaded, train)
     bench = _Bench(loaded, dev, options)
-    chosen = tuple(sorted(dims)) if dims is not None else bench.found
+    chosen = tuple(sorted(options.dims)) if options.dims is not None else bench.found
     if not chosen:
         raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --dims")
     plan_dims(bench.stack, bench.width, chosen)
@@ -99,15 +74,20 @@ def recover(
         with zeroed_weights(loaded, off, stack=bench.stack.name):
             arms.append(bench.arm(what, "off", off, loaded, off))
     for what, off, state, name in _trainings(sets):
-        for number, trained in enumerate(_finetune(model, train, dev, folder / name, off, state, options)):
-            again = load_model(trained.folder, replace(options.load, dtype="float32", revision=None, subfolder=""))
+        settings = options.settings
+        if off:
+            settings = replace(settings, off=off, hold=state == "held", stack=options.stack)
+        how.progress(f"{name}: fine-tuning again" + (f" with {', '.join(map(str, off))} off" if off else ""))
+        tuned = finetune(model, train, dev, folder / name, settings, seeds=options.seeds, options=how)
+        for number, trained in enumerate(tuned.seeds):
+            again = load_model(trained.folder, replace(how.load, dtype="float32", revision=None, subfolder=""))
             arm = bench.arm(what, state, off, again, off or chosen)
             arms.append(replace(arm, seed=options.seeds[number], best_epoch=trained.best_epoch, folder=trained.folder))
     settings = options.settings
     n_train = min(len(train), settings.train_limit or len(train))
     steps = steps_per_epoch(n_train, settings.batch) * settings.epochs
     found = Recovery(
-        provenance=loaded.provenance(command=options.command, seed=options.seed, digest=bench.fingerprint),
+        provenance=loaded.provenance(command=how.command, seed=options.seed, digest=bench.fingerprint),
         task=dev.task.name,
         metric=dev.task.metric,
         stack=bench.stack.name,
@@ -144,34 +124,6 @@ def _trainings(sets: Sequence[tuple[What, tuple[int, ...]]]) -> list[tuple[What,
         states: tuple[State, ...] = ("again", "held")
         runs += [(what, off, state, f"{name}-{state}") for state in states]
     return runs
-
-
-@dataclass(frozen=True)
-class _Trained:
-    folder: str
-    best_epoch: float
-
-
-def _finetune(
-    model: str,
-    train: Examples,
-    dev: Examples,
-    folder: Path,
-    off: tuple[int, ...],
-    state: State,
-    options: RecoverOptions,
-) -> list[_Trained]:
-    from outlierlens.finetune import FinetuneOptions, finetune
-
-    settings = options.settings
-    if off:
-        settings = replace(settings, off=off, hold=state == "held", stack=options.stack)
-    options.progress(f"{folder.name}: fine-tuning again" + (f" with {', '.join(map(str, off))} off" if off else ""))
-    how = FinetuneOptions(
-        load=options.load, command=options.command, overwrite=options.overwrite, progress=options.progress
-    )
-    tuned = finetune(model, train, dev, folder, settings, seeds=options.seeds, options=how)
-    return [_Trained(run.folder, run.best_epoch) for run in tuned.seeds]
 
 
 class _Bench:

@@ -178,7 +178,7 @@ def where_enough(tables: "Sequence[tuple[str, TaskTable]]") -> str:
 
 
 @dataclass(frozen=True)
-class Replication(Result, caption="{self.base}: {self.paper}"):
+class Replication(Result):
     """A paper's table for one model.
 
     Attributes:
@@ -225,8 +225,3 @@ class Replication(Result, caption="{self.base}: {self.paper}"):
             for one in self.tables
             for row in (*one.rows, *one.windows)
         ]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the tables over all layers."""
-        shown = ("task", "model", "off", "value", "lost", "lost_low", "lost_high", "times_random", "enough")
-        return [{key: row[key] for key in shown} for row in self.records() if row["window"] == "all layers"]

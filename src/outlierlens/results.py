@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -40,7 +40,8 @@ from outlierlens._version import __version__
 from outlierlens.axes import fit
 from outlierlens.documents import parse_json
 from outlierlens.errors import BadFile, BadInput, need
-from outlierlens.show import html_table
+from outlierlens.experiments import BY_RESULT, EXPERIMENTS
+from outlierlens.view.html import sections_html
 from outlierlens.writing import write_text
 
 if TYPE_CHECKING:
@@ -49,77 +50,21 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MAX_JSON_BYTES = 512 * 2**20
 # Where each kind of result file is defined: reading one imports its home, which then registers it.
-HOMES = {
-    "Scan": "scanned",
-    "Scans": "scanned",
-    "Comparison": "comparison",
-    "Fingerprint": "fingerprinted",
-    "Verification": "verified",
-    "Observation": "observation",
-    "Damage": "damage",
-    "Detectors": "defined",
-    "Sweep": "swept",
-    "Track": "tracked",
-    "Outcome": "pretrained",
-    "Outcomes": "pretrained",
-    "FineTuned": "finetuned",
-    "Survival": "survived",
-    "Recovery": "recovered",
-    "OneDimension": "one_dimension",
-    "PositionProbe": "probed",
-    "Geometry": "geometrical",
-    "FrequencyBands": "frequency_bands",
-    "Predictions": "predicted",
-    "Attention": "attended",
-    "Origin": "origins",
-    "FrozenScores": "frozen_scores",
-    "Similarity": "similar",
-    "WordInContext": "similar",
-    "Exported": "exported",
-    "Replication": "replicated",
-    "LuoReplication": "luo_replicated",
-    "PuccettiReplication": "puccetti_replicated",
-    "Frequency": "frequent",
-    "LayerStory": "layer_story",
-    "PruneCheck": "pruned",
-    "PruneExperiment": "pruned",
-    "Quantized": "quantized",
-    "BeyondZero": "treated",
-    "Explored": "explored",
-    "Attack": "attacked",
-    "UpdateCheck": "updated",
-    "ReportData": "report.results",
-}
+HOMES = {kind: home for row in EXPERIMENTS for kind, home in row.kinds.items()}
 _KINDS: "dict[str, type[Result]]" = {}
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 MAX_AXES = 8  # of an array
 
 
 class Result(ABC):
-    """What every kind of result can do; a kind is a frozen dataclass that says its `records` and a caption for them.
+    """What every kind of result can do; a kind is a frozen dataclass that says its `records`."""
 
-    @dataclass(frozen=True)
-    class Scan(Result, caption="{self.provenance.model}: {self.rule.name}"): ...
-    """
-
-    _caption: ClassVar[str]
-
-    def __init_subclass__(cls, caption: str = "") -> None:
+    def __init_subclass__(cls) -> None:
         _KINDS[cls.__name__] = cls
-        cls._caption = caption
-
-    @property
-    def caption(self) -> str:
-        """What stands above the rows in a notebook."""
-        return self._caption.format(self=self)
 
     @abstractmethod
     def records(self) -> Iterable[Mapping[str, Any]]:
         """Flat rows: what a data frame is made of."""
-
-    def shown(self) -> Iterable[Mapping[str, Any]]:
-        """The rows that a notebook shows: `records`, unless a kind chooses among them."""
-        return self.records()
 
     def columns(self, *which: Any, **named: Any) -> Any:
         """The columns of a data frame, {name: values}, or its rows."""
@@ -134,7 +79,7 @@ class Result(ABC):
         return save(self, path)
 
     def _repr_html_(self) -> str:
-        return html_table(list(self.shown()), caption=self.caption)
+        return sections_html(BY_RESULT[type(self).__name__].sections()(self))
 
 
 class OnTask:
@@ -215,18 +160,24 @@ def from_json(text: str | bytes, where: str = "result") -> Any:
 
 def decode_document(document: Any, where: str) -> Any:
     """The result in an already parsed document; raises BadFile like `from_json`."""
+    kind = _kind_of(document, where)
+    if document.get("format_version") != FORMAT_VERSION:
+        raise BadFile(
+            f"{where}: format_version {document.get('format_version')!r:.40}; this version reads {FORMAT_VERSION}; "
+            "make the result again or install the version that wrote it"
+        )
+    return _decode(kind, document, where, {})
+
+
+def _kind_of(document: Any, where: str) -> "type[Result]":
+    """The class that a document names, which is imported when it is first met."""
     kind = document.get("kind") if isinstance(document, dict) else None
     kind = kind if isinstance(kind, str) else None
     if kind in HOMES and kind not in _KINDS:
         importlib.import_module(f"outlierlens.{HOMES[kind]}")
     if kind not in _KINDS:
         raise BadFile(f"{where}: kind {kind!r:.40} is no result of outlierlens; known: {', '.join(HOMES)}")
-    if document.get("format_version") != FORMAT_VERSION:
-        raise BadFile(
-            f"{where}: format_version {document.get('format_version')!r:.40}; this version reads {FORMAT_VERSION}; "
-            "make the result again or install the version that wrote it"
-        )
-    return _decode(_KINDS[kind], document, where, {})
+    return _KINDS[kind]
 
 
 def load(path: Path | str) -> Any:
@@ -244,9 +195,11 @@ def save(value: Any, path: Path | str) -> Path:
     return write_text(Path(path), to_json(value) + "\n")
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any, wanted: Any = None) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        kind = {"kind": type(value).__name__} if wanted is Result else {}  # any of them: it says which
+        hints = _hints(type(value))
+        return kind | {f.name: _encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
         return _encode_array(value)
     if isinstance(value, np.generic):
@@ -256,7 +209,8 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encode(item) for item in value]
+        of = Result if wanted == tuple[Result, ...] else None
+        return [_encode(item, of) for item in value]
     if value is None or isinstance(value, str | int | bool):
         return value
     raise TypeError(f"cannot write {type(value).__name__} to JSON")
@@ -294,7 +248,7 @@ def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
         if value not in arguments:
             raise BadFile(f"{where}: {value!r:.40} is none of {', '.join(map(repr, arguments))}")
         return value
-    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+    if wanted is Result or (dataclasses.is_dataclass(wanted) and isinstance(wanted, type)):
         return _decode_dataclass(wanted, value, where, sizes)
     if origin is tuple and isinstance(value, list):
         return tuple(_decode(arguments[0], item, f"{where}[{i}]", sizes) for i, item in enumerate(value))
@@ -347,6 +301,7 @@ def _decode_array(value: list[Any], where: str) -> np.ndarray:
 
 
 def _decode_dataclass(cls: type, value: Any, where: str, outer: dict[str, int]) -> Any:
+    cls = _kind_of(value, where) if cls is Result else cls
     if not isinstance(value, dict):
         raise BadFile(f"{where}: expected an object for {cls.__name__}, found {type(value).__name__}")
     given, sizes = {}, dict(outer)
@@ -364,9 +319,14 @@ def _axes(wanted: Any) -> str | None:
 
 
 @functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
 def _fields(cls: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     """A dataclass' fields with their types, those first by which axes are measured: numbers, names, then arrays."""
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
 
     def place(one: tuple[dataclasses.Field[Any], Any]) -> int:
         axes = _axes(one[1])

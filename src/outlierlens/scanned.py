@@ -77,7 +77,7 @@ class StackScan:
 
 
 @dataclass(frozen=True)
-class Scan(Result, caption="{self.provenance.model}: {self.rule.name}"):
+class Scan(Result):
     """Outlier dimensions of a model, from its weights alone."""
 
     provenance: Provenance
@@ -113,7 +113,7 @@ class Scan(Result, caption="{self.provenance.model}: {self.rule.name}"):
 
 
 @dataclass(frozen=True)
-class Scans(Result, caption="outlier dimensions"):
+class Scans(Result):
     """Several models scanned under one rule, for one table."""
 
     scans: tuple[Scan, ...]

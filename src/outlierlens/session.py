@@ -8,19 +8,19 @@ Importing this needs neither torch nor a library for command lines.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
-from outlierlens.task_reading import Reading, TaskReading
+from outlierlens.task_reading import Reading, SplitReading, TaskReading
+from outlierlens.vectors.options import Fitting, VectorReading
 
 if TYPE_CHECKING:
     from outlierlens.data import Texts
     from outlierlens.models import LoadedModel, LoadOptions
-    from outlierlens.vectors.options import Fitting, VectorReading
     from outlierlens.weights import ScanOptions
 
 
@@ -95,6 +95,16 @@ class Output:
     no_progress: bool = False
     """No progress on stderr."""
 
+    @property
+    def for_people(self) -> bool:
+        """Whether stdout is read by people."""
+        return not self.json and not self.quiet
+
+    @property
+    def tells_progress(self) -> bool:
+        """Whether stderr says how far the work is."""
+        return not self.no_progress and not self.quiet
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -114,12 +124,14 @@ class Session:
         progress: called as (label, done, total).
         notice: called with a line for stderr.
         show: what `sections` of the view gets beside the result and `verbose`.
+        draw: what the row's picture gets beside the result.
+        then: called once the result is written and shown.
     """
 
     subject: Subject = Subject("")
     reading: Reading = Reading()
-    vectors: "VectorReading | None" = None
-    fitting: "Fitting | None" = None
+    vectors: VectorReading = VectorReading()
+    fitting: Fitting = Fitting()
     loading: Source = Loading()
     rows: Rows = Rows()
     output: Output = Output()
@@ -127,6 +139,8 @@ class Session:
     progress: Callable[[str, int, int], None] | None = None
     notice: Callable[[str], None] = print
     show: dict[str, Any] = field(default_factory=dict)
+    draw: dict[str, Any] = field(default_factory=dict)
+    then: Callable[[], None] | None = None
 
     @cached_property
     def load(self) -> "LoadOptions":
@@ -141,12 +155,13 @@ class Session:
             notice=self.notice,
         )  # fmt: skip
 
-    def scanning(self, **more: Any) -> "ScanOptions":
-        """How weights are read; `more` are other fields of `ScanOptions`."""
+    def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":
+        """How weights are read: as `asked`, from where the command line says; `more` are other fields of `ScanOptions`."""
         from outlierlens.weights import ScanOptions
 
         one = self.loading
-        return ScanOptions(
+        return replace(
+            asked or ScanOptions(),
             row=one.row, revision=one.revision, subfolder=one.subfolder, token=one.token, offline=one.offline,
             notice=self.notice, **more,
         )  # fmt: skip
@@ -162,6 +177,12 @@ class Session:
     def task_reading(self) -> TaskReading:
         """What is read, of a command that scores examples of labelled tasks too."""
         assert isinstance(self.reading, TaskReading)  # its row takes it
+        return self.reading
+
+    @property
+    def splits(self) -> SplitReading:
+        """What is read, of a command that takes training and dev examples."""
+        assert isinstance(self.reading, SplitReading)  # its row takes it
         return self.reading
 
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":

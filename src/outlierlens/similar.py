@@ -142,7 +142,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Similarity(Result, caption="{self.provenance.model}: semantic similarity, Spearman's ρ × 100"):
+class Similarity(Result):
     """Semantic textual similarity at every layer with every fix.
 
     Attributes:
@@ -172,24 +172,6 @@ class Similarity(Result, caption="{self.provenance.model}: semantic similarity, 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per task, layer or static vectors, and fix."""
         return similarity_rows(self)
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """One flat row per task, way to choose a layer, and fix; × 100."""
-        for task in self.tasks:
-            for one in task.choices:
-                changed = one.fix != "raw"
-                yield {
-                    "task": task.title,
-                    "layer chosen": one.how,
-                    "fix": one.fix,
-                    "layer": one.layer,
-                    "ρ × 100": f"{100 * one.score:.2f}",
-                    "raw layer": one.raw_layer if changed else None,
-                    "raw": f"{100 * one.raw_score:.2f}" if changed else None,
-                    "change": f"{100 * one.change:+.2f}" if changed else None,
-                    "95 %": task.interval(one) if changed else None,
-                    "says": one.verdict or None,
-                }
 
 
 def similarity_rows(found: Similarity) -> Iterator[dict[str, Any]]:
@@ -277,7 +259,7 @@ class WordChoice:
 
 
 @dataclass(frozen=True)
-class WordInContext(Result, caption="{self.provenance.model}: words in context, accuracy in per cent"):
+class WordInContext(Result):
     """Word-in-Context: whether the cosine of a word's two vectors says that it means the same, at every layer.
 
     Attributes:
@@ -312,27 +294,3 @@ class WordInContext(Result, caption="{self.provenance.model}: words in context, 
             for column, fix in enumerate(self.fixes)
             for place, threshold in enumerate(self.thresholds)
         ]  # fmt: skip
-
-    def shown(self) -> Iterator[dict[str, Any]]:
-        """One flat row per kind of thresholds and fix; accuracies × 100."""
-        for one in self.choices:
-            row: dict[str, Any] = {
-                "thresholds": one.thresholds,
-                "fix": one.fix,
-                "layer": one.layer,
-                "above": f"{one.threshold:.3f}",
-            }
-            train, validation = self.data[0], self.data[-1]
-            for where, split, value, change, low, high in (
-                ("train (chosen on it)", train, one.accuracy, one.change, one.low, one.high),
-                ("cross-validated", train, one.crossed, one.crossed_change, one.crossed_low, one.crossed_high),
-                ("validation", validation, one.held_out, one.held_out_change, one.held_out_low, one.held_out_high),
-            ):
-                if value is not None:
-                    told = (
-                        ""
-                        if one.fix == "raw" or change is None
-                        else f" {100 * change:+.2f} ({split.interval(low, high)})"
-                    )
-                    row[where] = f"{100 * value:.2f}{told}"
-            yield {**row, "says": one.verdict or None}

@@ -31,11 +31,26 @@ def plain_dims(text: str, option: str = "--dims", remedy: str = "") -> tuple[int
     return dims
 
 
+def dims_or_strongest(text: str) -> tuple[int, ...] | str:
+    """ "308,381" -> (308, 381); "strongest" as it is; "" -> ()."""
+    if text in ("", "strongest"):
+        return text or ()
+    return plain_dims(text, remedy="name dimensions, such as 308,381, or strongest")
+
+
 def parse_seeds(text: str) -> tuple[int, ...]:
     """ "42,43" -> (42, 43); raises BadInput for anything else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise BadInput(f"cannot read seeds {text!r}; write 42,43")
+    return tuple(map(int, parts))
+
+
+def parse_steps(text: str) -> tuple[int, ...]:
+    """ "0,500,10_000" -> (0, 500, 10000); raises BadInput for anything else."""
+    parts = [part.strip().replace("_", "") for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) < 13 for part in parts):
+        raise BadInput(f"cannot read steps {text!r}; write them as 0,500,1000")
     return tuple(map(int, parts))
 
 
@@ -62,6 +77,16 @@ def parse_layers(text: str) -> tuple[int, ...]:
             raise BadInput(f"{text!r} names more than 10,000 layers")
         layers += range(int(first), stop + 1)
     return tuple(layers)
+
+
+def layers_or_word(text: str) -> tuple[int, ...] | str:
+    """ "0-3,7" -> (0, 1, 2, 3, 7); "last" and "all" as they are."""
+    return text if text in ("last", "all") else parse_layers(text)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """ "negative, positive" -> ("negative", "positive"); empty ones are left out."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _numbers(text: str, whole: str) -> list[int]:

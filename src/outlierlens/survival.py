@@ -9,8 +9,8 @@ bound in each by its own architecture row. Fates and Jaccard are those of `compa
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.comparison import compare
 from outlierlens.errors import BadInput
+from outlierlens.experiments.survival.options import Followed, SurvivalOptions
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.survived import Agreement, DimSurvival, Fate, Movement, Shift, Survival, TunedSurvival
 from outlierlens.weights import ScanOptions, measure, scan_checkpoint, sites_of
+
+if TYPE_CHECKING:
+    from outlierlens.session import Session
 
 NOT_FROM_BASE = 0.5  # fine-tuning leaves z correlated above 0.9; two models trained apart are near 0
 PIECE = 4_000_000  # values widened at once
@@ -31,23 +35,6 @@ GROUPS = ("scale, outliers", "scale, other dimensions", "bias, outliers", "bias,
 # Whole numbers that are no weights, in each format's own words; ONNX's INT8 and UINT8 are weights, read dequantized.
 WHOLE = ("I64", "I32", "I16", "I8", "U8", "BOOL", "INT64", "INT32", "int64", "int32", "int16", "int8", "uint8", "bool")
 Part = Literal["scale", "bias"]
-
-
-@dataclass(frozen=True)
-class SurvivalOptions:
-    """How to compare.
-
-    Attributes:
-        scan: rule, view, and how the base is opened; its `max_read` also limits what is read of a hub's model.
-        tuned_revision: hub revision of the tuned models; None is the base's.
-        dims: dimensions to follow although no rule finds them.
-        movement: also read every weight of both models, to say how far each kind moved.
-    """
-
-    scan: ScanOptions = field(default_factory=ScanOptions)
-    tuned_revision: str | None = None
-    dims: tuple[int, ...] = ()
-    movement: bool = True
 
 
 def survival(base: str, tuned: Sequence[str], options: SurvivalOptions | None = None, *, command: str = "") -> Survival:
@@ -68,6 +55,14 @@ def survival(base: str, tuned: Sequence[str], options: SurvivalOptions | None = 
                 now = scan_checkpoint(after, options.scan, command=command)
                 found.append(_Pair(before, after, was, now, options).judge())
     return Survival(was, tuple(found))
+
+
+def run(session: "Session", options: Followed) -> Survival:
+    """What `outlierlens survival` asks for."""
+    if session.output.chart and len(options.tuned) > 1:
+        raise BadInput("--chart draws one tuned model; name one, or draw the others from the result in Python")
+    how = replace(options.how, scan=session.scanning(options.how.scan))
+    return survival(options.base, options.tuned, how, command=session.command)
 
 
 def _open(name: str, options: ScanOptions, revision: str | None) -> Checkpoint:
@@ -127,7 +122,7 @@ class _Pair:
             if self.before.tensors[ours[key]].shape == self.after.tensors[theirs[key]].shape
         ]
         counts = (len(both), len(ours) - len(both), len(theirs) - len(both))
-        if not self.options.movement:
+        if self.options.norms_only:
             return (), counts
         remote = [
             one for one in (self.before, self.after) if getattr(one, "requests", 0)

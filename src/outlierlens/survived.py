@@ -118,7 +118,7 @@ class TunedSurvival:
 
 
 @dataclass(frozen=True)
-class Survival(Result, caption="{self.base.provenance.model}, fine-tuned"):
+class Survival(Result):
     """The outlier dimensions of a pre-trained model in models fine-tuned from it, all by one rule."""
 
     base: Scan

@@ -177,7 +177,7 @@ class Screening:
 
 
 @dataclass(frozen=True)
-class Sweep(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self.mode}"):
+class Sweep(OnTask, Result):
     """Every dimension (or set, or layer window × dimension) switched off in turn.
 
     Attributes:
@@ -302,7 +302,3 @@ class Sweep(OnTask, Result, caption="{self.provenance.model}: {self.task}, {self
             }
             for effect in self.top(len(self.effects))
         ]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the largest."""
-        return self.records()[:10]

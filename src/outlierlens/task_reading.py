@@ -15,7 +15,7 @@ from outlierlens.options import check
 
 if TYPE_CHECKING:
     from outlierlens.data import Data
-    from outlierlens.labelled import LabelledTask
+    from outlierlens.labelled import Examples, LabelledTask
     from outlierlens.media import Items, Kind
     from outlierlens.tasks import TaskOptions
 
@@ -161,3 +161,29 @@ class TaskReading(Reading):
         if not self.is_labelled:
             return TaskOptions(name=self.task.replace("-", " "), **more)  # type: ignore[arg-type]
         return TaskOptions(name="labelled", measure=self.measure, labels=self._names, **more)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SplitReading(TaskReading):
+    """Training and dev examples of one labelled task."""
+
+    task: str = "auto"
+    """sst2, cola, rte, hans, …; or classify, regress."""
+    data: str = ""
+    """Folder with a file a split, or hub id: both splits. Default: the hub's own copy."""
+    text_column: str | None = None
+    """classify, regress: the text."""
+    label_column: str = "label"
+    """classify, regress: the label."""
+    metric: str | None = None
+    """f1, mcc, … Default: the task's first."""
+    dev_data: str | None = None
+    """Dev examples; --data may then be a file of training examples."""
+
+    def splits(self, *, offline: bool = False, of_words: bool = True) -> "tuple[Examples, Examples]":
+        """(training, dev) examples; raises BadInput as `read_splits` does, and where words are labelled but may not be."""
+        from outlierlens.finetune.splits import read_splits
+
+        if self.task == "tokens" and not of_words:
+            raise BadInput("--task tokens: this command scores whole texts; use a task of texts, classify or regress")
+        return read_splits(self.labelled_task, self.data or None, self.dev_data, offline=offline)

@@ -8,14 +8,17 @@ A band has at most one token of a text, so all its pairs are of different texts.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 from outlierlens.errors import BadInput
 from outlierlens.frequency.run import Vocabulary
 from outlierlens.frequency_bands import BY_BAND, Band
 from outlierlens.geometry.cosines import mean_cosine, unit
 from outlierlens.geometry.drawing import Drawing, kept_tokens
+from outlierlens.options import Flag, check
 from outlierlens.statistics.ranks import resampled_spearman
 from outlierlens.statistics.resampling import multinomial_weights
 from outlierlens.token_counts import TokenCounts
@@ -27,22 +30,19 @@ EXAMPLES = 8
 
 @dataclass(frozen=True)
 class Banding:
-    """How tokens are cut into bands, and how many are drawn.
+    """How tokens are cut into bands, and how many are drawn."""
 
-    Attributes:
-        n_bands: bands of about as many occurrences each. tokens_per_band: drawn at most, one a text.
-        special: draw special tokens too. skip_first: leave so many tokens at the start of each text out.
-    """
-
-    n_bands: int = 5
-    tokens_per_band: int = 1000
+    n_bands: Annotated[int, Flag("--bands"), Ge(2)] = 5
+    """Bands of frequency, with as many occurrences each."""
+    tokens_per_band: Annotated[int, Ge(LEAST)] = 1000
+    """Tokens drawn from each band, one a text, at most."""
     special: bool = False
-    skip_first: int = 0
+    """Draw special tokens too."""
+    skip_first: Annotated[int, Ge(0)] = 0
+    """Leave out N tokens at each text's start (attention sinks)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("n_bands", 2), ("tokens_per_band", LEAST), ("skip_first", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        check(self)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ class TokenCounts:
         """Occurrences in the texts themselves."""
         return int(self.counts.sum())
 
+    @property
+    def n_types(self) -> int:
+        """Ids that occur in the texts themselves."""
+        return int((self.counts > 0).sum())
+
     def frequency(self, special: bool) -> np.ndarray:
         """Occurrences (not shares) of every id, float64 [vocabulary]; `special` adds those put around the texts."""
         return (self.counts + self.special if special else self.counts).astype(np.float64)

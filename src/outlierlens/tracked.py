@@ -128,7 +128,7 @@ class Emergence:
 
 
 @dataclass(frozen=True)
-class Track(Result, caption="{self.provenance.model}: outliers over training"):
+class Track(Result):
     """The norms of one stream over training, trimmed to what is worth drawing, and what is read off them.
 
     Attributes:

@@ -10,8 +10,8 @@ Of every checkpoint the header and the norm vectors of one stream are read, unle
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,9 @@ from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.data import Texts
 from outlierlens.detect import Measured
-from outlierlens.emergence import EmergenceOptions, last_scan, summarize
+from outlierlens.emergence import last_scan, summarize
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture, UnknownModel
+from outlierlens.experiments.track.options import TrackOptions
 from outlierlens.results import Provenance
 from outlierlens.run_files import Saved, find_log, find_saved, loss_curves, read_log
 from outlierlens.samples import recorded_norms
@@ -37,36 +38,6 @@ if TYPE_CHECKING:
 
 DAMAGED = (BadFile, UnknownModel, UnknownArchitecture)
 PROBE_TOKENS = 512
-
-
-@dataclass(frozen=True)
-class TrackOptions:
-    """What is tracked and how checkpoints are reached.
-
-    Attributes:
-        emergence: what counts as an outlier, which dimensions and layer to follow.
-        revisions: hub revisions of one model, each a checkpoint; steps: one for each checkpoint where names do not say.
-        log: a trainer_state.json or JSON lines with step and loss; by default what lies in or beside the last checkpoint.
-        stack: residual stream, where there are several; norm: which reading norm of pre-norm blocks (default the first).
-        text: record the hidden states of this text at every checkpoint: loads each model whole.
-        skip_damaged: leave a checkpoint out that cannot be read, with a note, instead of raising.
-        row: a TOML file that declares the architecture, instead of the table's row.
-        progress: called with a label, the number done and the number in all.
-    """
-
-    emergence: EmergenceOptions = field(default_factory=EmergenceOptions)
-    revisions: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    log: Path | None = None
-    stack: str | None = None
-    norm: str | None = None
-    text: str = ""
-    skip_damaged: bool = False
-    row: arch.RowChoice = None
-    subfolder: str = ""
-    token: str | None = None
-    offline: bool = False
-    progress: Callable[[str, int, int], None] = lambda label, done, total: None
 
 
 def default_view(stack: BoundStack) -> View:
@@ -176,7 +147,8 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
     notes = []
     bytes_read = total = 0
     for place, one in enumerate(saved):
-        options.progress(f"reading {one.name}", place, len(saved))
+        if options.progress:
+            options.progress(f"reading {one.name}", place, len(saved))
         try:
             with _open(one, options) as checkpoint:
                 site = _site(checkpoint, options)
@@ -198,7 +170,8 @@ def _read_all(names: list[str], options: TrackOptions) -> _Read:
     if options.text:
         bytes_read = total
         notes.append("hidden states of a text were asked for: every checkpoint was read whole")
-    options.progress("reading", len(saved), len(saved))
+    if options.progress:
+        options.progress("reading", len(saved), len(saved))
     biased = all(measured.bias is not None for _, measured in kept)
     path = Trajectory(
         model=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",

@@ -140,7 +140,7 @@ class Treated:
 
 
 @dataclass(frozen=True)
-class BeyondZero(Result, caption="{self.provenance.model}: {self.task}, beyond zero"):
+class BeyondZero(Result):
     """Dimensions zeroed, set to means, shuffled, scaled and restored, beside random dimensions treated alike.
 
     Attributes:

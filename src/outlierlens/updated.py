@@ -49,7 +49,7 @@ class ClientUpdate:
 
 
 @dataclass(frozen=True)
-class UpdateCheck(Result, caption="{self.verdict}"):
+class UpdateCheck(Result):
     """Updates of one or more clients, the most conspicuous first.
 
     Attributes:
@@ -107,8 +107,3 @@ class UpdateCheck(Result, caption="{self.verdict}"):
     def records(self) -> list[dict[str, Any]]:
         """One flat row a client."""
         return [{**vars(client), "why": "; ".join(client.why), "flagged": client.flagged} for client in self.clients]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What a notebook shows: the main columns."""
-        keys = ("model", "share", "ratio", "p", "peak", "n_top_outlier", "top_p", "z", "flagged")
-        return [{key: row[key] for key in keys} for row in self.records()]

@@ -75,7 +75,7 @@ class TensorFate:
 
 
 @dataclass(frozen=True)
-class Verification(Result, caption="{self.provenance.model} {self.verdict}"):
+class Verification(Result):
     """A model held against a fingerprint (or against another model).
 
     Attributes:
@@ -104,6 +104,11 @@ class Verification(Result, caption="{self.provenance.model} {self.verdict}"):
     bytes_read: int
     total_bytes: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is no match."""
+        return not self.matches
 
     def records(self) -> list[dict[str, Any]]:
         """One row per moved value."""

@@ -7,7 +7,7 @@ result = scan("mpnet-base")                     # needs neither torch nor the mo
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.detect import Measured, Outlier, Rule, find, layers_needed
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
+from outlierlens.options import Flag, Flat
 from outlierlens.results import Provenance
 from outlierlens.scanned import Scan, StackScan
 
@@ -30,24 +31,30 @@ View = Literal["last", "reading"]
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """How to scan: the rule, the view, and limits on what may be read.
+    """How to scan: the rule, the view, and limits on what may be read."""
 
-    Attributes:
-        view: "last" is the block's last operation; "reading" is every reading norm's scale, a view of its own.
-        row: a TOML file that declares the architecture, instead of the table's row.
-        max_read: bytes of tensor values above which reading is refused.
-        notice: called with a line that says what will be read, before a rule reads more than norm vectors.
-    """
-
-    rule: Rule = field(default_factory=Rule)
+    rule: Annotated[Rule, Flat()] = field(default_factory=Rule)
+    """Which dimensions count as outliers."""
     view: View = "last"
+    """last: the block's last operation; reading: norms that read."""
     row: arch.RowChoice = None
-    max_read: int = MAX_READ
+    """A TOML file that declares the architecture, or a model_type, instead of the table's row."""
+    max_read: Annotated[int, Flag(read="spelling:parse_bytes", words="500MB")] = MAX_READ
+    """Refuse a rule that has to read more than this."""
     revision: str | None = None
+    """Hub revision: branch, tag or commit."""
     subfolder: str = ""
+    """Folder inside the model's directory or repository."""
     token: str | None = None
+    """Hub token."""
     offline: bool = False
+    """Never use the network."""
     notice: Callable[[str], None] | None = None
+    """Called with a line that says what will be read, before a rule reads more than norm vectors."""
+
+
+# What a command that scans has of it; the rest is said by where its model comes from.
+ASKED = Flat("rule", "view", "max_read")
 
 
 def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -> Scan:

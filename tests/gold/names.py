@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,14 @@ def _signature(one: Any) -> list[str]:
         return []
     returned = "" if signature.return_annotation is inspect.Signature.empty else _plain(signature.return_annotation)
     kinds = {inspect.Parameter.KEYWORD_ONLY: "keyword ", inspect.Parameter.POSITIONAL_ONLY: "positional "}
-    lines = [kinds.get(p.kind, "") + _plain(p) for p in signature.parameters.values()]
+    bare = [p.replace(annotation=_bare(p.annotation)) for p in signature.parameters.values()]
+    lines = [kinds.get(p.kind, "") + _plain(p) for p in bare]
     return [*lines, f"-> {returned}"] if returned else lines
+
+
+def _bare(annotation: Any) -> Any:
+    """The type, without what `Annotated` puts beside it."""
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
 
 
 def _plain(one: Any) -> str:

@@ -1,18 +1,16 @@
 """How every kind of result is shown: on a terminal, in a notebook, as a table, as charts, and on a report's page.
 
 Results are those of `every_result`, made by hand: nothing here depends on a processor.
-`PRINTED` alone knows which function prints a kind, and `_drawn` which draws what of it.
+`_drawn` alone knows which function draws what of a kind.
 """
 
 import inspect
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import partial
 from html.parser import HTMLParser
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,56 +24,18 @@ from gold.files import brief
 from outlierlens import __version__, charts
 from outlierlens.charts.base import CONFIG, Chart
 from outlierlens.charts.palette import DARK, LIGHT, SHAPES
+from outlierlens.cli.experiment import print_sections
+from outlierlens.experiments import BY_RESULT
 from outlierlens.observation import QUANTILES
 from outlierlens.tracking import track
-
-# {kind: function of outlierlens.cli, its arguments after the result}
-PRINTED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "Observation": ("measure._print_observation", ("all", True)),
-    "Damage": ("measure.print_damage", ()),
-    "Comparison": ("weights._print_comparison", ()),
-    "Replication": ("replicate.print_replication", ()),
-    "Track": ("track.print_track", ()),
-    "Outcome": ("pretrain.print_outcome", ()),
-    "Outcomes": ("pretrain._print_outcomes", ()),
-    "FineTuned": ("finetune.print_finetuned", ()),
-    "Exported": ("embedder.print_exported", (Path("embedder"),)),
-    "Explored": ("explore.print_explored", ()),
-    "Geometry": ("geometry.print_geometry", (True,)),
-    "Detectors": ("detectors.print_detectors", (None, True)),
-    "Attention": ("attention.print_attention", (True,)),
-    "Predictions": ("predictions.print_predictions", (True,)),
-    "Frequency": ("frequency.print_frequency", ("without_special", True)),
-    "FrequencyBands": ("frequency_geometry.print_frequency_geometry", (True,)),
-    "Origin": ("origin._print_origin", (True,)),
-    "Similarity": ("similarity.print_similarity", ()),
-    "WordInContext": ("similarity.print_words", ()),
-    "Attack": ("attack.print_attack", (True,)),
-    "UpdateCheck": ("attack.print_update_check", ()),
-    "Fingerprint": ("integrity._print_fingerprint", (None,)),
-    "Verification": ("integrity.print_verification", (True,)),
-    "Survival": ("downstream.print_survival", ()),
-    "Recovery": ("downstream.print_recovery", ()),
-    "OneDimension": ("downstream.print_one_dimension", ()),
-    "FrozenScores": ("frozen.print_frozen", ()),
-    "PositionProbe": ("probe.print_probe", ()),
-    "PruneCheck": ("pruning.print_check", ()),
-    "PruneExperiment": ("pruning.print_experiment", ()),
-    "LayerStory": ("layer_story.print_story", ()),
-    "BeyondZero": ("beyond_zero.print_beyond_zero", (True,)),
-    "LuoReplication": ("replicate_luo.print_luo", ()),
-    "PuccettiReplication": ("replicate_puccetti.print_puccetti", ()),
-}
 
 
 def views(made: dict[str, Any], folder: Path) -> dict[str, Any]:
     """{kind: {"terminal", "notebook": lines, "table": columns and rows, "section": lines, where it joins a report}}."""
-    return {kind: _lasting(_shown(kind, found), folder) for kind, found in made.items() if kind != "ReportData"}
+    return {kind: _lasting(_shown(kind, found), folder) for kind, found in made.items()}
 
 
 def _shown(kind: str, found: Any) -> dict[str, Any]:
-    from outlierlens.report.joined import Joined, joined_sections, kinds, with_result
-
     shown: dict[str, Any] = {"terminal": _terminal(kind, found)}
     if hasattr(found, "_repr_html_"):
         shown["notebook"] = text_lines(found._repr_html_())
@@ -83,26 +43,24 @@ def _shown(kind: str, found: Any) -> dict[str, Any]:
         frame = found.to_pandas()
         rows = [[_value(cell) for cell in row] for row in frame.itertuples(index=False)]
         shown["table"] = {"columns": list(frame.columns), "rows": brief(rows)}
-    if kind in {one.__name__ for one in kinds()}:
-        sections = joined_sections(with_result(Joined(), found))
-        shown["sections"] = [
-            {
-                "name": one.name,
-                "title": one.title,
-                "sentences": one.sentences,
-                "charts": [chart.name for chart in one.charts],
-                "tables": [
-                    {
-                        "title": t.title,
-                        "columns": t.columns,
-                        "rows": brief([list(map(_value, row)) for row in t.rows]),
-                        "note": t.note,
-                    }
-                    for t in one.tables
-                ],
-            }
-            for one in sections
-        ]
+    shown["sections"] = [
+        {
+            "name": one.name,
+            "title": one.title,
+            "sentences": one.sentences,
+            "charts": [chart.name for chart in one.charts],
+            "tables": [
+                {
+                    "title": t.title,
+                    "columns": t.columns,
+                    "rows": brief([list(map(_value, row)) for row in t.rows]),
+                    "note": t.note,
+                }
+                for t in one.tables
+            ],
+        }
+        for one in BY_RESULT[kind].sections()(found)
+    ]
     return shown
 
 
@@ -118,31 +76,15 @@ def _value(cell: Any) -> Any:
 
 
 def _terminal(kind: str, found: Any) -> list[str]:
-    from outlierlens.cli.experiment import print_sections
-    from outlierlens.cli.sweep_show import Marks, print_sweep
-    from outlierlens.cli.weights import _print_scans
-    from outlierlens.experiments import BY_RESULT
-
-    show: Callable[[Any], None]
-    if kind in ("Scan", "Scans"):
-        show = lambda one: _print_scans([one] if kind == "Scan" else list(one.scans), True)  # noqa: E731
-    elif kind == "Sweep":
-        show = partial(print_sweep, marks=Marks())
-    elif kind in BY_RESULT:
-        show = partial(print_sections, BY_RESULT[kind], verbose=True)
-    else:
-        place, more = PRINTED[kind]
-        module, _, name = place.rpartition(".")
-        show = lambda one: getattr(import_module(f"outlierlens.cli.{module}"), name)(one, *more)  # noqa: E731
     out = io.StringIO()
     with redirect_stdout(out):
-        show(found)
+        print_sections(BY_RESULT[kind], found, verbose=True)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def page(made: dict[str, Any], folder: Path) -> Any:
     """The data of a report that every result joins which can."""
-    from outlierlens.cli import job
+    from outlierlens.report import job
     from outlierlens.report.joined import ELSEWHERE
 
     data = replace(made["ReportData"], sweeps=(made["Sweep"], synthetic_report.layer_sweep()))

@@ -10,8 +10,9 @@ from outlierlens.arch import RowChoice
 from outlierlens.attacks.edits import Change, edited_values
 from outlierlens.attacks.places import live_source
 from outlierlens.fingerprinted import TensorHash
-from outlierlens.integrity.fingerprint import FingerprintOptions, fingerprint_checkpoint
+from outlierlens.integrity.fingerprint import fingerprint_checkpoint
 from outlierlens.integrity.hashes import hash_tensor, relation
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.verify import verify_checkpoint
 from outlierlens.models import LoadedModel
 from outlierlens.weights import ScanOptions

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.attacked import KINDS
+from outlierlens.attacked import KINDS, Edit
 from outlierlens.changes import check_values, set_values, temporary
 from outlierlens.errors import BadInput
 
@@ -283,3 +283,11 @@ def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[Change]) 
         raise BadInput(f"a value of {name} would be edited twice; give each value once")
     found: torch.Tensor = live
     return found
+
+
+def changes_of(edits: Sequence[Edit], parameters: Mapping[str, Any]) -> list[Change]:
+    """Edits of a result as changes of a model."""
+    return [
+        Change(edit.tensor, int(np.ravel_multi_index(edit.index, tuple(parameters[edit.tensor].shape))), edit.after)
+        for edit in edits
+    ]

@@ -8,75 +8,27 @@ model is edited in memory, and is bit for bit what it was when this returns.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from outlierlens.arch import RowChoice
-from outlierlens.attacked import KINDS, Attack, Attacked, Control, Edit, Point
+from outlierlens.attacked import Attack, Attacked, Control, Edit, Point
 from outlierlens.attacks.detected import Watch
-from outlierlens.attacks.edits import Change, Moves, Values, edited_values, moves_of
+from outlierlens.attacks.edits import Change, Moves, Values, changes_of, edited_values, moves_of
 from outlierlens.attacks.measured import Target
+from outlierlens.attacks.options import AttackAndSave, AttackOptions
 from outlierlens.attacks.places import anywhere, drawn, entries_of, found_dims, sensitive_values, widest
-from outlierlens.attacks.search import Chosen, Report, Search, SearchOptions
+from outlierlens.attacks.saving import check_save, save_attacked
+from outlierlens.attacks.search import Chosen, Report, Search
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import tokenizer_of
 from outlierlens.models import LoadedModel, fingerprint
+from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import TaskOptions, check_intact, scored, weighted_mean
-
-
-@dataclass(frozen=True)
-class AttackOptions:
-    """What may be changed, and how long is searched.
-
-    Attributes:
-        budget: values that may be changed; a swap changes two.
-        kinds: of edits, each measured by itself.
-        dims: outlier dimensions whose values are sensitive; None is what the weights name.
-        search: how much is tried.
-        n_search: texts that choose the edits; the others measure them.
-        n_random: draws of random edits, for each kind and family.
-        anywhere: also edits of any weight of the model, by gradient × change.
-        factor: that a loss must be multiplied by for `smallest`.
-        row: TOML file of the architecture, where the table has none.
-        seed: of draws, directions and intervals.
-    """
-
-    budget: int = 48
-    kinds: tuple[str, ...] = KINDS
-    dims: tuple[int, ...] | None = None
-    search: SearchOptions = field(default_factory=SearchOptions)
-    n_search: int = 4
-    n_random: int = 3
-    anywhere: bool = False
-    factor: float = 2.0
-    row: RowChoice = None
-    seed: int = 0
-    task: TaskOptions = field(default_factory=lambda: TaskOptions(max_length=32))
-
-    def __post_init__(self) -> None:
-        if self.budget < 1:
-            raise BadInput(f"the budget is {self.budget}; at least one value must be allowed to change")
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
-        if unknown or not self.kinds:
-            raise BadInput(f"no kind of edit is called {unknown[0] if unknown else ''!r}; kinds are {', '.join(KINDS)}")
-        if self.kinds == ("swap",) and self.budget < 2:
-            raise BadInput("a swap changes two values; give it a budget of at least 2")
-        if self.n_search < 1 or self.n_random < 0 or self.factor <= 1:
-            raise BadInput(
-                f"n_search is {self.n_search}, n_random {self.n_random} and factor {self.factor}; need at least 1, "
-                "at least 0, and more than 1"
-            )
-
-    @property
-    def budgets(self) -> tuple[int, ...]:
-        """1, 2, 4, … and the whole budget."""
-        powers = [2**power for power in range(self.budget.bit_length()) if 2**power < self.budget]
-        return (*powers, self.budget)
+from outlierlens.tasks import check_intact, scored, weighted_mean
 
 
 def attack(
@@ -84,7 +36,6 @@ def attack(
     texts: Texts,
     options: AttackOptions | None = None,
     *,
-    command: str = "",
     progress: Report | None = None,
 ) -> Attack:
     """Attack `loaded` in memory within a budget, kind by kind; it is unchanged afterwards.
@@ -98,7 +49,7 @@ def attack(
     wide = tuple(run.wide()) if options.anywhere else ()
     task = run.held.task
     return Attack(
-        provenance=loaded.provenance(command=command, seed=options.seed, digest=run.fingerprint),
+        provenance=loaded.provenance(seed=options.seed, digest=run.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=task.name,
@@ -122,6 +73,23 @@ def attack(
     )
 
 
+def run(session: Session, options: AttackAndSave) -> Attack:
+    """The attack, as the command runs it; with `save` its strongest edits are written."""
+    if options.save is not None:
+        check_save(options.save, yes=options.yes)
+    texts, _ = session.texts()
+    found = attack(session.loaded, texts, replace(options, row=session.load.row), progress=session.progress)
+    if options.save is not None:
+        found = replace(
+            found, provenance=replace(found.provenance, command=session.command)
+        )  # its folder is of this call
+        n_values = save_attacked(session.loaded, found, found.strongest, options.save)
+        session.notice(
+            f"{options.save}: a deliberately damaged copy, {n_values} values changed ({found.strongest.kind})"
+        )
+    return found
+
+
 class _Run:
     """One model, its values, the texts that choose and the texts that judge."""
 
@@ -139,7 +107,7 @@ class _Run:
         held = texts.some([number for number in range(len(texts)) if number not in chosen])
 
         def target(of: Texts) -> Target:
-            return Target(loaded, of, options.task, n_probes=2, seed=options.seed)
+            return Target(loaded, of, replace(options.task, seed=options.seed), n_probes=2, seed=options.seed)
 
         self.held = target(held)
         self.parameters = self.held.parameters
@@ -291,11 +259,3 @@ def cut_texts(loaded: LoadedModel, texts: Texts, max_length: int) -> Texts:
     encoded = tokenizer(list(texts.texts), truncation=True, max_length=max_length, return_offsets_mapping=True)
     ends = [max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"]]
     return replace(texts, texts=tuple(text[:end] for text, end in zip(texts.texts, ends, strict=True)))
-
-
-def changes_of(edits: Sequence[Edit], parameters: Mapping[str, Any]) -> list[Change]:
-    """Edits of a result as changes of a model."""
-    return [
-        Change(edit.tensor, int(np.ravel_multi_index(edit.index, tuple(parameters[edit.tensor].shape))), edit.after)
-        for edit in edits
-    ]

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.attacked import Attack, Attacked, Edit
-from outlierlens.attacks.edits import edited_values
-from outlierlens.attacks.run import changes_of
+from outlierlens.attacks.edits import changes_of, edited_values
 from outlierlens.checkpoint.safetensors import header_length
 from outlierlens.documents import parse_json, read_json
 from outlierlens.errors import BadFile, BadInput

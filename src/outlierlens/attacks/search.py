@@ -18,35 +18,11 @@ import numpy as np
 
 from outlierlens.attacks.edits import Moves, Values, edited_values, moves_of
 from outlierlens.attacks.measured import Target
+from outlierlens.attacks.options import SearchOptions
 from outlierlens.errors import BadInput
 
 Report = Callable[[str, int, int], None]
 GROUPS = 3  # rankings from this one on are of one dimension each
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """How much is tried.
-
-    Attributes:
-        n_single: moves that are measured alone before the first budget.
-        n_sets: sets of moves that are measured at each budget, at most.
-        n_groups: dimensions whose values make a set of their own, beside the outlier dimensions.
-        bound: see `moves_of`.
-    """
-
-    n_single: int = 12
-    n_sets: int = 12
-    n_groups: int = 1
-    bound: float = 10.0
-
-    def __post_init__(self) -> None:
-        if self.n_single < 1 or self.n_sets < 1 or self.n_groups < 0:
-            raise BadInput(
-                f"n_single is {self.n_single}, n_sets {self.n_sets} and n_groups {self.n_groups}; need at least 1, 1 and 0"
-            )
-        if not (np.isfinite(self.bound) and self.bound > 0):
-            raise BadInput(f"bound is {self.bound}; it must be a positive number")
 
 
 @dataclass(frozen=True)

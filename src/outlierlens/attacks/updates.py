@@ -10,19 +10,21 @@ read: norms, and biases of the linears that write to it; with it every tensor, b
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outlierlens.arch import BoundStack
+from outlierlens.attacks.options import UpdateOptions, Updates
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.integrity.fingerprint import width_of
 from outlierlens.integrity.sensitive import Found, bound_stacks, canonical, dims_of
 from outlierlens.results import Provenance
+from outlierlens.session import Session
 from outlierlens.statistics.p_values import hypergeometric_tail
 from outlierlens.updated import ClientUpdate, UpdateCheck
-from outlierlens.weights import ScanOptions, scan_checkpoint
+from outlierlens.weights import scan_checkpoint
 
 BLOCK = 2**22  # values of a tensor that are held at once
 FEW = 3  # clients from which on they are held against each other
@@ -30,45 +32,7 @@ HALF, QUARTER = 0.5, 0.25  # of the squared norm; of the largest entries
 LEAST_SPREAD = 0.1  # of log ratios: clients that agree to the last digit would flag the first that does not
 
 
-@dataclass(frozen=True)
-class UpdateOptions:
-    """What counts as an outlier entry, and what as too much.
-
-    Attributes:
-        scan: the rule that finds outlier dimensions in the model before, and how models are opened.
-        dims: these dimensions instead.
-        deep: read every tensor.
-        n_top: largest entries of each update that are looked at.
-        alpha: p-value at most, and least_ratio: times the share of parameters at least (or half of the squared norm), that flag
-            a client alone. least_peak: largest change of an outlier entry over the largest elsewhere that does.
-        least_z: robust standard deviations above the median that flag a client among three or more.
-        n_draws: random sets of dimensions. seed: of them.
-    """
-
-    scan: ScanOptions = field(default_factory=ScanOptions)
-    dims: tuple[int, ...] | None = None
-    deep: bool = False
-    n_top: int = 48
-    alpha: float = 0.01
-    least_ratio: float = 10.0
-    least_peak: float = 3.0
-    least_z: float = 3.5
-    n_draws: int = 1999
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.n_top < 1 or self.n_draws < 1:
-            raise BadInput(f"n_top is {self.n_top} and n_draws {self.n_draws}; need at least 1 of each")
-        if not (0 < self.alpha < 1 and self.least_ratio >= 1 and self.least_peak >= 1 and self.least_z > 0):
-            raise BadInput(
-                f"alpha is {self.alpha}, least_ratio {self.least_ratio}, least_peak {self.least_peak} and least_z "
-                f"{self.least_z}; need between 0 and 1, at least 1 twice, and more than 0"
-            )
-
-
-def update_check(
-    before: str, after: Sequence[str], options: UpdateOptions | None = None, *, command: str = ""
-) -> UpdateCheck:
+def update_check(before: str, after: Sequence[str], options: UpdateOptions | None = None) -> UpdateCheck:
     """Hold the updates `after` − `before` of one or more clients against the share of outlier entries.
 
     Raises:
@@ -98,7 +62,7 @@ def update_check(
                 read += client.bytes_read
         judged = _judged(clients, sums.n_outlier / sums.n_entries, options)
         return UpdateCheck(
-            provenance=Provenance.now(base.name, base.header_digest(), command=command, seed=options.seed),
+            provenance=Provenance.now(base.name, base.header_digest(), seed=options.seed),
             deep=options.deep,
             dims={name: found.dims for name, found in dims.items()},
             how="; ".join(f"{name}: {found.how}" for name, found in dims.items()),
@@ -114,6 +78,12 @@ def update_check(
             total_bytes=total,
             notes=tuple(dict.fromkeys((*base.notes, *notes))),
         )
+
+
+def run(session: Session, options: Updates) -> UpdateCheck:
+    """The check, as the command runs it."""
+    options = replace(options, scan=session.scanning(max_read=options.scan.max_read))
+    return update_check(options.before, options.after, options)
 
 
 def _opened(model: str, options: UpdateOptions) -> Checkpoint:

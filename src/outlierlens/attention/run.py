@@ -1,14 +1,12 @@
 """The run: one pass intact, one with the outliers off, one for each draw of random dimensions.
 
-    loaded = load_model("minilm-l6", LoadOptions(attention="eager"))
-    found = attention(loaded, read_texts("train.parquet", limit=1000), AttentionOptions())
-    found.correlation("without_special").overall_p
-
-The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds none.
+loaded = load_model("minilm-l6", LoadOptions(attention="eager"))
+found = attention(loaded, read_texts("train.parquet", limit=1000), AttentionOptions())
+found.correlation("without_special").overall_p
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,74 +17,35 @@ from outlierlens.attended import Attention, AttentionCondition, ExampleMaps
 from outlierlens.attention.condition import Measured, Reading, example_maps, measure
 from outlierlens.attention.correlate import Passes, correlations, over_heads
 from outlierlens.attention.keys import KeyKinds, padded
+from outlierlens.attention.options import AttentionOptions
 from outlierlens.attention_maps import check_eager
 from outlierlens.controls import Plan, random_sets
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel
-from outlierlens.modes import Ablation, Mode, check_mode, check_no_resampling, means_over
+from outlierlens.models import LoadedModel, load_model
+from outlierlens.modes import Ablation, means_over
 from outlierlens.named import named_dims
+from outlierlens.session import Session
 from outlierlens.statistics.resampling import percentile_interval
 from outlierlens.vectors.read import Tokens, text_stack, tokenise
 
 N_CONTROL = 10  # random dimensions of the released code's control
-LEAST_OF_EXAMPLE = 3  # tokens
 NO_EXAMPLE = -1
-
-
-@dataclass(frozen=True)
-class AttentionOptions:
-    """What is measured, and how.
-
-    Attributes:
-        dims: the named dimensions; () for those the scan finds.
-        mode, factor, embeddings: how dimensions are switched off, as in `disable`; in all layers.
-        n_random: draws of as many random dimensions, any but the named set.
-        threshold: mean attention on the first token that makes a head a sink.
-        paper_compat: correlations as the released code makes them: texts padded to `max_length`, a key's attention is the mean
-            over all queries, padding too; the control is the mean r of 10 random dimensions (drawn by `seed`; there unseeded).
-        example: number of the text whose maps are kept; None for the first that has `example_tokens` tokens, or the longest;
-            `NO_EXAMPLE` (-1) for none. example_layer: whose maps; None for the last but one. example_tokens: at most.
-        n_bootstrap: of intervals over texts.
-        progress: called with (label, texts done, texts).
-    """
-
-    dims: tuple[int, ...] = ()
-    stack: str | None = None
-    mode: Mode = "weights"
-    factor: float = 0.5
-    embeddings: bool = False
-    n_random: int = 5
-    threshold: float = 0.3
-    paper_compat: bool = False
-    example: int | None = None
-    example_layer: int | None = None
-    example_tokens: int = 32
-    max_length: int = 128
-    batch_size: int = 32
-    n_bootstrap: int = 200
-    seed: int = 0
-    progress: Callable[[str, int, int], None] | None = None
-
-    def __post_init__(self) -> None:
-        check_mode(self.mode, self.factor, self.embeddings)
-        check_no_resampling(self.mode, "attention")
-        for name, least in (
-            ("n_random", 0),
-            ("n_bootstrap", 20),
-            ("batch_size", 1),
-            ("example_tokens", LEAST_OF_EXAMPLE),
-        ):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if not 0 < self.threshold < 1:
-            raise BadInput(f"threshold is {self.threshold}; it must be between 0 and 1")
+Progress = Callable[[str, int, int], None]
 
 
 def attention(
-    loaded: LoadedModel, texts: Texts, options: AttentionOptions | None = None, *, command: str = ""
+    loaded: LoadedModel,
+    texts: Texts,
+    options: AttentionOptions | None = None,
+    *,
+    command: str = "",
+    progress: Progress | None = None,
 ) -> Attention:
     """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
+
+    The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds
+    none. `progress` is called with (label, texts done, texts).
 
     Raises:
         BadInput: attention that is not eager, a family whose weights cannot be had, an unknown dimension, layer, stream or
@@ -96,16 +55,16 @@ def attention(
     stack = text_stack(loaded, options.stack)
     check_eager(loaded, stack)
     width = stream_width(loaded.model, stack)
-    named = named_dims(loaded, stack, options.dims or None)
+    named = named_dims(loaded, stack, options.dims)
     avoid = sorted({*named.dims, *named.found})
     example = _example_layer(stack, options, len(texts))
     tokens = tokenise(loaded, texts, max_length=options.max_length)
     reading = _reading(loaded, stack, texts, tokens, named.dims, options)
     drawn = random_sets(width, len(named.dims), n=options.n_random, seed=options.seed, other_than=named.dims)
-    intact = measure(_told(reading, options, "intact"), None)
-    off = measure(_told(reading, options, "outliers off"), _everywhere(stack, named.dims))
+    intact = measure(_told(reading, progress, "intact"), None)
+    off = measure(_told(reading, progress, "outliers off"), _everywhere(stack, named.dims))
     randoms = [
-        measure(_told(reading, options, f"random dimensions off, draw {i + 1}"), _everywhere(stack, dims))
+        measure(_told(reading, progress, f"random dimensions off, draw {i + 1}"), _everywhere(stack, dims))
         for i, dims in enumerate(drawn)
     ]
     control: tuple[int, ...] = ()
@@ -145,6 +104,13 @@ def attention(
     )
 
 
+def run(session: Session, options: AttentionOptions) -> Attention:
+    """The measurement, as the command runs it."""
+    texts, _ = session.texts()
+    loaded = load_model(session.subject.model, replace(session.load, attention="eager"))
+    return attention(loaded, texts, options, progress=session.progress)
+
+
 def _reading(
     loaded: LoadedModel,
     stack: BoundStack,
@@ -177,8 +143,7 @@ def _reading(
     )
 
 
-def _told(reading: Reading, options: AttentionOptions, label: str) -> Reading:
-    tell = options.progress
+def _told(reading: Reading, tell: Progress | None, label: str) -> Reading:
     return reading if tell is None else replace(reading, progress=lambda done, total: tell(label, done, total))
 
 

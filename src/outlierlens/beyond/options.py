@@ -1,12 +1,14 @@
 """What is done to dimensions beyond setting them to zero: `BeyondOptions`, and `treatments(options)` in their order."""
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
 
-import numpy as np
+from annotated_types import Ge
 
-from outlierlens.ablate import EditMode, EditSettings, EditTokens
+from outlierlens.ablate import Dims, EditMode, EditSettings, EditTokens
 from outlierlens.errors import BadInput
+from outlierlens.options import Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.treated import BUT_FIRST, MEAN, ONLY_FIRST, POSITION_MEAN, RESAMPLE, SCALE, ZERO
 
@@ -15,42 +17,61 @@ FINDERS: tuple[Finder, ...] = get_args(Finder)
 SCALES = (0.5, 1.5, 2.0, 3.0)
 
 
-@dataclass(frozen=True)
-class BeyondOptions:
-    """What is done to which dimensions.
+def parse_scales(text: str) -> tuple[float, ...]:
+    """ "0.5,2" -> (0.5, 2.0); raises BadInput for anything else."""
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        found = (math.nan,)
+    if not all(map(math.isfinite, found)):
+        raise BadInput(f"cannot read scales {text!r}; write 0.5,1.5,2,3")
+    return found
 
-    Attributes:
-        find: who names the dimensions where none are asked for: "scan" of the weights, "observe" on the texts, or "auto", the
-            scan and, where it names none, what is observed. Where nothing is found it is the strongest in the weights.
-        layers: blocks whose output is edited; None is all.
-        stack: stream, where the model has several.
-        each: also each dimension of a set alone.
-        scales: factors; 0 is zero and 1 is nothing done, so those two need no run of their own.
-        n_random: random sets of as many dimensions, treated alike; 0 leaves them out.
-        n_folds: parts of the texts; each is treated with the means of the others.
-        seed: of shuffling, random sets and intervals; masks have that of `task`.
-        task: how texts become numbers; "auto" takes the loss, or of a model without a head the change of sentence vectors.
-    """
+
+@dataclass(frozen=True, kw_only=True)
+class BeyondOptions:
+    """What is done to which dimensions."""
 
     find: Finder = "auto"
-    layers: tuple[int, ...] | None = None
-    stack: str | None = None
+    """Who names the dimensions where none are given: scan (of the weights), observe (on the texts); auto: scan, else
+    observe. Where nothing is found it is the strongest in the weights."""
     each: bool = False
-    scales: tuple[float, ...] = SCALES
-    n_random: int = 5
-    n_folds: int = 4
-    seed: int = 0
-    task: TaskOptions = field(default_factory=TaskOptions)
+    """Also each dimension alone."""
+    layers: Annotated[tuple[int, ...] | None, Flag(read="spelling:parse_layers")] = None
+    """Layers to treat: 0-3,7. Default: all."""
+    stack: str | None = None
+    """Which stream, where there are several: encoder, decoder."""
+    scales: Annotated[tuple[float, ...], Flag(read="beyond.options:parse_scales", words="0.5,1.5,2,3")] = SCALES
+    """Factors of the scale sweep, beside 0 and 1."""
+    n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
+    """Random sets of as many dimensions, treated alike."""
+    n_folds: Annotated[int, Flag("--folds"), Ge(2)] = 4
+    """Parts of the texts; each gets the means of the others."""
+    task: Annotated[TaskOptions, Flat("mask_fraction", "batch_size")] = TaskOptions()
+    """How texts become numbers; auto takes the loss, or of a model without a head the change of sentence vectors."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.find not in FINDERS:
             raise BadInput(f"unknown finder {self.find!r}; they are {', '.join(FINDERS)}")
-        if not all(np.isfinite(factor) for factor in self.scales):
+        if not all(map(math.isfinite, self.scales)):
             raise BadInput(f"scales are {self.scales}; they must be numbers")
-        if self.n_random < 0 or self.n_folds < 2:
-            raise BadInput(f"n_random is {self.n_random} and n_folds {self.n_folds}; they must be at least 0 and 2")
         if self.task.blocks:
             raise BadInput("blocks join texts, and here each text has a value of its own; leave blocks out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command is asked: which dimensions, and what is done to them."""
+
+    dims: Annotated[Dims | None, Flag(read="spelling:parse_dims")] = None
+    """308,381, or layer by layer: 0-9:896;10-16:678. Default: see --find."""
+    options: Annotated[BeyondOptions, Flat()] = BeyondOptions()
+    """What is done to them."""
+    max_length: Annotated[int | None, Ge(2)] = None
+    """Tokens of a text (or window) at most. Default: 128."""
 
 
 @dataclass(frozen=True)

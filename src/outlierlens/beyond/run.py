@@ -17,7 +17,7 @@ import numpy as np
 
 from outlierlens.ablate import Dims, EditSettings, edited_hidden, plan_dims, stream_width
 from outlierlens.beyond.dims import choose
-from outlierlens.beyond.options import BeyondOptions, How, treatments
+from outlierlens.beyond.options import Asked, BeyondOptions, How, treatments
 from outlierlens.controls import Plan, plan_key, random_sets, relabelled
 from outlierlens.data import Data, Texts
 from outlierlens.errors import BadInput
@@ -27,11 +27,13 @@ from outlierlens.position_means import PositionSums, collected
 from outlierlens.rows import RowStore
 from outlierlens.statistics.means import mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
+from outlierlens.task_reading import OF_TEXTS
 from outlierlens.tasks import Task, begins, check_intact, make_task, weighted_mean
 from outlierlens.treated import BeyondZero, Treated, Treatment
 
 if TYPE_CHECKING:
     from outlierlens.arch import BoundStack
+    from outlierlens.session import Session
 
 Progress = Callable[[str, int, int], None]
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
@@ -43,7 +45,6 @@ def beyond_zero(
     dims: Dims | None = None,
     options: BeyondOptions | None = None,
     *,
-    command: str = "",
     progress: Progress | None = None,
     rows: Path | None = None,
 ) -> BeyondZero:
@@ -90,7 +91,7 @@ def beyond_zero(
             treated.append(Treated(_all(one), one if layers_differ else {}, tuple(done), drawn))
     report("done", total, total)
     return BeyondZero(
-        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
+        provenance=loaded.provenance(seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,
@@ -110,6 +111,22 @@ def beyond_zero(
         inputs=texts.plural,
         notes=(*loaded.notes, *named.notes, *bench.notes),
     )
+
+
+def run(session: "Session", asked: Asked) -> BeyondZero:
+    """What the command finds."""
+    reading, options = session.task_reading, asked.options
+    if reading.is_labelled:
+        raise BadInput(f"--task is {reading.task!r}; use {', '.join(OF_TEXTS)}")
+    task = reading.options(
+        max_length=asked.max_length,
+        batch_size=options.task.batch_size,
+        mask_fraction=options.task.mask_fraction,
+        seed=options.seed,
+    )
+    rows, texts = session.rows.rows, reading.read(offline=session.load.offline)
+    options = replace(options, task=task)
+    return beyond_zero(session.loaded, texts, asked.dims, options, progress=session.progress, rows=rows)
 
 
 @dataclass(frozen=True)

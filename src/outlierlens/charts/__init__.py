@@ -28,8 +28,7 @@ attention        attention received and outliers: attention_correlation, attenti
 probe            a token's position: its panels probe_accuracy, probe_contributions and probe_heat in one picture
 predictions      what a model says with dimensions off: prediction_shifts, prediction_curves and parts_of_speech in one picture
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
-quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
-pruned_positions layers in which pruning removed each position; prune_experiment what one position costs
+prune_check      layers in which pruning removed each position; prune_experiment what one position costs
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
@@ -57,7 +56,7 @@ from outlierlens.charts.origin import origin, origin_histograms, origin_ranks, o
 from outlierlens.charts.prediction_panels import parts_of_speech, prediction_curves
 from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.charts.probe import probe, probe_accuracy, probe_contributions, probe_heat
-from outlierlens.charts.pruning import prune_experiment, pruned_positions
+from outlierlens.charts.pruning import prune_check, prune_experiment, pruned_positions
 from outlierlens.charts.quantization import quantization, quantization_errors, quantization_losses
 from outlierlens.charts.recovery import recovery
 from outlierlens.charts.similarity import sts_layers, wic_layers
@@ -112,6 +111,7 @@ __all__ = [
     "probe_accuracy",
     "probe_contributions",
     "probe_heat",
+    "prune_check",
     "prune_experiment",
     "pruned_positions",
     "quantization",

@@ -74,6 +74,11 @@ def pruned_positions(stack: StackCheck, found: PruneCheck, *, name: str = "prune
     )
 
 
+def prune_check(found: PruneCheck) -> Chart:
+    """Layers in which each position of the first stream is removed: its `pruned_positions`."""
+    return pruned_positions(found.stacks[0], found, name="prune-check")
+
+
 def _positions_reading(stack: StackCheck, found: PruneCheck) -> str:
     touched = int(np.count_nonzero(stack.layers_removed))
     said = (

@@ -5,18 +5,19 @@ Exit codes: 0 done, 1 error, 2 usage, 3 a check failed, 130 interrupted, 143 ter
 
 import os
 import sys
+from typing import NoReturn
 
 from outlierlens.errors import OF_THE_MACHINE, OutlierlensError, told
 
 
-def main() -> None:
-    """Entry point of `outlierlens`."""
-    from outlierlens.cli.app import app
+def main() -> NoReturn:
+    """Entry point of `outlierlens`; ends the process."""
+    from outlierlens.cli.app import run
 
     code = 1
     try:
         try:
-            app()
+            run(sys.argv[1:])
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) and ending.code else 1
             raise
@@ -31,6 +32,7 @@ def main() -> None:
         drop_output()
         print(f"error: {told(error)}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", code)) from None
+    raise SystemExit(0)
 
 
 def drop_output() -> None:

@@ -1,150 +1,98 @@
-"""The commands, in the order of `--help`; each is one thin function in a file of its own kind.
+"""The program: `run(words)` calls the command that they name, `read(words)` only reads them; the table says which there are.
 
-Only the file of the command that is called is imported: a check that runs before every deployment (`verify`) should not pay
-for the options of forty others. `--help` and a misspelt command look at all of them.
+Only what the called command declares is imported: a check that runs before every deployment (`verify`) does not pay for the
+options of forty others. `--help` imports none of them.
 """
 
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import Annotated, Any
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
 
-import typer
-from typer.core import TyperGroup
+from cyclopts import App, Group
 
 from outlierlens import __version__
-from outlierlens.experiments import BY_NAME
+from outlierlens.cli.flags import call
+from outlierlens.errors import BadInput
+from outlierlens.experiments import BY_NAME, EXPERIMENTS, GROUP_NAMES
 
-# command: file below cli, and its function there
-COMMANDS = {
-    "scan": ("weights", "scan"),
-    "compare": ("weights", "compare"),
-    "fingerprint": ("integrity", "fingerprint"),
-    "verify": ("integrity", "verify"),
-    "observe": ("measure", "observe"),
-    "disable": ("measure", "disable"),
-    "sweep": ("sweep", "sweep"),
-    "beyond-zero": ("beyond_zero", "beyond_zero"),
-    "prune-check": ("pruning", "prune_check"),
-    "protect": ("pruning", "protect"),
-    "prune-experiment": ("pruning", "prune_experiment"),
-    "track": ("track", "track"),
-    "pretrain": ("pretrain", "pretrain"),
-    "outcomes": ("pretrain", "outcomes"),
-    "finetune": ("finetune", "finetune"),
-    "replicate": ("app", "papers"),
-    "survival": ("downstream", "survival"),
-    "recover": ("downstream", "recover"),
-    "one-dimension": ("downstream", "one_dimension"),
-    "sts": ("similarity", "sts"),
-    "wic": ("similarity", "wic"),
-    "origin": ("origin", "origin"),
-    "detectors": ("detectors", "detectors"),
-    "geometry": ("geometry", "geometry"),
-    "frequency": ("frequency", "frequency"),
-    "frequency-geometry": ("frequency_geometry", "frequency_geometry"),
-    "predictions": ("predictions", "predictions"),
-    "attention": ("attention", "attention"),
-    "probe": ("probe", "probe"),
-    "quant": ("experiment", "quant"),
-    "count": ("count", "count"),
-    "frozen": ("frozen", "frozen"),
-    "export-embedder": ("embedder", "export_embedder"),
-    "layer-story": ("layer_story", "layer_story"),
-    "attack": ("attack", "attack"),
-    "update-check": ("attack", "update_check"),
-    "report": ("report", "report"),
-    "explore": ("explore", "explore"),
-    "doctor": ("doctor", "doctor"),
-    "samples": ("samples", "samples"),
-    "fetch": ("samples", "fetch"),
-}
-PAPERS = {
-    "kovaleva-glue": ("replicate", "kovaleva_glue"),
-    "puccetti-glue": ("replicate", "puccetti_glue"),
-    "luo": ("replicate_luo", "luo"),
-    "puccetti": ("replicate_puccetti", "puccetti"),
-}
+ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
+PAPERS = "A paper's experiments for any model."
+SHELLS = ("bash", "zsh", "fish")
 
 
-class _Commands(Mapping[str, Any]):
-    """Commands by name, each made when somebody asks for it."""
-
-    def __init__(self, places: dict[str, tuple[str, str]]) -> None:
-        self._places, self._made = places, dict[str, Any]()
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            row = BY_NAME.get(name) or BY_NAME.get(f"replicate {name}")
-            if row is not None:
-                return self._made.setdefault(name, import_module("outlierlens.cli.experiment").Command(row))
-            file, attribute = self._places[name]
-            module = import_module(f"outlierlens.cli.{file}")
-            found = getattr(module, attribute)
-            self._made[name] = typer.main.get_command(found if isinstance(found, typer.Typer) else _alone(name, found))
-        return self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places  # without importing it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+@cache
+def program() -> App:
+    """All commands under the headings of the table, each imported when it is called."""
+    app = App(
+        name="outlierlens", help=ABOUT, version=f"outlierlens {__version__}", version_flags=["--version"],
+        help_flags=["--help", "-h"], help_format="plaintext", result_action="return_value",
+        group_commands=Group("This program", sort_key=len(GROUP_NAMES)),
+    )  # fmt: skip
+    groups = {name: Group(name[:1].upper() + name[1:], sort_key=place) for place, name in enumerate(GROUP_NAMES)}
+    papers = App(
+        name="replicate", help=PAPERS, version_flags=[], help_flags=["--help", "-h"], help_format="plaintext",
+        result_action="return_value",
+        group=groups["compare with papers"], group_commands=Group("Papers"),
+    )  # fmt: skip
+    app.command(papers)
+    for place, row in enumerate(EXPERIMENTS):
+        family, _, name = row.name.rpartition(" ")
+        group = None if family else groups[row.group]
+        where = f"outlierlens.cli.experiment:{row.name}"
+        (papers if family else app).command(where, name=name, help=row.about, sort_key=place, group=group)
+    app.command(_install, name="--install-completion", help="Set up completion by Tab in this shell, and exit.")
+    app.command(_show, name="--show-completion", help="Print what sets up completion, and exit.")
+    return app
 
 
-def _alone(name: str, function: Any) -> typer.Typer:
-    """An app of one command, which typer turns into just that."""
-    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    one.command(name)(function)
-    return one
+def run(words: Sequence[str]) -> None:
+    """Call what the words name.
+
+    Raises:
+        Usage: words that it does not take.
+    """
+    spelt = _spelt(words)
+    call(program(), spelt, named=_named(spelt))
 
 
-def _group(name: str, about: str, places: dict[str, tuple[str, str]], *, completion: bool = False) -> typer.Typer:
-    class Group(TyperGroup):
-        def __init__(self, **given: Any) -> None:
-            super().__init__(**given)
-            self.commands = _Commands(places)  # type: ignore[assignment]  # nobody adds to them
-
-    return typer.Typer(
-        name=name,
-        cls=Group,
-        help=about,
-        no_args_is_help=True,
-        add_completion=completion,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "token_normalize_func": lambda token: token.replace("_", "-"),
-        },
-    )
+def read(words: Sequence[str]) -> None:
+    """Raise Usage for words that `run` would not take; nothing is run."""
+    spelt = _spelt(words)
+    call(program(), spelt, run=False, named=_named(spelt))
 
 
-app = _group(
-    "outlierlens",
-    "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks.",
-    COMMANDS,
-    completion=True,
-)
-papers = _group("replicate", "A paper's experiments for any model.", PAPERS)
+def _spelt(words: Sequence[str]) -> list[str]:
+    """`_` and `-` are one in the names of commands and options: `frequency_geometry --max_length 8`."""
+    found: list[str] = []
+    names = True
+    for word in words:
+        names = names and not word.startswith("-") and len(found) < 2
+        option = re.match(r"--[A-Za-z][\w-]*", word)
+        name = option[0] if option else word if names and word.replace("_", "-") in _WORDS else ""
+        found.append(name.replace("_", "-") + word[len(name) :])
+    return found
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"outlierlens {__version__}")
-        raise typer.Exit
+_WORDS = {word for name in BY_NAME for word in name.split()}
 
 
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."""
+def _named(words: Sequence[str]) -> str:
+    """The command that the words name, as far as there is one."""
+    for n in (2, 1):
+        if " ".join(words[:n]) in {*BY_NAME, "replicate"}:
+            return " ".join(words[:n])
+    return ""
 
 
-@papers.callback()  # without one typer takes it for an app without commands
-def paper() -> None:
-    """A paper's experiments for any model."""
+def _install(shell: Literal["bash", "zsh", "fish"] | None = None) -> None:
+    if not sys.stdout.isatty() and shell is None:
+        raise BadInput("say for which shell: outlierlens --install-completion bash (or zsh, fish)")
+    place: Path = program().install_completion(shell=shell)
+    print(f"completion: {place}; it works in a new shell")
+
+
+def _show(shell: Literal["bash", "zsh", "fish"] = "bash") -> None:
+    print(program().generate_completion(shell=shell))

@@ -1,121 +1,20 @@
 """Options, output and progress that the commands share."""
 
-import functools
-import inspect
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
-
-import typer
+from typing import Any, NoReturn
 
 from outlierlens.cli import drop_output
-from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, near, printable, told
-from outlierlens.session import row_of
-
-Model = Annotated[str, typer.Argument(help="Sample name, directory, weight file or hub id.", show_default=False)]
-Data = Annotated[
-    str, typer.Option("--data", help="Text: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id owner/name:config:split.")
-]
-TextColumn = Annotated[str | None, typer.Option("--text-column", help="Column that holds the text.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use the first N texts.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Hub revision: branch, tag or commit.")]
-Subfolder = Annotated[str, typer.Option("--subfolder", help="Folder inside the model's directory or repository.")]
-Token = Annotated[str | None, typer.Option("--token", envvar="HF_TOKEN", help="Hub token.", show_envvar=False)]
-Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda:0, mps.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16, checkpoint (as stored).")]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Texts in one forward pass.")]
-MaxLength = Annotated[int, typer.Option("--max-length", min=2, help="Tokens of a text (or window) at most.")]
-RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings. Off.")]
-Arch = Annotated[Path | None, typer.Option("--arch", help="TOML file with the architecture's row.", show_default=False)]
-Family = Annotated[
-    str | None,
-    typer.Option("--family", help="Take the model for one of this model_type: bert, llama, …", show_default=False),
-]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        "--tokenizer", help="Read texts with the tokenizer of this folder, sample or hub id.", show_default=False
-    ),
-]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write the result to exactly this file (JSON).")]
-Format = Annotated[str, typer.Option("--format", help="auto, human, json or quiet.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
-Chart = Annotated[
-    Path | None, typer.Option("--chart", help="Draw the result to this file: .html, .svg, .png or .json.")
-]
-Rows = Annotated[Path | None, typer.Option("--rows", help="Append finished conditions here; a rerun continues.")]
-Bootstrap = Annotated[int, typer.Option("--bootstrap", min=20, help="Times that texts are drawn again.")]
-MaxRead = Annotated[str, typer.Option("--max-read", help="Refuse to read more than this.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="More columns, notes and provenance.")]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress on stderr.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, printable, told
 
 # Exit codes of commands that check: nothing could be checked; the check failed.
 UNUSABLE, FAILED = 2, 3
-
-FORMATS = ("auto", "human", "json", "quiet")
-
-# How a model is loaded, wherever it is run: parameter, type, default. `loads_a_model` puts them into a command.
-LOADING: tuple[tuple[str, Any, Any], ...] = (
-    ("arch", Arch, None),
-    ("family", Family, None),
-    ("tokenizer", Tokenizer, None),
-    ("revision", Revision, None),
-    ("subfolder", Subfolder, ""),
-    ("token", Token, None),
-    ("device", Device, "auto"),
-    ("dtype", Dtype, "float32"),
-    ("trust_remote_code", RemoteCode, False),
-    ("offline", Offline, False),
-)
-
-
-def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `LOADING`, in front of --overwrite; it gets them as `load`, a LoadOptions."""
-
-    def make(options: dict[str, Any], given: dict[str, Any]) -> Any:
-        from outlierlens.models import LoadOptions
-
-        notice = (lambda _: None) if given.get("quiet") else warn
-        row = row_of(options.pop("arch"), options.pop("family"))
-        return LoadOptions(row=row, notice=notice, **options)
-
-    return with_group(command, LOADING, "load", make, before="overwrite")
-
-
-def with_group(
-    command: Callable[..., None],
-    group: Sequence[tuple[str, Any, Any]],
-    name: str,
-    make: Callable[[dict[str, Any], dict[str, Any]], Any],
-    *,
-    before: str,
-) -> Callable[..., None]:
-    """Give a command the options of `group` in front of option `before`; it gets `make(them, its own)` as `name`."""
-
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        options = {option: given.pop(option) for option, _, _ in group}
-        command(**given, **{name: make(options, given)})
-
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != name]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    more = [inspect.Parameter(option, kind, default=value, annotation=hint) for option, hint, value in group]
-    place = [p.name for p in own].index(before)
-    parameters = [*own[:place], *more, *own[place:]]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
-    return with_options
 
 
 @contextmanager
@@ -129,39 +28,18 @@ def unusable_is_2() -> Iterator[None]:
     except (OutlierlensError, *OF_THE_MACHINE) as error:
         drop_output()  # or `main` would meet the same full disk again
         warn(f"error: {told(error)}")
-        raise typer.Exit(UNUSABLE) from None
+        raise SystemExit(UNUSABLE) from None
 
 
-@dataclass(frozen=True)
-class Show:
-    """Where a result goes: a table for people, JSON, a file, or nowhere."""
-
-    format: str
-    output: Path | None = None
-
-    @classmethod
-    def choose(cls, format: str, json: bool, quiet: bool, output: Path | None, overwrite: bool = False) -> "Show":
-        """Resolve `--format auto`: a table. A written file must not exist yet, unless `--overwrite` is given."""
-        if format not in FORMATS:
-            raise BadInput(f"--format is {format!r}; use auto, human, json or quiet{near(format, FORMATS)}")
-        if output and output.exists() and not overwrite:
-            raise BadInput(f"{output} exists; give another name or --overwrite")
-        folder = next((p for p in output.absolute().parents if p.exists()), None) if output else None
-        if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise BadInput(f"{output} cannot be written: {folder} is no folder one may write in")
-        chosen = "json" if json else "quiet" if quiet else "human" if format == "auto" else format
-        return cls(chosen, output)
-
-    def result(self, value: Any, human: Callable[[Any], None]) -> None:
-        """Write `value` to the file asked for, and show it as asked."""
-        from outlierlens.results import save, to_json  # brings numpy, which --help does not need
-
-        if self.output:
-            save(value, self.output)
-        if self.format == "json":
-            print(to_json(value, indent=2))
-        elif self.format == "human":
-            human(value)
+def check_file(path: Path | None, *, replace: bool) -> None:
+    """Raise BadInput before any work where a result could not be written to `path`, which may be replaced only if `replace`."""
+    if path is None:
+        return
+    if path.exists() and not replace:
+        raise BadInput(f"{path} exists; give another name or --overwrite")
+    folder = next((p for p in path.absolute().parents if p.exists()), None)
+    if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise BadInput(f"{path} cannot be written: {folder} is no folder one may write in")
 
 
 def reproduce() -> str:
@@ -177,33 +55,6 @@ def reproduce() -> str:
 def command(*words: str | Path) -> str:
     """A command line of ours, quoted for a shell."""
     return "outlierlens " + shlex.join(map(str, words))
-
-
-LEFT = (  # columns of words
-    *("model", "stack", "site", "fate", "rule", "off", "weights", "of the", "why", "treatment"),
-    *("fix", "layer chosen", "verdict", "says", "thresholds", "input", "measure", "real", "part", "library"),
-)
-
-
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on stdout, readable without colour; text of models and files is shown as it is, never as markup."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column in LEFT else "right")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200)
-    console.print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:z.3g}" if isinstance(value, float) else printable(str(value))
 
 
 def say(text: str) -> None:
@@ -285,7 +136,7 @@ def resumable(rows: Path | None) -> Iterator[None]:
         if rows and not rows.exists():
             kept = f"nothing was measured yet; start again with: {again}"
         warn(f"{'terminated' if terminated else 'interrupted'}; {kept}")
-        raise typer.Exit(143 if terminated else 130) from None
+        raise SystemExit(143 if terminated else 130) from None
     finally:
         if here:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

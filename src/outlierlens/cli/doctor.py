@@ -1,45 +1,42 @@
 """`doctor`: what is installed, cached and missing, and for which command."""
 
 import dataclasses
-import json as json_library
-from typing import TYPE_CHECKING, Annotated, Any
+import json
+from dataclasses import dataclass
 
-import typer
+from outlierlens.cli.common import say
+from outlierlens.doctor import Diagnosis, examine
+from outlierlens.experiments import EXPERIMENTS
+from outlierlens.session import Session
+from outlierlens.view.section import Rows
+from outlierlens.view.terminal import print_rows
 
-from outlierlens.cli import common
-from outlierlens.cli.common import print_table, say
 
-if TYPE_CHECKING:
-    from outlierlens.doctor import Diagnosis
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What is looked at."""
+
+    devices: bool = False
+    """Import torch too, and list what it computes on."""
 
 
-def doctor(
-    context: typer.Context,
-    devices: Annotated[bool, typer.Option("--devices", help="Import torch too, and list what it computes on.")] = False,
-    json: common.Json = False,
-) -> None:
-    """Print versions, devices, caches and offline state, and what is missing for which command; changes nothing.
-
-    Exit code 0; 1 where something that is installed is broken.
-    """
-    from outlierlens.doctor import examine
-
-    found = examine(devices=devices, commands=_commands(context))
-    if json:
-        print(json_library.dumps({"format_version": 1, **dataclasses.asdict(found)}, indent=2))
+def run(session: Session, options: DoctorOptions) -> None:
+    """Examine and tell; exit code 1 where something that is installed is broken."""
+    found = examine(devices=options.devices, commands=runs_models())
+    if session.output.json:
+        print(json.dumps({"format_version": 1, **dataclasses.asdict(found)}, indent=2))
     else:
         print_diagnosis(found)
     if found.broken:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
-def _commands(context: typer.Context) -> tuple[str, ...]:
-    """Every command of the program, those of groups with their group's name."""
-    root: Any = context.find_root().command
-    return tuple(getattr(root, "commands", {}))
+def runs_models() -> tuple[str, ...]:
+    """The commands that need a model in memory."""
+    return tuple(dict.fromkeys(row.name.split()[0] for row in EXPERIMENTS if "loading" in row.takes))
 
 
-def print_diagnosis(found: "Diagnosis") -> None:
+def print_diagnosis(found: Diagnosis) -> None:
     """One part after the other; what is broken stands last, where a terminal ends."""
     memory = f", {found.memory / 1e9:,.1f} GB of memory" if found.memory else ""
     say(f"outlierlens {found.version}, Python {found.python}, {found.platform}")
@@ -48,11 +45,10 @@ def print_diagnosis(found: "Diagnosis") -> None:
     else:
         listed = ", ".join(found.devices) or "torch cannot be used"
     say(f"devices: {found.cores} cores{memory}; {listed}")
-    print_table(
-        "libraries",
-        ["part", "library", "wanted", "there"],
-        [(one.extra or "base", one.name, one.wanted or "any", one.installed or "missing") for one in found.libraries],
+    libraries = tuple(
+        (one.extra or "base", one.name, one.wanted or "any", one.installed or "missing") for one in found.libraries
     )
+    print_rows(Rows("Libraries", ("part", "library", "wanted", "there"), libraries))
     free = f", {found.free / 1e9:,.1f} GB free" if found.free is not None else ""
     say(f"cache: {found.cache}{free}")
     for one in found.samples:

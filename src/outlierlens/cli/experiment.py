@@ -4,100 +4,90 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from functools import cached_property
-from types import SimpleNamespace
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App
-from typer import Exit
-from typer.core import TyperCommand
 
 from outlierlens.cli import common, flags
 from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import Progress, Show, resumable
-from outlierlens.experiments import Experiment
+from outlierlens.cli.common import Progress, check_file, resumable
+from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
+from outlierlens.rows import remove_rows
 from outlierlens.session import Session
 
 
-class Command(TyperCommand):
-    """A row of the table as a command of the program."""
-
-    def __init__(self, row: Experiment) -> None:
-        self.row = row
-        super().__init__(name=row.name.split()[-1], help=row.about)
-
-    @cached_property
-    def app(self) -> App:
-        """What reads its words."""
-        return flags.command(self.row.name, self.row.about, self.row.asks(), functools.partial(_run, self.row))
-
-    @property
-    def params(self) -> list[Any]:
-        """Its options, as far as anybody asks of them here: their spellings."""
-        named = [option for _, options in self.row.asks().values() for option in options if option.flags]
-        return [SimpleNamespace(opts=list(one.flags), secondary_opts=[]) for one in named]
-
-    @params.setter
-    def params(self, _: Any) -> None:
-        """Typer sets none."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """With the words read once, so that wrong ones are told before anything runs."""
-        context = self.context_class(self, info_name=info_name, parent=parent)
-        context.args = list(args)
-        if not {"-h", "--help"} & set(args):
-            flags.call(self.app, args, run=False)
-        return context
-
-    def invoke(self, ctx: Any) -> None:
-        """Run the experiment."""
-        flags.call(self.app, ctx.args)
+def __getattr__(name: str) -> App:
+    """What reads the words of the command `name`."""
+    if name not in BY_NAME:
+        raise AttributeError(name)
+    row = BY_NAME[name]
+    return flags.command(row.name, row.about, row.asks(), functools.partial(_run, row))
 
 
 def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
-    groups |= {
-        name: groups.pop(group) for group, name in (("task", "reading"), ("source", "loading")) if group in groups
-    }
-    session = Session(**groups, command=common.reproduce())
-    quiet = session.output.quiet
-    session.notice = (lambda _: None) if quiet else common.warn
-    gate = common.unusable_is_2() if experiment.gate else contextlib.nullcontext()
-    with gate:
+    names = {"task": "reading", "splits": "reading", "source": "loading"}
+    session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=common.reproduce())
+    session.notice = (lambda _: None) if session.output.quiet else common.warn
+    with common.unusable_is_2() if experiment.gate else contextlib.nullcontext():
         if experiment.odd:
             experiment.run()(session, options)
             return
-        found = _found(experiment, session, options)
+        found = answer(experiment, session, options, lambda: experiment.run()(session, options))
     if experiment.gate and getattr(found, experiment.gate):
-        raise Exit(common.FAILED)
+        raise SystemExit(common.FAILED)
 
 
-def _found(experiment: Experiment, session: Session, options: Any) -> Any:
-    """The result, shown, written and drawn as the words asked."""
+def answer(experiment: Experiment, session: Session, options: Any, run: Callable[[], Any]) -> Any:
+    """What `run` finds, shown, written and drawn as the words asked."""
     output = session.output
-    show = Show.choose("auto", output.json, output.quiet, output.output, output.overwrite)
-    check_chart(output.chart, replace=output.overwrite)
-    with resumable(session.rows.rows), Progress(not output.no_progress and not output.quiet) as progress:
+    check_file(output.output, replace=output.overwrite)
+    charts = {output.chart: experiment.picture}
+    charts |= {getattr(options, option): picture for option, picture in experiment.pictures.items()}
+    for path in charts:
+        check_chart(path, replace=output.overwrite)
+    if session.rows.rows and output.overwrite:
+        remove_rows(session.rows.rows)
+    with resumable(session.rows.rows), Progress(output.tells_progress) as progress:
         session.progress = progress
-        found = experiment.run()(session, options)
+        found = run()
     found = with_command(found, session.command)
-    if output.chart:
-        from outlierlens import charts
-
-        write_chart(output.chart, getattr(charts, experiment.picture)(found))
-    show.result(found, lambda value: print_sections(experiment, value, verbose=output.verbose, **session.show))
+    for path, picture in charts.items():
+        if path is not None:
+            more = session.draw if path == output.chart else {}
+            write_chart(path, experiment.draw(picture)(found, **more))
+    tell(session, found, file=output.output, **session.show)
+    if session.then is not None:
+        session.then()
     return found
 
 
+def tell(session: Session, found: Any, *, file: Path | None = None, **show: Any) -> None:
+    """Write the result to `file`, and show it as the words asked; `show` is for its view."""
+    from outlierlens.results import save, to_json  # brings numpy, which --help does not need
+
+    if file:
+        save(found, file)
+    if session.output.json:
+        print(to_json(found, indent=2))
+    elif not session.output.quiet:
+        print_sections(BY_RESULT[type(found).__name__], found, verbose=session.output.verbose, **show)
+
+
 def with_command(found: Any, command: str) -> Any:
-    """The result with the command line in its provenance."""
+    """The result with the command line in its provenance; as it is where only its parts have one."""
+    if not hasattr(found, "provenance"):
+        return found
     return dataclasses.replace(found, provenance=dataclasses.replace(found.provenance, command=command))
 
 
 def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False, **show: Any) -> None:
     """The sections of a result on stdout, then its notes."""
+    from outlierlens.view.section import notes_of
     from outlierlens.view.terminal import print_section
 
     for section in experiment.sections()(found, verbose=verbose, **show):
         print_section(section, sys.stdout)
-    for note in getattr(found, "notes", ()):
+    for note in notes_of(found):
         common.say(f"note: {note}")

@@ -5,6 +5,7 @@ app(["mpnet-base", "--random", "3"])                  # calls run(options=Quanti
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -20,6 +21,11 @@ class Usage(BadInput):
     code = 2  # of the process
 
 
+# Headings of what commands share; a command's own options stand under "Options".
+PANELS = {name: Group(name, sort_key=place) for place, name in enumerate(("Arguments", "Options", "Output", "Model"))}
+HEADINGS = {"output": "Output", "rows": "Output", "loading": "Model", "source": "Model"}
+
+
 def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[..., None]) -> App:
     """A cyclopts app of one command: `run` gets each group, a dataclass or an instance with other defaults, under its name.
 
@@ -31,10 +37,15 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     pairs = {group: one if isinstance(one, tuple) else (one, options_of(one)) for group, one in groups.items()}
     classes, options = ({group: pair[place] for group, pair in pairs.items()} for place in (0, 1))
     parameters: dict[str, inspect.Parameter] = {}
-    for option in sorted((one for group in options.values() for one in group), key=lambda one: not one.flag.argument):
+    headed = [
+        (one, "Arguments" if one.flag.argument else HEADINGS.get(group, "Options"))
+        for group, listed in options.items()
+        for one in listed
+    ]
+    for option, heading in sorted(headed, key=lambda one: not one[0].flag.argument):
         if option.name in parameters:
             raise TypeError(f"{name}: two groups have an option {option.name}")
-        parameters[option.name] = _parameter(option)
+        parameters[option.name] = _parameter(option, heading)
 
     def call(*arguments: Any, **given: Any) -> None:
         given |= zip(parameters, arguments, strict=False)
@@ -46,21 +57,24 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
 
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     call.__doc__ = about
-    arguments = " ".join(one.spelt for group in options.values() for one in group if one.flag.argument)
+    arguments = " ".join(one.spelt if one.required else f"[{one.spelt}]" for one, _ in headed if one.flag.argument)
     app = App(
-        name=name,
+        name=name.rsplit(maxsplit=1)[-1],
         help=about,
         usage=f"Usage: outlierlens {name} [OPTIONS] {arguments}",
         version_flags=[],
         help_flags=["--help", "-h"],
+        help_format="plaintext",  # <s> in a help text is no markup
         result_action="return_value",
+        group_arguments=PANELS["Arguments"],
+        group_parameters=PANELS["Options"],
         group_commands=Group("Help", sort_key=9),
     )
     app.default(call)
     return app
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _parameter(option: Option, heading: str) -> inspect.Parameter:
     flag = option.flag
     name, _, negative = option.flags[-1].partition("/") if option.flags else ("", "", "")
     marks = Parameter(
@@ -68,6 +82,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         negative=negative or "",
         help=option.help,
         env_var=flag.env or None,
+        group=PANELS[heading],
         show_env_var=False,
         show_default=False
         if option.default is None
@@ -77,9 +92,14 @@ def _parameter(option: Option) -> inspect.Parameter:
         else _words(option),
     )
     kind = inspect.Parameter.POSITIONAL_ONLY if flag.argument else inspect.Parameter.KEYWORD_ONLY
-    hint, default = (str | None, None) if flag.read else (option.kind, option.default)
+    words = list[str] if flag.repeats else str
+    hint, default = (words, None) if flag.read else (option.kind, option.default)
+    if default is None:
+        hint |= None  # also where only this command's default is none
     if option.required:
         default = inspect.Parameter.empty
+    elif default is None:
+        hint |= None  # also where only this command's default is none
     return inspect.Parameter(option.name, kind, default=default, annotation=Annotated[hint, marks])
 
 
@@ -89,7 +109,7 @@ def _words(option: Option) -> Any:
 
 def _value(option: Option, given: Any) -> Any:
     """What was given as the dataclass takes it, within its bounds."""
-    value = option.value(given) if option.flag.read and isinstance(given, str) else given
+    value = option.value(given) if option.flag.read and isinstance(given, str | list) else given
     try:
         check_value(option.spelt, value, option.bounds)
     except BadInput as error:
@@ -97,8 +117,8 @@ def _value(option: Option, given: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def call(app: App, words: Sequence[str], *, run: bool = True) -> None:
-    """Run the command, or with `run=False` only read its words.
+def call(app: App, words: Sequence[str], *, run: bool = True, named: str | None = None) -> None:
+    """Run what the words name, or with `run=False` only read them; `named` is the command that errors point to.
 
     Raises:
         Usage: words that it does not take.
@@ -106,4 +126,6 @@ def call(app: App, words: Sequence[str], *, run: bool = True) -> None:
     try:
         (app if run else app.parse_args)(list(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise Usage(f"{' '.join(str(error).split())} See outlierlens {app.name[0]} --help") from None
+        said = re.sub(r" ?Available commands: .*", "", " ".join(str(error).split()))
+        command = (app.name[0] if named is None else named).split()
+        raise Usage(f"{said} See {' '.join(('outlierlens', *command))} --help") from None

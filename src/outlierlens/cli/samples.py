@@ -1,55 +1,49 @@
 """`samples` and `fetch`: real models that need no hub."""
 
-import json as json_library
+import json
+from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from outlierlens.cli.common import say
+from outlierlens.options import Flag
+from outlierlens.session import Session
+from outlierlens.view.section import Rows
+from outlierlens.view.terminal import print_rows
 
-from outlierlens.cli import common
-from outlierlens.cli.common import print_table, say, warn
 
-
-def samples(json: common.Json = False) -> None:
-    """List the sample models: what they are, their licence, and whether they are there."""
+def samples(session: Session, _: None) -> None:
+    """List them as a table or as JSON."""
     from outlierlens.samples import SAMPLES, is_complete
 
     rows = [(name, sample, is_complete(sample)) for name, sample in SAMPLES.items()]
-    if json:
-        print(
-            json_library.dumps(
-                [
-                    {
-                        "name": name,
-                        "description": sample.description,
-                        "licence": sample.licence,
-                        "origin": sample.origin,
-                        "packaged": sample.packaged,
-                        "fetched": there,
-                    }
-                    for name, sample, there in rows
-                ],
-                indent=2,
-            )
-        )
-        return
-    print_table(
-        "",
-        ["model", "there", "licence", "what it is"],
-        (
-            (name, "packaged" if sample.packaged else "fetched" if there else "no", sample.licence, sample.description)
+    if session.output.json:
+        about = ("description", "licence", "origin", "packaged")
+        listed = [
+            {"name": name, **{field: getattr(sample, field) for field in about}, "fetched": there}
             for name, sample, there in rows
-        ),
+        ]
+        print(json.dumps(listed, indent=2))
+        return
+    table = tuple(
+        (name, "packaged" if sample.packaged else "fetched" if there else "no", sample.licence, sample.description)
+        for name, sample, there in rows
     )
+    print_rows(Rows("", ("model", "there", "licence", "what it is"), table))
 
 
-def fetch(
-    names: Annotated[list[str], typer.Argument(help="Sample names; see `outlierlens samples`.")],
-    quiet: common.Quiet = False,
-) -> None:
-    """Fetch sample models into the user's cache, verified by hash; what is there already is kept."""
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    """Which are fetched."""
+
+    names: Annotated[tuple[str, ...], Flag(argument=True)]
+    """Sample names; see `outlierlens samples`."""
+
+
+def fetch(session: Session, options: FetchOptions) -> None:
+    """Fetch each, and say where it is."""
     from outlierlens.samples import fetch as fetch_one
 
-    for name in names:
-        path = fetch_one(name, (lambda _: None) if quiet else warn)
-        if not quiet:
+    for name in options.names:
+        path = fetch_one(name, session.notice)
+        if not session.output.quiet:
             say(f"{name}: {path}")

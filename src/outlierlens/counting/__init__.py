@@ -6,6 +6,7 @@ counts = count_texts(tokenizer, ["A text.", "Another one."])
 `sources` cuts the corpus into shards, `tally` counts one, `workers` hands shards to processes, `run` adds up.
 """
 
-from outlierlens.counting.run import CountOptions, count_texts, count_tokens
+from outlierlens.counting.options import CountOptions
+from outlierlens.counting.run import count_texts, count_tokens
 
 __all__ = ["CountOptions", "count_texts", "count_tokens"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.counting.options import CountOptions
 from outlierlens.counting.sources import Position, Shard, cut, expand, shards
 from outlierlens.counting.tally import Tally
 from outlierlens.counting.workers import Counted, Workers, here
@@ -39,34 +40,6 @@ FORMAT = 1
 STATE = "state"
 SAVE_SECONDS = 5.0
 MAX_STATE_BYTES = 2**29
-
-
-@dataclass(frozen=True)
-class CountOptions:
-    """How a corpus is counted.
-
-    Attributes:
-        text_column: that holds the texts; None finds it by its usual names.
-        limit: the first N texts.
-        max_length: cut every text at so many tokens, those put around it included; None counts texts whole.
-        workers: processes; 0 is one a core. 1 counts in this process.
-        offline: never use the network.
-        progress: called now and then with (source, whole sources, sources, texts, tokens).
-    """
-
-    text_column: str | None = None
-    limit: int | None = None
-    max_length: int | None = None
-    workers: int = 0
-    offline: bool = False
-    progress: Callable[[str, int, int, int, int], None] | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("limit", self.limit, 1), ("max_length", self.max_length, 1)):
-            if value is not None and value < least:
-                raise BadInput(f"{name} is {value}; it must be at least {least}")
-        if self.workers < 0:
-            raise BadInput(f"workers is {self.workers}; name a number of processes, or 0 for one a core")
 
 
 @dataclass(frozen=True)

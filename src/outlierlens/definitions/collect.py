@@ -7,9 +7,9 @@ own.measured, own.variances, own.contributions              # plain arrays [laye
 forward pass. Memory does not grow with the number of texts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from outlierlens.arch import BoundStack
 from outlierlens.changes import temporary
 from outlierlens.data import Batch, Data
 from outlierlens.defined import FINAL
-from outlierlens.definitions.linears import last_linears, linear_paths
-from outlierlens.definitions.settings import Sentence, Settings
+from outlierlens.definitions.linears import last_linears
+from outlierlens.definitions.options import PassOptions
+from outlierlens.definitions.settings import Sentence
 from outlierlens.definitions.sums import LayerSums, SequenceKurtosis
 from outlierlens.errors import BadInput
 from outlierlens.hidden import EMBEDDINGS, layer_name, tapped, tapped_reads
@@ -32,35 +33,6 @@ from outlierlens.vectors.read import final_norm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class PassOptions:
-    """How the pass is made.
-
-    Attributes:
-        special: count special tokens too. sentence: what stands for a text.
-        histogram_bytes: memory for the quantiles of macocco, in each basis; beyond it, dimensions with the largest |h| only.
-    """
-
-    settings: Settings = field(default_factory=Settings)
-    max_length: int = 128
-    batch_size: int = 16
-    special: bool = True
-    sentence: Sentence = "auto"
-    histogram_bytes: int = 500_000_000
-    progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def observing(self) -> ObserveOptions:
-        """The same for `observe`."""
-        return ObserveOptions(
-            max_length=self.max_length,
-            batch_size=self.batch_size,
-            rules=self.settings.rules,
-            histogram_bytes=self.histogram_bytes,
-            progress=self.progress,
-        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +83,7 @@ def collect(
     Raises:
         BadInput: texts that the model cannot read, a state that is not finite, or no token that counts.
     """
-    observer = Observer(loaded, options.observing, texts.reading(loaded, options.max_length))
+    observer = Observer(loaded, _observing(options), texts.reading(loaded, options.max_length))
     if stack.name not in observer.streams:
         raise BadInput(f"{loaded.name}: these data do not reach stream {stack.name!r}")
     inner = observer.streams[stack.name]
@@ -129,6 +101,16 @@ def collect(
     view = "all" if options.special else "without_special"
     found = [side.collected(inner if side.turn is None else side.stats, view, counts) for side in sides]
     return found[0], found[1] if turn is not None else None
+
+
+def _observing(options: PassOptions) -> ObserveOptions:
+    return ObserveOptions(
+        max_length=options.max_length,
+        batch_size=options.batch_size,
+        rules=options.settings.rules,
+        histogram_bytes=options.histogram_bytes,
+        progress=options.progress,
+    )
 
 
 @temporary
@@ -174,7 +156,7 @@ class _Side:
 
     def __init__(self, stack: BoundStack, options: PassOptions, device: Any, turn: "Tensor | None"):
         self.stack, self.device, self.turn = stack, device, turn
-        self.stats = Stream(stack, options.observing, device)
+        self.stats = Stream(stack, _observing(options), device)
         self.sums: dict[int, LayerSums] = {}
         self.written: dict[int, SequenceKurtosis] = {}
         self.quantile = options.settings.macocco_quantile
@@ -260,11 +242,6 @@ class _Side:
             n_tokens=counts[0],
             n_special=counts[1],
         )
-
-
-def has_linears(stack: BoundStack) -> bool:
-    """Whether the last linears can be tapped."""
-    return linear_paths(stack) is not None
 
 
 def _quantiles(stats: LayerStats, view: str, width: int, share: float) -> tuple[np.ndarray, float]:

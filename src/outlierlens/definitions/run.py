@@ -8,8 +8,8 @@ with other weights is one more pass each. Definitions on weights need no text, a
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +19,15 @@ from outlierlens.arch import BoundStack
 from outlierlens.data import Data, Texts
 from outlierlens.defined import FINAL, MODEL, RANDOM, ROTATED, SHUFFLED, Detectors, Found, LayerValues
 from outlierlens.definitions import rules
-from outlierlens.definitions.collect import Collected, PassOptions, collect, sentence_token
+from outlierlens.definitions.collect import Collected, collect, sentence_token
 from outlierlens.definitions.from_weights import found_of, weight_found
 from outlierlens.definitions.linears import NO_LINEAR, linear_paths
 from outlierlens.definitions.nulls import randomly_initialised, rotation, shuffled
+from outlierlens.definitions.options import Asked, DetectorOptions, PassOptions
+from outlierlens.definitions.settings import Settings
 from outlierlens.definitions.spikes import super_weights
 from outlierlens.definitions.table import NAMES, ON_WEIGHTS, definitions
-from outlierlens.definitions.trials import TrialOptions, with_trials
+from outlierlens.definitions.trials import with_trials
 from outlierlens.errors import BadInput
 from outlierlens.models import LoadedModel
 from outlierlens.super_weights import SuperWeights
@@ -33,45 +35,14 @@ from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.vectors.read import text_stack
 
 if TYPE_CHECKING:
-    pass
+    from outlierlens.session import Session
 
-Null = Literal["random", "shuffled", "rotated"]
-NULL_NAMES: tuple[Null, ...] = get_args(Null)
 CONDITION = {"random": RANDOM, "shuffled": SHUFFLED, "rotated": ROTATED}
 NO_BASIS = "rests on weights, whose basis is the model's own"
 NAMED = {"luo": "luo-share"}  # where `activation_rules` says it otherwise
 
 
-@dataclass(frozen=True)
-class DetectorOptions:
-    """What is measured, and how.
-
-    Attributes:
-        reading: the pass: thresholds, tokens of a text, batch size, special tokens. stack: the stream, of several.
-        nulls: of "random", "shuffled", "rotated".
-        prompt: of the search for super weights; None is the first text. trial_texts: texts on which super weights are
-            tested, 0 for none.
-        trials: how they are tested.
-    """
-
-    reading: PassOptions = field(default_factory=PassOptions)
-    stack: str | None = None
-    nulls: tuple[Null, ...] = NULL_NAMES
-    prompt: str | None = None
-    trial_texts: int = 0
-    trials: TrialOptions = field(default_factory=TrialOptions)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if bad := [one for one in self.nulls if one not in NULL_NAMES]:
-            raise BadInput(f"unknown null {bad[0]!r}; nulls are {', '.join(NULL_NAMES)}")
-        if self.trial_texts < 0:
-            raise BadInput(f"trial_texts is {self.trial_texts}; it must be at least 0")
-
-
-def detectors(
-    loaded: LoadedModel, texts: Data, options: DetectorOptions | None = None, *, command: str = ""
-) -> Detectors:
+def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None = None) -> Detectors:
     """What every published definition of an outlier dimension finds, in the model and under nulls.
 
     Raises:
@@ -111,7 +82,7 @@ def detectors(
         searched = with_trials(loaded, stack, searched, task, trials)
         notes += task.notes
     return Detectors(
-        provenance=loaded.provenance(command=command, seed=options.seed),
+        provenance=loaded.provenance(seed=options.seed),
         data=texts.source,
         data_digest=texts.digest,
         n_texts=len(texts),
@@ -224,3 +195,14 @@ def _notes(own: Collected, stack: BoundStack, options: DetectorOptions) -> Itera
         )
     if not options.reading.special and own.n_special:
         yield "llm.int8 counts special tokens all the same"
+
+
+def run(session: "Session", options: Asked) -> Detectors:
+    """What the command finds, and which layer's agreement it shows beside the pooled one."""
+    settings = Settings.parse(options.thresholds)
+    reading = replace(options.reading, settings=settings, progress=session.progress)
+    texts, _ = session.texts()
+    found = detectors(session.loaded, texts, replace(options, reading=reading))
+    found.agreement(options.layer)  # an unknown layer is told before anything is shown
+    session.show = {"layer": options.layer}
+    return found

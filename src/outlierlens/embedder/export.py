@@ -1,6 +1,6 @@
 """From a model and a fix to a checked folder.
 
-found = export_embedder(loaded, Path("better"), EmbedderOptions(FixSpec("whiten"), layer="2"), fit=read_texts("train.txt"))
+found = export_embedder(loaded, Path("better"), EmbedderOptions(fix=FixSpec("whiten"), layer="2"), fit=read_texts("train.txt"))
 found.checks                           # the folder read back, against our own pass and fix
 
 A vector is the mean over all tokens of a text, special ones included, because that is what sentence-transformers' mean
@@ -8,7 +8,6 @@ pooling is; so the fix is fitted on such vectors too.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from outlierlens.data import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.embedder.card import card
 from outlierlens.embedder.cut import Cut, cut_model
 from outlierlens.embedder.folder import CARD, RESULT, Modules, check_place, write_model
+from outlierlens.embedder.options import EmbedderCall, EmbedderOptions
+from outlierlens.embedder.pairs import read_pairs
 from outlierlens.embedder.reader import Reader, readers
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
@@ -27,9 +28,10 @@ from outlierlens.inputs import token_limit
 from outlierlens.labelled.apart import apart
 from outlierlens.models import LoadedModel
 from outlierlens.results import save
+from outlierlens.session import Session
 from outlierlens.similarity.scores import spearman
 from outlierlens.similarity.table import StsPairs
-from outlierlens.vectors.fixes import ENOUGH, Fix, FixSpec, make_fix
+from outlierlens.vectors.fixes import ENOUGH, Fix, make_fix
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from outlierlens.vectors.store import Budget
@@ -38,37 +40,6 @@ from outlierlens.writing import new_folder
 TOLERANCE = 1e-4  # of the largest entry: above what float32 leaves to chance, below what a wrong file does
 CHECK_TEXTS = 32  # of each shipped text
 POOLING = "mean of all tokens, special ones included"
-
-
-@dataclass(frozen=True)
-class EmbedderOptions:
-    """What is exported and how it is read.
-
-    Attributes:
-        fix: one repair. clip: dimensions of the fix "clip", as `resolve_clipping` takes them.
-        layer: "last", "embeddings" or a block's number; what lies behind it is dropped.
-        normalize: end with vectors of length 1.
-        max_length: tokens that are read of a text, or fewer where the model has no more positions.
-        fit_limit, seed: fit on so many texts at most, drawn by the seed.
-        overwrite: replace an embedder that was exported before.
-        progress: called with (label, texts done, texts).
-    """
-
-    fix: FixSpec
-    clip: str = "auto"
-    layer: str = "last"
-    normalize: bool = False
-    max_length: int = 256
-    batch_size: int = 32
-    fit_limit: int | None = 10_000
-    seed: int = 0
-    overwrite: bool = False
-    progress: Callable[[str, int, int], None] | None = None
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether the fix is fitted, or its dimensions are observed, on a text."""
-        return self.fix.fitted or (self.fix.kind == "clip" and self.clip == "auto")
 
 
 @dataclass(frozen=True)
@@ -301,3 +272,29 @@ def _notes(loaded: LoadedModel, cut: Cut, fix: Fix) -> tuple[str, ...]:
     if getattr(tokenizer, "padding_side", "right") != "right":
         found.append("the tokenizer padded on the left and is stored padding on the right, as the vectors were made")
     return tuple(found)
+
+
+def run(session: Session, options: EmbedderCall) -> Exported:
+    """The embedder that the command line asks for; its folder names the command too."""
+    fits, spec = session.fitting, options.spec
+    if fits.clip != "auto" and spec.kind != "clip":
+        raise BadInput(f"--clip {fits.clip} belongs to --fix clip, not to {spec.name}")
+    if session.load.dtype != "float32":
+        raise BadInput(f"--dtype {session.load.dtype}: an embedder is written in float32; leave --dtype out")
+    how = replace(
+        options,
+        fix=spec,
+        k=None,
+        clip=fits.clip,
+        fit_limit=fits.fit_limit,
+        overwrite=session.output.overwrite,
+        progress=session.progress,
+    )
+    check_place(options.folder, overwrite=how.overwrite)
+    fit = fits.texts(offline=session.load.offline)
+    if fit is None and how.needs_text:
+        fit = read_texts(REVIEWS)
+        session.notice(f"fitting on the {len(fit):,} shipped film reviews; name a text like your own with --fit-data")
+    pairs = None if options.check_data is None else read_pairs(options.check_data)
+    session.show = {"folder": options.folder}
+    return export_embedder(session.loaded, options.folder, how, fit=fit, check=pairs, command=session.command)

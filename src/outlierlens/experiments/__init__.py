@@ -1,177 +1,427 @@
 """The table of experiments: from a row come its command with help and limits, its kind of result and its place in the list.
 
-A row is text alone, so that `--help` imports no experiment. A home `H` holds `H/options.py` (what is asked), `H/view.py`
-(`sections`, what is said) and `H/run.py` (`run(session, options)`, how it is found out), or, where the call is an odd one,
-`H/command.py` with a `run(session, options)` that shows its result itself. `charts.NAME` draws its picture.
+`outlierlens.experiment` says what a row holds.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any
+from outlierlens.experiment import GROUP_NAMES, Experiment
+from outlierlens.options import REQUIRED, Other
 
-from outlierlens.options import REQUIRED, Option, Other, changed
+__all__ = ["BY_NAME", "BY_RESULT", "EXPERIMENTS", "GROUP_NAMES", "Experiment"]
 
-# What a command takes beside its own options, in the order of its help, and where that is declared.
-GROUPS = {
-    "subject": ("session", "Subject"),
-    "reading": ("session", "Reading"),
-    "task": ("session", "TaskReading"),
-    "vectors": ("vectors.options", "VectorReading"),
-    "fitting": ("vectors.options", "Fitting"),
-    "rows": ("session", "Rows"),
-    "output": ("session", "Output"),
-    "source": ("session", "Source"),
-    "loading": ("session", "Loading"),
-}
 WEIGHTS = ("subject", "options", "output", "source")
-TEXTS = ("subject", "reading", "options", "output", "loading")
+SPLITS = ("subject", "splits", "options", "output", "loading")
+VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
 EXAMPLES = ("subject", "task", "options", "output", "loading")
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A row of the table.
-
-    Attributes:
-        name: of the command; two words for a paper's.
-        group: its heading in `outlierlens --help`.
-        about: one sentence; below an empty line what more its own help says.
-        home: package below outlierlens.
-        takes: groups of options, those of `GROUPS` and "options", its own.
-        options: the dataclass of its own options, in `home/options.py`; "" where it has none.
-        shared: by name what is other about options of `GROUPS` here; None takes one away.
-        result: the kind of its result; "" where it has none that is saved.
-        picture: the function of `charts` that --chart draws with; "" for none.
-        measure: the module of `run`, where it is not `home.run`.
-        gate: the attribute of its result that says that a check failed (exit code 3; nothing to check is 2).
-        odd: whether `home/command.py` calls it.
-    """
-
-    name: str
-    group: str
-    about: str
-    home: str
-    takes: tuple[str, ...] = TEXTS
-    options: str = ""
-    shared: Mapping[str, Other | None] = field(default_factory=dict)
-    result: str = ""
-    picture: str = ""
-    measure: str = ""
-    gate: str = ""
-    odd: bool = False
-
-    def asks(self) -> dict[str, tuple[Any, tuple[Option, ...]]]:
-        """{group: (its dataclass, or an instance with other defaults; its options)}; imports where they are declared."""
-        found = {}
-        for group in self.takes:
-            place, name = GROUPS.get(group, (f"{self.home}.options", self.options))
-            declared = getattr(import_module(f"outlierlens.{place}"), name)
-            found[group] = changed(declared, {} if group == "options" else self.shared)
-        return found
-
-    def run(self) -> Any:
-        """What finds it out: `run(session, options)`."""
-        place = f"{self.home}.command" if self.odd else self.measure or f"{self.home}.run"
-        return import_module(f"outlierlens.{place}").run
-
-    def sections(self) -> Any:
-        """What is said of a result: `sections(found, *, verbose=False)`."""
-        return import_module(f"outlierlens.{self.home}.view").sections
-
+# Of commands that keep what they measure in a run directory.
+RUN_DIRECTORY: dict[str, Other | None] = {
+    "chart": None,
+    "overwrite": Other(help="Start again: drop what was measured."),
+}
+GLUE_MODEL: dict[str, Other | None] = {
+    "model": Other(help="Pre-trained model: sample, directory or hub id."), "verbose": None,
+    "output": Other(help="Run directory. Default: runs/MODEL-PAPER."),
+}  # fmt: skip
+GLUE = (
+    "fine-tune, switch them off without training again, beside random sets.\n\n"
+    "Everything is kept in the run directory as it is made: the same command goes on where a run was stopped."
+)
+WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "split", "max_seconds"))  # none of SPLITS
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    # scan
-
-    # compare
-
-    # fingerprint
-
-    # verify
-
-    # observe
-
-    # disable
-
-    # sweep
-
-    # beyond-zero
-
-    # prune-check
-
-    # protect
-
-    # prune-experiment
-
-    # track
-
-    # pretrain
-
-    # outcomes
-
-    # finetune
-
-    # replicate kovaleva-glue
-
-    # replicate puccetti-glue
-
-    # replicate luo
-
-    # replicate puccetti
-
-    # survival
-
-    # recover
-
-    # one-dimension
-
-    # sts
-
-    # wic
-
-    # origin
-
-    # detectors
-
-    # geometry
-
-    # frequency
-
-    # frequency-geometry
-
-    # predictions
-
-    # attention
-
-    # probe
-
+    Experiment(
+        "scan", "find",
+        "Find outlier dimensions in the weights of one or more models, without loading them.",
+        home="experiments.scan", odd=True, python="weights:scan", options="Scanning",
+        takes=("options", "output", "source"), shared={"chart": None, "no_progress": None}, result="scanned:Scan",
+        also=("scanned:Scans",),
+    ),
+    Experiment(
+        "compare", "find",
+        "Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.\n\n"
+        "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
+        "nothing could be compared.",
+        home="experiments.compare", measure="experiments.compare.run", python="comparison:compare",
+        options="CompareOptions", takes=("options", "output", "source"),
+        shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
+        result="comparison:Comparison", gate="values_moved",
+    ),
+    Experiment(
+        "fingerprint", "guard",
+        "Record the sensitive values of a model, for `verify` to hold copies against.",
+        home="integrity", measure="integrity.fingerprint", python="integrity.fingerprint:fingerprint",
+        options="FingerprintOptions", takes=WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
+        result="fingerprinted:Fingerprint",
+    ),
+    Experiment(
+        "verify", "guard",
+        "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
+        "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
+        home="integrity", measure="integrity.verify", python="integrity.verify:verify", options="VerifyOptions",
+        takes=WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="verified:Verification", gate="failed",
+    ),
+    Experiment(
+        "observe", "find",
+        "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
+        home="experiments.observe", measure="activations", python="activations:observe", options="Asked",
+        takes=EXAMPLES,
+        shared={
+            **dict.fromkeys(("task", "measure", "metric", "labels", "split", "pair_column", "label_column", "chart")),
+            "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
+        },
+        result="observation:Observation",
+    ),
+    Experiment(
+        "disable", "switch off",
+        "Switch dimensions off beside random and matched controls, and measure what breaks.",
+        home="experiments.disable", measure="bench", python="bench:disable", options="Asked",
+        takes=("subject", "task", "options", "rows", "output", "loading"),
+        shared={
+            "limit": Other(help="Use the first N texts. Default: 64; of a labelled task all."),
+            "verbose": Other(help="Show every control set too."),
+        },
+        result="damage:Damage", picture="charts.losses:losses",
+    ),
+    Experiment(
+        "sweep", "switch off",
+        "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
+        "Every measurement is kept in the run directory as it is made: the same command goes on where a run was stopped.",
+        home="sweeps", odd=True, python="sweeps.loop:sweep", options="SweepCall", takes=EXAMPLES,
+        shared={
+            "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
+            "overwrite": Other(help="Start again: drop what was measured."),
+            "verbose": Other(help="More rows in the tables."),
+        },
+        result="swept:Sweep",
+    ),
+    Experiment(
+        "beyond-zero", "switch off",
+        "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or "
+        "information?",
+        home="beyond", measure="beyond.run", python="beyond:beyond_zero", options="Asked",
+        takes=("subject", "task", "options", "rows", "output", "loading"),
+        shared={
+            **dict.fromkeys(("measure", "metric", "labels", "split", "pair_column", "label_column")),
+            "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
+            "limit": Other(32, least=2),
+        },
+        result="treated:BeyondZero", picture="charts.beyond_zero:beyond_zero",
+    ),
+    Experiment(
+        "prune-check", "compress",
+        "Say which positions pruning removed in half the layers, and which outliers it hit; no torch for safetensors and "
+        ".npz.\n\n"
+        "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
+        home="pruning", measure="pruning.check", python="pruning.check:prune_check", options="CheckedModels",
+        takes=("options", "output", "source"), shared={"no_progress": None}, result="pruned:PruneCheck",
+        picture="charts.pruning:prune_check", gate="failed",
+    ),
+    Experiment(
+        "protect", "compress",
+        "Write what another tool should leave alone, in the form that it reads: Python or YAML, ready to paste.",
+        home="pruning", odd=True, options="ProtectFor", takes=WEIGHTS,
+        shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
+        | {"output": Other(help="Write the list to exactly this file.")},
+    ),
+    Experiment(
+        "prune-experiment", "compress",
+        "Prune the same number of weights by magnitude and forced onto one position, beside controls, and measure the "
+        "loss.",
+        home="pruning", measure="pruning.experiment", options="ExperimentOptions",
+        takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(24)},
+        result="pruned:PruneExperiment", picture="charts.pruning:prune_experiment",
+    ),
+    Experiment(
+        "track", "train",
+        "Find when dimensions became outliers over a training run, and how that stands to the loss.\n\n"
+        "Of each checkpoint only the norm vectors are read.",
+        home="experiments.track", odd=True, python="tracking:track", options="TrackCall",
+        takes=("options", "output", "source"),
+        shared={
+            "chart": Other(help="Draw all panels to this file: .png, .svg, .html or .json."), "revision": None,
+            "output": Other(help="Write track.json and a report into this folder."), "verbose": None,
+        },
+        result="tracked:Track", picture="charts.emergence:emergence",
+    ),
+    Experiment(
+        "pretrain", "train",
+        "Pre-train a masked language model by recipe, with its outlier dimensions watched; stopped runs go on.\n\n"
+        "Several processes: `accelerate launch -m outlierlens pretrain …`.",
+        home="pretrain", odd=True, options="PretrainOptions", takes=("options", "output", "loading"),
+        shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
+                              "trust_remote_code")) | {
+            "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
+            "overwrite": Other(help="Remove the run of another recipe from it."),
+        },
+        result="pretrained:Outcome",
+    ),
+    Experiment(
+        "outcomes", "train",
+        "Pre-training runs side by side, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
+        home="pretrain", measure="pretrain.side_by_side", options="OutcomesOptions", takes=("options", "output"),
+        shared=dict.fromkeys(("chart", "verbose", "no_progress")), result="pretrained:Outcomes",
+    ),
+    Experiment(
+        "finetune", "train",
+        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs go on.",
+        home="finetune", odd=True, options="Finetuning", takes=SPLITS,
+        shared=WHOLE | {
+            "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
+            "text_column": Other(help="classify, regress: the text. tokens: the words."),
+            "label_column": Other(help="classify, regress, tokens: the label."),
+            "metric": Other(help="What the best epoch is chosen by. Default: the task's first."),
+            "output": Other(help="Run directory. Default: runs/MODEL-TASK."), "chart": None, "dtype": None,
+            "overwrite": Other(help="Remove runs with other settings from the directory."),
+        },
+        result="finetuned:FineTuned",
+    ),
+    Experiment(
+        "replicate kovaleva-glue", "compare with papers",
+        f"GLUE with outliers off as in Kovaleva et al. (2021): {GLUE}",
+        home="experiments.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output", "loading"),
+        shared=RUN_DIRECTORY | GLUE_MODEL, result="replicated:Replication",
+    ),
+    Experiment(
+        "replicate puccetti-glue", "compare with papers",
+        f"GLUE with outliers off as in Puccetti et al. (2022): {GLUE}",
+        home="experiments.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output", "loading"),
+        shared=RUN_DIRECTORY | GLUE_MODEL, result="replicated:Replication",
+    ),
+    Experiment(
+        "replicate luo", "compare with papers",
+        "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
+        "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
+        home="experiments.luo", odd=True, options="LuoOptions",
+        shared=RUN_DIRECTORY | {
+            "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
+            "text_column": None, "limit": None, "verbose": None,
+            "output": Other(help="Run directory. Default: runs/MODEL-luo."),
+        },
+        result="luo_replicated:LuoReplication",
+    ),
+    Experiment(
+        "replicate puccetti", "compare with papers",
+        "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
+        "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
+        home="experiments.puccetti", odd=True, options="PuccettiOptions",
+        shared=RUN_DIRECTORY | {
+            "data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."),
+            "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
+        },
+        result="puccetti_replicated:PuccettiReplication",
+    ),
+    Experiment(
+        "survival", "train",
+        "Say whether a model's outlier dimensions survive fine-tuning, and how far they moved, from the weights alone.",
+        home="experiments.survival", measure="survival", options="Followed", takes=("options", "output", "source"),
+        shared={"subfolder": None, "verbose": None, "no_progress": None}, result="survived:Survival",
+        picture="charts.downstream:survival",
+    ),
+    Experiment(
+        "recover", "train",
+        "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs go "
+        "on.",
+        home="experiments.recover", odd=True, options="RecoverOptions", takes=SPLITS,
+        shared=WHOLE | {
+            "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
+            "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
+            "overwrite": Other(help="Remove runs with other settings from it, and replace the chart."),
+        },
+        result="recovered:Recovery", picture="charts.recovery:recovery",
+    ),
+    Experiment(
+        "one-dimension", "explain",
+        "Say how much of a task each single dimension carries: the best classifier that sees one number (Rudman et al. "
+        "2023).",
+        home="experiments.one_dimension", measure="one_dim", options="OneDimOptions", takes=SPLITS,
+        shared=WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
+        result="one_dimension:OneDimension", picture="charts.downstream:one_dimension",
+    ),
+    Experiment(
+        "sts", "embed",
+        "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
+        home="similarity", measure="similarity.sts", options="StsCall", takes=VECTORS,
+        shared={"verbose": Other(help="Show the scores of every layer too.")}, result="similar:Similarity",
+        picture="charts.similarity:sts_layers",
+    ),
+    Experiment(
+        "wic", "embed",
+        "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and "
+        "fixes.",
+        home="similarity", measure="similarity.wic", options="WicCall", takes=VECTORS,
+        shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="similar:WordInContext",
+        picture="charts.similarity:wic_layers",
+    ),
+    Experiment(
+        "origin", "explain",
+        "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
+        home="experiments.origin", measure="experiments.origin.run", options="Traced", takes=WEIGHTS,
+        shared={"no_progress": None}, result="origins:Origin", picture="experiments.origin.view:picture",
+    ),
+    Experiment(
+        "detectors", "find",
+        "Apply every published definition of an outlier dimension; say where they agree and what they find in nulls.",
+        home="definitions", measure="definitions.run", python="definitions.run:detectors", options="Asked",
+        result="defined:Detectors", picture="charts.detectors:detectors",
+        pictures={"super_chart": "charts.super_weights:super_weights"},
+    ),
+    Experiment(
+        "geometry", "explain",
+        "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
+        home="geometry", measure="geometry.run", options="GeometryOptions",
+        takes=("subject", "reading", "options", "vectors", "fitting", "output", "loading"),
+        shared={
+            "data": Other(REQUIRED, help="Sentences, a row each: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
+            "limit": Other(least=4, help="Draw from the first N sentences."),
+        },
+        result="geometrical:Geometry", picture="charts.geometry:geometry",
+    ),
+    Experiment(
+        "frequency", "explain",
+        "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
+        home="frequency", measure="frequency.run", options="FrequencyCall",
+        takes=("subject", "reading", "options", "vectors", "output", "loading"),
+        shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id.")},
+        result="frequent:Frequency", picture="charts.frequency:frequency",
+    ),
+    Experiment(
+        "frequency-geometry", "explain",
+        "Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off.",
+        home="experiments.frequency_geometry", measure="frequency_geometry", options="FrequencyGeometryCall",
+        takes=("subject", "reading", "options", "vectors", "output", "loading"),
+        shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."), "limit": Other(least=4)},
+        result="frequency_bands:FrequencyBands", picture="charts.frequency_geometry:frequency_geometry",
+    ),
+    Experiment(
+        "predictions", "explain",
+        "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare "
+        "ones?",
+        home="predictions", measure="predictions.run", options="PredictionsCall", shared={"limit": Other(200)},
+        result="predicted:Predictions", picture="charts.predictions:predictions",
+    ),
+    Experiment(
+        "attention", "explain",
+        "Measure attention received by each token, its correlation with every dimension, and attention sinks.",
+        home="attention", measure="attention.run", options="AttentionOptions", result="attended:Attention",
+        picture="charts.attention:attention",
+    ),
+    Experiment(
+        "probe", "embed",
+        "Train a linear probe a layer that predicts each token's position, and say which dimensions it reads (Luo et al. "
+        "2021).",
+        home="probing", measure="probing.measure", options="ProbeCall",
+        takes=("subject", "reading", "options", "vectors", "fitting", "output", "loading"),
+        shared={
+            "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
+            "limit": None, "fixes": None, "verbose": Other(help="Show every dimension that is clipped somewhere."),
+        },
+        result="probed:PositionProbe", picture="charts.probe:probe",
+    ),
     Experiment(
         "quant", "compress",
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
-        home="quantization", options="QuantizeOptions", shared={"limit": Other(64)}, result="Quantized",
-        picture="quantization",
+        home="quantization", measure="quantization.run", python="quantization.run:quantize", options="QuantizeOptions",
+        shared={"limit": Other(64)}, result="quantized:Quantized", picture="charts.quantization:quantization",
     ),
-    # count
-
-    # frozen
-
-    # export-embedder
-
-    # layer-story
-
-    # attack
-
-    # update-check
-
-    # report
-
-    # explore
-
-    # doctor
-
-    # samples
-
-    # fetch
+    Experiment(
+        "count", "explain",
+        "Count how often every token id occurs in a corpus, on all cores; a stopped count goes on with the same command.",
+        home="counting", odd=True, options="CountCall", takes=("reading", "options", "output", "loading"),
+        shared={
+            "data": None, "chart": None, "output": Other(REQUIRED, help="Write the counts to this file (parquet)."),
+            "tokenizer": Other(help="Model whose tokenizer counts: sample, directory or hub id."),
+            "arch": None, "family": None, "device": None, "dtype": None,
+        },
+    ),
+    Experiment(
+        "frozen", "embed",
+        "Train linear classifiers on frozen mean vectors of every layer, raw, clipped and otherwise repaired (Luo et al. "
+        "2021).",
+        home="frozen", measure="frozen.measure", options="FrozenCall",
+        takes=("subject", "task", "options", "vectors", "fitting", "output", "loading"),
+        shared={
+            "task": Other(REQUIRED, help="sst2, sst5, imdb, cola, …; or classify."),
+            "data": Other(None, help="Folder with a file a split, or hub id. Default: the hub's own copy."),
+            "text_column": Other(help="classify: the text."), "label_column": Other(help="classify: the label."),
+            "metric": Other(help="macro f1, … Default: the task's first."),
+            "verbose": Other(help="Show the dev and training splits by layer too."),
+            **dict.fromkeys(("limit", "measure", "labels", "split", "pair_column", "max_seconds")),
+            **dict.fromkeys(("max_length", "fit_data", "fit_column")),
+        },
+        result="frozen_scores:FrozenScores", picture="charts.frozen:frozen",
+    ),
+    Experiment(
+        "export-embedder", "embed",
+        "Write a sentence-transformers model of one layer with a fix in it, loadable without this package, and check it.",
+        home="embedder", measure="embedder.export", options="EmbedderCall",
+        takes=("subject", "options", "fitting", "output", "loading"),
+        shared=dict.fromkeys(("fixes", "chart", "output", "verbose")), result="exported:Exported",
+    ),
+    Experiment(
+        "layer-story", "explain",
+        "Put the damage of each layer beside its correlation with frequency and attention (Puccetti et al. 2022).",
+        home="experiments.layer_story", measure="experiments.layer_story.run", options="LayerStoryOptions",
+        takes=("options", "output"), shared={"no_progress": None}, result="layer_story:LayerStory",
+        picture="charts.layer_story:layer_story",
+    ),
+    Experiment(
+        "attack", "guard",
+        "Measure how much damage few edits of sensitive values do, and how many of them verify finds; all in memory.",
+        home="attacks", measure="attacks.run", python="attacks.run:attack", options="AttackAndSave",
+        shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
+        result="attacked:Attack", picture="charts.attack:attack",
+    ),
+    Experiment(
+        "update-check", "guard",
+        "Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does.",
+        home="attacks", measure="attacks.updates", python="attacks.updates:update_check", options="Updates",
+        takes=("options", "output", "source"),
+        shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
+        result="updated:UpdateCheck", gate="flagged",
+    ),
+    Experiment(
+        "report", "show",
+        "Find outliers, observe, switch off beside controls, and write one self-contained HTML report.\n\n"
+        "MODEL may also be the results.json of an earlier report: the page is then made again, without torch. With "
+        "--compare A B each model that has no finished report is measured, in a folder of its own, and one page shows "
+        "both.",
+        home="experiments.report", odd=True, options="ReportOptions", takes=("options", "reading", "output", "loading"),
+        shared={
+            "data": Other("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),
+            "limit": Other(64), "output": Other(help="Run directory. Default: runs/MODEL."),
+            "chart": None, "json": None, "verbose": None,
+        },
+        result="report.results:ReportData",
+    ),
+    Experiment(
+        "explore", "show",
+        "Open a live page, on this machine alone: switch dimensions off and see the model with random ones off beside it.",
+        home="explore", odd=True, options="ExploreOptions", takes=("subject", "options", "output", "loading"),
+        shared={
+            "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
+            "chart": None, "verbose": None, "no_progress": None,
+        },
+        result="explored:Explored",
+    ),
+    Experiment(
+        "doctor", "show",
+        "Print versions, devices, caches and offline state, and what is missing for which command; changes nothing.\n\n"
+        "Exit code 0; 1 where something that is installed is broken.",
+        home="cli", measure="cli.doctor", odd=True, options="cli.doctor:DoctorOptions", takes=("options", "output"),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose", "no_progress")),
+    ),
+    Experiment(
+        "samples", "show",
+        "List the sample models: what they are, their licence, and whether they are there.",
+        home="cli", measure="cli.samples:samples", odd=True, takes=("output",),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose", "no_progress")),
+    ),
+    Experiment(
+        "fetch", "show",
+        "Fetch sample models into the user's cache, verified by hash; what is there already is kept.",
+        home="cli", measure="cli.samples:fetch", odd=True, options="cli.samples:FetchOptions",
+        takes=("options", "output"),
+        shared=dict.fromkeys(("chart", "output", "overwrite", "json", "verbose", "no_progress")),
+    ),
 )  # fmt: skip
 BY_NAME = {row.name: row for row in EXPERIMENTS}
-BY_RESULT = {row.result: row for row in EXPERIMENTS if row.result}
+BY_RESULT = {kind: row for row in EXPERIMENTS for kind in row.kinds}

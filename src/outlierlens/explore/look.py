@@ -30,8 +30,9 @@ from outlierlens.forward import text_stacks
 from outlierlens.hidden import EMBEDDINGS
 from outlierlens.inputs import token_limit, tokenizer_of
 from outlierlens.layer_words import number_of_layers
+from outlierlens.mode_names import check_mode
 from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
-from outlierlens.modes import Ablation, check_mode, means_over
+from outlierlens.modes import Ablation, means_over
 from outlierlens.samples import SAMPLES, texts_for
 from outlierlens.scanned import Scan, StackScan
 from outlierlens.token_texts import nothing_known, special_ids, unknown_id, unknown_note

@@ -9,27 +9,18 @@ import contextlib
 import socket
 import webbrowser
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from outlierlens.errors import BadInput
 from outlierlens.explore.door import Door
 from outlierlens.explore.look import Explorer
+from outlierlens.explore.options import PORT, Place
 from outlierlens.explore.page import launch_options, page
 from outlierlens.explored import State
 
 LOOPBACK = "127.0.0.1"
 TUNNEL = ".gradio.live"
-PORT, TRIED = 7860, 100
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the page is: `port` (None: the first free one from 7860 on), a tunnel (`share`), a browser tab (`browser`)."""
-
-    port: int | None = None
-    share: bool = False
-    browser: bool = False
+TRIED = 100
 
 
 def free_port(asked: int | None) -> int:

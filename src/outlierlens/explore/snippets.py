@@ -12,8 +12,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.explore.language import BEST, COPIES, LENGTH
+from outlierlens.explore.options import ExploreOptions
 from outlierlens.explored import VIEWS, Explored, State
 from outlierlens.models import LoadOptions
+from outlierlens.options import options_of
 
 if TYPE_CHECKING:
     from outlierlens.explore.look import Explorer
@@ -189,8 +191,7 @@ def _state_words(state: State) -> list[str]:
     words = [f"--text={state.text}"]
     if state.dims:
         words += ["--dims", ",".join(map(str, state.dims)), "--layers", f"{state.first}-{state.last}"]
-    for name in ("mode", "factor", "stack", "seed", "blank", "vector_layer", "vector_token", "attention_layer", "head"):
-        value = getattr(state, name)
-        if value != getattr(State, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+    for option in options_of(ExploreOptions):
+        if option.path[0] == "state" and (value := getattr(state, option.name)) != option.default:
+            words += [option.spelt, str(value)]
     return words

@@ -7,7 +7,7 @@ found.contrast("log").difference                # outliers against all other dim
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from outlierlens.ablate import stream_width
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.frequency.options import FEWEST, FEWEST_DRAWS, FrequencyCall, FrequencyOptions
 from outlierlens.frequency.outcome import Asked, outcome
 from outlierlens.frequency.sums import Regressors, Sums
 from outlierlens.frequency.token_sample import TokenSample
@@ -23,48 +24,13 @@ from outlierlens.frequent import Frequency
 from outlierlens.hidden import layer_name
 from outlierlens.models import LoadedModel
 from outlierlens.named import check_dims
-from outlierlens.token_counts import TokenCounts
+from outlierlens.session import Session
+from outlierlens.token_counts import TokenCounts, compat_counts, read_counts
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, text_stack, token_batches, tokenise, wanted_layers
 from outlierlens.weights import scan_stream
 
 TEXTS_AT_ONCE = 2048  # that are tokenised together: what is held of the texts does not grow with their number
-COMPAT_LENGTH, COMPAT_CHARACTERS, COMPAT_DIMS = 128, 70, 10  # of the released code of Puccetti et al. (2022)
-FEWEST_DRAWS, FEWEST = 50, 200  # draws, and sampled tokens and types, below which a result says too little
-
-
-@dataclass(frozen=True)
-class FrequencyOptions:
-    """What is measured, and how.
-
-    Attributes:
-        read: how the model is run; its budget bounds the memory of draws, sampled tokens and types together.
-        max_length: tokens of a text.
-        dims: held against all others; None is what the weights name.
-        n_bootstrap: times that texts are drawn again. n_sample: tokens of rank correlations. n_types: of types.
-        paper_compat: as the released code has it: texts of more than 70 characters, 128 tokens, every token that is special
-            to the tokenizer left out of "without_special", and 10 random dimensions as control. Its frequencies are those of
-            `token_counts.compat_counts`.
-    """
-
-    read: ReadOptions = field(default_factory=ReadOptions)
-    max_length: int = 128
-    dims: tuple[int, ...] | None = None
-    n_bootstrap: int = 200
-    n_sample: int = 2048
-    n_types: int = 4000
-    paper_compat: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.n_bootstrap < FEWEST_DRAWS:
-            raise BadInput(f"n_bootstrap is {self.n_bootstrap}; an interval needs at least {FEWEST_DRAWS}")
-        for name in ("n_sample", "n_types"):
-            if getattr(self, name) < FEWEST:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {FEWEST}")
-        if self.paper_compat and self.max_length != COMPAT_LENGTH:
-            raise BadInput(
-                f"max_length is {self.max_length}; the released code reads {COMPAT_LENGTH} tokens (paper_compat)"
-            )
+COMPAT_CHARACTERS, COMPAT_DIMS = 70, 10  # of the released code of Puccetti et al. (2022)
 
 
 @dataclass(frozen=True)
@@ -182,6 +148,18 @@ def frequency(
         notes=(*loaded.notes, *notes),
     )
     return outcome(gathered, asked)
+
+
+def run(session: Session, options: FrequencyCall) -> Frequency:
+    """The experiment, as the command runs it."""
+    how, measured = session.vectors, options.measured
+    assert how is not None  # its row takes it
+    reads = compat_counts if measured.paper_compat else read_counts
+    counts = reads(options.counts, session.loaded.tokenizer)
+    read = how.options(session.loaded, progress=session.progress)
+    measured = replace(measured, read=read, max_length=how.max_length)
+    session.show = {"view": "all" if how.special else "without_special"}
+    return frequency(session.loaded, session.texts()[0], counts, measured)
 
 
 def _within_budget(options: FrequencyOptions, n_layers: int, width: int) -> tuple[FrequencyOptions, tuple[str, ...]]:

@@ -2,57 +2,27 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from outlierlens.clipping import Clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
-from outlierlens.frozen.splits import Splits, protocol_of
+from outlierlens.frozen.options import MAX_LENGTH, FrozenCall, FrozenOptions
+from outlierlens.frozen.splits import Splits, protocol_of, read_frozen
 from outlierlens.frozen.train import TrainOptions, train
 from outlierlens.frozen_scores import Chosen, FixScores, FrozenScores
 from outlierlens.models import LoadedModel
+from outlierlens.session import Session
 from outlierlens.similar import verdict
 from outlierlens.tasks.metrics import Statistic, interval, score
-from outlierlens.vectors.fixes import USUAL, Fix, FixSpec, make_fix, parse_fixes, raw_first
+from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, raw_first
 from outlierlens.vectors.moments import Moments, moments_of
-from outlierlens.vectors.read import ReadOptions, Tokens, Vectors, gather, tokenise
+from outlierlens.vectors.read import Tokens, Vectors, gather, tokenise
 from outlierlens.vectors.store import check_matrices
 
 Clip = Callable[[Texts], Clipping]
-
-
-@dataclass(frozen=True)
-class FrozenOptions:
-    """How to read, repair and train.
-
-    Attributes:
-        read: how vectors are read; special tokens count in the mean with `special`.
-        max_length: tokens of a text that are read; None is all that the model has positions for.
-        fixes: repairs; raw vectors are always measured, since changes are against them.
-        fit_limit: training vectors that repairs are fitted on at most.
-        train_batch: examples of a step; None is the paper's of this task, else 128.
-        epochs, lr, bias: see `TrainOptions`.
-        seed: of the order of examples, of the vectors to fit on, and of intervals.
-        progress: called with what is done, units done and units in all.
-    """
-
-    read: ReadOptions = field(default_factory=ReadOptions)
-    special: bool = False
-    max_length: int | None = 256
-    fixes: tuple[FixSpec, ...] = parse_fixes(USUAL)
-    fit_limit: int = 10_000
-    train_batch: int | None = None
-    epochs: int = TrainOptions.epochs
-    lr: float = TrainOptions.lr
-    bias: bool = False
-    seed: int = 0
-    progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.fit_limit < 2:
-            raise BadInput(f"fit_limit is {self.fit_limit}; at least 2 vectors are needed to fit on")
 
 
 def frozen(
@@ -89,7 +59,7 @@ def frozen(
     fixes = _fixes(specs, learned, fitting, vectors.layers, clipping)
     read = time.perf_counter()
     settings = TrainOptions(
-        len(task.labels), options.epochs, batch, options.lr, options.bias, options.seed, options.progress
+        len(task.labels), options.epochs, batch, options.lr, options.bias, options.seed, options.read.progress
     )
     heads = train(learned, np.array(splits.train.labels), fixes, settings)
     said = [heads.predict(part) for part in (learned, chosen, judged)]
@@ -137,8 +107,7 @@ def _read(loaded: LoadedModel, splits: Splits, options: FrozenOptions) -> tuple[
     """Vectors of train, dev and test texts in this order, from one pass."""
     texts = (*splits.train.texts, *splits.dev.texts, *splits.test.texts)
     tokens = tokenise(loaded, texts, max_length=options.max_length or 2**30)
-    reading = replace(options.read, progress=options.read.progress or options.progress)
-    return gather(loaded, tokens, tokens.sentences(), reading, special=options.special), tokens
+    return gather(loaded, tokens, tokens.sentences(), options.read, special=options.special), tokens
 
 
 def _n_cut(tokens: Tokens) -> int:
@@ -269,3 +238,28 @@ def _notes(found: Sequence[FixScores], vectors: Vectors, clipping: Clipping, opt
             "takes that away; --bias tells the two apart"
         )
     return tuple(notes)
+
+
+def run(session: Session, options: FrozenCall) -> FrozenScores:
+    """What `frozen` finds for the task that the command line names."""
+    asked, reads, fits = session.task_reading, session.vectors, session.fitting
+    if not asked.is_labelled:
+        raise BadInput(f"--task {asked.task} has no labels; use sst2, sst5, imdb, … or classify")
+    usual = protocol_of(asked.labelled_task)
+    splits = read_frozen(
+        asked.labelled_task,
+        asked.data,
+        limit=None if options.full else options.limit or usual.limit,
+        test_limit=None if options.full else options.test_limit or usual.test_limit,
+        seed=options.seed,
+        offline=session.loading.offline,
+    )
+    how = replace(
+        options,
+        read=reads.options(session.loaded, progress=session.progress),
+        special=reads.special,
+        max_length=options.max_length or (None if options.full else MAX_LENGTH),
+        fixes=fits.specs,
+        fit_limit=fits.fit_limit,
+    )
+    return frozen(session.loaded, splits, how, clip=lambda texts: fits.clipping(session.loaded, texts, reads.stack))

@@ -11,11 +11,13 @@ of as many of those sentences as `max_tokens` allows.
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 
 from outlierlens.errors import BadInput
+from outlierlens.options import Flag, check
 from outlierlens.vectors.read import Spans, Tokens
 
 WORD = re.compile(r"\w+(?:['’]\w+)*")  # an apostrophe may stand between letters; without a letter it is no word
@@ -23,32 +25,25 @@ WORD = re.compile(r"\w+(?:['’]\w+)*")  # an apostrophe may stand between lette
 
 @dataclass(frozen=True)
 class Drawing:
-    """How much is drawn.
+    """How much is drawn."""
 
-    Attributes:
-        n_pairs: disjoint pairs of sentences (Luo et al. 2021: 1,000); fewer where there are fewer sentences.
-        n_words: words (the paper's 1,000), drawn from those that occur in at least `min_sentences` sentences; as written,
-            so "The" and "the" are two.
-        max_contexts: sentences of a word, drawn from all it occurs in; a mean over pairs is not biased by that.
-        max_tokens: token vectors of whole sentences at most.
-        special: draw special tokens too (words never hold any).
-        skip_first: leave so many tokens at the start of each text out, where decoders have attention sinks.
-    """
-
-    n_pairs: int = 1000
-    n_words: int = 1000
-    min_sentences: int = 10
-    max_contexts: int = 20
-    max_tokens: int = 20_000
+    n_pairs: Annotated[int, Flag("--pairs"), Ge(2)] = 1000
+    """Pairs of sentences, one token each (Luo et al. 2021: 1,000); fewer where there are fewer sentences."""
+    n_words: Annotated[int, Flag("--words"), Ge(0)] = 1000
+    """Words whose self-similarity is measured, as written: "The" and "the" are two."""
+    min_sentences: Annotated[int, Ge(2)] = 10
+    """Sentences that a word must occur in."""
+    max_contexts: Annotated[int, Ge(2)] = 20
+    """Sentences of a word at most, drawn from all it occurs in."""
+    max_tokens: Annotated[int, Flag("--tokens"), Ge(2)] = 20_000
+    """Tokens of whole sentences at most: intra-sentence similarity, IsoScore."""
     special: bool = False
-    skip_first: int = 0
+    """Draw special tokens too (words never hold any)."""
+    skip_first: Annotated[int, Ge(0)] = 0
+    """Leave out N tokens at each text's start (attention sinks)."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("n_pairs", 2), ("n_words", 0), ("min_sentences", 2), ("max_contexts", 2), ("max_tokens", 2), ("skip_first", 0)
-        ):  # fmt: skip
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        check(self)
 
 
 @dataclass(frozen=True)

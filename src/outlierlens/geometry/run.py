@@ -8,20 +8,22 @@ The text to fit on is another one, or those of the same data that no measure rea
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from outlierlens.ablate import stream_width
 from outlierlens.clipping import Clipping, resolve_clipping
-from outlierlens.data import Texts
+from outlierlens.data import Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.geometrical import Geometry, LayerGeometry
 from outlierlens.geometry.drawing import Drawing, Sample, draw, kept_tokens
 from outlierlens.geometry.layers import FixedLayer, LayerMeasure
+from outlierlens.geometry.options import GeometryOptions
 from outlierlens.labelled.apart import apart, once
 from outlierlens.models import LoadedModel
-from outlierlens.vectors.fixes import ENOUGH, USUAL, FixSpec, make_fix, parse_fixes
+from outlierlens.session import Session
+from outlierlens.vectors.fixes import ENOUGH, make_fix
 from outlierlens.vectors.moments import Moments
 from outlierlens.vectors.read import (
     ReadOptions,
@@ -36,38 +38,7 @@ from outlierlens.vectors.read import (
 from outlierlens.vectors.store import check_matrices
 from outlierlens.weights import scan_stream
 
-FIXES = parse_fixes(USUAL)
 FIT_TOKENS = 2 * ENOUGH  # token vectors a dimension that fixes are fitted on: twice what whitening needs
-
-
-@dataclass(frozen=True)
-class GeometryOptions:
-    """What is measured, and how.
-
-    Attributes:
-        fixes: repairs, `raw` among them for differences.
-        clip: of fix "clip", as `clipping.resolve_clipping` takes it.
-        fit_limit: texts to fit on, at most; reading ends before, at 20 token vectors a dimension.
-        drawing: how much is drawn. read: how the model is run. max_length: tokens of a text.
-        dims: dimensions whose share is named, beside those that the weights and the clipping name.
-        n_bootstrap: of intervals.
-    """
-
-    fixes: tuple[FixSpec, ...] = FIXES
-    clip: str = "auto"
-    fit_limit: int = 10_000
-    drawing: Drawing = field(default_factory=Drawing)
-    read: ReadOptions = field(default_factory=ReadOptions)
-    max_length: int = 128
-    dims: tuple[int, ...] = ()
-    n_bootstrap: int = 500
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.fixes:
-            raise BadInput("name at least one fix; raw is the vectors as they are")
-        if self.n_bootstrap < 20:
-            raise BadInput(f"n_bootstrap is {self.n_bootstrap}; an interval needs at least 20")
 
 
 @dataclass(frozen=True)
@@ -220,6 +191,28 @@ def _fixes(layer: str, width: int, fitted: _Fitted, options: GeometryOptions) ->
         )
         for spec in options.fixes
     ]
+
+
+def run(session: Session, options: GeometryOptions) -> Geometry:
+    """The experiment, as the command runs it; fixes are fitted on the texts that follow where no other text is named."""
+    reading, how, fitting = session.reading, session.vectors, session.fitting
+    assert how is not None  # its row takes both
+    assert fitting is not None
+    offline, limit = session.loading.offline, reading.limit
+    spare = None if limit is None else limit + 2 * fitting.fit_limit
+    fixes = fitting.specs
+    texts = read_texts(reading.data, column=reading.text_column, limit=spare, offline=offline)
+    fit = fitting.texts(offline=offline) or texts
+    options = replace(
+        options,
+        fixes=fixes,
+        clip=fitting.clip,
+        fit_limit=fitting.fit_limit,
+        drawing=replace(options.drawing, special=how.special),
+        read=how.options(session.loaded, progress=session.progress),
+        max_length=how.max_length,
+    )
+    return geometry(session.loaded, texts if limit is None else texts.first(limit), options, fit=fit)
 
 
 def _tell(progress: Callable[[str, int, int], None] | None, label: str, done: int, total: int) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from outlierlens.checkpoint.base import ITEM_BYTES, MAX_RANK
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.fingerprinted import Encoding, Fingerprint, Recorded, Stream, TensorHash
 from outlierlens.integrity.hashes import hash_tensor
+from outlierlens.integrity.options import FingerprintOptions
 from outlierlens.integrity.rounding import holds
 from outlierlens.integrity.sensitive import (
     Found,
@@ -36,27 +37,13 @@ from outlierlens.integrity.sensitive import (
     read_entries,
 )
 from outlierlens.results import Provenance, load
+from outlierlens.session import Session
 from outlierlens.weights import ScanOptions, scan_checkpoint
 
 LAYOUT = 1
 MAX_VALUES = 2**25  # 45 MB in bfloat16; a model of 70 billion parameters with eight dimensions has 23 million
 MAX_ENTRIES = 500_000
 _CODES: dict[str, str] = {"bfloat16": "<u2", "float16": "<f2", "float32": "<f4", "float64": "<f8"}
-
-
-@dataclass(frozen=True)
-class FingerprintOptions:
-    """How to take a fingerprint.
-
-    Attributes:
-        scan: the rule that finds the outlier dimensions, limits on reading, and how the model is opened.
-        dims: these dimensions instead of the rule's, in every stream; then nothing is scanned.
-        deep: record columns of embedding tables at those dimensions, and hash every tensor: reads everything.
-    """
-
-    scan: ScanOptions = field(default_factory=ScanOptions)
-    dims: tuple[int, ...] | None = None
-    deep: bool = False
 
 
 def fingerprint(model: str, options: FingerprintOptions | None = None, *, command: str = "") -> Fingerprint:
@@ -70,6 +57,15 @@ def fingerprint(model: str, options: FingerprintOptions | None = None, *, comman
     options = options or FingerprintOptions()
     with opened(model, options.scan) as checkpoint:
         return fingerprint_checkpoint(checkpoint, options, command=command)
+
+
+def run(session: Session, options: FingerprintOptions) -> Fingerprint:
+    """The fingerprint, as the command takes it."""
+    output = session.output
+    if output.output is None and not output.json:
+        raise BadInput("name the file that shall keep the fingerprint: -o f.json (or --json for stdout)")
+    session.show = {"written": output.output}
+    return fingerprint(session.subject.model, replace(options, scan=session.scanning(max_read=options.scan.max_read)))
 
 
 def opened(model: str, options: ScanOptions) -> Checkpoint:

@@ -18,10 +18,10 @@ from outlierlens.checkpoint import Checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.fingerprinted import DEEP_ROLES, Fingerprint, Recorded, TensorHash
 from outlierlens.integrity.fingerprint import (
-    FingerprintOptions,
     entry_of,
     fingerprint,
     hash_all,
+    load_fingerprint,
     offset_of,
     opened,
     readable,
@@ -29,9 +29,11 @@ from outlierlens.integrity.fingerprint import (
     width_of,
 )
 from outlierlens.integrity.hashes import relation
+from outlierlens.integrity.options import FingerprintOptions, VerifyOptions
 from outlierlens.integrity.rounding import WORDS, Side, differ
 from outlierlens.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entries
 from outlierlens.results import Provenance
+from outlierlens.session import Session
 from outlierlens.verified import FAILS, MAX_LISTED, Fate, MovedValue, TensorFate, Verification
 from outlierlens.weights import ScanOptions
 
@@ -83,6 +85,11 @@ def compare_values(
     found = fingerprint(before, options, command=command)
     later = after_options or options.scan
     return verify(after, found, later, deep=options.deep, command=command, against=before)
+
+
+def run(session: Session, options: VerifyOptions) -> Verification:
+    """The verification, as the command runs it."""
+    return verify(session.subject.model, load_fingerprint(options.baseline), session.scanning(), deep=options.deep)
 
 
 @dataclass

@@ -10,7 +10,7 @@ The loop is `_hear`: enter an intervention, read every text, add the logits to a
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,16 +20,16 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.inputs import token_limit
 from outlierlens.models import LoadedModel
-from outlierlens.modes import MODES, Mode
-from outlierlens.predicted import INPUTS, INTERVENTIONS, Change, Heard, PartsOfSpeech, Predictions, Shift, Spoken, Word
+from outlierlens.predicted import INTERVENTIONS, Change, Heard, PartsOfSpeech, Predictions, Shift, Spoken, Word
+from outlierlens.predictions.options import PredictionOptions, PredictionsCall
 from outlierlens.predictions.said import INPUT_TASKS, OF_HEAD, Said
 from outlierlens.predictions.speech import Predicted, Tagger, Tagging, parts_of_speech
 from outlierlens.predictions.switches import Switches, every
 from outlierlens.predictions.tally import GROUPS, Scale, Tally, change
 from outlierlens.predictions.unigram import Unigram
+from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks.base import TaskOptions
-from outlierlens.token_counts import TokenCounts
+from outlierlens.token_counts import TokenCounts, compat_counts, read_counts
 from outlierlens.token_texts import special_ids
 from outlierlens.vectors.read import text_stack
 from outlierlens.weights import scan_stream
@@ -37,52 +37,6 @@ from outlierlens.weights import scan_stream
 TOP = 10  # predicted tokens named
 MUCH_ADDED = 0.05  # share of the corpus' distribution that smoothing may be before it is said
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class PredictionOptions:
-    """What is measured, and how.
-
-    Attributes:
-        inputs: "masked", "unmasked", "next"; None is all that the model's head has.
-        interventions: "layers", "last_hidden", "logits"; None is all that differ.
-        mode: how dimensions are off in all layers: any but "scale" (see `modes`).
-        n_random: random sets of as many dimensions; 0 leaves them out.
-        smoothing: occurrences added to every type of the corpus.
-        task: how texts are read: `max_length`, `batch_size`, `mask_fraction`, `seed` (of masks, draws and intervals).
-        tagger: of parts of speech; None leaves them out. tagged: predictions tagged at most, drawn by seed.
-        paper_compat: in all layers the norm in BERT's head loses the dimensions too, and single tokens are tagged, as in
-            the released code of Puccetti et al. (2022).
-    """
-
-    inputs: tuple[str, ...] | None = None
-    interventions: tuple[str, ...] | None = None
-    mode: Mode = "weights"
-    stack: str | None = None
-    n_random: int = 19
-    smoothing: float = 1.0
-    n_bootstrap: int = 1000
-    tagger: Tagger | None = None
-    tagged: int = 2000
-    paper_compat: bool = False
-    task: TaskOptions = field(default_factory=TaskOptions)
-
-    def __post_init__(self) -> None:
-        for given, known, what in ((self.inputs, INPUTS, "input"), (self.interventions, INTERVENTIONS, "intervention")):
-            wrong = [one for one in given or () if one not in known]
-            if wrong or given == ():
-                raise BadInput(f"unknown {what} {wrong[0] if wrong else ''!r}; {what}s are {', '.join(known)}")
-        if self.task.blocks:
-            raise BadInput("blocks join texts, and predictions are told text by text; leave blocks out")
-        if self.mode == "scale":
-            raise BadInput(f"mode scale switches nothing off; use {', '.join(one for one in MODES if one != 'scale')}")
-        if not self.smoothing > 0 or not np.isfinite(self.smoothing):
-            raise BadInput(f"smoothing is {self.smoothing}; it must be above 0, or rare tokens have no logarithm")
-        if self.n_random < 0 or self.n_bootstrap < 20 or self.tagged < 1:
-            raise BadInput(
-                f"n_random is {self.n_random}, n_bootstrap {self.n_bootstrap} and tagged {self.tagged}; they must be at least "
-                f"0, 20 and 1"
-            )
 
 
 @dataclass
@@ -122,8 +76,9 @@ def predictions(
     if not found:
         raise BadInput(f"the scan of {loaded.name} finds no outlier to switch off; name dimensions (--dims)")
     plan = plan_dims(stack, stream_width(loaded.model, stack), found)
-    switches = Switches.make(loaded, stack, options.mode, texts, options.task, head_norm=options.paper_compat)
-    tasks = {name: INPUT_TASKS[name](loaded, texts.texts, options.task) for name in inputs}
+    reading = replace(options.task, seed=options.seed)
+    switches = Switches.make(loaded, stack, options.mode, texts, reading, head_norm=options.paper_compat)
+    tasks = {name: INPUT_TASKS[name](loaded, texts.texts, reading) for name in inputs}
     first = tasks[inputs[0]]
     interventions, notes = _interventions(first, switches, options)
     if "layers" in interventions:
@@ -150,7 +105,7 @@ def predictions(
         notes.append("one text: there is no interval, for nothing can be resampled")
     layers_differ = len(set(plan.values())) > 1 or len(plan) < stack.n_layers
     return Predictions(
-        provenance=loaded.provenance(command=command, seed=options.task.seed),
+        provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,
         data_digest=texts.digest,
         counts=counts.source,
@@ -170,6 +125,19 @@ def predictions(
         speech=tuple(speech),
         notes=(*loaded.notes, *notes),
     )
+
+
+def run(session: Session, asked: PredictionsCall) -> Predictions:
+    """The measurement, as the command runs it."""
+    texts, _ = session.texts()
+    loaded = session.loaded
+    if loaded.tokenizer is None:
+        raise BadInput(
+            f"{session.subject.model} has no tokenizer beside it, so texts cannot be read; use a model with one"
+        )
+    read = compat_counts if asked.options.paper_compat else read_counts
+    counts = read(asked.counts, loaded.tokenizer)
+    return predictions(loaded, texts, counts, asked.dims, asked.options, progress=session.progress)
 
 
 def _hear(task: Said, switches: Switches, conditions: Sequence[_Condition], report: Callable[[int, int], None]) -> None:
@@ -253,7 +221,7 @@ def _conditions(
     chosen = every(plan)
     sets: tuple[tuple[int, ...], ...] = ()
     if options.n_random:
-        sets = random_sets(width, len(chosen), n=options.n_random, seed=options.task.seed, other_than=chosen)
+        sets = random_sets(width, len(chosen), n=options.n_random, seed=options.seed, other_than=chosen)
 
     def made(label: str, intervention: str, off: Plan, *, whole: bool) -> _Condition:
         tally = Tally(scale, n_texts=task.n_texts, n_groups=groups if whole else 1, keep=whole)
@@ -284,7 +252,7 @@ def _summed(
     for intervention in dict.fromkeys(one.intervention for one in conditions[1:]):
         chosen, *rest = [one for one in conditions if one.intervention == intervention]
         random = tuple(_spoken(one, unigram, ()) for one in rest)
-        found = change(first.tally, chosen.tally, unigram, n_draws=options.n_bootstrap, seed=options.task.seed)
+        found = change(first.tally, chosen.tally, unigram, n_draws=options.n_bootstrap, seed=options.seed)
         changes: dict[str, Change] = {}
         for measure, (moved, low, high) in found.items():
             others = tuple(one.values[measure] - intact.values[measure] for one in random)
@@ -325,9 +293,9 @@ def _tagged(
     """Parts of speech of what the intact and the chosen conditions predict."""
     text, token, intact = conditions[0].tally.predicted()
     ablated = {one.intervention: one.tally.predicted()[2] for one in conditions[1:] if one.label == "chosen"}
-    predicted = Predicted(text, token, intact, ablated).some(options.tagged, options.task.seed)
+    predicted = Predicted(text, token, intact, ablated).some(options.tagged, options.seed)
     read = {number: texts.texts[place] for number, place in enumerate(task.texts)}
-    how = Tagging(tagger, options.paper_compat, options.n_bootstrap, options.task.seed)
+    how = Tagging(tagger, options.paper_compat, options.n_bootstrap, options.seed)
     cut = None if name == "next" else task.max_length
     return parts_of_speech(how, task.loaded.tokenizer, read, predicted, input=name, max_length=cut)
 

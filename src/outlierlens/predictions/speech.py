@@ -91,6 +91,11 @@ class Tagger:
         return [NONE if spot is None else self.known[spot] for spot in wanted]
 
 
+def load_tagger(name: str) -> Tagger:
+    """The pipeline that `--tagger` names; raises as `Tagger.load`."""
+    return Tagger.load(name)
+
+
 def _at(document: Any, start: int, end: int) -> str:
     """Of the word that holds most of the characters, the first of equals."""
     shared = [(min(end, word.idx + len(word)) - max(start, word.idx), -word.i, word.pos_) for word in document]

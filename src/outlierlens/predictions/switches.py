@@ -24,8 +24,9 @@ from outlierlens.errors import BadInput
 from outlierlens.forward import text_reader
 from outlierlens.hidden import edited_output
 from outlierlens.inputs import token_limit
+from outlierlens.mode_names import Mode, check_mode
 from outlierlens.models import LoadedModel
-from outlierlens.modes import Ablation, Mode, check_mode, means_over
+from outlierlens.modes import Ablation, means_over
 from outlierlens.predictions.said import without
 from outlierlens.tasks.base import TaskOptions
 

@@ -11,13 +11,13 @@ import numpy as np
 from outlierlens.activations import ObserveOptions, observe
 from outlierlens.bench import DisableOptions, disable
 from outlierlens.data import Texts
+from outlierlens.mode_names import Mode
 from outlierlens.models import LoadedModel, from_objects
-from outlierlens.modes import Mode
 from outlierlens.pretrain.loop import Run
-from outlierlens.pretrained import Change, Outcome
+from outlierlens.pretrained import OUTCOME, Change, Outcome
 from outlierlens.quantization.apply import loss_change
 from outlierlens.quantization.schemes import parse
-from outlierlens.results import Provenance
+from outlierlens.results import Provenance, load, save
 from outlierlens.sweeps.loop import sweep
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
@@ -36,6 +36,17 @@ class OutcomeOptions:
     batch_size: int = 32
     seed: int = 0
     progress: Callable[[str], None] = print
+
+
+def kept(run: Run, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:
+    """The outcome in the run's folder, measured and written if it is not there."""
+    path = run.folder / OUTCOME
+    if path.is_file():
+        found: Outcome = load(path)
+        return found
+    found = measure(run, options, command=command)
+    save(found, path)
+    return found
 
 
 def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:

@@ -8,7 +8,8 @@
 an epoch, `joint` trains all probes at once, `judge` evaluates them, `kind` looks how positions get into the model at all.
 """
 
-from outlierlens.probing.measure import ProbeOptions, probe_positions
+from outlierlens.probing.measure import probe_positions
+from outlierlens.probing.options import ProbeOptions
 from outlierlens.probing.texts import Split, split_texts
 
 __all__ = ["ProbeOptions", "Split", "probe_positions", "split_texts"]

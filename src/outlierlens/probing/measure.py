@@ -3,79 +3,34 @@
 found = probe_positions(loaded, split, clipping, ProbeOptions(epochs=1))
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outlierlens.clipping import Clipping
+from outlierlens.data import Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.hidden import layer_name
+from outlierlens.labelled.apart import apart
 from outlierlens.models import LoadedModel
 from outlierlens.probed import Contribution, LayerProbe, PositionProbe
 from outlierlens.probing.flow import Flow, FlowOptions, counted
 from outlierlens.probing.joint import Plan, Probes, scales_of
 from outlierlens.probing.judge import Judged, JudgeOptions, Variants, judge
 from outlierlens.probing.kind import in_embeddings, left_only
-from outlierlens.probing.texts import Split
+from outlierlens.probing.options import ProbeCall, ProbeOptions
+from outlierlens.probing.texts import Split, split_texts
+from outlierlens.session import Session
 from outlierlens.statistics.resampling import poisson_times
-from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack, tokenise, wanted_layers
+from outlierlens.vectors.options import Fitting
+from outlierlens.vectors.read import Tokens, final_norm, text_stack, tokenise, wanted_layers
 
-Row = Literal["gold", "predicted"]
-ROWS = ("gold", "predicted")
 TRAIN_TOKENS = 100_000
 DEV_TOKENS = 40_000
 MOST_TEXTS = 50_000  # that are tokenised to find so many tokens
-REDRAWS = 7  # benchmarks/probe.py
+CLIP_TEXTS = 500  # that --clip auto observes where no --fit-data is named: argmin shares settle long before
 FEWEST = 10  # texts that say how another training set could differ
 HEAT_DIMS = 12  # largest contributors that a heat map shows beside the named dimensions
-
-
-@dataclass(frozen=True)
-class ProbeOptions:
-    """How to train and to evaluate.
-
-    Attributes:
-        reading: of the forward passes: layers, stream, batch, final norm, and the budget that cached vectors may take.
-        max_length: tokens of a text. positions: classes at most; None is as many as the longest text has tokens.
-        special: train on and evaluate special tokens too. They count as positions either way.
-        epochs: passes over the training tokens. learning_rate: of Adam. batch: tokens of a step.
-        limit: texts to train on; None takes texts up to 100,000 tokens, or all of them with `whole`.
-        whole: all texts of both sides; else those evaluated end at 40,000 tokens.
-        row: "gold" or "predicted": whose row of W contributions are of.
-        retrain: also train probes on clipped vectors, where a layer has something to clip.
-        redraws: how often training is drawn again for the intervals (`resampling.with_training`); 0 leaves it out, 1 says
-            nothing.
-        seed: of the order of the tokens, of redraws and of intervals.
-    """
-
-    reading: ReadOptions = field(default_factory=ReadOptions)
-    max_length: int = 128
-    positions: int | None = None
-    special: bool = False
-    epochs: int = 1
-    learning_rate: float = 3e-3
-    batch: int = 128
-    limit: int | None = None
-    whole: bool = False
-    row: Row = "gold"
-    retrain: bool = True
-    redraws: int = REDRAWS
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.row not in ROWS:
-            raise BadInput(f"row is {self.row!r}; use one of {', '.join(ROWS)}")
-        for name, least in (("epochs", 1), ("batch", 1), ("positions", 2), ("limit", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise BadInput(f"{name} is {value}; it must be at least {least}")
-        if self.redraws < 0 or self.redraws == 1:
-            raise BadInput(
-                f"redraws is {self.redraws}; use 2 at least, for one says nothing of a spread, or 0 for none"
-            )
-        if not 0 < self.learning_rate < 10:
-            raise BadInput(f"learning_rate is {self.learning_rate}; it must be above 0 and below 10")
 
 
 def probe_positions(
@@ -131,7 +86,7 @@ def probe_positions(
         n_at=judged.n_at,
         majority=majority,
         majority_accuracy=float(judged.n_at[majority] / judged.n.sum()),
-        epochs=options.epochs,
+        epochs=options.passes,
         learning_rate=options.learning_rate,
         batch=options.batch,
         row=options.row,
@@ -195,14 +150,14 @@ def _train(
     without = (*(() for _ in names), *(clipping.at(names[place]) for place in again))
     plan = Plan(of, without, width, n_positions, options.redraws)
     dealt = FlowOptions(
-        options.reading, n_positions, options.special, options.batch, options.seed, options.epochs, cache=False
+        options.reading, n_positions, options.special, options.batch, options.seed, options.passes, cache=False
     )
     flow = Flow(loaded, train, dealt, width)
-    if options.epochs > 1 and flow.cache_bytes <= options.reading.budget.cache_gb * 1e9:
+    if options.passes > 1 and flow.cache_bytes <= options.reading.budget.cache_gb * 1e9:
         flow = Flow(loaded, train, replace(dealt, cache=True), width)
     probes = None
     times = torch.from_numpy(poisson_times(len(train.texts), options.redraws, seed=options.seed)).to(loaded.device)
-    for epoch in range(options.epochs):
+    for epoch in range(options.passes):
         for states, positions, texts in flow.steps(epoch):
             if probes is None:
                 probes = Probes(plan, scales_of(states), learning_rate=options.learning_rate)
@@ -309,3 +264,27 @@ def _notes(split: Split, train: Tokens, dev: Tokens, flow: Flow, left_out: int) 
             f"{flow.options.reading.budget.cache_gb:g} GB, so every epoch ran the model again (--cache-gb)"
         )
     return said
+
+
+def run(session: Session, options: ProbeCall) -> PositionProbe:
+    """What `probe` finds in the texts that the command line names."""
+    reads, fits, offline = session.vectors, session.fitting, session.loading.offline
+    texts, _ = session.texts()
+    dev = options.dev_data and read_texts(options.dev_data, column=session.reading.text_column, offline=offline)
+    split = split_texts(texts, dev or None, seed=options.seed)
+    how = replace(
+        options,
+        reading=reads.options(session.loaded, progress=session.progress),
+        max_length=reads.max_length,
+        special=reads.special,
+    )
+    seen = _to_observe(fits, split, options.seed, offline) if fits.clip == "auto" else None
+    return probe_positions(session.loaded, split, fits.clipping(session.loaded, seen, reads.stack), how)
+
+
+def _to_observe(fits: Fitting, split: Split, seed: int, offline: bool) -> Texts:
+    """What `--clip auto` observes: --fit-data without the evaluated texts, or some of the training texts."""
+    fit = fits.texts(offline=offline)
+    if fit is None:
+        return split.train.first(min(CLIP_TEXTS, fits.fit_limit))
+    return apart(fit, split.dev.texts, limit=fits.fit_limit, seed=seed)[0]

@@ -9,11 +9,10 @@ Only the parameters of each block's last operation are read; torch is needed for
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -21,44 +20,19 @@ from outlierlens import arch
 from outlierlens.arch import BoundStack, Param
 from outlierlens.checkpoint import Checkpoint
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
-from outlierlens.pruned import Hit, PruneCheck, Removal, StackCheck
+from outlierlens.pruned import Hit, PruneCheck, StackCheck
 from outlierlens.pruning.masks import Masks, Unmasked, held, open_source
+from outlierlens.pruning.options import CheckedModels, CheckOptions
 from outlierlens.pruning.positions import infer_positions, read_positions
 from outlierlens.pruning.removal import Cells, per_dim_off
 from outlierlens.results import Provenance
-from outlierlens.weights import MAX_READ, ScanOptions, check_size, scan_checkpoint, sites_of
+from outlierlens.session import Session
+from outlierlens.weights import check_size, scan_checkpoint, sites_of
 
-Reading = Literal["auto", "masks", "weights"]
 SHOWN = 32  # positions beside the outliers whose shares a result keeps
 
 
-@dataclass(frozen=True)
-class CheckOptions:
-    """How to check.
-
-    Attributes:
-        rule: when a position is removed and what breaks the constraint.
-        dims: the outliers; () is what the weight rule finds in the intact model.
-        stack: the stream, where the model has several; None checks all.
-        reading: whether the pruned file holds "masks" or "weights"; "auto" says it by names and types.
-        positions: of a narrower stream, a JSON list of the old position of each new one.
-        row: a TOML file that declares the architecture. max_read: bytes above which reading is refused.
-        source: revision, subfolder, token and offline, as `open_checkpoint` takes them; the first two are of the first name.
-    """
-
-    rule: Removal = field(default_factory=Removal)
-    dims: tuple[int, ...] = ()
-    stack: str | None = None
-    reading: Reading = "auto"
-    positions: Path | None = None
-    row: arch.RowChoice = None
-    max_read: int = MAX_READ
-    source: Mapping[str, Any] = field(default_factory=dict)
-
-
-def prune_check(
-    before: str, after: str | None = None, options: CheckOptions | None = None, *, command: str = ""
-) -> PruneCheck:
+def prune_check(before: str, after: str | None = None, options: CheckOptions | None = None) -> PruneCheck:
     """Say which positions of the residual stream a pruning removed in too many layers, and which outliers it hit.
 
     `before` is the intact model and `after` the pruned one, or masks. Masks alone will do where a config.json lies beside
@@ -70,10 +44,18 @@ def prune_check(
     """
     options = options or CheckOptions()
     with ExitStack() as files:
-        first = files.enter_context(open_source(before, **options.source))
-        rest = {key: value for key, value in options.source.items() if key in ("token", "offline")}
-        second = files.enter_context(open_source(after, **rest)) if after is not None else None
-        return _Check(first, second, options).run(command)
+        scan = options.scan
+        reach = {"token": scan.token, "offline": scan.offline}
+        first = files.enter_context(open_source(before, revision=scan.revision, subfolder=scan.subfolder, **reach))
+        second = files.enter_context(open_source(after, **reach)) if after is not None else None
+        return _Check(first, second, options).run()
+
+
+def run(session: Session, options: CheckedModels) -> PruneCheck:
+    """The check, as the command runs it."""
+    rule = replace(options.rule, scope="outliers" if options.only_outliers else "all")
+    options = replace(options, rule=rule, scan=session.scanning(max_read=options.scan.max_read))
+    return prune_check(options.before, options.after, options)
 
 
 class _Check:
@@ -99,10 +81,10 @@ class _Check:
         self.model = Unmasked(first) if second is None or held(first) == "torch masks" else first
         self.config = self.model.config or (second.config if second else {})
 
-    def run(self, command: str) -> PruneCheck:
+    def run(self) -> PruneCheck:
         """Check every stream."""
         options = self.options
-        stacks = self._declared(options.row)
+        stacks = self._declared(options.scan.row)
         bound = self._bound(stacks)
         chosen = [one for one in bound if options.stack in (None, one.name)]
         if not chosen:
@@ -114,7 +96,7 @@ class _Check:
         self._nothing_in_common(bound)
         sources = [self.first, *([self.second] if self.second else [])]
         return PruneCheck(
-            provenance=Provenance.now((self.second or self.first).name, digest.hexdigest(), command=command),
+            provenance=Provenance.now((self.second or self.first).name, digest.hexdigest()),
             before=self.first.name if self.second else "",
             after=(self.second or self.first).name,
             evidence=self.evidence,
@@ -158,7 +140,7 @@ class _Check:
         cells = Cells.of(bound, self._shapes(bound), self.options.rule)
         notes = list(bound.stack.notes)
         if self.second is not None:
-            check_size(self.model, sites_of(bound, "last"), ScanOptions(max_read=self.options.max_read))
+            check_size(self.model, sites_of(bound, "last"), self.options.scan)
         kept = np.arange(0)
         if self.masks is not None:
             off = np.stack([
@@ -251,8 +233,8 @@ class _Check:
             return dims, "given", ()
         if self.second is None and self.masks is not None and self.masks.holds == "masks":
             return (), "no one", ("masks alone do not say where outliers are: name the intact model first, or --dims",)
-        options = ScanOptions(row=self.options.row, max_read=self.options.max_read)
-        scan = scan_checkpoint(_with_config(self.model, self.config), options)
+        quiet = replace(self.options.scan, notice=None)  # what is read was said when its size was checked
+        scan = scan_checkpoint(_with_config(self.model, self.config), quiet)
         found = next(stack for stack in scan.stacks if stack.stack == bound.name)
         return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma", ()
 

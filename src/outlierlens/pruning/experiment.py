@@ -11,7 +11,7 @@ positions in all layers, random ones that differ by layer, and ones about as lar
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,11 @@ from outlierlens.errors import BadInput
 from outlierlens.interval_words import unseen_note
 from outlierlens.models import LoadedModel, fingerprint
 from outlierlens.pruned import PruneExperiment, Removal
+from outlierlens.pruning.options import ExperimentOptions
 from outlierlens.pruning.removal import Cells
 from outlierlens.rows import RowStore
-from outlierlens.tasks import TaskOptions, begins, check_intact, make_task, scored
+from outlierlens.session import Session
+from outlierlens.tasks import begins, check_intact, make_task, scored
 from outlierlens.weights import scan_live
 
 if TYPE_CHECKING:
@@ -38,40 +40,11 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class ExperimentOptions:
-    """What to force the budget onto, and beside what.
-
-    Attributes:
-        dims: positions; () is what the scan of the weights finds.
-        stack: the stream, where the model has several.
-        sparsity: share in [0, 1) of the weights of the last operations to prune; 0 prunes exactly those of `dims`.
-        n_random, n_scattered, n_matched: sets of each control family; 0 leaves it out.
-        seed: of controls and intervals.
-    """
-
-    dims: tuple[int, ...] = ()
-    stack: str | None = None
-    sparsity: float = 0.0
-    n_random: int = 5
-    n_scattered: int = 5
-    n_matched: int = 5
-    seed: int = 0
-    task: TaskOptions = field(default_factory=TaskOptions)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.sparsity < 1:
-            raise BadInput(f"sparsity is {self.sparsity}; it must be at least 0 and below 1")
-        if min(self.n_random, self.n_scattered, self.n_matched) < 0:
-            raise BadInput("the number of controls cannot be negative")
-
-
 def prune_experiment(
     loaded: LoadedModel,
     texts: Texts,
     options: ExperimentOptions | None = None,
     *,
-    command: str = "",
     progress: Progress | None = None,
     rows: Path | None = None,
 ) -> PruneExperiment:
@@ -103,7 +76,7 @@ def prune_experiment(
                 measured.setdefault(kind, []).append(bench.measure(f"{kind} {number + 1}", plan))
     report("done", total, total)
     return PruneExperiment(
-        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
+        provenance=loaded.provenance(seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=bench.task.name,
@@ -126,6 +99,12 @@ def prune_experiment(
         swaps=bench.swaps,
         notes=(*loaded.notes, *bench.notes),
     )
+
+
+def run(session: Session, options: ExperimentOptions) -> PruneExperiment:
+    """The experiment, as the command runs it."""
+    texts, _ = session.texts()
+    return prune_experiment(session.loaded, texts, options, progress=session.progress, rows=session.rows.rows)
 
 
 class Pruner:
@@ -189,7 +168,8 @@ class _Bench:
         self.cells = Cells.of(self.stack, shapes, Removal())
         self.dims, self.dims_source = self._named()
         self.fingerprint = fingerprint(loaded.model)
-        self.task = make_task(loaded, texts, options.task)
+        self.how = replace(options.task, seed=options.seed)
+        self.task = make_task(loaded, texts, self.how)
         self.notes: list[str] = list(self.task.notes)
         self.notes.append(unseen_note(self.task.n_texts))
         self.pruner = Pruner(loaded.model, self.cells)
@@ -225,7 +205,7 @@ class _Bench:
         return {
             "model": self.fingerprint,
             "data": texts.digest,
-            "task": asdict(self.options.task),
+            "task": asdict(self.how),
             "stack": self.stack.name,
             "budget": self.budget,
             **begins(self.task),

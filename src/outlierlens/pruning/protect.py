@@ -15,23 +15,21 @@ Names are read from the checkpoint's header; outliers come from the scan of its 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from outlierlens import arch
 from outlierlens.arch import BoundStack
 from outlierlens.checkpoint import Checkpoint, open_checkpoint
 from outlierlens.errors import BadInput, one_line
 from outlierlens.layer_words import number_of_layers, runs
-from outlierlens.pruned import Removal
+from outlierlens.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.pruning.removal import Cells
 from outlierlens.scanned import StackScan
-from outlierlens.weights import MAX_READ, ScanOptions, scan_checkpoint
+from outlierlens.weights import scan_checkpoint
 
-Tool = Literal["torch-pruning", "llm-compressor", "bitsandbytes", "awq"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
-Which = Literal["enough", "flagged", "all"]
 ENDINGS = {"torch-pruning": ".py", "llm-compressor": ".yaml", "bitsandbytes": ".py", "awq": ".py"}
 # Which linears read a norm's output, by the norm's and the linears' names in a block; only what is known is written.
 READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -82,35 +80,6 @@ class KeepPositions(tp.importance.Importance):
 # ignored_layers = [module_of(model, name) for name in KEEP]
 '''
 PRUNES = ("torch-pruning", "llm-compressor")
-AWQ_FACTOR = 2.0  # Lin et al. (2023), table 2: the best factor for the salient 1 % of channels
-
-
-@dataclass(frozen=True)
-class ProtectOptions:
-    """What to protect.
-
-    Attributes:
-        dims: positions; () is what the scan of the weights finds.
-        layers: "enough" (so many that no other layers can break the constraint, those first where outliers are
-            strongest), "flagged" (where the scan finds them), "all", or layer numbers; None is "enough" for tools that
-            prune and "flagged" for tools that quantize.
-        rule: the constraint that "enough" is about.
-        factor: awq: by which the weights that read a protected channel are scaled up.
-        stack, row, max_read, source: as `CheckOptions` has them.
-    """
-
-    dims: tuple[int, ...] = ()
-    layers: Which | tuple[int, ...] | None = None
-    rule: Removal = field(default_factory=Removal)
-    factor: float = AWQ_FACTOR
-    stack: str | None = None
-    row: arch.RowChoice = None
-    max_read: int = MAX_READ
-    source: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.factor < float("inf"):
-            raise BadInput(f"factor is {self.factor}; it must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -134,7 +103,10 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
     if tool not in TOOLS:
         raise BadInput(f"unknown tool {tool!r}; lists are written for {', '.join(TOOLS)}")
     options = options or ProtectOptions()
-    with open_checkpoint(model, **options.source) as checkpoint:
+    scan = options.scan
+    with open_checkpoint(
+        model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
+    ) as checkpoint:
         return _Lists(checkpoint, options).made(tool)
 
 
@@ -143,7 +115,7 @@ class _Lists:
 
     def __init__(self, checkpoint: Checkpoint, options: ProtectOptions):
         self.checkpoint, self.options = checkpoint, options
-        stacks = arch.stacks_for(checkpoint, options.row)
+        stacks = arch.stacks_for(checkpoint, options.scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         chosen = [one for one in bound if options.stack in (None, one.name)]
         if len(chosen) != 1:
@@ -152,7 +124,7 @@ class _Lists:
         self.bound: BoundStack = chosen[0]
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
         self.cells = Cells.of(self.bound, shapes, options.rule)
-        scan = scan_checkpoint(checkpoint, ScanOptions(row=options.row, max_read=options.max_read))
+        scan = scan_checkpoint(checkpoint, options.scan)
         self.scan: StackScan = next(stack for stack in scan.stacks if stack.stack == self.bound.name)
         self.dims = tuple(dict.fromkeys(options.dims)) or self.scan.dims
         if not self.dims:

@@ -2,7 +2,7 @@
 
     from outlierlens.replicate.run import Replicating, replicate
 
-    made = replicate(Replicating("kovaleva-glue", "distilbert-cased", tasks=("rte", "cola"), directory=Path("runs/kovaleva")))
+    made = replicate(Replicating("kovaleva-glue", "distilbert-cased", Path("runs/kovaleva"), tasks=("rte", "cola")))
     made.tables[0].outliers_row.times_random
 
 `papers` is what each paper did, `outliers` which dimensions are switched off, `models` where the fine-tuned models come from,

@@ -1,7 +1,7 @@
 """Luo et al. (2021) whole, for any model that reads text: every part measured once, kept, and put together.
 
     made = replicate_luo(LuoJob("distilbert-cased", LuoData("data/"), Path("runs/luo")))
-    made.report.luo.effects()
+    made.luo.effects()
 
 The run directory holds
 
@@ -25,6 +25,7 @@ from outlierlens.activations import ObserveOptions, observe
 from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments.luo.options import LuoOptions
 from outlierlens.labelled.apart import plain
 from outlierlens.luo_references import published_for, shares_for
 from outlierlens.luo_replicated import LuoReplication, extremes
@@ -46,33 +47,19 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class LuoJob:
-    """What is replicated, on what.
-
-    Attributes:
-        parts: names of `PARTS`.
-        clip: "auto", or what `clipping.resolve_clipping` takes. Where Luo's rule names nothing, "auto" clips the dimension
-            that is most often the smallest entry and the one that is most often the largest, and says so.
-        full: the paper's sizes instead of seeded subsets.
-        cache_gb: what vectors may take. batch_size: texts of a forward pass.
-    """
+class LuoJob(LuoOptions):
+    """What is replicated, on what: names of data sets in `data`, everything kept in `directory`."""
 
     model: str
     data: LuoData
     directory: Path
-    parts: tuple[str, ...] = tuple(PARTS)
-    clip: str = "auto"
-    full: bool = False
-    stack: str | None = None
-    cache_gb: float = 8.0
-    batch_size: int = 32
-    seed: int = 0
     overwrite: bool = False
     command: str = ""
     say: Callable[[str], None] = field(default=lambda _: None, compare=False)
     progress: Progress | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_parts(self.parts, PARTS)
 
 

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.clipping import resolve_clipping
 from outlierlens.data import Texts
-from outlierlens.frozen.measure import FrozenOptions, frozen
+from outlierlens.frozen.measure import frozen
+from outlierlens.frozen.options import FrozenOptions
 from outlierlens.frozen.splits import protocol_of, read_frozen
 from outlierlens.geometry.drawing import Drawing
-from outlierlens.geometry.run import GeometryOptions, geometry
+from outlierlens.geometry.options import GeometryOptions
+from outlierlens.geometry.run import geometry
 from outlierlens.labelled import find_task
 from outlierlens.models import LoadedModel
 from outlierlens.origin import MAX_NAMED, OriginOptions, origin_live
 from outlierlens.probing import ProbeOptions, probe_positions, split_texts
 from outlierlens.replicate.luo_data import PAIRS
-from outlierlens.similarity.sts import StsOptions, sts
+from outlierlens.similarity.options import StsOptions, WicOptions
+from outlierlens.similarity.sts import sts
 from outlierlens.similarity.table import DEV, TASKS, fit_text, found_in, has_split, read_sts
-from outlierlens.similarity.wic import WicOptions, read_wic, wic
+from outlierlens.similarity.wic import read_wic, wic
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
 from outlierlens.weights import scan_stream
@@ -29,7 +32,6 @@ from outlierlens.weights import scan_stream
 if TYPE_CHECKING:
     from outlierlens.replicate.luo import LuoJob
 
-EPOCHS = 10  # of the paper's probe
 GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
 CONTEXTS = 10  # of a word; in full 20
 LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all
@@ -69,15 +71,15 @@ def _origin(at: Context) -> Any:
     clipped = resolve_clipping(str(at.clip), at.loaded, stack=at.stack).every
     scanned = scan_stream(at.loaded, at.stack)
     dims = tuple(dict.fromkeys((*clipped, *(one.dim for one in scanned.outliers))))[:MAX_NAMED]
-    options = OriginOptions({at.stack: dims}, "those that are clipped, and those that the scan's rule finds")
+    options = OriginOptions(
+        dims={at.stack: dims}, named_by="those that are clipped, and those that the scan's rule finds"
+    )
     return origin_live(at.loaded, options, command=at.job.command)
 
 
 def _probe(at: Context) -> Any:
     split = split_texts(at.sentences, at.job.data.sentences("validation"), seed=at.job.seed)
-    options = ProbeOptions(
-        reading=_reading(at), epochs=EPOCHS if at.job.full else 1, whole=at.job.full, seed=at.job.seed
-    )
+    options = ProbeOptions(reading=_reading(at), whole=at.job.full, seed=at.job.seed)
     clipping = resolve_clipping(str(at.clip), at.loaded, stack=at.stack)
     return probe_positions(at.loaded, split, clipping, options, command=at.job.command)
 

@@ -1,7 +1,7 @@
 """Puccetti et al. (2022) whole, for any model that reads text: every part measured once, kept, and put together.
 
     made = replicate_puccetti(PuccettiJob("mini-bert", "texts.parquet", Path("runs/puccetti"), counts="counts.parquet"))
-    made.report.puccetti.story.line("109")
+    made.puccetti.story.line("109")
 
 The run directory holds
 
@@ -21,6 +21,7 @@ from typing import Any
 from outlierlens.counting import count_texts
 from outlierlens.data import Texts, read_texts
 from outlierlens.detect import Rule
+from outlierlens.experiments.puccetti.options import PuccettiOptions
 from outlierlens.layer_story import FEWEST, layer_story
 from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.puccetti_replicated import PUBLISHED, PuccettiReplication
@@ -39,37 +40,24 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class PuccettiJob:
-    """What is replicated, on what.
+class PuccettiJob(PuccettiOptions):
+    """What is replicated, on what: texts of `data`, a file or hub id, in `column`, at most `limit`; kept in `directory`.
 
-    Attributes:
-        data: texts, a file or hub id; column: the one with the texts. limit: texts at most.
-        counts: token counts, files joined with commas; None counts the tokens of `data`, and says so.
-        parts: names of `PARTS`.
-        dims: () for what the rule names (the two strongest where it names none), "strongest", or dimensions.
-        tagger: a spaCy pipeline for parts of speech, or None.
-        full: all texts in every part, instead of as many as `PARTS` says.
+    `dims` are () for what the rule names (the two strongest where it names none), "strongest", or dimensions.
     """
 
     model: str
     data: str
     directory: Path
-    counts: str | None = None
     column: str | None = None
     limit: int | None = None
-    parts: tuple[str, ...] = tuple(PARTS)
-    dims: tuple[int, ...] | str = ()
-    stack: str | None = None
-    tagger: str | None = None
-    full: bool = False
-    batch_size: int = 32
-    seed: int = 0
     overwrite: bool = False
     command: str = ""
     say: Callable[[str], None] = field(default=lambda _: None, compare=False)
     progress: Progress | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_parts(self.parts, PARTS)
 
 

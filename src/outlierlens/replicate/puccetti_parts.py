@@ -7,13 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.attention.run import AttentionOptions, attention
+from outlierlens.attention.options import AttentionOptions
+from outlierlens.attention.run import attention
 from outlierlens.data import Texts
-from outlierlens.frequency.run import FrequencyOptions, frequency
-from outlierlens.frequency_geometry import FrequencyGeometryOptions, frequency_geometry
+from outlierlens.experiments.frequency_geometry.options import FrequencyGeometryOptions
+from outlierlens.frequency.options import FrequencyOptions
+from outlierlens.frequency.run import frequency
+from outlierlens.frequency_geometry import frequency_geometry
 from outlierlens.models import LoadedModel
 from outlierlens.modes import mode_by_layer
-from outlierlens.predictions.run import PredictionOptions, predictions
+from outlierlens.predictions.options import PredictionOptions
+from outlierlens.predictions.run import predictions
 from outlierlens.predictions.speech import Tagger
 from outlierlens.sweeps.options import SweepOptions
 from outlierlens.tasks import TaskOptions
@@ -64,10 +68,9 @@ def _frequency(at: Context, texts: Texts) -> Any:
 
 def _attention(at: Context, texts: Texts) -> Any:
     options = AttentionOptions(
-        dims=at.dims, stack=at.stack, max_length=MAX_LENGTH, batch_size=at.job.batch_size, seed=at.job.seed,
-        progress=at.job.progress,
+        dims=at.dims, stack=at.stack, max_length=MAX_LENGTH, batch_size=at.job.batch_size, seed=at.job.seed
     )  # fmt: skip
-    return attention(at.loaded, texts, options, command=at.job.command)
+    return attention(at.loaded, texts, options, command=at.job.command, progress=at.job.progress)
 
 
 def _layers(at: Context, texts: Texts) -> Any:
@@ -101,7 +104,8 @@ def _predictions(at: Context, texts: Texts) -> Any:
         stack=at.stack,
         n_random=19 if job.full else 5,
         tagger=None if job.tagger is None else Tagger.load(job.tagger),
-        task=TaskOptions(max_length=MAX_LENGTH, seed=job.seed),
+        task=TaskOptions(max_length=MAX_LENGTH),
+        seed=job.seed,
     )
     return predictions(
         at.loaded, texts, at.counts, at.dims, options, command=job.command, progress=job.progress

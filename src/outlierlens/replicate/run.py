@@ -1,6 +1,6 @@
 """A paper's table for a model: fine-tune where needed, sweep each task, and put the lines together.
 
-    job = Replicating("kovaleva-glue", "distilbert-cased", tasks=("rte", "cola"), directory=Path("runs/kovaleva"))
+    job = Replicating("kovaleva-glue", "distilbert-cased", Path("runs/kovaleva"), tasks=("rte", "cola"))
     made = replicate(job)
 
 The run directory holds
@@ -13,14 +13,14 @@ The run directory holds
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.controls import random_sets
 from outlierlens.detect import Rule
 from outlierlens.errors import BadInput
-from outlierlens.finetune.settings import FinetuneSettings
+from outlierlens.experiments.glue.options import GlueOptions
 from outlierlens.labelled import Examples, LabelledTask, find_task
 from outlierlens.models import LoadedModel, LoadOptions, load_model
 from outlierlens.modes import mode_by_layer
@@ -58,57 +58,26 @@ WINDOWS_FIRST = "glue:mnli"  # the task of the papers' single-layer windows
 
 
 @dataclass(frozen=True)
-class Replicating:
-    """What is replicated, on what.
+class Replicating(GlueOptions):
+    """What is replicated, on what: the protocol of `paper` for the pre-trained model `base`, kept in `directory`.
 
-    Attributes:
-        paper: "kovaleva-glue" or "puccetti-glue". base: the pre-trained model.
-        tasks: names in the table of labelled tasks. data: a folder with one folder a task; None takes the hub's copies.
-        tuned: {task: fine-tuned models}: runs of finetune, folders or hub ids; a task without one is fine-tuned.
-        settings, seeds: of fine-tuning; None is the paper's.
-        dims: () is what the rule names, or dimensions, or "strongest".
-        outliers_of: whose weights name the outliers: the "tuned" model, which is switched off, or its "base".
-        n_sigma, relax_to: of the rule; None is the paper's, and never relaxed.
-        n_random, n_matched: control sets; None is the paper's number.
-        every: switch off every single dimension too.
-        windows_task: the task that is also measured layer by layer; None is MNLI, or the first; "none" is none.
-        limit: first examples of the dev split; None is all.
-        labels: {task: of its models in the order of their outputs}, where their config does not name them.
+    `n_sigma`, `n_random` and `settings` are the paper's unless given; `relax_to` None is never relaxed. `dims` are () for what
+    the rule names, or dimensions, or "strongest". `windows_task` is also measured layer by layer: None is MNLI, or the first.
     """
 
     paper: str
     base: str
-    tasks: tuple[str, ...]
     directory: Path
-    data: str | None = None
-    tuned: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    settings: FinetuneSettings = field(default_factory=FinetuneSettings)
-    seeds: tuple[int, ...] = (42,)
-    dims: tuple[int, ...] | str = ()
-    outliers_of: str = "tuned"
-    n_sigma: float | None = None
-    relax_to: float | None = None
-    n_random: int | None = None
-    n_matched: int = 19
-    every: bool = False
-    windows_task: str | None = None
-    limit: int | None = None
-    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    batch_size: int | None = None
-    seed: int = 42
     overwrite: bool = False
     command: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self.rule  # raises for a paper or a threshold that is none
         if not self.tasks or len(set(self.rows)) != len(self.tasks):
             raise BadInput(f"tasks are {', '.join(self.tasks) or 'none'}; name at least one, and none twice")
-        if self.outliers_of not in ("tuned", "base"):
-            raise BadInput(f"outliers_of is {self.outliers_of!r}; use tuned or base")
         if isinstance(self.dims, str) and self.dims != STRONGEST:
             raise BadInput(f"dims are {self.dims!r}; name dimensions or {STRONGEST!r}")
-        if min(self.n_matched, self.n_random or 0) < 0:
-            raise BadInput("the numbers of random and matched sets cannot be negative")
         for what, named in (("a fine-tuned model is", self.tuned), ("labels are", self.labels)):
             by_task = _by_task(named)
             extra = sorted(set(by_task) - {task.name for task in self.rows})

@@ -1,5 +1,6 @@
 """What to do about what a report found, by rule from its numbers: `advice(data)`, in steps with the commands to run."""
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from outlierlens.charts.base import number, place
+from outlierlens.charts.phrases import these
 from outlierlens.observation import ActivationOutlier, StackObservation
-from outlierlens.report.phrases import these
+from outlierlens.quantized import Quantized
 from outlierlens.report.results import ReportData
-from outlierlens.report.sweep import heavy
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
+from outlierlens.swept import Effect, Sweep
 from outlierlens.view.section import percent
 
 
@@ -101,8 +103,17 @@ def _prune(data: ReportData) -> Iterator[Advice]:
         )
 
 
+def heavy(sweep: Sweep) -> tuple[Effect, ...]:
+    """Of each dimension whose change alone is `SMALL` or more with its whole interval the largest effect, largest first."""
+    best: dict[int, Effect] = {}
+    for effect in sorted(sweep.singles(), key=lambda e: (-np.nan_to_num(e.change, nan=np.inf), e.dims)):
+        if effect.low >= SMALL or effect.change == math.inf or (math.isnan(effect.change) and effect.n_texts):
+            best.setdefault(effect.dims[0], effect)
+    return tuple(best.values())
+
+
 def _quantize(data: ReportData) -> Iterator[Advice]:
-    for found in data.joined.quantized:  # measured, which no rule about sizes can be
+    for found in data.joined.of(Quantized):  # measured, which no rule about sizes can be
         worth = any(one.says == "keep" for one in found.roundings)
         kept = _command(data, "protect", "--for", "llm-compressor", stream=found.stack, dims=found.dims)
         yield Advice(
@@ -111,7 +122,7 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
             f"measured on {found.n_texts:,} texts of {found.data} ({found.n_tokens:,} tokens)",
             (kept,) if worth else (),
         )
-    if data.joined.quantized:
+    if data.joined.of(Quantized):
         return
     for stack in data.observation.stacks if data.observation else ():
         outliers: tuple[ActivationOutlier, ...] = stack.outliers

@@ -1,22 +1,23 @@
 """Which charts and rows of numbers a report shows for each residual stream and each damage."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from outlierlens import charts
 from outlierlens.charts import Chart
+from outlierlens.charts.emergence_marks import named_dims
 from outlierlens.detect import Rule
+from outlierlens.experiments import BY_RESULT
 from outlierlens.observation import StackObservation
-from outlierlens.report.emergence import track_views
 from outlierlens.report.joined import joined_sections
-from outlierlens.report.luo import luo_sections
-from outlierlens.report.puccetti import puccetti_sections
 from outlierlens.report.results import ReportData
-from outlierlens.report.sweep import views
 from outlierlens.report.words import counted
 from outlierlens.scanned import StackScan, strongest
+from outlierlens.sweeps.view import sections as said
+from outlierlens.view.section import Section, numbered
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,32 @@ def damage_charts(data: ReportData) -> tuple[Chart, ...]:
 def all_charts(data: ReportData) -> tuple[Chart, ...]:
     """Every chart of the report, in the page's order."""
     drawn = tuple(chart for stream in streams(data) for chart in stream.charts) + damage_charts(data)
-    drawn += tuple(chart for view in views(data) for chart in view.charts)
-    drawn += tuple(chart for run in track_views(data) for chart in run.charts)
-    sections = luo_sections(data.luo) + puccetti_sections(data.puccetti) + joined_sections(data.joined)
-    return drawn + tuple(chart for section in sections for chart in section.charts)
+    return drawn + tuple(chart for section in all_sections(data) for chart in section.charts)
+
+
+def all_sections(data: ReportData) -> tuple[Section, ...]:
+    """The sections of training runs, of sweeps, of replications, then of results that joined."""
+    papers = (one for one in (data.luo, data.puccetti) if one is not None)
+    said = (section for one in papers for section in BY_RESULT[type(one).__name__].sections()(one))
+    return (*track_sections(data), *sweep_sections(data), *said, *joined_sections(data.joined))
+
+
+def track_sections(data: ReportData) -> Iterator[Section]:
+    """The sections of every tracked run of the report, which name the report's dimensions too."""
+    for place, track in enumerate(data.tracks):
+        named = tuple(dict.fromkeys([*data.named(track.stack), *named_dims(track)]))
+        for section in BY_RESULT["Track"].sections()(track, dims=named):
+            several = f": {track.provenance.model}" if len(data.tracks) > 1 else ""
+            yield replace(numbered(section, place), title=section.title + several)
+
+
+def sweep_sections(data: ReportData) -> tuple[Section, ...]:
+    """What is said of every sweep, with the report's names in its charts."""
+    return tuple(
+        numbered(section, place)
+        for place, sweep in enumerate(data.sweeps)
+        for section in said(sweep, named=data.named(sweep.stack))
+    )
 
 
 def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None) -> Found:

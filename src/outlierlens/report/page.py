@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
@@ -23,21 +23,17 @@ from outlierlens.charts import Chart
 from outlierlens.charts.base import CONFIG, Spec, number, visible
 from outlierlens.charts.losses import few
 from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
+from outlierlens.charts.phrases import TASKS, factor
 from outlierlens.damage import SIGNS, Continuation, Damage, Filled, FillKind
 from outlierlens.report.advice import advice
-from outlierlens.report.emergence import track_views
-from outlierlens.report.figures import Stream, damage_charts, streams
-from outlierlens.report.joined import joined_notes, joined_sections
-from outlierlens.report.luo import luo_notes, luo_sections
-from outlierlens.report.phrases import TASKS, factor
-from outlierlens.report.puccetti import puccetti_notes, puccetti_sections
+from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
+from outlierlens.report.joined import joined_notes
 from outlierlens.report.results import ReportData
-from outlierlens.report.sweep import views
 from outlierlens.report.words import finding, random_control, sets_of, verdict
 from outlierlens.results import FORMAT_VERSION, Provenance
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.swept import Sweep
-from outlierlens.view.section import cell_text
+from outlierlens.view.section import cell_text, notes_of
 
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
 PANEL_TITLE = 36
@@ -48,10 +44,8 @@ GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `pale
 def render(data: ReportData) -> str:
     """The report as one self-contained HTML document."""
     found, drawn = streams(data), damage_charts(data)
-    swept, tracked = views(data), track_views(data)
     charts = [chart for stream in found for chart in stream.charts] + list(drawn)
-    charts += [chart for view in swept for chart in view.charts] + [chart for run in tracked for chart in run.charts]
-    sections = luo_sections(data.luo) + puccetti_sections(data.puccetti) + joined_sections(data.joined)
+    sections = all_sections(data)
     charts += [chart for section in sections for chart in section.charts]
     sentences = finding(data)
     return document(
@@ -65,8 +59,6 @@ def render(data: ReportData) -> str:
         advice=advice(data),
         streams=found,
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
-        sweeps=swept,
-        tracks=tracked,
         sections=sections,
         colour=_colours(found),
         format_version=FORMAT_VERSION,
@@ -218,14 +210,13 @@ def _notes(data: ReportData) -> list[str]:
     parts += [sweep.notes for sweep in data.sweeps]
     parts += [track.notes for track in data.tracks]
     parts.append(_others(data))
-    parts += [luo_notes(data.luo), puccetti_notes(data.puccetti), joined_notes(data.joined)]
+    parts += [notes_of(data.luo), notes_of(data.puccetti), joined_notes(data.joined)]
     return list(dict.fromkeys(note for part in parts for note in part))
 
 
 def _others(data: ReportData) -> tuple[str, ...]:
     """Which results that joined the report were measured on a model of another name."""
-    joined = [one for field in fields(data.joined) for one in getattr(data.joined, field.name)]
-    made = [(one, getattr(one, "provenance", None)) for one in joined]
+    made = [(one, getattr(one, "provenance", None)) for one in data.joined.results]
     return tuple(
         f"{type(one).__name__} was measured on {where.model}, not on {data.provenance.model}"
         for one, where in made

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outlierlens.charts.losses import few
+from outlierlens.charts.phrases import TASKS, factor, listed
 from outlierlens.charts.weights import mean_size
 from outlierlens.damage import Damage
 from outlierlens.detect import Outlier
 from outlierlens.layer_words import number_of_layers
 from outlierlens.report.advice import Advice
-from outlierlens.report.phrases import TASKS, factor, listed
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import counted, random_control, sets_of, significant_dims, verdict
 from outlierlens.scanned import StackScan

@@ -7,11 +7,11 @@ from outlierlens.charts import Chart
 from outlierlens.charts.base import begun, number, place
 from outlierlens.charts.losses import few
 from outlierlens.charts.pair import by_layer, changes, profiles
+from outlierlens.charts.phrases import listed
 from outlierlens.detect import Outlier
 from outlierlens.report.advice import length_share
 from outlierlens.report.page import Tile, document
 from outlierlens.report.pair import Match, Pair, cost, measured, not_compared, pair_advice, pair_sentences
-from outlierlens.report.phrases import listed
 from outlierlens.report.results import ReportData
 from outlierlens.report.words import largest, random_control, verdict
 from outlierlens.scanned import StackScan, strongest

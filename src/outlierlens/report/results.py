@@ -18,7 +18,7 @@ from outlierlens.tracked import Track
 
 
 @dataclass(frozen=True)
-class ReportData(Result, caption="{self.scan.caption}"):
+class ReportData(Result):
     """All results of one run of the main job.
 
     Attributes:

@@ -8,8 +8,8 @@ Sentences go through the model once, however many tasks share them. Fixes are fi
 are evaluated or that a layer is chosen on.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from outlierlens.data import Texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled.apart import plain
 from outlierlens.models import LoadedModel
+from outlierlens.session import Session
 from outlierlens.similar import Scores, Similarity, StaticVectors, TaskScores
 from outlierlens.similarity.choose import MIN_DEV, Measured, Names, choices, elsewhere
 from outlierlens.similarity.fitting import (
@@ -30,42 +31,16 @@ from outlierlens.similarity.fitting import (
     fitting_text,
     needs_text,
 )
-from outlierlens.similarity.pooling import Pooling, sentence_vectors, static_vectors
+from outlierlens.similarity.options import StsCall, StsOptions
+from outlierlens.similarity.pooling import Pooling, own_pooling, sentence_vectors, static_vectors
 from outlierlens.similarity.scores import PairIndex, score
 from outlierlens.similarity.static import needed_words, read_word_vectors
-from outlierlens.similarity.table import StsPairs
-from outlierlens.tasks.metrics import N_DRAWS
-from outlierlens.vectors.fixes import USUAL, Fix, FixSpec, make_fix, parse_fixes, raw_first
+from outlierlens.similarity.table import DEV, TASKS, StsPairs, fit_text, found_in, has_split, read_sts, sts_tasks
+from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, raw_first
 from outlierlens.vectors.moments import moments_of
-from outlierlens.vectors.read import ReadOptions, Vectors, text_stack, tokenise
+from outlierlens.vectors.read import Vectors, text_stack, tokenise
 
 INPUT_EMBEDDINGS = "input embeddings"
-FIXES = parse_fixes(USUAL)
-FIT_LIMIT = 10_000
-
-
-@dataclass(frozen=True)
-class StsOptions:
-    """How to read, to repair and to compare.
-
-    Attributes:
-        pooling: how a sentence becomes a vector.
-        read: layers, stream, batches, budget; the vector of a layer is what the model's final norm makes of it, if it has one.
-        fixes: what is tried; raw vectors always are.
-        clip: which dimensions are clipped; see `clipping.resolve_clipping`.
-        static: files of word vectors, beside the model's own input embeddings.
-        fit_limit: texts to fit on at most, drawn by `seed`.
-        n_draws: of the bootstrap.
-    """
-
-    pooling: Pooling = field(default_factory=Pooling)
-    read: ReadOptions = field(default_factory=lambda: ReadOptions(final_norm=True))
-    fixes: tuple[FixSpec, ...] = FIXES
-    clip: str = "auto"
-    static: tuple[Path, ...] = ()
-    fit_limit: int = FIT_LIMIT
-    seed: int = 0
-    n_draws: int = N_DRAWS
 
 
 def sts(
@@ -252,3 +227,37 @@ def _data_notes(tasks: Sequence[StsPairs]) -> list[str]:
             lacks = f"; without {', '.join(pairs.missing)}" if pairs.missing else ""
             notes.append(f"{task.title}: {len(pairs):,} pairs, the hub's copy has {task.pairs:,}{lacks}")
     return notes
+
+
+def run(session: Session, options: StsCall) -> Similarity:
+    """What `sts` finds for the pairs that the command line names."""
+    reads, fits, offline = session.vectors, session.fitting, session.loading.offline
+    if reads.special and options.pooling != "mean":
+        raise BadInput(f"--special belongs to --pooling mean; {options.pooling} says itself which tokens count")
+    everything = tuple(TASKS.values()) if options.data is None else found_in(options.data)
+    rows = everything if options.tasks is None else sts_tasks(options.tasks)
+    pairs = [read_sts(task, options.data, limit=options.limit, offline=offline) for task in rows]
+    dev = [
+        read_sts(task, options.data, split=DEV, offline=offline) for task in rows if has_split(task, options.data, DEV)
+    ]
+    dev += _stsb_dev(dev, options.data, offline)
+    fit = fits.texts(offline=offline)
+    if fit is None and needs_text(fits.specs, fits.clip):
+        fit = fit_text(rows, options.data, offline=offline)
+    pooling = Pooling(options.pooling, reads.special, reads.max_length) if options.pooling != "own" else None
+    how = replace(
+        options.how,
+        read=reads.options(session.loaded, final_norm=True, progress=session.progress),
+        fixes=fits.specs,
+        clip=fits.clip,
+        fit_limit=fits.fit_limit,
+        pooling=pooling or own_pooling(session.subject.model, session.load),
+    )
+    return sts(session.loaded, pairs, how, fit=fit, dev=dev)
+
+
+def _stsb_dev(dev: Sequence[StsPairs], data: Path | None, offline: bool) -> Iterator[StsPairs]:
+    """STS-B's validation split, to choose a layer of tasks that have none of their own; none where it is not at hand."""
+    stsb = TASKS["stsb"]
+    if all(one.task.name != "stsb" for one in dev) and has_split(stsb, data, DEV):
+        yield read_sts(stsb, data, split=DEV, offline=offline)

@@ -9,29 +9,30 @@ was chosen on (train); beside it stand cross-validation over words, and the vali
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from outlierlens.ablate import stream_width
 from outlierlens.clipping import resolve_clipping
-from outlierlens.data import Texts
+from outlierlens.data import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.labelled import LabelledTask
 from outlierlens.labelled.apart import families, plain
 from outlierlens.labelled.examples import split_table
 from outlierlens.models import LoadedModel
+from outlierlens.session import Session
 from outlierlens.similar import WordChoice, WordInContext, WordPairs
 from outlierlens.similarity.fitting import NOTHING, described, fit_fixes, fit_notes, fitting_text, needs_text
+from outlierlens.similarity.options import WicCall, WicOptions
 from outlierlens.similarity.scores import PairIndex
 from outlierlens.similarity.search import GRID, chosen, crossed, folds_of, right_at
-from outlierlens.tasks.metrics import N_DRAWS, paired_interval
-from outlierlens.vectors.fixes import USUAL, FixSpec, parse_fixes, raw_first
-from outlierlens.vectors.read import ReadOptions, Vectors, gather, text_stack, tokenise, wanted_layers
+from outlierlens.tasks.metrics import paired_interval
+from outlierlens.vectors.fixes import raw_first
+from outlierlens.vectors.read import Vectors, gather, text_stack, tokenise, wanted_layers
 
 HUB = "aps/super_glue:wic"
-FIXES = parse_fixes(USUAL)
 FIT_WORDS = 20_000  # vectors to fit on, or 12 a dimension where that is more
 FOLDS = 10
 LABELS = {"0": False, "1": True, "false": False, "true": True, "f": False, "t": True}
@@ -68,19 +69,6 @@ class WicPairs:
             places=tuple(self.places[i] for i in rows),
             truth=self.truth[rows],
         )
-
-
-@dataclass(frozen=True)
-class WicOptions:
-    """How to read, to repair and to compare; see `StsOptions`."""
-
-    read: ReadOptions = field(default_factory=lambda: ReadOptions(final_norm=True))
-    max_length: int = 128
-    fixes: tuple[FixSpec, ...] = FIXES
-    clip: str = "auto"
-    fit_limit: int = 10_000
-    seed: int = 0
-    n_draws: int = N_DRAWS
 
 
 def read_wic(
@@ -307,3 +295,27 @@ def _place(text: str, start: object, end: object, where: str) -> tuple[int, int]
     if not 0 <= begin < end <= len(text):
         raise BadInput(f"{where}: the word is said to be at {begin} to {end} of a sentence of {len(text)} characters")
     return begin, end
+
+
+def run(session: Session, options: WicCall) -> WordInContext:
+    """What `wic` finds for the pairs that the command line names."""
+    reads, fits, offline = session.vectors, session.fitting, session.loading.offline
+    if reads.special:
+        raise BadInput("--special belongs to vectors of sentences; a word's vector is the mean of its own tokens")
+    train, validation = (
+        read_wic(options.data, split, limit=options.limit, offline=offline) for split in ("train", "validation")
+    )
+    fit = fits.texts(offline=offline)
+    if fit is None:
+        # WiC has no split to spare: the paper's protocol reports train, and validation is what is held out.
+        shipped = [read_texts(name) for name in (REVIEWS, EXCERPT)]
+        fit = Texts("the shipped reviews and excerpt", tuple(text for one in shipped for text in one.texts))
+    how = replace(
+        options.how,
+        read=reads.options(session.loaded, final_norm=True, progress=session.progress),
+        max_length=reads.max_length,
+        fixes=fits.specs,
+        clip=fits.clip,
+        fit_limit=fits.fit_limit,
+    )
+    return wic(session.loaded, train, validation, how, fit=fit)

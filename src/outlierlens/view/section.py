@@ -2,13 +2,13 @@
 
 Section("probe", "Where positions are read", ("The probe …",), (chart,), (Rows("Accuracy", ("layer", "accuracy"), rows),))
 
-A cell says what it is by its type, and `cell_text` alone decides how it is written:
+A cell says what it is by its type, which says how it is written:
 
-Change(0.25), Interval(0.1, 0.4), Share(0.05), P(0.003), 0.123, 12, "embeddings", None
+Change(0.25), Interval(0.1, 0.4), Span(0.8, 0.9), Share(0.05), FineShare(0.052), Count(9000), P(0.003), 0.12, "emb", None
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,13 +21,60 @@ if TYPE_CHECKING:
 class Change(float):
     """A difference: written with its sign."""
 
+    def written(self) -> str:
+        return f"{self:+z.3g}"
+
 
 class Share(float):
     """A part of a whole, in [0, 1]: written in per cent."""
 
+    def written(self) -> str:
+        return percent(self)
+
+
+class FineShare(Share):
+    """A share whose tenths of a per cent matter."""
+
+    def written(self) -> str:
+        return f"{self:.1%}".replace("%", " %")
+
+
+class Count(int):
+    """How many there are: written with commas."""
+
+    def written(self) -> str:
+        return f"{self:,}"
+
+
+class CountChange(Count):
+    """A difference of numbers: written with commas and its sign."""
+
+    def written(self) -> str:
+        return f"{self:+,}"
+
+
+class Exact(float):
+    """A value as a model holds it, with the nine digits that tell any two of float32 apart."""
+
+    def written(self) -> str:
+        return f"{self:.9g}"
+
 
 class P(float):
     """A p-value, in [0, 1]."""
+
+    def written(self) -> str:
+        return f"{self:.2g}"
+
+
+class Of(NamedTuple):
+    """So many of so many: 4/30."""
+
+    n: int
+    of: int
+
+    def written(self) -> str:
+        return f"{self.n}/{self.of}"
 
 
 class Interval(NamedTuple):
@@ -36,28 +83,58 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def written(self) -> str:
+        return interval_text(*self, "+.3g")
 
-Cell = str | int | float | Interval | tuple[int, ...] | tuple[str, ...] | None
+
+class Span(NamedTuple):
+    """A 95 % interval of a value that is no change; not finite where it is not settled."""
+
+    low: float
+    high: float
+
+    def written(self) -> str:
+        return interval_text(*self, ".3g")
+
+
+class ShareInterval(NamedTuple):
+    """A 95 % interval of a share; not finite where it is not settled."""
+
+    low: float
+    high: float
+
+    def written(self) -> str:
+        low, high = (100 * end for end in self)
+        return interval_text(low, high, ".0f", "0 to 0") + " %" * math.isfinite(low + high)
+
+
+class Spread(NamedTuple):
+    """A value within its range or interval; both are written as the kind of number that the value is."""
+
+    value: float
+    low: float
+    high: float
+
+    def written(self) -> str:
+        low, high = (cell_text(type(self.value)(end)) for end in self[1:])
+        return cell_text(self.value) + (f" [{low}, {high}]" if self.low < self.high else "")
+
+
+Cell = str | int | float | Interval | Span | ShareInterval | Spread | Of | tuple[int, ...] | tuple[str, ...] | None
 
 
 def cell_text(value: Any) -> str:
     """A cell for reading; a dash where there is none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
-    if isinstance(value, Interval):
-        return interval_text(*value, "+.3g")
+    if hasattr(value, "written"):
+        return str(value.written())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if not isinstance(value, float):
         return str(value)
-    if isinstance(value, Change):
-        return f"{value:+z.3g}"
-    if isinstance(value, Share):
-        return percent(value)
-    if isinstance(value, P):
-        return f"{value:.2g}"
     size = abs(value)
     if size >= 10_000:
         return f"{value:,.0f}" if size < 1e9 else f"{value:.3g}"
@@ -92,12 +169,35 @@ class Section:
 
 def numbered(section: Section, number: int) -> Section:
     """The section of the result `number` of its kind on a page, from 0: names there must not repeat."""
-    if not number:
-        return section
-    charts = tuple(
-        replace(one, name=one.name.replace(section.name, f"{section.name}-{number + 1}", 1)) for one in section.charts
-    )
-    return replace(section, name=f"{section.name}-{number + 1}", charts=charts)
+    return renamed(section, f"{section.name}-{number + 1}") if number else section
+
+
+def renamed(section: Section, name: str) -> Section:
+    """The section under another name, which its charts' names then begin with."""
+    charts = tuple(replace(one, name=one.name.replace(section.name, name, 1)) for one in section.charts)
+    return replace(section, name=name, charts=charts)
+
+
+NAMED = ("scans", "stacks")
+PARTS = (*NAMED, "tuned", "tables", "parts")  # of results, by the name of their field
+
+
+def notes_of(found: Any) -> tuple[str, ...]:
+    """Remarks of a result and of its parts, each once; of several streams or models with their names."""
+    return tuple(dict.fromkeys(_notes(found)))
+
+
+def _notes(found: Any) -> Iterator[str]:
+    yield from getattr(found, "notes", ())
+    for name in PARTS:
+        parts = getattr(found, name, ())
+        for part in parts:
+            said = f"{_name(part)}: " if len(parts) > 1 and name in NAMED else ""
+            yield from (said + note for note in _notes(part))
+
+
+def _name(part: Any) -> str:
+    return str(part.stack if hasattr(part, "stack") else part.provenance.model)
 
 
 SHOWN = 120  # rows of a table on the page; the result's file has all

@@ -17,13 +17,16 @@ def print_section(section: Section, out: TextIO) -> None:
         print_rows(table, out)
 
 
-def print_rows(table: Rows, out: TextIO = sys.stdout) -> None:
+def print_rows(table: Rows, out: TextIO | None = None) -> None:
     """A table; columns of words are aligned left, columns of numbers right."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=Text(table.title), title_justify="left", box=None, header_style="bold", pad_edge=False)
+    out = out or sys.stdout
+    if table.title:
+        print(f"\n{printable(table.title)}", file=out)  # a title of the drawn table would be broken at its width
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
     for place, title in enumerate(table.columns):
         words = any(isinstance(row[place], str) for row in table.rows)
         drawn.add_column(Text(title), justify="left" if words else "right")

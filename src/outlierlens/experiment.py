@@ -1,0 +1,107 @@
+"""The contract of an experiment: `Experiment`, a row of the table, and the groups of options that commands share.
+
+A row is text alone, so that `--help` imports no experiment. A home holds `options.py` (what is asked), `result.py` (what is
+found), `charts.py` and `view.py` (what is said: `sections`) and `measure.py` (`run(session, options)`, how it is found out);
+where the call is odd, `command.py` has a `run(session, options)` that shows its result itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from outlierlens.options import Option, Other, changed
+
+# What a command takes beside its own options, in the order of its help, and where that is declared.
+GROUPS = {
+    "subject": "session:Subject",
+    "reading": "session:Reading",
+    "task": "session:TaskReading",
+    "splits": "session:SplitReading",
+    "vectors": "vectors.options:VectorReading",
+    "fitting": "vectors.options:Fitting",
+    "rows": "session:Rows",
+    "output": "session:Output",
+    "source": "session:Source",
+    "loading": "session:Loading",
+}
+GROUP_NAMES = ("find", "switch off", "explain", "compare with papers", "train", "compress", "guard", "embed", "show")
+TEXTS = ("subject", "reading", "options", "output", "loading")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A row of the table.
+
+    Attributes:
+        name: of the command; two words for a paper's.
+        group: its heading in `outlierlens --help`, of `GROUP_NAMES`.
+        about: one sentence; below an empty line what more its own help says.
+        home: package below outlierlens.
+        takes: groups of options, those of `GROUPS` and "options", its own.
+        options: the dataclass of its own options, in `home/options.py` or "module:Name"; "" where it has none.
+        shared: by name what is other about options of `GROUPS` here; None takes one away.
+        result: the class of its result, in `home/result.py` or "module:Class"; "" where it has none that is saved.
+        also: other classes that its view shows, likewise.
+        picture: the function that --chart draws with, in `home/charts.py` or "module:function"; "" for none.
+        pictures: by the name of an option that takes a file, what else is drawn: {"super_chart": "super_weights"}.
+        python: the function of the library, `outlierlens.NAME`, in `home/measure.py` or "module:function"; "" for none.
+        measure: the module of `run`, or "module:function", where it is not `home/measure.py`.
+        gate: the attribute of its result that says that a check failed (exit code 3; nothing to check is 2).
+        odd: whether `home/command.py` calls it.
+    """
+
+    name: str
+    group: str
+    about: str
+    home: str
+    takes: tuple[str, ...] = TEXTS
+    options: str = ""
+    shared: Mapping[str, Other | None] = field(default_factory=dict)
+    result: str = ""
+    also: tuple[str, ...] = ()
+    picture: str = ""
+    pictures: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+    measure: str = ""
+    gate: str = ""
+    odd: bool = False
+
+    def asks(self) -> dict[str, tuple[Any, tuple[Option, ...]]]:
+        """{group: (its dataclass, or an instance with other defaults; its options)}; imports where they are declared."""
+        found = {}
+        for group in self.takes:
+            declared = self._named(GROUPS.get(group) or self.options, "options")
+            found[group] = changed(declared, {} if group == "options" else self.shared)
+        return found
+
+    def run(self) -> Any:
+        """What finds it out: `run(session, options)`."""
+        place, _, name = self.measure.partition(":")
+        return self._named(f"{place}:{name or 'run'}", "command" if self.odd else "measure")
+
+    def sections(self) -> Any:
+        """What is said of a result: `sections(found, *, verbose=False)`."""
+        return self._named("sections", "view")
+
+    def draw(self, picture: str = "") -> Any:
+        """What draws its picture, or another one that its row names: `draw(found)`."""
+        return self._named(picture or self.picture, "charts")
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind of result; "" where it has none."""
+        return self.result.rpartition(":")[2]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """{each kind of result that its view shows: the module that defines it}."""
+        named = (self.result, *self.also) if self.result else ()
+        return {one.rpartition(":")[2]: self.place(one, "result") for one in named}
+
+    def place(self, name: str, file: str) -> str:
+        """The module of a name that a row says: "module:name", or a name in a file of its home."""
+        return name.rpartition(":")[0] or f"{self.home}.{file}"
+
+    def _named(self, name: str, file: str) -> Any:
+        return getattr(import_module(f"outlierlens.{self.place(name, file)}"), name.rpartition(":")[2])

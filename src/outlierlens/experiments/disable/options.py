@@ -1,0 +1,66 @@
+"""What `disable` is asked: which dimensions go off, how, and beside which controls."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
+
+from outlierlens.ablate import Dims
+from outlierlens.mode_names import Mode, check_mode
+from outlierlens.options import Flag, Flat, check
+from outlierlens.spelling import plain_dims
+from outlierlens.tasks.base import TaskOptions
+
+
+def parse_avoid(text: str) -> tuple[int, ...]:
+    """ "308,381" -> (308, 381); raises BadInput where layers are named."""
+    return plain_dims(text, "--avoid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisableOptions:
+    """What to switch off, how, and beside which controls."""
+
+    mode: Annotated[Mode, Flag(read="modes:named_mode", words="weights")] = "weights"
+    """weights, norms, zero, mean, scale, resample (hidden states) or writes."""
+    layers: Annotated[tuple[int, ...] | None, Flag(read="spelling:parse_layers")] = None
+    """Layers to switch off in: 0-3,7. Default: all."""
+    stack: str | None = None
+    """Which stream, where there are several: encoder, decoder."""
+    factor: float = 0.5
+    """Factor of mode scale."""
+    embeddings: bool = False
+    """Mode writes: the embeddings' writes too."""
+    avoid: Annotated[tuple[int, ...] | None, Flag(read="experiments.disable.options:parse_avoid")] = None
+    """Dimensions no ordinary or matched set may hold; default: what scan finds."""
+    n_random: Annotated[int, Flag("--random"), Ge(0)] = 99
+    """Random sets of the same size; 0 leaves them out."""
+    n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 19
+    """Sets as large, at other positions by layer; 0 leaves them out."""
+    passage: Annotated[str | None, Flag(hidden=True)] = None
+    """Text that is filled in; the data's first text by default."""
+    task: Annotated[TaskOptions, Flat("batch_size")] = TaskOptions()
+    """How texts become numbers."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_mode(self.mode, self.factor, self.embeddings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
+
+    dims: Annotated[Dims, Flag(read="spelling:parse_dims")]
+    """308,381 — or layer by layer: 0-9:896;10-16:678."""
+    options: Annotated[DisableOptions, Flat()] = DisableOptions()
+    """How they go off."""
+    max_length: Annotated[int | None, Ge(2)] = None
+    """Tokens of a text at most. Default: 128; labelled: 256."""
+    stride: Annotated[int | None, Ge(1)] = None
+    """Causal: step of the sliding window."""
+    save: Path | None = None
+    """Write a copy of the model with the dimensions off."""

@@ -1,0 +1,34 @@
+"""`recover`: its fine-tunings are kept in a run directory, and go on from there."""
+
+from pathlib import Path
+
+from outlierlens.cli import common
+from outlierlens.cli.chart_file import check_chart, write_chart
+from outlierlens.cli.common import resumable, say
+from outlierlens.cli.experiment import tell
+from outlierlens.experiments.recover.options import RecoverOptions
+from outlierlens.session import Session
+
+
+def run(session: Session, options: RecoverOptions) -> None:
+    """Fine-tune every arm in the run directory, and show what came of it."""
+    output = session.output
+    check_chart(output.chart, replace=output.overwrite)
+    train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
+    from outlierlens.finetune import FinetuneOptions
+    from outlierlens.recovery import RESULT, recover
+
+    folder = output.output or Path("runs") / f"{Path(session.subject.model).name or 'model'}-recovery"
+    how = FinetuneOptions(
+        load=session.load, command=session.command, overwrite=output.overwrite,
+        progress=common.warn if output.tells_progress else lambda _: None,
+    )  # fmt: skip
+    with resumable(folder):
+        found = recover(session.subject.model, train, dev, folder, options, how)
+    if output.chart:
+        from outlierlens.charts import recovery
+
+        write_chart(output.chart, recovery(found))
+    tell(session, found)
+    if output.for_people:
+        say(f"result: {folder / RESULT}")

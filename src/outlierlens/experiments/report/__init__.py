@@ -1,0 +1,1 @@
+"""`report`: what the main job is asked, and the command."""

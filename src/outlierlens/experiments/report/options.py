@@ -1,0 +1,46 @@
+"""What `report` is asked: what is switched off, on how much, and which other results join the page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
+
+from outlierlens.options import Flag, check
+
+DEFAULT = "mini-planted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What the main job measures, and what else its page shows.
+
+    Where neither `dims` are given nor the scan finds any, the strongest dimensions by activations are switched off, or else
+    those that stand out in scale alone or in bias alone, and the report says so.
+    """
+
+    model: Annotated[str, Flag(argument=True)] = ""
+    """Sample name, directory, weight file or hub id; mini-* need no download. Default: mini-planted."""
+    dims: str | None = None
+    """Dimensions to switch off; default: what scan finds."""
+    n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
+    """Random sets of the same size."""
+    n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5
+    """Sets as large, at other positions by layer."""
+    max_length: Annotated[int, Ge(2)] = 128
+    """Tokens of a text (or window) at most."""
+    batch_size: Annotated[int, Ge(1)] = 16
+    """Texts in one forward pass."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
+    sweeps: Annotated[tuple[Path, ...], Flag("--sweep")] = ()
+    """Show this sweep.json as well; give it once a sweep."""
+    results: Annotated[tuple[Path, ...], Flag("--result")] = ()
+    """Show this result of another command too (its -o FILE); once a result."""
+    compare: tuple[str, str] | None = None
+    """Two models side by side: named as MODEL, or run directories, or a scan's JSON."""
+    card: Path | None = None
+    """Also write a section for the model's card (Markdown) to this file."""
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,1 @@
+"""Outlier dimensions from weights alone; `outlierlens.weights` finds them."""

@@ -1,0 +1,53 @@
+"""`explore`: the live page of a model, its views on the terminal, or a hub Space of it."""
+
+import sys
+
+from outlierlens.cli.common import check_file, say, warn
+from outlierlens.cli.experiment import tell
+from outlierlens.errors import BadInput
+from outlierlens.explore.options import ExploreOptions
+from outlierlens.session import Session
+
+
+def run(session: Session, options: ExploreOptions) -> None:
+    """Serve the page until it is interrupted, or print views, or write a Space.
+
+    Raises:
+        BadInput: options that do not go together, or a state that the model cannot be in.
+    """
+    output, model = session.output, session.subject.model
+    if options.views is None and (output.json or output.output):
+        raise BadInput("--json and --output belong to --show; a page prints no result")
+    if options.space is not None:
+        from outlierlens.explore.space import write_space
+
+        written = write_space(options.space, model, session.load)
+        say(f"{written}: push it with: hf upload OWNER/NAME {written} --repo-type space")
+        return
+    if options.views is not None:
+        check_file(output.output, replace=output.overwrite)
+    else:
+        from outlierlens.explore.page import gradio
+
+        gradio()  # where it is missing, that is said before a model is loaded
+    from outlierlens.explore.look import open_explorer
+
+    explorer = open_explorer(model, session.load)
+    state = options.looked_at(explorer.start())
+    if options.views is not None:
+        found = explorer.look(state, options.views)
+        tell(session, found, file=output.output)
+        return
+    from outlierlens.explore.serve import serve
+
+    explorer.settled(state)  # a wrong option is said here, not in the browser
+    try:
+        serve(explorer, state, options.place, (lambda _: None) if output.quiet else _say_at_once)
+    except KeyboardInterrupt:
+        warn("the page is closed")
+
+
+def _say_at_once(text: str) -> None:
+    """One line on stdout, seen by whoever waits for it behind a pipe too."""
+    say(text)
+    sys.stdout.flush()

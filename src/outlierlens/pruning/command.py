@@ -1,0 +1,27 @@
+"""`protect`: what it finds is a text for another tool, so that text is what it prints or writes."""
+
+from dataclasses import replace
+
+from outlierlens.cli.common import check_file, say
+from outlierlens.layer_words import number_of_layers
+from outlierlens.pruning.options import ProtectFor
+from outlierlens.pruning.protect import protect
+from outlierlens.session import Session
+from outlierlens.writing import write_text
+
+
+def run(session: Session, options: ProtectFor) -> None:
+    """Print the list, or write it."""
+    output = session.output
+    check_file(output.output, replace=output.overwrite)
+    scan = session.scanning(max_read=options.scan.max_read)
+    made = protect(session.subject.model, options.tool, replace(options, scan=scan))
+    if output.output is None:
+        if not output.quiet:
+            print(made.text, end="")
+        return
+    write_text(output.output, made.text)
+    if not output.quiet:
+        say(f"{output.output}: {len(made.modules)} modules of {number_of_layers(len(made.layers))}")
+        for note in made.notes:
+            say(f"note: {note}")

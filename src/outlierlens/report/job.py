@@ -1,0 +1,278 @@
+"""The main job: scan, observe, disable beside controls, and one report. Every condition is on disk when it is measured.
+
+    page = run(Job(ReportOptions(model="smollm2-135m"), Path("runs/smollm2-135m")), LoadOptions(), progress)
+
+An interrupted run continues: the conditions already measured are read back from `rows.jsonl`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outlierlens.bench import DisableOptions, disable
+from outlierlens.damage import Damage
+from outlierlens.data import EXCERPT, Texts, read_texts
+from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.experiments.report.options import ReportOptions
+from outlierlens.luo_replicated import LuoReplication
+from outlierlens.models import LoadedModel, LoadOptions, load_model
+from outlierlens.observation import Observation
+from outlierlens.puccetti_replicated import PuccettiReplication
+from outlierlens.report import ReportData, write
+from outlierlens.report.files import CHARTS
+from outlierlens.report.joined import Joined, with_result
+from outlierlens.results import load, to_json
+from outlierlens.rows import remove_rows
+from outlierlens.samples import recorded_norms, texts_for
+from outlierlens.scanned import Scan
+from outlierlens.spelling import parse_dims
+from outlierlens.swept import Sweep
+from outlierlens.task_reading import Reading
+from outlierlens.tasks import TaskOptions
+from outlierlens.tracked import Track
+from outlierlens.weights import ScanOptions, scan, scan_live
+from outlierlens.writing import refuse_links
+
+ROWS = "rows.jsonl"
+# Results that are a part of the report itself.
+PLACES: dict[type, str] = {
+    Damage: "damages",
+    Sweep: "sweeps",
+    Track: "tracks",
+    LuoReplication: "luo",
+    PuccettiReplication: "puccetti",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the main job runs on, where to and as which command; `reading.data` "" is what suits the model."""
+
+    options: ReportOptions
+    directory: Path
+    reading: Reading = Reading(data="", limit=64)
+    overwrite: bool = False
+    command: str = ""
+
+    @property
+    def model(self) -> str:
+        """The model that it is of."""
+        return self.options.model
+
+
+def suited(*models: str) -> str:
+    """The shipped texts that resemble what these models learned from: those of packaged samples, else the excerpt."""
+    found = {texts_for(model) for model in models}
+    return found.pop() if len(found) == 1 else EXCERPT
+
+
+def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) -> Path:
+    """Run the whole job and return the path of `report.html`.
+
+    Raises:
+        BadInput: the directory holds a finished report and `overwrite` is off.
+    """
+    refuse_finished(job)
+    sweeps = read_sweeps(job.options.sweeps)
+    results = read_results(job.options.results)
+    texts = read_texts(
+        job.reading.data or suited(job.model),
+        column=job.reading.text_column,
+        limit=job.reading.limit,
+        offline=load.offline,
+    )
+    progress("loading the model", 0, 1)
+    loaded = load_model(job.model, load)
+    found = scan_of(job.model, loaded, load, job.command)
+    check_streams(sweeps, found)
+    from outlierlens.activations import ObserveOptions, observe
+
+    options = ObserveOptions(max_length=job.options.max_length, batch_size=job.options.batch_size, progress=progress)
+    observed = observe(loaded, texts, options, command=job.command)
+    damages, notes = _disable(job, loaded, texts, (found, observed), progress)
+    tracks = _tracked(job)
+    progress("writing the report", 0, 1)
+    data = ReportData(
+        provenance=loaded.provenance(command=job.command, seed=job.options.seed, digest=found.provenance.fingerprint),
+        scan=found,
+        observation=observed,
+        damages=damages,
+        tracks=tracks,
+        notes=notes,
+    )
+    data = with_results(with_sweeps(data, sweeps), results)
+    return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
+
+
+def _tracked(job: Job) -> tuple[Track, ...]:
+    """How the outliers of a sample emerged, where its training was recorded."""
+    if recorded_norms(job.model) is None:
+        return ()
+    from outlierlens.emergence import EmergenceOptions
+    from outlierlens.tracking import TrackOptions, track
+
+    options = TrackOptions(emergence=EmergenceOptions(seed=job.options.seed))
+    return (track([job.model], options, command=job.command),)
+
+
+def scan_of(model: str, loaded: LoadedModel, load: LoadOptions, command: str) -> Scan:
+    """Scan the stored weights; the loaded ones where the file cannot be read (a library is missing, say)."""
+    options = ScanOptions(
+        row=load.row, revision=load.revision, subfolder=load.subfolder, token=load.token, offline=load.offline
+    )
+    try:
+        return scan(model, options, command=command)
+    except OutlierlensError as error:
+        load.notice(f"note: scanning the loaded weights instead of the file ({error})")
+        return scan_live(loaded, options, command=command)
+
+
+def _disable(
+    job: Job,
+    loaded: LoadedModel,
+    texts: Texts,
+    seen: tuple[Scan, Observation],
+    progress: Callable[[str, int, int], None],
+) -> tuple[tuple, tuple[str, ...]]:
+    """One measurement per stream that has something to switch off."""
+    found, observed = seen
+    damages, notes = [], []
+    rows_path = job.directory / ROWS
+    if job.overwrite:
+        for old in job.directory.glob("rows*.jsonl"):
+            remove_rows(old)
+    unread = [stack.name for stack in loaded.stacks if stack.name not in {s.stack for s in observed.stacks}]
+    if unread:
+        return (), (f"nothing was switched off: stream {', '.join(unread)} needs inputs that texts do not give",)
+    for stack in loaded.stacks:
+        scanned = next((s for s in found.stacks if s.stack == stack.name), None)
+        weights = scanned.dims if scanned else ()
+        one_sided = scanned.one_sided(found.rule.min_layer_fraction) if scanned else ()
+        activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
+        by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
+        dims = parse_dims(job.options.dims) if job.options.dims else weights or by_activation[:2] or one_sided
+        if not dims:
+            notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was switched off")
+            continue
+        if not job.options.dims and not weights:
+            shown = "what the activations show" if by_activation else "what stands out in scale alone or in bias alone"
+            notes.append(f"stream {stack.name}: weights show none; switched off is {shown}")
+        options = DisableOptions(
+            stack=stack.name,
+            avoid=tuple(sorted({*weights, *by_activation, *one_sided})),
+            n_random=job.options.n_random,
+            n_matched=job.options.n_matched,
+            seed=job.options.seed,
+            task=TaskOptions(
+                max_length=job.options.max_length, batch_size=job.options.batch_size, seed=job.options.seed
+            ),
+        )
+        rows = rows_path if len(loaded.stacks) == 1 else rows_path.with_name(f"rows-{stack.name}.jsonl")
+        damages.append(disable(loaded, texts, dims, options, command=job.command, progress=progress, rows=rows))
+    return tuple(damages), tuple(notes)
+
+
+def refuse_finished(job: Job) -> None:
+    """Raise BadInput where the job's directory holds a finished report and `overwrite` is off, or a link in its place."""
+    refuse_links(job.directory, CHARTS, "rows*.jsonl", "[ab]")
+    if is_finished(job.directory) and not job.overwrite:
+        raise BadInput(f"{job.directory} holds a report already; name another directory with -o, or use --overwrite")
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether a report was written there to its end: its manifest comes last. A page without results is somebody else's."""
+    begun = any((directory / place / "results.json").exists() for place in (".", "a"))
+    return (directory / "report.html").exists() and ((directory / "manifest.json").exists() or not begun)
+
+
+def redraw(results: Path, directory: Path | None, sweeps: tuple[Path, ...] = (), more: tuple[Path, ...] = ()) -> Path:
+    """Make the page again from a `results.json`, into its own folder or `directory`; needs no torch.
+
+    `sweeps` are result files of `sweep` that join it, `more` those of other commands.
+    """
+    data = load(results)
+    if not isinstance(data, ReportData):
+        raise BadInput(f"{results} holds a {type(data).__name__}; a report is made from the results.json of a report")
+    data = with_sweeps(data, read_sweeps(sweeps))
+    data = with_results(data, read_results(more))
+    folder = directory or results.parent
+    refuse_links(folder, "rows*.jsonl", "sweep.json")
+    kept = sorted([*folder.glob("rows*.jsonl"), *folder.glob("sweep.json")])
+    return write(data, folder, overwrite=True, also=kept).page
+
+
+def read_results(paths: Sequence[Path]) -> dict[Path, Any]:
+    """{file: its result}; raises BadInput for a file whose result has no place in a report."""
+    results = {path: load(path) for path in paths}
+    for path, found in results.items():
+        if type(found) not in PLACES:
+            with_result(Joined(), found, str(path))
+    return results
+
+
+def with_results(data: ReportData, results: Mapping[Path, Any]) -> ReportData:
+    """`data` and these results, each where it belongs and once.
+
+    Raises:
+        BadInput: of a stream that the report's model does not have, or a second replication of a paper.
+    """
+    for path, found in results.items():
+        field = PLACES.get(type(found))
+        if isinstance(found, Sweep):
+            data = with_sweeps(data, (found,))
+        elif field is None:
+            data = replace(data, joined=with_result(data.joined, found, str(path)))
+        elif isinstance(found, Damage | Track):
+            streams = {stack.stack for stack in data.scan.stacks}
+            if found.stack not in streams:
+                raise BadInput(
+                    f"{path} is of stream {found.stack!r}; the report's model has {', '.join(sorted(streams))}"
+                )
+            there = getattr(data, field)
+            if to_json(found) not in map(to_json, there):
+                change: dict[str, Any] = {field: (*there, found)}
+                data = replace(data, **change)
+        elif getattr(data, field) not in (None, found):
+            raise BadInput(f"{path}: the report holds another {type(found).__name__} already")
+        else:
+            data = replace(data, **{field: found})
+    return data
+
+
+def read_sweeps(paths: Sequence[Path]) -> tuple[Sweep, ...]:
+    """The sweeps in the result files of `sweep`; raises BadInput for a file that holds another result."""
+    sweeps = tuple(load(path) for path in paths)
+    for path, sweep in zip(paths, sweeps, strict=True):
+        if not isinstance(sweep, Sweep):
+            raise BadInput(f"{path} holds a {type(sweep).__name__}; --sweep takes the sweep.json of a sweep")
+    return sweeps
+
+
+def with_sweeps(data: ReportData, sweeps: tuple[Sweep, ...]) -> ReportData:
+    """The report's data with `sweeps` added, and a note where one was measured on other values than the damages.
+
+    Raises:
+        BadInput: a sweep of a stream that the report's model does not have.
+    """
+    check_streams(sweeps, data.scan)
+    known = {damage.provenance.fingerprint for damage in data.damages}
+    notes = tuple(
+        f"the sweep by {sweep.task} was measured on {sweep.provenance.model} with other values than the rest of this report "
+        f"(another precision, or another model)"
+        for sweep in sweeps
+        if known and sweep.provenance.fingerprint not in known
+    )
+    new = tuple(sweep for sweep in sweeps if sweep not in data.sweeps)
+    return replace(data, sweeps=(*data.sweeps, *new), notes=tuple(dict.fromkeys((*data.notes, *notes))))
+
+
+def check_streams(sweeps: tuple[Sweep, ...], found: Scan) -> None:
+    """Raise BadInput for a sweep of a stream that the scanned model does not have."""
+    streams = {(stack.stack, stack.n_layers, stack.hidden_size) for stack in found.stacks}
+    for sweep in sweeps:
+        if (sweep.stack, sweep.n_layers, sweep.width) not in streams:
+            raise BadInput(
+                f"the sweep of {sweep.provenance.model} is of stream {sweep.stack!r}, {sweep.n_layers} layers × "
+                f"{sweep.width:,}, which {found.provenance.model} does not have; give sweeps of the same model"
+            )

@@ -1,0 +1,140 @@
+"""Two models side by side: what is finished is read, the rest is measured, and one page shows both.
+
+    page = report_pair(("base", "runs/tuned"), Job(ReportOptions(model="base"), Path("runs/both")), LoadOptions(), progress)
+
+A model that is measured gets a whole report of its own, in folder a or b of the directory.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outlierlens.data import read_texts
+from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.experiments.report.options import ReportOptions
+from outlierlens.models import LoadOptions
+from outlierlens.report import ReportData, paired, write_pair
+from outlierlens.report.job import Job, is_finished, refuse_finished, run, suited
+from outlierlens.results import load as read
+from outlierlens.scanned import Scan
+
+RESULTS = "results.json"
+_Side = tuple[ReportData, Path | None]  # results, and the directory of their page
+
+
+def directory_of(models: Sequence[str]) -> str:
+    """What the run directory of these models is called by default: "mini-bert", "mini-bert-and-mini-planted"."""
+    return "-and-".join(Path(model).stem if model.endswith(".json") else Path(model).name for model in models)
+
+
+def report_pair(
+    models: tuple[str, str], job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]
+) -> Path:
+    """Measure what has no results yet, write the page of both, and return its path.
+
+    Raises:
+        BadInput: the directory holds a finished report and `overwrite` is off, or a file holds another result.
+    """
+    refuse_finished(job)
+    finished = [_finished(Path(model)) for model in models]  # both are read before either is measured
+    job = _on_same_texts(job, models, finished, load)
+
+    def measured(place: int, length: int) -> _Side:
+        """What the job says of one model, measured now where it was not before."""
+        own = replace(_on(job, model=models[place], max_length=length), directory=job.directory / "ab"[place])
+        if job.overwrite or not _is_of(own):
+            again = job.overwrite or is_finished(own.directory)  # else its rows go on
+            run(replace(own, overwrite=again), load, progress)
+        return _report(own.directory / RESULTS), own.directory
+
+    sides, length = list(finished), job.options.max_length
+    for place in (0, 1, 0):  # the first once more where the second reads fewer tokens of a text
+        if finished[place] is None and (sides[place] is None or _length(sides[place]) > length):
+            sides[place] = measured(place, length)
+            length = min(length, _length(sides[place]))
+    (ours, first), (theirs, second) = (side for side in sides if side is not None)
+    pair = paired(ours, theirs, (_link(first, job.directory), _link(second, job.directory)))
+    return write_pair(pair, job.directory, overwrite=True, command=job.command).page
+
+
+def _on_same_texts(job: Job, models: Sequence[str], finished: Sequence[_Side | None], load: LoadOptions) -> Job:
+    """`job` on one text for both: that of the model that is finished, unless others are asked for or it cannot be had."""
+    new = [model for model, side in zip(models, finished, strict=True) if side is None]
+    own = _reading(job, data=job.reading.data or suited(*new))
+    seen = next((side[0].observation for side in finished if side and side[0].observation), None)
+    if seen is None or not new:
+        return own
+    if not job.reading.data and (job.reading.limit, job.options.max_length) == (
+        Job.reading.limit,
+        ReportOptions.max_length,
+    ):
+        own = _on(_reading(job, data=seen.data, limit=seen.n_texts), max_length=seen.max_length)
+    with suppress(OutlierlensError):  # what cannot be read now is said when it is to be measured
+        texts = read_texts(
+            own.reading.data, column=own.reading.text_column, limit=own.reading.limit, offline=load.offline
+        )
+        if (texts.digest, own.options.max_length) == (seen.data_digest, seen.max_length):
+            return own
+    own = _reading(job, data=job.reading.data or suited(*new))
+    load.notice(
+        f"note: {seen.provenance.model} was measured on {seen.n_texts:,} texts of {seen.data}, {seen.max_length} tokens each; "
+        f"{new[0]} is measured on others ({own.reading.data}), and the page will not compare what they lose"
+    )
+    return own
+
+
+def _on(job: Job, **options: Any) -> Job:
+    """The job with other options."""
+    return replace(job, options=replace(job.options, **options))
+
+
+def _reading(job: Job, **reading: Any) -> Job:
+    """The job on other texts."""
+    return replace(job, reading=replace(job.reading, **reading))
+
+
+def _finished(path: Path) -> _Side | None:
+    """The results in a run directory or file, and the directory of its page; None for a model that must be run."""
+    if (path / RESULTS).is_file():
+        return _report(path / RESULTS), path
+    if path.suffix == ".json" and path.is_file():
+        return _report(path), path.parent if path.name == RESULTS else None
+    return None
+
+
+def _report(path: Path) -> ReportData:
+    found = read(path)
+    if isinstance(found, Scan):
+        return ReportData(found.provenance, found)
+    if not isinstance(found, ReportData):
+        kind = type(found).__name__
+        raise BadInput(f"{path} holds a {kind}; --compare takes models, run directories, results.json or a scan's JSON")
+    return found
+
+
+def _is_of(job: Job) -> bool:
+    """Whether the job's directory holds what this very command measured before it was stopped, on as many tokens at most."""
+    path = job.directory / RESULTS
+    if not path.is_file():
+        return False
+    found = _report(path)
+    return found.provenance.command == job.command and _length((found, None)) <= job.options.max_length
+
+
+def _length(side: _Side | None) -> int:
+    """Tokens that were read of each text; 0 where none were."""
+    seen = side[0].observation if side else None
+    return seen.max_length if seen else 0
+
+
+def _link(directory: Path | None, here: Path) -> str:
+    """The address of a report's page, relative to a page in `here`; "" where there is none."""
+    if directory is None or not (directory / "report.html").is_file():
+        return ""
+    try:
+        return Path(os.path.relpath(directory / "report.html", here)).as_posix()
+    except ValueError:  # on another drive
+        return ""

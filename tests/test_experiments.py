@@ -1,0 +1,135 @@
+"""What every experiment must fulfil, by its row of the table."""
+
+import importlib
+import io
+import json
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlierlens.cli.app import program, read, run
+from outlierlens.cli.flags import Usage
+from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS, GROUP_NAMES, Experiment
+from outlierlens.options import Option, bounds_text
+from outlierlens.view.html import sections_html
+from outlierlens.view.terminal import print_section
+
+ROWS = pytest.mark.parametrize("row", EXPERIMENTS, ids=lambda row: row.name.replace(" ", "-"))
+
+
+def options(row: Experiment) -> list[Option]:
+    return [option for _, group in row.asks().values() for option in group]
+
+
+@ROWS
+def test_its_row_is_whole(row: Experiment) -> None:
+    assert row.group in GROUP_NAMES
+    first = row.about.partition("\n\n")[0]
+    assert first.endswith((".", "?")), first
+    assert first[0].isupper()
+    assert callable(row.run())
+    if row.result:
+        assert callable(row.sections())
+        assert BY_RESULT[row.kind].sections() is row.sections()
+    if row.picture:
+        assert callable(row.draw())
+    assert bool(row.picture) <= ("chart" in {one.name for one in options(row)})
+
+
+@ROWS
+def test_its_help_says_every_option(row: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+    run([*row.name.split(), "--help"])
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for option in options(row):
+        assert option.help, option.name
+        assert option.help[-1] in ".!?…)", f"{option.name}: {option.help}"
+        assert option.spelt in told
+    spelt = [flag for option in options(row) for flag in option.flags]
+    assert len(set(spelt)) == len(spelt)
+
+
+@ROWS
+def test_every_limit_is_refused_in_one_line(row: Experiment) -> None:
+    given = [word for option in options(row) if option.required for word in _least(option)]
+    for option in options(row):
+        for bound in option.bounds:
+            ends = [getattr(bound, mark) for mark in ("ge", "gt", "le", "lt") if hasattr(bound, mark)]
+            beyond = {"Ge": -1, "Gt": 0, "Le": 1, "Lt": 0}[type(bound).__name__]
+            if ends[0] in (float("inf"),) or not option.flags:
+                continue
+            value = ends[0] + beyond
+            if isinstance(ends[0], int) and option.kind not in (float, float | None):
+                value = int(value)
+            with pytest.raises(Usage) as refused:
+                run([*row.name.split(), *given, f"{option.spelt}={value}"])
+            assert "\n" not in str(refused.value)
+            assert f"it must be {bounds_text(option.bounds)}" in str(refused.value)
+
+
+def _least(option: Option) -> list[str]:
+    """Words that give a required option something that it takes."""
+    choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
+    word = "raw" if "fix" in option.name else str(choices[0]) if choices else "1"
+    return [option.flags[-1], word] if option.flags else [word]
+
+
+@ROWS
+def test_a_misspelt_option_is_refused(row: Experiment) -> None:
+    with pytest.raises(Usage, match=f"See outlierlens {row.name} --help"):
+        read([*row.name.split(), "--no-such-option"])
+
+
+def test_every_row_is_a_command_of_the_program() -> None:
+    assert set(program()) >= {row.name.split()[0] for row in EXPERIMENTS}
+    assert len(BY_NAME) == len(EXPERIMENTS)
+
+
+# What every result must fulfil; those made by hand.
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    import every_result
+
+    return every_result.made_in(tmp_path_factory.mktemp("results"))
+
+
+# A word that is a number, as a table would hold it: a typed cell says it better.
+WORDS = ("token", "examples", "count")  # columns of a text's words, and of ranges by name, which may be one number
+NUMBER = re.compile(r"[+−-]\d\S*|\d[\d,]*\.\d+\S*|\d+(,\d{3})+|\d\S* ?%")
+
+
+@pytest.mark.parametrize("kind", BY_RESULT)
+def test_its_view_is_shown_everywhere(kind: str, made: dict[str, Any]) -> None:
+    if kind not in made:
+        pytest.skip("no result of this kind is made by hand")
+    found, row = made[kind], BY_RESULT[kind]
+    for verbose in (False, True):
+        shown = list(row.sections()(found, verbose=verbose))
+        assert shown
+        out = io.StringIO()
+        for section in shown:
+            assert re.fullmatch(r"[a-z0-9-]+", section.name)
+            print_section(section, out)
+            for table in section.tables:
+                for cells in table.rows:
+                    assert len(cells) == len(table.columns), table.title
+                    for column, cell in zip(table.columns, cells, strict=True):
+                        written = isinstance(cell, str) and NUMBER.fullmatch(cell) and column not in WORDS
+                        assert not written, f"{table.title}: {cell!r} is written by hand"
+            for chart in section.charts:
+                assert chart.reading
+                json.dumps(chart.spec)
+        assert out.getvalue().strip()
+        page = sections_html(shown)
+        assert all(word not in page for word in ("<script", "http://", "https://"))
+    assert sections_html(row.sections()(found)) == found._repr_html_()
+
+
+def test_a_home_has_its_files() -> None:
+    for row in EXPERIMENTS:
+        module = importlib.import_module(f"outlierlens.{row.home}")
+        assert Path(module.__file__ or "").name == "__init__.py", row.home

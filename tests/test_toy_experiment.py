@@ -1,0 +1,222 @@
+"""A folder with five files and one row is a whole experiment: nothing else is written for it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outlierlens
+
+FILES = {
+    "__init__.py": '"""A toy."""\n',
+    "options.py": '''
+"""What `toy` is asked."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from outlierlens.options import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyOptions:
+    """How much of it."""
+
+    times: Annotated[int, Ge(1)] = 3
+    """How often each text is counted."""
+
+    def __post_init__(self) -> None:
+        check(self)
+''',
+    "result.py": '''
+"""What `toy` finds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from outlierlens.results import Provenance, Result
+
+
+@dataclass(frozen=True)
+class Toy(Result):
+    """Texts, counted.
+
+    Attributes:
+        n_texts: how many, each `times` times.
+    """
+
+    provenance: Provenance
+    n_texts: int
+    notes: tuple[str, ...] = ()
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        yield {"n_texts": self.n_texts}
+''',
+    "charts.py": '''
+"""A picture of it."""
+
+from outlierlens.charts.base import Chart
+
+
+def toy(found) -> Chart:
+    """One bar."""
+    spec = {"data": {"values": [{"n": found.n_texts}]}, "mark": "bar", "encoding": {"x": {"field": "n"}}}
+    return Chart("toy", "A bar", f"There are {found.n_texts} texts.", spec, ("texts",), ((found.n_texts,),), 1)
+''',
+    "view.py": '''
+"""What is said of it."""
+
+from collections.abc import Iterator
+
+from outlierlens.experiments.toy.charts import toy
+from outlierlens.experiments.toy.result import Toy
+from outlierlens.view.section import Rows, Section, Share
+
+
+def sections(found: Toy, *, verbose: bool = False) -> Iterator[Section]:
+    """How many texts there are."""
+    table = Rows("Toys", ("what", "share"), (("texts", Share(0.25)),))
+    yield Section("toy", "Toys were counted", (f"There are {found.n_texts} texts.",), (toy(found),), (table,))
+''',
+    "measure.py": '''
+"""How it is found out."""
+
+from outlierlens.data import Texts
+from outlierlens.experiments.toy.options import ToyOptions
+from outlierlens.experiments.toy.result import Toy
+from outlierlens.results import Provenance
+from outlierlens.session import Session
+
+
+def toy(texts: Texts, options: ToyOptions | None = None) -> Toy:
+    """Count `texts`, as often as is asked."""
+    options = options or ToyOptions()
+    return Toy(Provenance.now("no model", "", seed=0), len(texts) * options.times)
+
+
+def run(session: Session, options: ToyOptions) -> Toy:
+    """Read the texts, and count them."""
+    texts, _ = session.texts()
+    return toy(texts, options)
+''',
+}
+ROW = """    Experiment(
+        "toy", "explain", "Count texts, several times each.", home="experiments.toy", options="ToyOptions",
+        result="Toy", picture="toy", python="toy",
+    ),
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with the toy in it, and texts to count."""
+    folder = tmp_path_factory.mktemp("toy")
+    source = Path(outlierlens.__file__).parent
+    shutil.copytree(source, folder / "outlierlens", ignore=shutil.ignore_patterns("__pycache__"))
+    home = folder / "outlierlens" / "experiments" / "toy"
+    home.mkdir()
+    for name, text in FILES.items():
+        (home / name).write_text(text.lstrip(), "utf-8")
+    table = home.parent / "__init__.py"
+    text = table.read_text("utf-8")
+    first = text.index("    Experiment(\n")
+    table.write_text(text[:first] + ROW + text[first:], "utf-8")
+    (folder / "texts.txt").write_text("one\ntwo\n")
+    return folder
+
+
+def python(place: Path, *words: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(place), "COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def outlierlens_(place: Path, *words: str) -> str:
+    return python(place, "-m", "outlierlens", *words)
+
+
+def test_the_program_lists_it_completes_it_and_helps(place: Path) -> None:
+    assert "toy" in outlierlens_(place, "--help").split()
+    assert "--times" in outlierlens_(place, "--show-completion", "bash")
+    assert "How often each text is counted. [default: 3]" in " ".join(outlierlens_(place, "toy", "--help").split())
+    assert outlierlens_(place, "doctor").endswith("nothing that is installed is broken\n")
+
+
+def test_it_runs_and_is_shown_written_drawn_and_joined(place: Path) -> None:
+    told = outlierlens_(
+        place, "toy", "x", "--data", "texts.txt", "-o", "toy.json", "--chart", "toy.json.html", "--no-progress"
+    )
+    assert "There are 6 texts." in told
+    assert "25 %" in told
+    found = json.loads((place / "toy.json").read_text("utf-8"))
+    assert (found["kind"], found["n_texts"]) == ("Toy", 6)
+    assert found["provenance"]["command"].startswith("outlierlens toy x --data texts.txt")
+    assert (place / "toy.json.html").stat().st_size > 1000
+
+
+WITHIN = """
+import json, sys
+import outlierlens as ol
+from outlierlens.cli.doctor import runs_models
+from outlierlens.report.joined import Joined, joined_sections, with_result
+
+found = ol.load("toy.json")
+(section,) = joined_sections(with_result(Joined(), found))
+seen = "Toys were counted" in found._repr_html_()
+print(json.dumps([ol.toy.__module__, found.n_texts, section.title, seen, "toy" in dir(ol), "toy" in runs_models()]))
+"""
+
+
+def test_python_and_the_report_have_it(place: Path) -> None:
+    assert json.loads(python(place, "-c", WITHIN)) == [
+        "outlierlens.experiments.toy.measure", 6, "Toys were counted", True, True, True,
+    ]  # fmt: skip
+
+
+DEFAULT = """
+import outlierlens.experiments.toy.options as o
+from outlierlens.cli.app import program, run
+from outlierlens.experiments import BY_NAME
+
+(group,) = (options for name, (_, options) in BY_NAME["toy"].asks().items() if name == "options")
+print(o.ToyOptions().times, group[0].default, "[default: 7]" in program().generate_docs())
+run(["toy", "--help"])
+run(["toy", "x", "--data", "texts.txt", "--no-progress"])
+"""
+
+
+def test_a_default_that_is_changed_in_one_place_is_changed_everywhere(place: Path) -> None:
+    options = place / "outlierlens" / "experiments" / "toy" / "options.py"
+    before = options.read_text("utf-8")
+    options.write_text(before.replace("= 3", "= 7"), "utf-8")
+    try:
+        told = python(place, "-c", DEFAULT)
+    finally:
+        options.write_text(before, "utf-8")
+    assert told.startswith("7 7 True\n")
+    assert "[default: 7]" in told
+    assert "There are 14 texts." in told
+
+
+GENERIC = """
+import sys
+import pytest
+
+sys.exit(pytest.main(["-v", "-p", "no:cacheprovider", TESTS, "-k", "toy"]))
+"""
+
+
+def test_generic_tests_hold_for_it(place: Path) -> None:
+    tests = Path(__file__).with_name("test_experiments.py")
+    told = python(place, "-c", GENERIC.replace("TESTS", repr(str(tests))))
+    assert int(told.split(" passed")[0].split()[-1]) >= 4
