@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from architectures import FAMILIES, build
+from outlierlens.cli.common import resumable
 from outlierlens.errors import BadInput
 from outlierlens.results import load
 from outlierlens.samples import SAMPLES
@@ -245,3 +246,15 @@ def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(folder: A
     assert "the interval says nothing of it" in out
     _, out, _ = run("compare", model, model)
     assert "no outlier in either model" in out
+
+
+@pytest.mark.parametrize(
+    ("hint", "says"),
+    [(True, "interrupted; nothing was kept (no --rows FILE)\n"), (False, "interrupted; nothing was kept\n")],
+)
+def test_ctrl_c_names_rows_only_where_a_command_has_them(
+    hint: bool, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop, resumable(None, hint=hint):
+        raise KeyboardInterrupt
+    assert (stop.value.code, capsys.readouterr().err) == (130, says)

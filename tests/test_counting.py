@@ -355,7 +355,7 @@ def test_the_command_counts_and_adds_up(run: Any, folder: Path, pieces: Any, tmp
     assert code == 0
     assert "7 tokens in 2 texts" in out
     assert "6 of 14 ids occur; 4 special tokens around the texts are counted apart" in out
-    assert out.splitlines()[3].split() == ["the", "5", "2", "28.6", "%"]
+    assert out.splitlines()[4].split() == ["the", "5", "2", "28.6", "%"]
     assert run("count", "--merge", f"{first},{second}", "-o", str(both), "-q") == (0, "", "")
     added = read_counts(both, pieces)
     assert (added.n_texts, added.n_tokens, added.counts[PIECES.index("the")]) == (8, 25, 6)

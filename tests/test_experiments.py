@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import operator
 import re
 import typing
 from pathlib import Path
@@ -36,6 +37,12 @@ def test_its_row_is_whole(row: Experiment) -> None:
         assert BY_RESULT[row.kind].sections() is row.sections()
     if row.picture:
         assert callable(row.draw())
+    for option in options(row):
+        module, _, function = option.flag.read.partition(":")
+        if module:
+            assert callable(operator.attrgetter(function)(importlib.import_module(f"outlierlens.{module}"))), (
+                option.name
+            )
     assert bool(row.picture) <= ("chart" in {one.name for one in options(row)})
 
 

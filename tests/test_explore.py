@@ -512,7 +512,7 @@ def test_a_space_holds_all_that_it_needs(tmp_path: Path, run: Any) -> None:
     assert json.loads(fields["title"]) == "Outlier dimensions of mini-planted"
     assert len(fields["short_description"]) <= 60
     needed = (folder / "requirements.txt").read_text("utf-8").split()
-    assert {re.split(r"[<>=]", line)[0] for line in needed} >= {"torch", "transformers", "numpy", "typer", "jinja2"}
+    assert {re.split(r"[<>=]", line)[0] for line in needed} >= {"torch", "transformers", "numpy", "cyclopts", "jinja2"}
     assert not any(line.startswith(("gradio", "pytest", "outlierlens")) for line in needed)
     compile((folder / "app.py").read_text("utf-8"), "app.py", "exec")
     assert (folder / "outlierlens" / "data_files" / "mini-planted" / "model.safetensors").is_file()

@@ -172,8 +172,8 @@ def test_a_cell_is_written_by_its_type(cell: Any, text: str) -> None:
 
 def test_a_table_on_a_terminal_shows_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     print_rows(Rows("[bold]T", ("what", "n"), (("[red]x\x1b[0m", 3), ("longer", 10)), "A note."), sys.stdout)
-    title, head, first, second, note = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert (title, note) == ("[bold]T", "A note.")
+    empty, title, head, first, second, note = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert (empty, title, note) == ("", "[bold]T", "A note.")
     assert head.split() == ["what", "n"]
     assert first.startswith("[red]x")
     assert "\x1b" not in first

@@ -17,7 +17,7 @@ class AttentionOptions:
     """308,381. Default: what scan finds, or the two strongest."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
-    mode: Annotated[Mode, Flag(read="modes:named_mode", words="weights")] = "weights"
+    mode: Annotated[Mode, Flag(read="mode_names:named_mode", words="weights")] = "weights"
     """How dimensions go off in all layers: weights, norms, zero, mean, scale or writes."""
     factor: float = 0.5
     """Factor of mode scale."""

@@ -20,7 +20,6 @@ from outlierlens.experiments import BY_NAME, EXPERIMENTS, GROUP_NAMES
 
 ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
 PAPERS = "A paper's experiments for any model."
-SHELLS = ("bash", "zsh", "fish")
 
 
 @cache

@@ -116,8 +116,11 @@ class Progress:
 
 
 @contextmanager
-def resumable(rows: Path | None) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143."""
+def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
+    """On Ctrl-C or SIGTERM keep what is measured, say how to go on, and end with exit code 130 or 143.
+
+    `hint`: say that --rows FILE would keep it, where there is no file.
+    """
     terminated = False
 
     def terminate(*_: Any) -> NoReturn:
@@ -132,9 +135,10 @@ def resumable(rows: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         again = reproduce().replace(" --overwrite", "")
-        kept = f"{rows} keeps what was measured; go on with: {again}" if rows else "nothing was kept (no --rows FILE)"
-        if rows and not rows.exists():
-            kept = f"nothing was measured yet; start again with: {again}"
+        kept = "nothing was kept" + " (no --rows FILE)" * hint
+        if rows:
+            there = f"{rows} keeps what was measured; go on with: {again}"
+            kept = there if rows.exists() else f"nothing was measured yet; start again with: {again}"
         warn(f"{'terminated' if terminated else 'interrupted'}; {kept}")
         raise SystemExit(143 if terminated else 130) from None
     finally:

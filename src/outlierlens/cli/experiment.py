@@ -49,7 +49,7 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
         check_chart(path, replace=output.overwrite)
     if session.rows.rows and output.overwrite:
         remove_rows(session.rows.rows)
-    with resumable(session.rows.rows), Progress(output.tells_progress) as progress:
+    with resumable(session.rows.rows, hint="rows" in experiment.takes), Progress(output.tells_progress) as progress:
         session.progress = progress
         found = run()
     found = with_command(found, session.command)

@@ -22,7 +22,7 @@ class PredictionOptions:
     """masked, unmasked; next of causal models. Default: all there are."""
     interventions: Annotated[tuple[str, ...] | None, Flag("--intervention", read="spelling:parse_names")] = None
     """layers, last_hidden, logits, by commas. Default: all that differ."""
-    mode: Annotated[Mode, Flag(read="modes:named_mode", words="weights")] = "weights"
+    mode: Annotated[Mode, Flag(read="mode_names:named_mode", words="weights")] = "weights"
     """Off in all layers: weights, norms, zero, mean, resample or writes."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""

@@ -22,7 +22,7 @@ def parse_avoid(text: str) -> tuple[int, ...]:
 class DisableOptions:
     """What to switch off, how, and beside which controls."""
 
-    mode: Annotated[Mode, Flag(read="modes:named_mode", words="weights")] = "weights"
+    mode: Annotated[Mode, Flag(read="mode_names:named_mode", words="weights")] = "weights"
     """weights, norms, zero, mean, scale, resample (hidden states) or writes."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="spelling:parse_layers")] = None
     """Layers to switch off in: 0-3,7. Default: all."""
