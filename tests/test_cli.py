@@ -112,6 +112,8 @@ def test_a_report_without_a_model_is_of_the_packaged_one(
     (job,) = seen
     assert (job.model, job.reading.data, str(job.directory)) == ("mini-planted", "", "runs/mini-planted")
     assert SAMPLES[job.model].packaged
+    assert run("report", "absent.json")[0] == 0  # no file: the name of a model
+    assert seen[1].model == "absent.json"
 
 
 def test_a_report_has_its_charts_as_pictures(folder: Any, text: str, run: Any, tmp_path: Path) -> None:

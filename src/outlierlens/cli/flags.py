@@ -98,8 +98,6 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
         hint |= None  # also where only this command's default is none
     if option.required:
         default = inspect.Parameter.empty
-    elif default is None:
-        hint |= None  # also where only this command's default is none
     return inspect.Parameter(option.name, kind, default=default, annotation=Annotated[hint, marks])
 
 

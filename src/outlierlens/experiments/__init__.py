@@ -4,36 +4,17 @@
 """
 
 from outlierlens.experiment import GROUP_NAMES, Experiment
+from outlierlens.experiments import shared
 from outlierlens.options import REQUIRED, Other
 
 __all__ = ["BY_NAME", "BY_RESULT", "EXPERIMENTS", "GROUP_NAMES", "Experiment"]
-
-WEIGHTS = ("subject", "options", "output", "source")
-SPLITS = ("subject", "splits", "options", "output", "loading")
-VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
-EXAMPLES = ("subject", "task", "options", "output", "loading")
-# Of commands that keep what they measure in a run directory.
-RUN_DIRECTORY: dict[str, Other | None] = {
-    "chart": None,
-    "overwrite": Other(help="Start again: drop what was measured."),
-}
-GLUE_MODEL: dict[str, Other | None] = {
-    "model": Other(help="Pre-trained model: sample, directory or hub id."), "verbose": None,
-    "output": Other(help="Run directory. Default: runs/MODEL-PAPER."),
-}  # fmt: skip
-GLUE = (
-    "fine-tune, switch them off without training again, beside random sets.\n\n"
-    "Everything is kept in the run directory as it is made: the same command goes on where a run was stopped."
-)
-WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "split", "max_seconds"))  # none of SPLITS
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "scan", "find",
         "Find outlier dimensions in the weights of one or more models, without loading them.",
-        home="experiments.scan", odd=True, python="weights:scan", options="Scanning",
-        takes=("options", "output", "source"), shared={"chart": None, "no_progress": None}, result="scanned:Scan",
-        also=("scanned:Scans",),
+        home="experiments.scan", odd=True, python="weights:scan", options="Scanning", takes=shared.MODELS,
+        shared={"chart": None, "no_progress": None}, result="scanned:Scan", also=("scanned:Scans",),
     ),
     Experiment(
         "compare", "find",
@@ -41,7 +22,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
         home="experiments.compare", measure="experiments.compare.run", python="comparison:compare",
-        options="CompareOptions", takes=("options", "output", "source"),
+        options="CompareOptions", takes=shared.MODELS,
         shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
         result="comparison:Comparison", gate="values_moved",
     ),
@@ -49,7 +30,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fingerprint", "guard",
         "Record the sensitive values of a model, for `verify` to hold copies against.",
         home="integrity", measure="integrity.fingerprint", python="integrity.fingerprint:fingerprint",
-        options="FingerprintOptions", takes=WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
+        options="FingerprintOptions", takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
         result="fingerprinted:Fingerprint",
     ),
     Experiment(
@@ -57,13 +38,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="integrity", measure="integrity.verify", python="integrity.verify:verify", options="VerifyOptions",
-        takes=WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="verified:Verification", gate="failed",
+        takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="verified:Verification",
+        gate="failed",
     ),
     Experiment(
         "observe", "find",
         "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
         home="experiments.observe", measure="activations", python="activations:observe", options="Asked",
-        takes=EXAMPLES,
+        takes=shared.EXAMPLES,
         shared={
             **dict.fromkeys(("task", "measure", "metric", "labels", "split", "pair_column", "label_column", "chart")),
             "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
@@ -73,8 +55,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "disable", "switch off",
         "Switch dimensions off beside random and matched controls, and measure what breaks.",
-        home="experiments.disable", measure="bench", python="bench:disable", options="Asked",
-        takes=("subject", "task", "options", "rows", "output", "loading"),
+        home="experiments.disable", measure="bench", python="bench:disable", options="Asked", takes=shared.CONDITIONS,
         shared={
             "limit": Other(help="Use the first N texts. Default: 64; of a labelled task all."),
             "verbose": Other(help="Show every control set too."),
@@ -85,7 +66,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sweep", "switch off",
         "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
         "Every measurement is kept in the run directory as it is made: the same command goes on where a run was stopped.",
-        home="sweeps", odd=True, python="sweeps.loop:sweep", options="SweepCall", takes=EXAMPLES,
+        home="sweeps", odd=True, python="sweeps.loop:sweep", options="SweepCall", takes=shared.EXAMPLES,
         shared={
             "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
             "overwrite": Other(help="Start again: drop what was measured."),
@@ -95,10 +76,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "beyond-zero", "switch off",
-        "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or "
-        "information?",
-        home="beyond", measure="beyond.run", python="beyond:beyond_zero", options="Asked",
-        takes=("subject", "task", "options", "rows", "output", "loading"),
+        "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or information?",
+        home="beyond", measure="beyond.run", python="beyond:beyond_zero", options="Asked", takes=shared.CONDITIONS,
         shared={
             **dict.fromkeys(("measure", "metric", "labels", "split", "pair_column", "label_column")),
             "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
@@ -112,20 +91,19 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ".npz.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="pruning", measure="pruning.check", python="pruning.check:prune_check", options="CheckedModels",
-        takes=("options", "output", "source"), shared={"no_progress": None}, result="pruned:PruneCheck",
+        takes=shared.MODELS, shared={"no_progress": None}, result="pruned:PruneCheck",
         picture="charts.pruning:prune_check", gate="failed",
     ),
     Experiment(
         "protect", "compress",
         "Write what another tool should leave alone, in the form that it reads: Python or YAML, ready to paste.",
-        home="pruning", odd=True, options="ProtectFor", takes=WEIGHTS,
+        home="pruning", odd=True, options="ProtectFor", takes=shared.WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
     ),
     Experiment(
         "prune-experiment", "compress",
-        "Prune the same number of weights by magnitude and forced onto one position, beside controls, and measure the "
-        "loss.",
+        "Prune the same number of weights by magnitude and forced onto one position, beside controls, and measure the loss.",
         home="pruning", measure="pruning.experiment", options="ExperimentOptions",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(24)},
         result="pruned:PruneExperiment", picture="charts.pruning:prune_experiment",
@@ -134,8 +112,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "track", "train",
         "Find when dimensions became outliers over a training run, and how that stands to the loss.\n\n"
         "Of each checkpoint only the norm vectors are read.",
-        home="experiments.track", odd=True, python="tracking:track", options="TrackCall",
-        takes=("options", "output", "source"),
+        home="experiments.track", odd=True, python="tracking:track", options="TrackCall", takes=shared.MODELS,
         shared={
             "chart": Other(help="Draw all panels to this file: .png, .svg, .html or .json."), "revision": None,
             "output": Other(help="Write track.json and a report into this folder."), "verbose": None,
@@ -163,8 +140,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "finetune", "train",
         "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs go on.",
-        home="finetune", odd=True, options="Finetuning", takes=SPLITS,
-        shared=WHOLE | {
+        home="finetune", odd=True, options="Finetuning", takes=shared.SPLITS,
+        shared=shared.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
             "text_column": Other(help="classify, regress: the text. tokens: the words."),
             "label_column": Other(help="classify, regress, tokens: the label."),
@@ -176,22 +153,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
-        f"GLUE with outliers off as in Kovaleva et al. (2021): {GLUE}",
+        f"GLUE with outliers off as in Kovaleva et al. (2021): {shared.GLUE}",
         home="experiments.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output", "loading"),
-        shared=RUN_DIRECTORY | GLUE_MODEL, result="replicated:Replication",
+        shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="replicated:Replication",
     ),
     Experiment(
         "replicate puccetti-glue", "compare with papers",
-        f"GLUE with outliers off as in Puccetti et al. (2022): {GLUE}",
+        f"GLUE with outliers off as in Puccetti et al. (2022): {shared.GLUE}",
         home="experiments.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output", "loading"),
-        shared=RUN_DIRECTORY | GLUE_MODEL, result="replicated:Replication",
+        shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="replicated:Replication",
     ),
     Experiment(
         "replicate luo", "compare with papers",
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
         home="experiments.luo", odd=True, options="LuoOptions",
-        shared=RUN_DIRECTORY | {
+        shared=shared.RUN_DIRECTORY | {
             "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
             "text_column": None, "limit": None, "verbose": None,
             "output": Other(help="Run directory. Default: runs/MODEL-luo."),
@@ -203,7 +180,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
         home="experiments.puccetti", odd=True, options="PuccettiOptions",
-        shared=RUN_DIRECTORY | {
+        shared=shared.RUN_DIRECTORY | {
             "data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."),
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
         },
@@ -212,7 +189,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "survival", "train",
         "Say whether a model's outlier dimensions survive fine-tuning, and how far they moved, from the weights alone.",
-        home="experiments.survival", measure="survival", options="Followed", takes=("options", "output", "source"),
+        home="experiments.survival", measure="survival", options="Followed", takes=shared.MODELS,
         shared={"subfolder": None, "verbose": None, "no_progress": None}, result="survived:Survival",
         picture="charts.downstream:survival",
     ),
@@ -220,8 +197,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "recover", "train",
         "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs go "
         "on.",
-        home="experiments.recover", odd=True, options="RecoverOptions", takes=SPLITS,
-        shared=WHOLE | {
+        home="experiments.recover", odd=True, options="RecoverOptions", takes=shared.SPLITS,
+        shared=shared.WHOLE | {
             "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
             "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
             "overwrite": Other(help="Remove runs with other settings from it, and replace the chart."),
@@ -232,29 +209,28 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "one-dimension", "explain",
         "Say how much of a task each single dimension carries: the best classifier that sees one number (Rudman et al. "
         "2023).",
-        home="experiments.one_dimension", measure="one_dim", options="OneDimOptions", takes=SPLITS,
-        shared=WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
+        home="experiments.one_dimension", measure="one_dim", options="OneDimOptions", takes=shared.SPLITS,
+        shared=shared.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
         result="one_dimension:OneDimension", picture="charts.downstream:one_dimension",
     ),
     Experiment(
         "sts", "embed",
         "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
-        home="similarity", measure="similarity.sts", options="StsCall", takes=VECTORS,
+        home="similarity", measure="similarity.sts", options="StsCall", takes=shared.VECTORS,
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="similar:Similarity",
         picture="charts.similarity:sts_layers",
     ),
     Experiment(
         "wic", "embed",
-        "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and "
-        "fixes.",
-        home="similarity", measure="similarity.wic", options="WicCall", takes=VECTORS,
+        "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and fixes.",
+        home="similarity", measure="similarity.wic", options="WicCall", takes=shared.VECTORS,
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="similar:WordInContext",
         picture="charts.similarity:wic_layers",
     ),
     Experiment(
         "origin", "explain",
         "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
-        home="experiments.origin", measure="experiments.origin.run", options="Traced", takes=WEIGHTS,
+        home="experiments.origin", measure="experiments.origin.run", options="Traced", takes=shared.WEIGHTS,
         shared={"no_progress": None}, result="origins:Origin", picture="experiments.origin.view:picture",
     ),
     Experiment(
@@ -267,8 +243,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "geometry", "explain",
         "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
-        home="geometry", measure="geometry.run", options="GeometryOptions",
-        takes=("subject", "reading", "options", "vectors", "fitting", "output", "loading"),
+        home="geometry", measure="geometry.run", options="GeometryOptions", takes=shared.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Sentences, a row each: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
@@ -278,8 +253,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "frequency", "explain",
         "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
-        home="frequency", measure="frequency.run", options="FrequencyCall",
-        takes=("subject", "reading", "options", "vectors", "output", "loading"),
+        home="frequency", measure="frequency.run", options="FrequencyCall", takes=shared.TOKENS,
         shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id.")},
         result="frequent:Frequency", picture="charts.frequency:frequency",
     ),
@@ -287,14 +261,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "frequency-geometry", "explain",
         "Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off.",
         home="experiments.frequency_geometry", measure="frequency_geometry", options="FrequencyGeometryCall",
-        takes=("subject", "reading", "options", "vectors", "output", "loading"),
+        takes=shared.TOKENS,
         shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."), "limit": Other(least=4)},
         result="frequency_bands:FrequencyBands", picture="charts.frequency_geometry:frequency_geometry",
     ),
     Experiment(
         "predictions", "explain",
-        "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare "
-        "ones?",
+        "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare ones?",
         home="predictions", measure="predictions.run", options="PredictionsCall", shared={"limit": Other(200)},
         result="predicted:Predictions", picture="charts.predictions:predictions",
     ),
@@ -308,8 +281,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "probe", "embed",
         "Train a linear probe a layer that predicts each token's position, and say which dimensions it reads (Luo et al. "
         "2021).",
-        home="probing", measure="probing.measure", options="ProbeCall",
-        takes=("subject", "reading", "options", "vectors", "fitting", "output", "loading"),
+        home="probing", measure="probing.measure", options="ProbeCall", takes=shared.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
             "limit": None, "fixes": None, "verbose": Other(help="Show every dimension that is clipped somewhere."),
@@ -374,16 +346,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "update-check", "guard",
         "Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does.",
         home="attacks", measure="attacks.updates", python="attacks.updates:update_check", options="Updates",
-        takes=("options", "output", "source"),
-        shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
+        takes=shared.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
         result="updated:UpdateCheck", gate="flagged",
     ),
     Experiment(
         "report", "show",
         "Find outliers, observe, switch off beside controls, and write one self-contained HTML report.\n\n"
         "MODEL may also be the results.json of an earlier report: the page is then made again, without torch. With "
-        "--compare A B each model that has no finished report is measured, in a folder of its own, and one page shows "
-        "both.",
+        "--compare A B each model that has no finished report is measured, in a folder of its own, and one page shows both.",
         home="experiments.report", odd=True, options="ReportOptions", takes=("options", "reading", "output", "loading"),
         shared={
             "data": Other("", help="Text, as elsewhere. Default: shipped text, reviews for packaged samples, else excerpt."),

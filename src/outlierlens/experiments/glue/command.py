@@ -1,7 +1,5 @@
 """`replicate kovaleva-glue` and `replicate puccetti-glue`: a paper's table of labelled tasks for any model."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +25,8 @@ def run(session: Session, asked: GlueCall) -> None:
     others = [read_replication(path) for path in asked.beside]
     loud = output.tells_progress
     with resumable(directory):
-        made = replicate(job, session.load, Hooks(warn if loud else lambda _: None, lambda: _view(loud)))
+        made = replicate(job, session.load, Hooks(warn if loud else lambda _: None, lambda: SweepView(loud)))
     pages = write_views(directory, made, others)
     tell(session, made)
     if output.for_people:
         say(f"result: {directory / 'replication.json'}; pages: {', '.join(map(str, pages)) or 'none'}")
-
-
-@contextmanager
-def _view(loud: bool) -> Iterator[SweepView]:
-    with SweepView(loud) as view:
-        yield view

@@ -27,7 +27,8 @@ def run(session: Session, options: ReportOptions) -> None:
             if value:
                 raise BadInput(f"--compare takes two models; {name} belongs to a report of one")
     options = replace(options, model=options.model or DEFAULT)
-    page = _redrawn(session, options) if options.model.endswith(".json") else _measured(session, options)
+    measured_before = options.model.endswith(".json") and Path(options.model).is_file()
+    page = (_redrawn if measured_before else _measured)(session, options)
     if options.card:
         from outlierlens.results import load
         from outlierlens.writing import write_text
