@@ -65,7 +65,7 @@ def made_up(n: int) -> tuple[str, ...]:
 
 def texts_of(data: str | None, n: int) -> Any:
     """The first `n` texts of `data` with more than 70 words, or made-up ones; again from the start where there are fewer."""
-    from outlierlens.data import Texts, read_texts
+    from outlierlens.data.texts import Texts, read_texts
 
     if data is None:
         return Texts("made-up texts", made_up(n))
@@ -75,9 +75,9 @@ def texts_of(data: str | None, n: int) -> Any:
 
 def reading_of(loaded: Any, texts: Any, max_length: int) -> Any:
     """What our intact pass reads, two dimensions named."""
-    from outlierlens.attention.condition import Reading
-    from outlierlens.attention.keys import KeyKinds
-    from outlierlens.modes import Ablation
+    from outlierlens.ablation.modes import Ablation
+    from outlierlens.experiments.attention.condition import Reading
+    from outlierlens.experiments.attention.keys import KeyKinds
     from outlierlens.vectors.read import text_stack, tokenise
 
     stack, tokens = text_stack(loaded, None), tokenise(loaded, texts, max_length=max_length)
@@ -91,9 +91,9 @@ def ways_of(loaded: Any, texts: Any, max_length: int) -> list[Way]:
     """The four ways."""
     import torch
 
-    from outlierlens.attention.condition import measure
-    from outlierlens.data import batches
-    from outlierlens.forward import TextForward
+    from outlierlens.data.texts import batches
+    from outlierlens.experiments.attention.condition import measure
+    from outlierlens.models.forward import TextForward
     from outlierlens.vectors.read import text_stack
 
     run = TextForward(loaded, [text_stack(loaded, None)])
@@ -162,9 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from outlierlens.attention.condition import measure
     from outlierlens.errors import OutlierlensError
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.experiments.attention.condition import measure
+    from outlierlens.models.load import LoadOptions, load_model
 
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -51,8 +51,8 @@ def made_up(path: Path, megabytes: float) -> None:
 
 def shards(data: list[str], column: str | None, limit: int | None) -> Iterator[list[str]]:
     """The texts as ours are cut."""
-    from outlierlens.counting.sources import Position, expand
-    from outlierlens.counting.sources import shards as cut
+    from outlierlens.experiments.count.sources import Position, expand
+    from outlierlens.experiments.count.sources import shards as cut
 
     return (shard.texts for shard in cut(expand(data), Position(), column=column, limit=limit))
 
@@ -96,7 +96,7 @@ def by_processes(text: str, arguments: argparse.Namespace) -> int:
 
 def by_counting(tokenizer: Any, arguments: argparse.Namespace) -> int:
     """Ours, with the output written."""
-    from outlierlens.counting import CountOptions, count_tokens
+    from outlierlens.experiments.count import CountOptions, count_tokens
 
     options = CountOptions(text_column=arguments.text_column, limit=arguments.limit, workers=arguments.processes)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def busy() -> float:
 
 def one_way(arguments: argparse.Namespace) -> None:
     """Run one way in this process and print what it took."""
-    from outlierlens.models import load_tokenizer
+    from outlierlens.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(arguments.tokenizer)
     text = tokenizer.backend_tokenizer.to_str()

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
+from outlierlens.experiments.sweep.estimate import Estimate
+from outlierlens.experiments.sweep.levels import FIRST_LOOK, look_level, look_sizes, stop_level
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.schedule import Measured, State, adaptive
+from outlierlens.experiments.sweep.units import Unit
 from outlierlens.statistics.means import mean_interval
-from outlierlens.sweeps.estimate import Estimate
-from outlierlens.sweeps.levels import FIRST_LOOK, look_level, look_sizes, stop_level
-from outlierlens.sweeps.options import SweepOptions
-from outlierlens.sweeps.schedule import Measured, State, adaptive
-from outlierlens.sweeps.units import Unit
 
 
 @dataclass(frozen=True)
@@ -240,11 +240,11 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     """Every dimension of a model on every text, with the library's runner and gradient pass."""
     import torch
 
-    from outlierlens.data import Texts, read_texts
-    from outlierlens.models import LoadOptions, load_model
-    from outlierlens.sweeps.first_order import first_order
-    from outlierlens.sweeps.runner import make_runner
-    from outlierlens.sweeps.units import INTACT, planned
+    from outlierlens.data.texts import Texts, read_texts
+    from outlierlens.experiments.sweep.first_order import first_order
+    from outlierlens.experiments.sweep.runner import make_runner
+    from outlierlens.experiments.sweep.units import INTACT, planned
+    from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.tasks import TaskOptions
 
     torch.set_num_threads(1)

@@ -50,7 +50,7 @@ def made_up(n: int) -> tuple[str, ...]:
 
 def own_counts(tokenizer: Any, texts: tuple[str, ...]) -> Any:
     """Counts of the texts themselves."""
-    from outlierlens.token_counts import TokenCounts
+    from outlierlens.data.token_counts import TokenCounts
 
     size = len(tokenizer)
     ids = np.concatenate([np.array(one) for one in tokenizer(list(texts), add_special_tokens=False)["input_ids"]])
@@ -63,10 +63,10 @@ def own_counts(tokenizer: Any, texts: tuple[str, ...]) -> Any:
 
 def ways(loaded: Any, texts: Any, counts: Any, max_length: int) -> list[Way]:
     """The plain pass, and ours."""
-    from outlierlens.data import batches
-    from outlierlens.forward import TextForward
-    from outlierlens.frequency.options import FrequencyOptions
-    from outlierlens.frequency.run import frequency
+    from outlierlens.data.texts import batches
+    from outlierlens.experiments.frequency.measure import frequency
+    from outlierlens.experiments.frequency.options import FrequencyOptions
+    from outlierlens.models.forward import TextForward
     from outlierlens.vectors.read import ReadOptions, text_stack
 
     run = TextForward(loaded, [text_stack(loaded, None)])
@@ -121,10 +121,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from outlierlens.data import Texts, read_texts
+    from outlierlens.data.texts import Texts, read_texts
+    from outlierlens.data.token_counts import read_counts
     from outlierlens.errors import OutlierlensError
-    from outlierlens.models import LoadOptions, load_model
-    from outlierlens.token_counts import read_counts
+    from outlierlens.models.load import LoadOptions, load_model
 
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -66,7 +66,7 @@ def made_up(n: int) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
 
 def read_pairs(data: str | None, limit: int | None) -> Any:
     """The test pairs of STS-B in `data`, or made-up ones."""
-    from outlierlens.similarity.table import TASKS, StsPairs, read_sts
+    from outlierlens.experiments.similarity.table import TASKS, StsPairs, read_sts
 
     task = TASKS["stsb"]
     if data is None:
@@ -82,8 +82,8 @@ def read_pairs(data: str | None, limit: int | None) -> Any:
 
 def plain_pass(loaded: Any, sentences: Sequence[str], max_length: int) -> Way:
     """The model over the same sentences, nothing kept."""
-    from outlierlens.data import batches
-    from outlierlens.forward import TextForward
+    from outlierlens.data.texts import batches
+    from outlierlens.models.forward import TextForward
     from outlierlens.vectors.read import text_stack
 
     run = TextForward(loaded, [text_stack(loaded, None)])
@@ -99,11 +99,11 @@ def plain_pass(loaded: Any, sentences: Sequence[str], max_length: int) -> Way:
 
 def cost_ways(loaded: Any, pairs: Any, fit_texts: Any, max_length: int) -> list[Way]:
     """The plain pass, ours, and what is timed beside: the fit, and the intervals."""
-    from outlierlens.clipping import Clipping
-    from outlierlens.similarity.choose import Names, choices, elsewhere
-    from outlierlens.similarity.fitting import fit_fixes
-    from outlierlens.similarity.pooling import Pooling, sentence_vectors
-    from outlierlens.similarity.sts import measure
+    from outlierlens.experiments.similarity.choose import Names, choices, elsewhere
+    from outlierlens.experiments.similarity.fitting import fit_fixes
+    from outlierlens.experiments.similarity.pooling import Pooling, sentence_vectors
+    from outlierlens.experiments.similarity.sts import measure
+    from outlierlens.vectors.clip import Clipping
     from outlierlens.vectors.fixes import raw_first
     from outlierlens.vectors.options import Fitting
     from outlierlens.vectors.read import ReadOptions
@@ -210,10 +210,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
-    from outlierlens.data import read_texts
+    from outlierlens.data.texts import read_texts
     from outlierlens.errors import OutlierlensError
-    from outlierlens.model_folder import model_folder
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.models.folder import model_folder
+    from outlierlens.models.load import LoadOptions, load_model
 
     if options.threads:
         torch.set_num_threads(options.threads)

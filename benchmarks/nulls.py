@@ -16,9 +16,9 @@ from math import sqrt
 
 import numpy as np
 
-from outlierlens.change_point import change_point
-from outlierlens.controls import random_sets
-from outlierlens.detect import Measured, Rule, find
+from outlierlens.ablation.controls import random_sets
+from outlierlens.detection.rules import Measured, Rule, find
+from outlierlens.experiments.track.change_point import change_point
 from outlierlens.statistics.p_values import rank_p
 
 ALPHA = 0.05

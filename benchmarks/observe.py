@@ -28,9 +28,9 @@ def cost(model: str, batch_size: int, max_length: int, repeats: int) -> float:
     """Print the times and return what observing adds to the bare pass's median processor time, as a share of it."""
     import torch
 
-    from outlierlens.activations import ObserveOptions, Observer
-    from outlierlens.data import Texts
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.data.texts import Texts
+    from outlierlens.detection.observe.measure import ObserveOptions, Observer
+    from outlierlens.models.load import LoadOptions, load_model
 
     torch.set_num_threads(1)
     loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
@@ -73,9 +73,9 @@ def peak(model: str, n_tokens: int) -> int:
 
 def observe_tokens(model: str, n_tokens: int) -> None:
     """Observe about `n_tokens` tokens and print this process's peak resident bytes."""
-    from outlierlens.activations import ObserveOptions, observe
-    from outlierlens.data import Texts
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.data.texts import Texts
+    from outlierlens.detection.observe.measure import ObserveOptions, observe
+    from outlierlens.models.load import LoadOptions, load_model
 
     loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
     found = observe(

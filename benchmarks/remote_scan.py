@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from hub_server import FakeHub
-from outlierlens import samples
+from outlierlens.checkpoints import samples
 
 MODEL = "local/model"
 

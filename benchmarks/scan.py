@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="mpnet-base")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    from outlierlens import samples
+    from outlierlens.checkpoints import samples
 
     folder = str(samples.directory(options.model)) if options.model in samples.SAMPLES else options.model
     ours = [str(Path(sys.executable).parent / "outlierlens"), "scan", options.model]

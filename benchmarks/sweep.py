@@ -67,7 +67,7 @@ class Timing:
 
 def data_of(where: tuple[str, str], words: int, n: int) -> tuple[str, ...]:
     """The first `n` texts of more than `words` words of a data set, from the data folder or the hub."""
-    from outlierlens.data import read_texts
+    from outlierlens.data.texts import read_texts
     from outlierlens.errors import OutlierlensError
 
     folder = os.environ.get("OUTLIERLENS_DATA")
@@ -102,8 +102,8 @@ class Ours:
     """(c): the runner that `outlierlens sweep --exact` uses, made anew for each round."""
 
     def __init__(self, loaded: Any, texts: Any, task: Any, dims: Sequence[int]):
-        from outlierlens.sweeps.options import SweepOptions
-        from outlierlens.sweeps.units import INTACT, Unit
+        from outlierlens.experiments.sweep.options import SweepOptions
+        from outlierlens.experiments.sweep.units import INTACT, Unit
 
         layers = range(loaded.stack().n_layers)
         self.loaded, self.texts, self.dims = loaded, texts, dims
@@ -112,15 +112,15 @@ class Ours:
 
     def make(self) -> Any:
         """A runner: texts read, tables filled, its fast ways held against the plain one."""
-        from outlierlens.sweeps.runner import make_runner
+        from outlierlens.experiments.sweep.runner import make_runner
 
         return make_runner(self.loaded, self.texts, self.options)
 
     def losses(self, runner: Any) -> np.ndarray:
         """Loss of each unit on each text [unit, text], texts as in the task; the first unit is the intact model."""
-        from outlierlens.sweeps.engines import Local
-        from outlierlens.sweeps.schedule import pieces
-        from outlierlens.sweeps.units import Work as Piece
+        from outlierlens.experiments.sweep.engines import Local
+        from outlierlens.experiments.sweep.schedule import pieces
+        from outlierlens.experiments.sweep.units import Work as Piece
 
         found = np.full((len(self.units), runner.n_texts), np.nan)
         number = {unit.key: i for i, unit in enumerate(self.units)}
@@ -134,7 +134,7 @@ class Ours:
         """(d): the default way on the same texts and dimensions."""
         from dataclasses import replace
 
-        from outlierlens.sweeps.loop import sweep
+        from outlierlens.experiments.sweep.measure import sweep
 
         return sweep(self.loaded, self.texts, replace(self.options, exact=False))
 
@@ -217,7 +217,7 @@ class Bench:
 
 def measure(workload: Workload, folder: Path, texts: Any, given: argparse.Namespace, dtype: str) -> bool:
     """Run one workload in all ways, print its table, and return whether all ways gave the same losses."""
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.models.load import LoadOptions, load_model
     from outlierlens.tasks import TaskOptions
 
     loaded = load_model(str(folder), LoadOptions(device="cpu", dtype="float32", offline=True))
@@ -292,7 +292,7 @@ def show(bench: Bench, wanted: dict[str, float]) -> None:
 
 def saved_by(file: str) -> str:
     """What a finished sweep took, in a line."""
-    from outlierlens.results import load
+    from outlierlens.results.document import load
 
     swept = load(file)
     return (
@@ -319,8 +319,8 @@ def main() -> int:
     import torch
     import transformers
 
-    from outlierlens.data import Texts
-    from outlierlens.model_folder import model_folder
+    from outlierlens.data.texts import Texts
+    from outlierlens.models.folder import model_folder
 
     torch.set_num_threads(given.threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -18,14 +18,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
 
 import torch
 
-from outlierlens.data import Texts
-from outlierlens.models import LoadOptions, load_model
-from outlierlens.sweeps.engines import Engine, Local
-from outlierlens.sweeps.options import SweepOptions
-from outlierlens.sweeps.ray_engine import RayEngine
-from outlierlens.sweeps.recipe import Recipe
-from outlierlens.sweeps.runner import make_runner
-from outlierlens.sweeps.units import Unit, Work
+from outlierlens.data.texts import Texts
+from outlierlens.experiments.sweep.engines import Engine, Local
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.ray_engine import RayEngine
+from outlierlens.experiments.sweep.recipe import Recipe
+from outlierlens.experiments.sweep.runner import make_runner
+from outlierlens.experiments.sweep.units import Unit, Work
+from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.tasks import TaskOptions
 
 WANTED = 1.7

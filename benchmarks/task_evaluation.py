@@ -142,9 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     import torch
 
+    from outlierlens.data.labelled import find_task, read_examples
     from outlierlens.errors import OutlierlensError
-    from outlierlens.labelled import find_task, read_examples
-    from outlierlens.models import LoadOptions, NewHead, load_model
+    from outlierlens.models.load import LoadOptions, NewHead, load_model
     from outlierlens.tasks import TaskOptions
     from outlierlens.tasks.classify import LabelledScore
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoint import Checkpoint, open_checkpoint
-from outlierlens.integrity.fingerprint import fingerprint_checkpoint, load_fingerprint
-from outlierlens.integrity.options import FingerprintOptions
-from outlierlens.integrity.sensitive import Found, bound_stacks, list_sensitive, read_entry
-from outlierlens.integrity.verify import verify_checkpoint
-from outlierlens.results import save
+from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint, load_fingerprint
+from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.sensitive import Found, bound_stacks, list_sensitive, read_entry
+from outlierlens.experiments.integrity.verify import verify_checkpoint
+from outlierlens.results.document import save
 
 FAMILIES = ("bert", "mpnet", "roberta", "gpt2", "llama", "gemma2", "mixtral", "t5", "vit", "xlnet")
 

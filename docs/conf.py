@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(Tensor|Path|Any|Callable|Sequence|Iterator|Iterable|Mapping|TypeVar|Trainer|PreTrainedTokenizerBase)",
     ),
-    # A type with its limits, or with the axes of an array: (types|outlierlens.similar).Annotated[…].
+    # A type with its limits, or with the axes of an array: (types|outlierlens.experiments.similarity.result).Annotated[…].
     (r"py:class", r"([\w.]+\.)?Annotated(\[.*)?|inf|[\d.]+"),
     (r"py:class", rf"(outlierlens\.[\w.]+\.)?({'|'.join(ALIASES)})"),
 ]

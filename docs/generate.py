@@ -45,7 +45,7 @@ embeddings = ["embeddings.word_embeddings", "embeddings.position_embeddings", "e
 embedding_norm = "embeddings.LayerNorm"
 ```
 
-1. List the tensors: `python -c "from outlierlens.checkpoint import open_checkpoint as o; print(*o('MODEL').tensors,
+1. List the tensors: `python -c "from outlierlens.checkpoints import open_checkpoint as o; print(*o('MODEL').tensors,
    sep='\\n')"`.
 2. `blocks` is what repeats, with `{layer}` for its number. All other names of a block are relative to it, without
    `.weight`.
@@ -56,7 +56,7 @@ embedding_norm = "embeddings.LayerNorm"
 
 A factor of each dimension behind a linear (LayerScale) is `write_scales = { "mlp.fc2" = "layer_scale2.lambda1" }`.
 
-`from outlierlens.arch import Stack; help(Stack)` says what every key means; a wrong one is named.
+`from outlierlens.architectures import Stack; help(Stack)` says what every key means; a wrong one is named.
 """
 
 
@@ -91,7 +91,7 @@ def cli() -> str:
 
 def architectures() -> str:
     """The architecture table as Markdown."""
-    from outlierlens.arch import ARCHITECTURES
+    from outlierlens.architectures import ARCHITECTURES
 
     lines = [
         "# Architectures\n",

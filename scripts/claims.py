@@ -107,7 +107,7 @@ def plain(text: str) -> str:
 
 def run(claim: Claim, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the claim's values, where they come from), made in `folder`; commands that have run there do not run again."""
-    from outlierlens.results import load
+    from outlierlens.results.document import load
 
     folder.mkdir(parents=True, exist_ok=True)
     printed, read = folder / "printed.txt", {}

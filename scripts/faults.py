@@ -264,8 +264,8 @@ def prepared(root: Path) -> None:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-    from outlierlens.samples import SAMPLES
-    from outlierlens.samples.table import Member, Sample, Wheel
+    from outlierlens.checkpoints.samples import SAMPLES
+    from outlierlens.checkpoints.samples.table import Member, Sample, Wheel
 
     torch.set_num_threads(1)  # threads do not survive a copy
     transformers.utils.logging.disable_progress_bar()

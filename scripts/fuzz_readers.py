@@ -76,7 +76,7 @@ def bert_tensors() -> dict[str, Any]:
 
 def all_of(path: Path) -> int:
     """Everything that a weight file offers, by each way of reading."""
-    from outlierlens.checkpoint import open_checkpoint
+    from outlierlens.checkpoints import open_checkpoint
 
     with open_checkpoint(str(path)) as checkpoint:
         names = list(checkpoint.tensors)
@@ -225,7 +225,7 @@ def gguf() -> Reader:
 
 @reader
 def gguf_tokenizer() -> Reader:
-    from outlierlens.checkpoint.gguf_tokenizer import read_tokenizer
+    from outlierlens.checkpoints.gguf_tokenizer import read_tokenizer
 
     return Reader("model.gguf", seeds(gguf_of("llama")), lambda path: len(read_tokenizer(path)("one two")))
 
@@ -239,7 +239,7 @@ def made_model(path: Path) -> int:
     """The folder that is made of a weight file which runs in every command."""
     import tempfile
 
-    from outlierlens.weight_copy import copy_gguf, copy_onnx
+    from outlierlens.models.weight_copy import copy_gguf, copy_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         if path.suffix == ".onnx":
@@ -285,7 +285,7 @@ def onnx() -> Reader:
 def masks() -> Reader:
     import numpy as np
 
-    from outlierlens.pruning.masks import held, open_source
+    from outlierlens.experiments.pruning.masks import held, open_source
 
     def read(path: Path) -> int:
         with open_source(str(path)) as source:
@@ -307,7 +307,7 @@ def masks() -> Reader:
 
 @reader
 def config() -> Reader:
-    from outlierlens.weights import scan
+    from outlierlens.detection.scan.measure import scan
 
     return Reader(
         "config.json", seeds(dumped(BERT)), lambda path: scan(str(path.parent)), {"model.safetensors": packed()}
@@ -326,14 +326,14 @@ def config_to_run() -> Reader:
 
 def loaded(path: Path) -> Any:
     """The model in the file's folder, ready to run."""
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.models.load import LoadOptions, load_model
 
     return load_model(str(path.parent), LoadOptions(offline=True, device="cpu", notice=quiet))
 
 
 def tokenizer_of(path: Path) -> list[int]:
     """What the tokenizer in the file's folder makes of a text."""
-    from outlierlens.models import LoadOptions, load_tokenizer
+    from outlierlens.models.load import LoadOptions, load_tokenizer
 
     found = load_tokenizer(str(path.parent), LoadOptions(offline=True, notice=quiet))
     return list(found("one twos.", truncation=True, max_length=8)["input_ids"])
@@ -404,8 +404,8 @@ def sentence_files() -> dict[str, bytes]:
 
 def pooling_of(path: Path) -> Any:
     """How the model in the file's folder makes a sentence's vector."""
-    from outlierlens.models import LoadOptions
-    from outlierlens.similarity.pooling import own_pooling
+    from outlierlens.experiments.similarity.pooling import own_pooling
+    from outlierlens.models.load import LoadOptions
 
     return own_pooling(str(path.parent), LoadOptions(offline=True, notice=quiet))
 
@@ -414,8 +414,8 @@ def pooling_of(path: Path) -> Any:
 def architecture_row() -> Reader:
     import numpy as np
 
-    from outlierlens.arch import ARCHITECTURES, bind, load_toml, to_toml
-    from outlierlens.checkpoint import TensorInfo
+    from outlierlens.architectures import ARCHITECTURES, bind, load_toml, to_toml
+    from outlierlens.checkpoints import TensorInfo
 
     tensors = {name: TensorInfo("F32", np.shape(value), 0) for name, value in bert_tensors().items()}
 
@@ -430,7 +430,7 @@ def architecture_row() -> Reader:
 
 def texts_of(path: Path) -> int:
     """The texts of a file."""
-    from outlierlens.data import read_texts
+    from outlierlens.data.texts import read_texts
 
     return len(read_texts(path, limit=100).texts)
 
@@ -500,8 +500,8 @@ def parquet() -> Reader:
 
 def examples_of(path: Path) -> int:
     """Labelled examples of a file, one label a text."""
-    from outlierlens.labelled.examples import read_examples
-    from outlierlens.labelled.table import plain_task
+    from outlierlens.data.labelled.examples import read_examples
+    from outlierlens.data.labelled.table import plain_task
 
     return len(read_examples(plain_task("classify", "text", "label"), path))
 
@@ -524,8 +524,8 @@ def labelled_parquet() -> Reader:
 
 @reader
 def labelled_words() -> Reader:
-    from outlierlens.labelled.examples import read_examples
-    from outlierlens.labelled.table import LabelledTask
+    from outlierlens.data.labelled.examples import read_examples
+    from outlierlens.data.labelled.table import LabelledTask
 
     task = LabelledTask("words", "words", None, (), ("accuracy",), "", label="tags", level="token")
     rows = [{"words": ["one", "two"], "tags": ["A", "B"]}, {"words": ["three"], "tags": ["A"]}]
@@ -536,7 +536,7 @@ def labelled_words() -> Reader:
 
 @reader
 def words_in_context() -> Reader:
-    from outlierlens.similarity.wic import read_wic
+    from outlierlens.experiments.similarity.wic import read_wic
 
     row = {"word": "two", "sentence1": "one two", "sentence2": "two three", "label": "true"}
     by_index = dumped({**row, "index1": 1, "index2": 0}) + "\n"
@@ -546,7 +546,7 @@ def words_in_context() -> Reader:
 
 @reader
 def similarity() -> Reader:
-    from outlierlens.similarity.table import read_sts, sts_tasks
+    from outlierlens.experiments.similarity.table import read_sts, sts_tasks
 
     (task,) = sts_tasks("stsb")
     rows = [{"sentence1": "one two", "sentence2": "two", "score": n / 2, "subset": "x"} for n in range(4)]
@@ -563,7 +563,7 @@ def token_counts() -> Reader:
 
     import numpy as np
 
-    from outlierlens.token_counts import TokenCounts, open_counts, write_counts
+    from outlierlens.data.token_counts import TokenCounts, open_counts, write_counts
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "counts.parquet"
@@ -575,7 +575,7 @@ def token_counts() -> Reader:
 
 def published(path: Path) -> int:
     """Counts by text, brought to the ids of a tokenizer."""
-    from outlierlens.token_counts import compat_counts, read_counts
+    from outlierlens.data.token_counts import compat_counts, read_counts
 
     return int(read_counts(path, WITH[0]).counts.sum() + compat_counts(path, WITH[0]).counts.sum())
 
@@ -606,7 +606,7 @@ def published_parquet() -> Reader:
 
 @reader
 def unfinished_count() -> Reader:
-    from outlierlens.counting.run import _nothing, _Watch
+    from outlierlens.experiments.count.measure import _nothing, _Watch
 
     _tokenizer()
     identity = {"source": "texts", "vocabulary": "x"}
@@ -620,7 +620,7 @@ def unfinished_count() -> Reader:
 
 def word_vectors_of(path: Path) -> int:
     """Vectors of some words."""
-    from outlierlens.similarity.static import read_word_vectors
+    from outlierlens.experiments.similarity.static import read_word_vectors
 
     return len(read_word_vectors(path, {"one", "two", "three"}).values)
 
@@ -646,8 +646,8 @@ def picture() -> Reader:
     import numpy as np
     from PIL import Image
 
-    from outlierlens.media.decode import FORMATS
-    from outlierlens.media.decode import picture as decoded
+    from outlierlens.data.media.decode import FORMATS
+    from outlierlens.data.media.decode import picture as decoded
 
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     made = []
@@ -662,7 +662,7 @@ def picture() -> Reader:
 def recording() -> Reader:
     import numpy as np
 
-    from outlierlens.media.decode import recording as decoded
+    from outlierlens.data.media.decode import recording as decoded
 
     made = []
     for width in (1, 2, 3, 4):
@@ -734,7 +734,7 @@ def media_table() -> Reader:
 
 def items_of(kind: Any, *, labelled: bool = True) -> Callable[[Path], int]:
     """Reads every picture or recording of a file."""
-    from outlierlens.media.read import ItemOptions, kind_of, read_items
+    from outlierlens.data.media.read import ItemOptions, kind_of, read_items
 
     def read(path: Path) -> int:
         kind_of(path)
@@ -749,7 +749,7 @@ def items_of(kind: Any, *, labelled: bool = True) -> Callable[[Path], int]:
 
 @reader
 def results() -> Reader:
-    from outlierlens.results import load, to_json
+    from outlierlens.results.document import load, to_json
 
     return Reader("results.json", seeds(*written_results()), lambda path: len(to_json(load(path))))
 
@@ -759,7 +759,7 @@ def written_results() -> list[str]:
     import sys
     import tempfile
 
-    from outlierlens.results import to_json
+    from outlierlens.results.document import to_json
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from every_result import made_in
@@ -772,10 +772,10 @@ def written_results() -> list[str]:
 def fingerprint() -> Reader:
     import tempfile
 
-    from outlierlens.integrity.fingerprint import fingerprint as taken
-    from outlierlens.integrity.fingerprint import load_fingerprint
-    from outlierlens.integrity.verify import verify
-    from outlierlens.results import to_json
+    from outlierlens.experiments.integrity.fingerprint import fingerprint as taken
+    from outlierlens.experiments.integrity.fingerprint import load_fingerprint
+    from outlierlens.experiments.integrity.verify import verify
+    from outlierlens.results.document import to_json
 
     files = {"model.safetensors": packed(), "config.json": dumped(BERT).encode()}
     with tempfile.TemporaryDirectory() as folder:
@@ -794,8 +794,8 @@ def digested(content: bytes) -> bytes:
     import dataclasses
 
     from outlierlens.errors import OutlierlensError
-    from outlierlens.integrity.fingerprint import digest_of
-    from outlierlens.results import from_json, to_json
+    from outlierlens.experiments.integrity.fingerprint import digest_of
+    from outlierlens.results.document import from_json, to_json
 
     try:
         found = from_json(content)
@@ -815,7 +815,7 @@ def signed(content: bytes) -> bytes:
 
 @reader
 def rows() -> Reader:
-    from outlierlens.rows import read_rows
+    from outlierlens.results.row_store import read_rows
 
     content = signed(
         b'{"identity":{"model":"m","seed":0}\n{"key":"a 1","value":[1.5,null]\n{"key":"b","value":{"x":1}\n'
@@ -825,8 +825,8 @@ def rows() -> Reader:
 
 @reader
 def watch() -> Reader:
-    from outlierlens.samples.cache import PACKAGED
-    from outlierlens.watch_rows import read_activity, read_watch
+    from outlierlens.checkpoints.samples.cache import PACKAGED
+    from outlierlens.training.watch_rows import read_activity, read_watch
 
     content = b"\n".join((PACKAGED / "mini-bert" / "watch.jsonl").read_bytes().split(b"\n")[:4]) + b"\n"
 
@@ -847,7 +847,7 @@ def manifest() -> Reader:
 
 @reader
 def trainer_state() -> Reader:
-    from outlierlens.run_files import find_log, find_saved
+    from outlierlens.training.run_files import find_log, find_saved
 
     state = {"global_step": 20, "log_history": [{"step": n, "loss": 4.0 / n, "eval_loss": 3.5} for n in (1, 10, 20)]}
 
@@ -859,7 +859,7 @@ def trainer_state() -> Reader:
 
 @reader
 def training_log() -> Reader:
-    from outlierlens.run_files import loss_curves, read_log
+    from outlierlens.training.run_files import loss_curves, read_log
 
     lines = "".join(dumped({"step": n, "train/loss": 4.0 / n, "val_loss": 3.5}) + "\n" for n in (1, 10, 20))
     return Reader("log.jsonl", seeds(lines), lambda path: len(loss_curves(read_log(path))))
@@ -867,7 +867,7 @@ def training_log() -> Reader:
 
 @reader
 def finished_run() -> Reader:
-    from outlierlens.finetune.folder import DONE, MODEL, finished
+    from outlierlens.training.finetune.folder import DONE, MODEL, finished
 
     scores = [
         {"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}, "train_loss": None} for n in (1, 2)
@@ -878,7 +878,7 @@ def finished_run() -> Reader:
 
 @reader
 def epochs() -> Reader:
-    from outlierlens.finetune.folder import EPOCHS, MODEL, Kept
+    from outlierlens.training.finetune.folder import EPOCHS, MODEL, Kept
 
     lines = "".join(
         dumped({"epoch": n, "step": n * 3, "loss": 0.5, "scores": {"accuracy": n / 9}}) + "\n" for n in (1, 2)
@@ -896,7 +896,7 @@ def epochs() -> Reader:
 
 @reader
 def recipe() -> Reader:
-    from outlierlens.pretrain.recipe import read_recipe, shipped
+    from outlierlens.training.pretrain.recipe import read_recipe, shipped
 
     return Reader(
         "recipe.toml",
@@ -907,7 +907,7 @@ def recipe() -> Reader:
 
 @reader
 def clipping_toml() -> Reader:
-    from outlierlens.clipping import _file
+    from outlierlens.vectors.clip import _file
 
     return Reader(
         "clip.toml",
@@ -918,7 +918,7 @@ def clipping_toml() -> Reader:
 
 @reader
 def clipping_json() -> Reader:
-    from outlierlens.clipping import _file
+    from outlierlens.vectors.clip import _file
 
     return Reader(
         "clip.json",
@@ -929,7 +929,7 @@ def clipping_json() -> Reader:
 
 @reader
 def positions() -> Reader:
-    from outlierlens.pruning.positions import read_positions
+    from outlierlens.experiments.pruning.positions import read_positions
 
     return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: read_positions(path, 8, 3).sum())
 
@@ -939,7 +939,7 @@ def positions() -> Reader:
 
 @reader
 def archive() -> Reader:
-    from outlierlens.samples.download import _checked_zip, _open_member
+    from outlierlens.checkpoints.samples.download import _checked_zip, _open_member
 
     def read(path: Path) -> int:
         with _checked_zip(path, 1000) as archive:

@@ -25,15 +25,32 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from outlierlens.ablate import EditSettings, edited_hidden, removed_writes, zero_weights_, zeroed_norms, zeroed_weights
-from outlierlens.arch import live_parameters
-from outlierlens.attacks.edits import Change, edited_values
-from outlierlens.attacks.measured import _only
-from outlierlens.attention_maps import tapped_attention
-from outlierlens.definitions.entries import scaled
-from outlierlens.definitions.linears import last_linears
-from outlierlens.forward import reader_of
-from outlierlens.hidden import (
+from outlierlens.ablation.modes import Ablation
+from outlierlens.ablation.position_means import collected
+from outlierlens.ablation.switches import (
+    EditSettings,
+    edited_hidden,
+    removed_writes,
+    zero_weights_,
+    zeroed_norms,
+    zeroed_weights,
+)
+from outlierlens.architectures import live_parameters
+from outlierlens.experiments.attack.edits import Change, edited_values
+from outlierlens.experiments.attack.losses import _only
+from outlierlens.experiments.detectors.entries import scaled
+from outlierlens.experiments.detectors.linears import last_linears
+from outlierlens.experiments.predictions.switches import Switches
+from outlierlens.experiments.pruning.experiment import Pruner
+from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.experiments.pruning.result import Removal
+from outlierlens.experiments.quantization.apply import Keeping, rounded
+from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.experiments.sweep.precision import _as_float32
+from outlierlens.experiments.sweep.prefix import Kept, resumed
+from outlierlens.models.attention_maps import tapped_attention
+from outlierlens.models.forward import reader_of
+from outlierlens.models.hooks import (
     edited_calls,
     edited_output,
     head_only_at,
@@ -43,18 +60,8 @@ from outlierlens.hidden import (
     tapped_reads,
     written,
 )
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.modes import Ablation
-from outlierlens.position_means import collected
-from outlierlens.predictions.switches import Switches
-from outlierlens.pruned import Removal
-from outlierlens.pruning.experiment import Pruner
-from outlierlens.pruning.removal import Cells
-from outlierlens.quantization.apply import Keeping, rounded
-from outlierlens.quantization.schemes import parse
-from outlierlens.sweeps.precision import _as_float32
-from outlierlens.sweeps.prefix import Kept, resumed
-from outlierlens.watch_probe import untouched
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.training.watch_probe import untouched
 
 Context = Callable[[], AbstractContextManager[Any]]
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

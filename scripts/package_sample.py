@@ -20,21 +20,21 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.data import SHIPPED, read_texts
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.samples.cache import PACKAGED
+from outlierlens.data.texts import SHIPPED, read_texts
+from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
-from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.pretrain.loop import RECIPE, WATCH, checkpoints
-from outlierlens.pretrain.recipe import Recipe, read_recipe
-from outlierlens.pretrained import OUTCOME, Outcome
-from outlierlens.results import load
-from outlierlens.rows import read_rows, row_line
-from outlierlens.run_files import STATE
-from outlierlens.samples.cache import PACKAGED
+from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.results.document import load
+from outlierlens.results.row_store import read_rows, row_line
+from outlierlens.results.safe_files import new_folder, write_text
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
-from outlierlens.watch_rows import read_watch, step_of
-from outlierlens.weights import scan
-from outlierlens.writing import new_folder, write_text
+from outlierlens.training.pretrain.loop import RECIPE, WATCH, checkpoints
+from outlierlens.training.pretrain.recipe import Recipe, read_recipe
+from outlierlens.training.pretrain.result import OUTCOME, Outcome
+from outlierlens.training.run_files import STATE
+from outlierlens.training.watch_rows import read_watch, step_of
 
 WEIGHTS = "model.safetensors"
 NORMS_EVERY = 100  # steps between the recorded norms that are kept

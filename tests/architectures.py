@@ -277,7 +277,7 @@ def config_of(family: Family) -> Any:
     """The family's tiny `PretrainedConfig`."""
     from transformers import AutoConfig
 
-    from outlierlens import variants
+    from outlierlens.models import variants
 
     if family.model_type == variants.MODEL_TYPE:
         variants.register()

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from outlierlens.attacked import Attack, Attacked, Control, Edit, Point
-from outlierlens.results import Provenance
-from outlierlens.updated import ClientUpdate, UpdateCheck
+from outlierlens.experiments.attack.result import Attack, Attacked, Control, Edit, Point
+from outlierlens.experiments.attack.result_updates import ClientUpdate, UpdateCheck
+from outlierlens.results.document import Provenance
 
 BY = Provenance("m", "f", command="outlierlens attack m --data d.txt --budget 2", seed=0)
 

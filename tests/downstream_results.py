@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 import synthetic_report
-from outlierlens.frozen_scores import Chosen, FixScores, FrozenScores
-from outlierlens.one_dimension import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
-from outlierlens.recovered import Arm, Recovery, Regrowth
-from outlierlens.results import Provenance
-from outlierlens.survived import Agreement, DimSurvival, Movement, Shift, Survival, TunedSurvival
+from outlierlens.experiments.frozen.result import Chosen, FixScores, FrozenScores
+from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDim, OneDimension, ShiftedMeanProbe
+from outlierlens.experiments.recover.result import Arm, Recovery, Regrowth
+from outlierlens.experiments.survival.result import Agreement, DimSurvival, Movement, Shift, Survival, TunedSurvival
+from outlierlens.results.document import Provenance
 
 PROVENANCE = Provenance("m", "f", command="outlierlens one-dimension m --task rte")
 

@@ -28,13 +28,13 @@ import synthetic_tasks
 import test_layer_story
 import test_observation
 import treated_results
-from outlierlens.comparison import compare
-from outlierlens.luo_replicated import LuoReplication
-from outlierlens.observation import ActivationOutlier, Observation
-from outlierlens.pretrained import Outcomes
-from outlierlens.puccetti_replicated import PuccettiReplication
-from outlierlens.scanned import Scans
-from outlierlens.tracking import track
+from outlierlens.detection.observe.result import ActivationOutlier, Observation
+from outlierlens.detection.scan.result import Scans
+from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.track.measure import track
+from outlierlens.replicate.luo.result import LuoReplication
+from outlierlens.replicate.puccetti.result import PuccettiReplication
+from outlierlens.training.pretrain.result import Outcomes
 
 
 def made_in(folder: Path) -> dict[str, Any]:

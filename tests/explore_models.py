@@ -11,7 +11,7 @@ PLANTED = (8, 24, 40, 56, 72, 88, 104, 120)
 def planted() -> Any:
     """`mini-planted` in float32: a masked model whose scan finds eight dimensions."""
     from outlierlens.explore.look import open_explorer
-    from outlierlens.models import LoadOptions
+    from outlierlens.models.load import LoadOptions
 
     return open_explorer("mini-planted", LoadOptions(dtype="float32", device="cpu"))
 
@@ -20,7 +20,7 @@ def tiny(words: Any, family: str = "gpt2", head: str = "CausalLM", kind: str = "
     """An explorer of a tiny random model of the architecture table over whole words."""
     from architectures import FAMILIES, build
     from outlierlens.explore.look import Explorer
-    from outlierlens.models import from_objects
+    from outlierlens.models.load import from_objects
 
     made = build(FAMILIES[family], head)
     made.set_attn_implementation("eager")
@@ -31,8 +31,8 @@ def explored() -> Any:
     """A result written by hand, every view in it."""
     import numpy as np
 
-    from outlierlens.damage import Blank, Continuation, Filled
-    from outlierlens.explored import (
+    from outlierlens.ablation.damage import Blank, Continuation, Filled
+    from outlierlens.explore.result import (
         Anisotropy,
         AttentionMaps,
         Explored,
@@ -46,7 +46,7 @@ def explored() -> Any:
         State,
         Vectors,
     )
-    from outlierlens.results import Provenance
+    from outlierlens.results.document import Provenance
 
     conditions = (Off("intact", (), ()), Off("random", (3,), (0, 1)), Off("chosen", (2,), (0, 1)))
     fills = tuple(Filled(one.label, one.dims, ("a ", "."), (Blank(1, "b", "b", "c", "same"),)) for one in conditions)

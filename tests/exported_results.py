@@ -1,7 +1,7 @@
 """An exported embedder's result, by hand."""
 
-from outlierlens.exported import EmbedderCheck, EmbedderSts, Exported
-from outlierlens.results import Provenance
+from outlierlens.experiments.embedder.result import EmbedderCheck, EmbedderSts, Exported
+from outlierlens.results.document import Provenance
 
 
 def exported() -> Exported:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from moments import die, die_in_checkpoint
-from outlierlens.finetuned import EpochScore, FineTuned, SeedRun
-from outlierlens.results import Provenance
+from outlierlens.results.document import Provenance
+from outlierlens.training.finetune.result import EpochScore, FineTuned, SeedRun
 
 QUIET = {"progress": lambda line: None}
 
@@ -64,16 +64,16 @@ def write_data(folder: Path, n_train: int = 96, n_dev: int = 40) -> Path:
 
 def examples(data: Path, kind: str = "classify", text: str = "text", label: str = "label", **more: Any) -> Any:
     """(train, dev) of the data's columns."""
-    from outlierlens.finetune.splits import read_splits
-    from outlierlens.labelled import plain_task
+    from outlierlens.data.labelled import plain_task
+    from outlierlens.data.labelled.splits import read_splits
 
     return read_splits(plain_task(kind, text, label, **more), str(data))
 
 
 def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,), **settings: Any) -> FineTuned:
     """Fine-tune on the processor, in silence; `data` is a folder, or (train, dev)."""
-    from outlierlens.finetune import FinetuneOptions, FinetuneSettings, finetune
-    from outlierlens.models import LoadOptions
+    from outlierlens.models.load import LoadOptions
+    from outlierlens.training.finetune import FinetuneOptions, FinetuneSettings, finetune
 
     options = {"command": "", "overwrite": False, **QUIET, **settings.pop("options", {})}
     load = LoadOptions(device="cpu", notice=options.pop("notice", lambda line: None))
@@ -107,8 +107,8 @@ def _arm(crash: str, folder: Path) -> None:
     import importlib
     import shutil
 
-    files: Any = importlib.import_module("outlierlens.finetune.folder")
-    loop: Any = importlib.import_module("outlierlens.finetune.loop")
+    files: Any = importlib.import_module("outlierlens.training.finetune.folder")
+    loop: Any = importlib.import_module("outlierlens.training.finetune.loop")
     paths: Any = Path
     kind, _, count = crash.partition(" ")
     left = int(count or 1)

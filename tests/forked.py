@@ -8,10 +8,10 @@ from multiprocessing.context import ForkServerContext
 
 # The server is one to a test process: whoever starts it first loads this for all who come later.
 PRELOADED = [
-    "outlierlens.finetune.loop",
-    "outlierlens.pretrain.loop",
-    "outlierlens.pretrain.build",
-    "outlierlens.callback",
+    "outlierlens.training.finetune.loop",
+    "outlierlens.training.pretrain.loop",
+    "outlierlens.training.pretrain.build",
+    "outlierlens.training.callback",
     "transformers.trainer",
     "transformers.models.bert.modeling_bert",
     "torch._dynamo",  # which the first step of an optimizer imports

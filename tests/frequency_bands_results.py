@@ -1,8 +1,8 @@
 """A made-up result of `frequency-geometry`: two layers, three states, three bands, dimension 1 an outlier."""
 
-from outlierlens.frequency_bands import Band, FrequencyBands, LayerBands, RandomChange
-from outlierlens.geometrical import Estimate
-from outlierlens.results import Provenance
+from outlierlens.experiments.frequency_geometry.result import Band, FrequencyBands, LayerBands, RandomChange
+from outlierlens.results.document import Provenance
+from outlierlens.vectors.intervals import Estimate
 
 
 def row(layer: str, state: str, part: float) -> LayerBands:

@@ -2,8 +2,17 @@
 
 import numpy as np
 
-from outlierlens.frequent import BLOCKS, MEASURES, VIEWS, Cloud, Contrast, Correlations, Frequency, View
-from outlierlens.results import Provenance
+from outlierlens.experiments.frequency.result import (
+    BLOCKS,
+    MEASURES,
+    VIEWS,
+    Cloud,
+    Contrast,
+    Correlations,
+    Frequency,
+    View,
+)
+from outlierlens.results.document import Provenance
 
 VALUES = np.array([[0.05, 0.2, -0.1, 0.0], [-0.1, 0.6, 0.1, np.nan]])
 

@@ -1,7 +1,8 @@
 """A made-up result of `geometry`: two layers, raw and clipped, dimension 1 an outlier."""
 
-from outlierlens.geometrical import Contribution, Estimate, Geometry, LayerGeometry
-from outlierlens.results import Provenance
+from outlierlens.experiments.geometry.result import Contribution, Geometry, LayerGeometry
+from outlierlens.results.document import Provenance
+from outlierlens.vectors.intervals import Estimate
 
 
 def row(layer: str, fix: str, cosine: float, change: float) -> LayerGeometry:

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from hub_server import FakeHub
-from outlierlens.checkpoint import ranges
+from outlierlens.checkpoints import ranges
 
 
 @pytest.fixture

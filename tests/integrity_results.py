@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from memory_checkpoint import Memory
-from outlierlens.integrity.fingerprint import fingerprint_checkpoint
-from outlierlens.integrity.options import FingerprintOptions
-from outlierlens.integrity.verify import verify_checkpoint
+from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint
+from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.verify import verify_checkpoint
 
 CONFIG = {"model_type": "bert", "num_hidden_layers": 1}
 

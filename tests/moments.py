@@ -41,7 +41,7 @@ def die(*_: Any, **__: Any) -> Any:
 
 def end_at(moment: Callable[[Path, dict[str, Any]], bool], end: Callable[[Path], None] = die) -> None:
     """Have this process call `end(path)` as soon as it has written a row to a file for which `moment(path, row)` holds."""
-    from outlierlens.rows import RowStore
+    from outlierlens.results.row_store import RowStore
 
     rows: Any = RowStore
     write = rows._write

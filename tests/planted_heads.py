@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.token_counts import TokenCounts
+from outlierlens.data.token_counts import TokenCounts
+from outlierlens.models.load import LoadedModel, from_objects
 
 N_TYPES, SPECIAL, UNKNOWN, FREQUENCY, OTHER, RARE = 40, 4, 4, 3, 9, 37
 LEAD = 0.5  # logit of `RARE` over the others without the dimension

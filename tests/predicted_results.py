@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from outlierlens.predicted import (
+from outlierlens.experiments.predictions.result import (
     MEASURES,
     Change,
     Curve,
@@ -14,7 +14,7 @@ from outlierlens.predicted import (
     TagShare,
     Word,
 )
-from outlierlens.results import Provenance
+from outlierlens.results.document import Provenance
 
 CURVE = Curve(np.array([1, 10, 100]), np.array([0.2, 0.02, 0.0]), np.array([0.1, 0.5, 1.0]))
 

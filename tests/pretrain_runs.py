@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from moments import die, die_in_checkpoint, end_at
-from outlierlens.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
-from outlierlens.pretrained import Change, Outcome
-from outlierlens.results import Provenance
+from outlierlens.results.document import Provenance
+from outlierlens.training.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
+from outlierlens.training.pretrain.result import Change, Outcome
 
 N_PLACES = 14
 
@@ -47,7 +47,7 @@ def recipe_in(folder: Path) -> Recipe:
 
 def train(recipe: Recipe, folder: Path, **options: Any) -> Any:
     """Pre-train on the processor, in silence."""
-    from outlierlens.pretrain.loop import RunOptions, pretrain
+    from outlierlens.training.pretrain.loop import RunOptions, pretrain
 
     return pretrain(recipe, folder, RunOptions(**{"device": "cpu", "progress": lambda line: None, **options}))
 

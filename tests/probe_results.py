@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.probed import Change, Contribution, LayerProbe, PositionProbe, ProbeScore
-from outlierlens.results import Provenance
+from outlierlens.experiments.probe.result import Change, Contribution, LayerProbe, PositionProbe, ProbeScore
+from outlierlens.results.document import Provenance
 
 N_AT = np.array([0, 4, 4, 2, 1])
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from outlierlens.controls import compare_with
-from outlierlens.damage import Condition, Score
-from outlierlens.pruned import Hit, PruneCheck, PruneExperiment, Removal, StackCheck
-from outlierlens.results import Provenance
+from outlierlens.ablation.controls import compare_with
+from outlierlens.ablation.damage import Condition, Score
+from outlierlens.experiments.pruning.result import Hit, PruneCheck, PruneExperiment, Removal, StackCheck
+from outlierlens.results.document import Provenance
 
 WHERE = Provenance("bert", "ab", command="outlierlens prune-check bert masks.npz")
 

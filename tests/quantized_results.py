@@ -2,8 +2,17 @@
 
 import numpy as np
 
-from outlierlens.quantized import Difference, Errors, LinearError, Quantized, Rounding, Setting, SmoothScale, What
-from outlierlens.results import Provenance
+from outlierlens.experiments.quantization.result import (
+    Difference,
+    Errors,
+    LinearError,
+    Quantized,
+    Rounding,
+    Setting,
+    SmoothScale,
+    What,
+)
+from outlierlens.results.document import Provenance
 
 INTACT = 3.0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from outlierlens.rows import row_line
+from outlierlens.results.row_store import row_line
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.results import Provenance
-from outlierlens.similar import (
+from outlierlens.experiments.similarity.result import (
     Choice,
     Fitted,
     Scores,
@@ -16,6 +15,7 @@ from outlierlens.similar import (
     WordInContext,
     WordPairs,
 )
+from outlierlens.results.document import Provenance
 
 PROVENANCE = Provenance("m", "f", command="outlierlens sts m")
 FITTED = Fitted("train", 500, 3, (0.1, 0.2), "auto: the rule", {"0": (557,)})

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from outlierlens.damage import Blank, Condition, Continuation, Control, Damage, Filled, Score
-from outlierlens.detect import Measured, Rule, find
-from outlierlens.observation import ActivationOutlier, Observation, Passage, StackObservation, Statistics
+from outlierlens.ablation.damage import Blank, Condition, Continuation, Control, Damage, Filled, Score
+from outlierlens.detection.observe.result import ActivationOutlier, Observation, Passage, StackObservation, Statistics
+from outlierlens.detection.rules import Measured, Rule, find
+from outlierlens.detection.scan.measure import MAP_CELLS
+from outlierlens.detection.scan.result import Scan, StackScan
+from outlierlens.experiments.sweep.result import Cost, Effect, Null, Sweep
 from outlierlens.report import ReportData
-from outlierlens.results import Provenance
-from outlierlens.scanned import Scan, StackScan
-from outlierlens.swept import Cost, Effect, Null, Sweep
-from outlierlens.weights import MAP_CELLS
+from outlierlens.results.document import Provenance
 
 NEEDLES = (100, 247, 507)
 TOKENS = ("<|im_start|>", "The", " Amazon", " rain", "forest", " covers", " much", " of", " the", " basin", ".", " It")

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 import synthetic_report as synthetic
-from outlierlens.replicated import Replication, Row, TaskTable
-from outlierlens.swept import Sweep
+from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.replicate.glue.result import Replication, Row, TaskTable
 
 OUTLIERS = (143, 283, 557)
 NAN = float("nan")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from architectures import FAMILIES, batch, build
-from outlierlens.ablate import EditSettings, clip, edited_hidden, mean_states, removed_writes, zeroed_weights
-from outlierlens.data import batches
+from outlierlens.ablation.switches import EditSettings, clip, edited_hidden, mean_states, removed_writes, zeroed_weights
+from outlierlens.data.texts import batches
 from outlierlens.errors import BadInput
-from outlierlens.hidden import tapped
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.models.hooks import tapped
+from outlierlens.models.load import LoadedModel, from_objects
 
 
 @cache

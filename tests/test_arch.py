@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from architectures import FAMILIES, Family, batch, build
-from outlierlens.arch import ARCHITECTURES, BoundStack, Param, bind, live_parameters, stacks_of
-from outlierlens.checkpoint import open_checkpoint
+from outlierlens.architectures import ARCHITECTURES, BoundStack, Param, bind, live_parameters, stacks_of
+from outlierlens.checkpoints import open_checkpoint
 
 DIM = 5
 FAMILY = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

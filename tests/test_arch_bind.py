@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.arch import Param, bind, live_parameters, load_toml, stacks_of
-from outlierlens.arch.rows import dec, enc
+from outlierlens.architectures import Param, bind, live_parameters, load_toml, stacks_of
+from outlierlens.architectures.rows import dec, enc
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from architectures import FAMILIES, build
-from outlierlens import arch
-from outlierlens.arch.choose import PREFIXES
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.checkpoint.onnx import OnnxCheckpoint
+from outlierlens import architectures as arch
+from outlierlens.architectures.choose import PREFIXES
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.onnx import OnnxCheckpoint
+from outlierlens.detection.scan.measure import ScanOptions, scan
 from outlierlens.errors import BadInput, UnknownArchitecture
-from outlierlens.models import LoadOptions, load_model
-from outlierlens.weights import ScanOptions, scan
+from outlierlens.models.load import LoadOptions, load_model
 from test_onnx import ONE_NODE, initializer, save
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(34)), "the")

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 import attack_results
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens.attacked import KINDS, Attack
-from outlierlens.attacks.edits import Change, Values, changes_of, edited_values, flips, gather, moves_of
-from outlierlens.attacks.options import AttackOptions, SearchOptions
-from outlierlens.attacks.places import drawn, found_dims, tolerances, widest
-from outlierlens.attacks.run import attack, cut_texts
-from outlierlens.attacks.saving import check_save, mark_safetensors, save_attacked
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.data import Texts
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.integrity.fingerprint import fingerprint
-from outlierlens.integrity.options import FingerprintOptions
-from outlierlens.integrity.verify import verify
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.results import from_json, to_json
+from outlierlens.experiments.attack.edits import Change, Values, changes_of, edited_values, flips, gather, moves_of
+from outlierlens.experiments.attack.measure import attack, cut_texts
+from outlierlens.experiments.attack.options import AttackOptions, SearchOptions
+from outlierlens.experiments.attack.places import drawn, found_dims, tolerances, widest
+from outlierlens.experiments.attack.result import KINDS, Attack
+from outlierlens.experiments.attack.saving import check_save, mark_safetensors, save_attacked
+from outlierlens.experiments.integrity.fingerprint import fingerprint
+from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.verify import verify
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks import TaskOptions
 
 PLANTED = 5
@@ -120,7 +120,7 @@ def test_every_edit_of_a_sensitive_value_is_caught(found: Attack) -> None:
 
 
 def test_a_verify_of_the_intact_model_finds_nothing(llama: LoadedModel) -> None:
-    from outlierlens.attacks.detected import Watch
+    from outlierlens.experiments.attack.detection import Watch
 
     watch = Watch(llama, (1, PLANTED))
     outside = [Change("model.layers.0.mlp.up_proj.weight", 3, 9.0)]
@@ -202,7 +202,7 @@ def test_moves_by_hand() -> None:
 
 
 def test_norms_that_add_one_are_off_at_minus_one() -> None:
-    from outlierlens.attacks.places import entries_of, sensitive_values
+    from outlierlens.experiments.attack.places import entries_of, sensitive_values
 
     loaded = tiny("gemma2", "CausalLM", "causal")
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
@@ -268,7 +268,7 @@ def test_random_edits_touch_each_value_once() -> None:
 
 
 def test_widest_finds_the_largest_slope_times_change(llama: LoadedModel) -> None:
-    from outlierlens.attacks.measured import Target
+    from outlierlens.experiments.attack.losses import Target
 
     target = Target(llama, TEXTS.first(3), TaskOptions(max_length=8), n_probes=1, seed=0)
     names = ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"]
@@ -280,7 +280,7 @@ def test_widest_finds_the_largest_slope_times_change(llama: LoadedModel) -> None
 
 
 def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
-    from outlierlens.attacks.measured import Target
+    from outlierlens.experiments.attack.losses import Target
 
     target = Target(llama, TEXTS.first(3), TaskOptions(max_length=8), n_probes=1, seed=0)
     name, place, step = "model.layers.0.input_layernorm.weight", 3, 1e-2
@@ -371,7 +371,7 @@ def test_edits_survive_json(found: Attack, llama: LoadedModel) -> None:
 
 def test_views_of_a_result() -> None:
     from outlierlens import charts
-    from outlierlens.attacks.view import sections
+    from outlierlens.experiments.attack.view import sections
 
     result = attack_results.attack()
     assert result.verdict == (

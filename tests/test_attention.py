@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 import attention_results
 from architectures import FAMILIES, batch, build
-from outlierlens.attended import METRICS, Attention, at
-from outlierlens.attention.correlate import ranks
-from outlierlens.attention.keys import is_delimiter
-from outlierlens.attention.moments import Drawn, PairSums, correlation
-from outlierlens.attention.options import AttentionOptions
-from outlierlens.attention.reduce import read_maps
-from outlierlens.attention.run import attention
-from outlierlens.attention_maps import check_eager, tapped_attention
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import from_objects
-from outlierlens.results import from_json
+from outlierlens.experiments.attention.correlate import ranks
+from outlierlens.experiments.attention.keys import is_delimiter
+from outlierlens.experiments.attention.measure import attention
+from outlierlens.experiments.attention.moments import Drawn, PairSums, correlation
+from outlierlens.experiments.attention.options import AttentionOptions
+from outlierlens.experiments.attention.reduce import read_maps
+from outlierlens.experiments.attention.result import METRICS, Attention, at
+from outlierlens.models.attention_maps import check_eager, tapped_attention
+from outlierlens.models.load import from_objects
+from outlierlens.results.document import from_json
 
 TEXTS = Texts(
     "t", ("w1 w2 w3 w4 w5", "w6 w7", "w3", "w8 w9 w10 w11 w12 w13 w14 w2", "w5 w5 w6", "w20 w21 w22 w9", "w30")

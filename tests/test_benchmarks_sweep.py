@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from outlierlens import zeroed_weights
-from outlierlens.models import LoadedModel, LoadOptions, from_objects, load_model
+from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -13,17 +13,17 @@ from scipy import stats
 
 import treated_results
 from architectures import FAMILIES, build
-from outlierlens.ablate import EditSettings, edited_hidden, mean_states
-from outlierlens.beyond import BeyondOptions, beyond_zero
-from outlierlens.beyond.run import recovered
-from outlierlens.charts import beyond_zero as draw
-from outlierlens.data import Texts, batches
+from outlierlens.ablation.switches import EditSettings, edited_hidden, mean_states
+from outlierlens.data.texts import Texts, batches
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.experiments.beyond_zero import BeyondOptions, beyond_zero
+from outlierlens.experiments.beyond_zero.charts import beyond_zero as draw
+from outlierlens.experiments.beyond_zero.measure import recovered
+from outlierlens.experiments.beyond_zero.result import BeyondZero
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.report.joined import Joined, joined_sections, with_result
-from outlierlens.results import load
+from outlierlens.results.document import load
 from outlierlens.tasks import TaskOptions, make_task
-from outlierlens.treated import BeyondZero
 
 DIM = 5
 OPTIONS = BeyondOptions(n_random=2, scales=(2.0,), n_folds=2, task=TaskOptions(batch_size=4))
@@ -213,7 +213,7 @@ def test_finished_conditions_are_read_back(words: Any, tmp_path: Path, monkeypat
     model, rows = planted(words, "information"), tmp_path / "rows.jsonl"
     first = beyond_zero(model, texts(4), [DIM], OPTIONS, rows=rows)
     kept = rows.read_text()
-    monkeypatch.setattr("outlierlens.beyond.run.edited_hidden", None)  # nothing is measured again
+    monkeypatch.setattr("outlierlens.experiments.beyond_zero.measure.edited_hidden", None)  # nothing is measured again
     again = beyond_zero(model, texts(4), [DIM], OPTIONS, rows=rows)
     assert again.treated == first.treated
     assert rows.read_text() == kept

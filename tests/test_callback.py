@@ -13,10 +13,10 @@ import forked
 import watch_training
 from moments import finish
 from outlierlens import OutlierCallback, WatchOptions
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.rows import read_rows
-from outlierlens.watch_rows import read_activity, read_watch
+from outlierlens.results.row_store import read_rows
+from outlierlens.training.watch_rows import read_activity, read_watch
 from watch_training import EVERY, IDS, model_of, trainer_of
 
 

@@ -10,7 +10,7 @@ import synthetic_report
 from outlierlens.report.advice import advice
 from outlierlens.report.card import card
 from outlierlens.report.words import finding, verdict
-from outlierlens.results import save
+from outlierlens.results.document import save
 
 
 @pytest.fixture(scope="module")

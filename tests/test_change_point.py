@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.change_point import MIN_POINTS, binned, change_point, falling, last_fall, plateau
+from outlierlens.experiments.track.change_point import MIN_POINTS, binned, change_point, falling, last_fall, plateau
 
 STEPS = np.arange(40) * 100.0
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from architectures import FAMILIES, batch, build
-from outlierlens.ablate import edited_hidden, removed_writes, zero_weights_, zeroed_norms, zeroed_weights
-from outlierlens.changes import temporary
+from outlierlens.ablation.switches import edited_hidden, removed_writes, zero_weights_, zeroed_norms, zeroed_weights
 from outlierlens.errors import BadInput
-from outlierlens.models import fingerprint, from_objects
-from outlierlens.quantization.apply import rounded
-from outlierlens.quantization.schemes import parse
+from outlierlens.experiments.quantization.apply import rounded
+from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.models.changes import temporary
+from outlierlens.models.load import fingerprint, from_objects
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "interrupts.py"
 

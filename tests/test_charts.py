@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.charts.base import TABLE_ROWS, decades, log_ticks, number, power_of_ten, round_to, symmetric, visible
-from outlierlens.charts.palette import DARK, LIGHT, SHAPES, concrete
-from outlierlens.charts.png import smaller
-from outlierlens.charts.weights import MAX_DOTS, dot_threshold
+from outlierlens.detection.scan.charts import MAX_DOTS, dot_threshold
 from outlierlens.errors import BadInput, MissingExtra
 from outlierlens.report.figures import all_charts
+from outlierlens.view.charts.base import TABLE_ROWS, decades, log_ticks, round_to, symmetric, visible
+from outlierlens.view.charts.palette import DARK, LIGHT, SHAPES, concrete
+from outlierlens.view.charts.png import smaller
+from outlierlens.view.words import number, power_of_ten
 
 vl_convert = pytest.importorskip("vl_convert")
 
@@ -299,7 +300,7 @@ def test_small_helpers():
 
 def test_views_import_no_heavy_library():
     code = (
-        "import sys, outlierlens.charts, outlierlens.report; "
+        "import sys, outlierlens.view.charts, outlierlens.report; "
         "print([m for m in ('torch', 'transformers', 'scipy', 'pandas', 'altair', 'vl_convert') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from outlierlens.charts import draw
-from outlierlens.charts.base import chart, field, symmetric
-from outlierlens.charts.forms import baseline, interval_dots
-from outlierlens.charts.panels import above, beside, composed, grid, inner, panel
+from outlierlens.view.charts import draw
+from outlierlens.view.charts.base import chart, field, symmetric
+from outlierlens.view.charts.forms import baseline, interval_dots
+from outlierlens.view.charts.panels import above, beside, composed, grid, inner, panel
 
 X, Y = field("x", "across"), field("y", "up")
 ROWS = [{"x": 1, "y": 2.0, "low": 1.5, "high": 2.5}, {"x": 2, "y": 3.0, "low": None, "high": None}]

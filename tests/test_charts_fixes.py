@@ -2,8 +2,8 @@
 
 import pytest
 
-from outlierlens.charts.fixes import colours, drawn, left_out, shapes
-from outlierlens.charts.palette import DIM_COLOURS, INK
+from outlierlens.view.charts.fixes import colours, drawn, left_out, shapes
+from outlierlens.view.charts.palette import DIM_COLOURS, INK
 
 USUAL = ("raw", "clip", "standardize", "abtt:3", "whiten")
 

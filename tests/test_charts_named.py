@@ -15,22 +15,23 @@ import probe_results
 import pruning_results
 import runs
 import synthetic_report as synthetic
-from outlierlens import charts, geometrical
-from outlierlens.activations import ObserveOptions, observe
-from outlierlens.attended import Attention, KeyCorrelation
-from outlierlens.charts import Chart, draw
-from outlierlens.charts.base import label, looks, strongest_first
-from outlierlens.charts.dim_names import MOST, names_above, names_at_ends
-from outlierlens.charts.pair import by_layer
-from outlierlens.charts.palette import COLOURED, DIM_COLOURS, INK
-from outlierlens.charts.weights import found_first
-from outlierlens.data import Texts
-from outlierlens.frequent import Correlations, Frequency, View
-from outlierlens.models import LoadedModel
-from outlierlens.observation import Observation, StackObservation
-from outlierlens.probed import Contribution
+from outlierlens import charts
+from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.observe.result import Observation, StackObservation
+from outlierlens.detection.scan.charts import found_first
+from outlierlens.experiments.attention.result import Attention, KeyCorrelation
+from outlierlens.experiments.frequency.result import Correlations, Frequency, View
+from outlierlens.experiments.geometry import result as geometrical
+from outlierlens.experiments.probe.result import Contribution
+from outlierlens.experiments.track.measure import TrackOptions, track
+from outlierlens.models.load import LoadedModel
+from outlierlens.report.charts_pair import by_layer
 from outlierlens.report.figures import streams
-from outlierlens.tracking import TrackOptions, track
+from outlierlens.view.charts import Chart, draw
+from outlierlens.view.charts.base import label, looks, strongest_first
+from outlierlens.view.charts.dim_names import MOST, names_above, names_at_ends
+from outlierlens.view.charts.palette import COLOURED, DIM_COLOURS, INK
 
 PLANTED = (8, 24, 40, 56, 72, 88, 104, 120)  # of mini-planted
 NAME = "mini-planted"

@@ -11,13 +11,13 @@ import pytest
 import origin_models
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.charts.origin import MANY_MARKS, MAX_ROWS_DRAWN
-from outlierlens.charts.origin_panels import coarser, panels_of, percent, share_outside
-from outlierlens.embedding_tables import TablePass, histogram_of
 from outlierlens.errors import BadInput
-from outlierlens.origin import OriginOptions, origin
-from outlierlens.origins import StackOrigin
-from outlierlens.results import from_json, to_json
+from outlierlens.experiments.origin.charts import MANY_MARKS, MAX_ROWS_DRAWN
+from outlierlens.experiments.origin.charts_panels import coarser, panels_of, percent, share_outside
+from outlierlens.experiments.origin.embedding_tables import TablePass, histogram_of
+from outlierlens.experiments.origin.measure import OriginOptions, origin
+from outlierlens.experiments.origin.result import StackOrigin
+from outlierlens.results.document import from_json, to_json
 
 vl_convert = pytest.importorskip("vl_convert")
 

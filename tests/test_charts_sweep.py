@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.charts import dim_names
-from outlierlens.charts.base import Range
-from outlierlens.charts.dim_names import names_beside
-from outlierlens.charts.palette import SURFACE
-from outlierlens.charts.sweep import correlation, ranks
-from outlierlens.charts.sweep_marks import MAX_MARKS, MAX_TICKS, height_in, names, scale_from, thin
-from outlierlens.charts.sweep_nulls import MAX_CONTROLS, MAX_NULLS, quantiles
-from outlierlens.charts.sweep_windows import MAX_CELLS
 from outlierlens.errors import BadInput
+from outlierlens.experiments.sweep.charts import correlation, ranks
+from outlierlens.experiments.sweep.charts_marks import MAX_MARKS, MAX_TICKS, height_in, scale_from, thin
+from outlierlens.experiments.sweep.charts_nulls import MAX_CONTROLS, MAX_NULLS, quantiles
+from outlierlens.experiments.sweep.charts_windows import MAX_CELLS
+from outlierlens.experiments.sweep.result import names
+from outlierlens.view.charts import dim_names
+from outlierlens.view.charts.base import Range
+from outlierlens.view.charts.dim_names import names_beside
+from outlierlens.view.charts.palette import SURFACE
 
 
 @pytest.fixture(scope="module")

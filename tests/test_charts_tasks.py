@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from outlierlens import charts
-from outlierlens.charts.base import TABLE_ROWS
-from outlierlens.charts.tasks import band_of
 from outlierlens.errors import BadInput
+from outlierlens.replicate.glue.charts import band_of
+from outlierlens.view.charts.base import TABLE_ROWS
 from synthetic_tasks import OUTLIERS, four, replication, task_sweep
 
 
@@ -144,7 +144,7 @@ def test_both_can_be_drawn_as_files_and_need_no_torch() -> None:
         assert "var(--" not in json.dumps(chart.plain())
         assert charts.picture(chart, "png").startswith(b"\x89PNG")
     code = (
-        "import outlierlens.charts, outlierlens.replicated, outlierlens.references, sys; print('torch' in sys.modules)"
+        "import sys; from outlierlens.replicate.glue import charts, references, result; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -16,12 +16,13 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from architectures import FAMILIES, build
-from outlierlens.ablate import edited_hidden, removed_writes, zeroed_weights
+from outlierlens.ablation.switches import edited_hidden, removed_writes, zeroed_weights
+from outlierlens.data.labelled import Examples, find_task, plain_task
+from outlierlens.data.labelled.encode import NOT_A_LABEL
+from outlierlens.data.labelled.examples import NO_CLASS
+from outlierlens.data.labelled.table import with_metric
 from outlierlens.errors import BadInput
-from outlierlens.labelled import Examples, find_task, plain_task
-from outlierlens.labelled.examples import NO_CLASS, NOT_A_LABEL
-from outlierlens.labelled.table import with_metric
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks import classify as module
 from outlierlens.tasks.base import UNSAID, check_intact

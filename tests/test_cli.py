@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from architectures import FAMILIES, build
+from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.cli.common import resumable
 from outlierlens.errors import BadInput
-from outlierlens.results import load
-from outlierlens.samples import SAMPLES
-from outlierlens.spelling import parse_bytes, parse_dims, parse_layers
+from outlierlens.options import parse_bytes, parse_dims, parse_layers
+from outlierlens.results.document import load
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_offline_without_data_is_one_line(run: Any, base: str, tmp_path: Path) -
 def test_ctrl_c_says_how_to_go_on(
     run: Any, base: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outlierlens.finetune import loop
+    from outlierlens.training.finetune import loop
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -23,15 +23,15 @@ from architectures import FAMILIES, build
 from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
+from outlierlens.experiments.sweep import progress
+from outlierlens.experiments.sweep.command import drawn
+from outlierlens.experiments.sweep.progress import SweepView, board, duration, headline
+from outlierlens.experiments.sweep.result import Precision, Sweep
+from outlierlens.experiments.sweep.view import sections, stands_out
+from outlierlens.options import parse_sets
 from outlierlens.report import chart_page
-from outlierlens.results import load, save
-from outlierlens.spelling import parse_sets
-from outlierlens.sweeps import progress
-from outlierlens.sweeps.command import drawn
-from outlierlens.sweeps.progress import SweepView, board, duration, headline
-from outlierlens.sweeps.view import sections, stands_out
-from outlierlens.swept import Precision, Sweep
-from outlierlens.task_reading import TaskReading
+from outlierlens.results.document import load, save
+from outlierlens.tasks.options import TaskReading
 from outlierlens.view.section import cell_text
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")
@@ -249,7 +249,7 @@ def test_dimensions_sets_and_windows_as_asked_for(swept: Any) -> None:
 
 
 def test_found_means_what_the_weights_name(swept: Any, folder: Any) -> None:
-    from outlierlens.weights import scan
+    from outlierlens.detection.scan.measure import scan
 
     model = folder("bert", "MaskedLM", "masked")
     named = scan(model).stacks[0].dims
@@ -333,8 +333,8 @@ def ray_is(*, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ray_is_asked_for_with_what_was_given(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine itself is tested elsewhere: here, that the command hands it the texts, the model and the machines."""
-    from outlierlens.sweeps import ray_engine
-    from outlierlens.sweeps.engines import Local
+    from outlierlens.experiments.sweep import ray_engine
+    from outlierlens.experiments.sweep.engines import Local
 
     asked: dict[str, Any] = {}
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
-from outlierlens.clipping import SPECIFICATIONS, Clipping, _by_layer, resolve_clipping
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.hidden import tapped
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.models.hooks import tapped
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.vectors.clip import SPECIFICATIONS, Clipping, _by_layer, resolve_clipping
 
 TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 33}" for j in range(1 + i % 8)) for i in range(40)))
 

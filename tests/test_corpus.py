@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.pretrain import corpus
-from outlierlens.pretrain.corpus import Tokens, prepare
-from outlierlens.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
-from outlierlens.pretrain.rows import HELD_OUT_EPOCH, Rows, TrainingRows
+from outlierlens.training.pretrain import corpus
+from outlierlens.training.pretrain.corpus import Tokens, prepare
+from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
+from outlierlens.training.pretrain.rows import HELD_OUT_EPOCH, Rows, TrainingRows
 
 FIVE = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
 STORY = ["the cat sat . it ran !", "a dog barked ? no . yes .", "the end ."]

@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moments import until
-from outlierlens.counting import CountOptions, count_texts, count_tokens, run, sources
-from outlierlens.counting.sources import cut, expand
-from outlierlens.counting.tally import Tally, packed_texts, unpacked_texts
-from outlierlens.counting.workers import Workers, here
+from outlierlens.data.token_counts import read_counts
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
-from outlierlens.token_counts import read_counts
+from outlierlens.experiments.count import CountOptions, count_texts, count_tokens, sources
+from outlierlens.experiments.count import measure as run
+from outlierlens.experiments.count.sources import cut, expand
+from outlierlens.experiments.count.tally import Tally, packed_texts, unpacked_texts
+from outlierlens.experiments.count.workers import Workers, here
 from tiny_tokenizers import PIECES, byte_level, word_pieces
 
 TEXTS = ["the cats.", "the doggy", "dog dog the", "a zebra", "##s", "the [SEP] cat"]
@@ -287,10 +288,10 @@ def test_nothing_is_left_of_a_count_that_found_nothing(pieces: Any, tmp_path: Pa
 
 KILLED = """
 import os, signal, sys
-from outlierlens.counting import CountOptions, count_tokens, run, sources, workers
+from outlierlens.experiments.count import CountOptions, count_tokens, measure, sources, workers
 from tiny_tokenizers import Bare, pieces_backend
 
-sources.SHARD_TEXTS, run.SAVE_SECONDS = 1, 0.0
+sources.SHARD_TEXTS, measure.SAVE_SECONDS = 1, 0.0
 started = workers._started
 
 def noted():

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.counting.run import _nothing, _Watch
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.samples.download import _checked_zip, _open_member
+from outlierlens.data.labelled.examples import read_examples
+from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.media.arrays import arrays_in, names_in
+from outlierlens.data.media.decode import picture, recording
+from outlierlens.data.tables import open_table
+from outlierlens.data.token_counts import open_counts
 from outlierlens.errors import LONGEST, BadFile, BadInput, told
-from outlierlens.finetune.folder import EPOCHS, MODEL, Kept
-from outlierlens.labelled.examples import read_examples
-from outlierlens.labelled.table import plain_task
-from outlierlens.media.arrays import arrays_in, names_in
-from outlierlens.media.decode import picture, recording
-from outlierlens.models import LoadOptions, load_model, load_tokenizer
-from outlierlens.pretrain.recipe import read_recipe
+from outlierlens.experiments.count.measure import _nothing, _Watch
+from outlierlens.experiments.similarity.pooling import own_pooling
+from outlierlens.models.load import LoadOptions, load_model, load_tokenizer
 from outlierlens.report.job import is_finished
-from outlierlens.samples.download import _checked_zip, _open_member
-from outlierlens.similarity.pooling import own_pooling
-from outlierlens.tables import open_table
-from outlierlens.token_counts import open_counts
+from outlierlens.training.finetune.folder import EPOCHS, MODEL, Kept
+from outlierlens.training.pretrain.recipe import read_recipe
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
@@ -213,7 +213,7 @@ def test_the_length_of_an_embedder_that_is_none(content: Any, tmp_path: Path) ->
 EACH_BYTE = """
 import sys
 from pathlib import Path
-from outlierlens.data import read_texts
+from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadInput
 path = Path(sys.argv[1])
 whole, n = path.read_bytes(), 0

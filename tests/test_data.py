@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.data import SHIPPED, batches, read_texts
+from outlierlens.data.texts import SHIPPED, batches, read_texts
 from outlierlens.errors import BadFile, BadInput, Offline
-from outlierlens.rows import RowStore, row_line
+from outlierlens.results.row_store import RowStore, row_line
 
 
 def write(path: Path, text: str) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.detect import Measured, Rule, find, zscore
+from outlierlens.detection.rules import Measured, Rule, find, zscore
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.statistics.p_values import position_p
 

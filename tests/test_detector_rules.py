@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import detector_results
-from outlierlens.activation_rules import ActivationRules
 from outlierlens.cli.experiment import print_sections
-from outlierlens.defined import MODEL, RANDOM, ROTATED, jaccard
-from outlierlens.definitions import rules
-from outlierlens.definitions.settings import Settings
-from outlierlens.definitions.sums import LayerSums, SequenceKurtosis
-from outlierlens.definitions.view import verdict
+from outlierlens.detection.activation_rules import ActivationRules
+from outlierlens.detection.histogram import QUANTILE_ERROR, SMALLEST, LogHistogram
+from outlierlens.detection.running_statistics import LargeCounts
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.geometry.cosines import contributions, mean_cosine, unit
-from outlierlens.histogram import QUANTILE_ERROR, SMALLEST, LogHistogram
-from outlierlens.pretrain.regularize import kurtosis
+from outlierlens.experiments.detectors import rules
+from outlierlens.experiments.detectors.result import MODEL, RANDOM, ROTATED, jaccard
+from outlierlens.experiments.detectors.settings import Settings
+from outlierlens.experiments.detectors.sums import LayerSums, SequenceKurtosis
+from outlierlens.experiments.detectors.view import verdict
 from outlierlens.report.joined import Joined, joined_sections, with_result
-from outlierlens.stats import LargeCounts
+from outlierlens.training.pretrain.regularize import kurtosis
+from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 
 
 def test_systematic_is_above_the_ratio_and_not_at_it() -> None:

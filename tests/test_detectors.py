@@ -14,24 +14,23 @@ import torch
 from scipy import stats
 
 from architectures import FAMILIES, Family, build
-from outlierlens.ablate import stream_width
-from outlierlens.data import Texts
-from outlierlens.defined import MODEL, NULLS, RANDOM, ROTATED, SHUFFLED, Detectors
-from outlierlens.definitions.collect import Collected, collect
-from outlierlens.definitions.entries import largest_places, random_places, scaled
-from outlierlens.definitions.linears import entries, last_linears
-from outlierlens.definitions.nulls import randomly_initialised, rotation, shuffled
-from outlierlens.definitions.options import DetectorOptions, PassOptions
-from outlierlens.definitions.run import _activation_found, detectors
-from outlierlens.definitions.settings import Settings
-from outlierlens.definitions.spikes import super_weights
-from outlierlens.definitions.table import NAMES, definitions
-from outlierlens.definitions.trials import TrialOptions, with_trials
+from outlierlens.data.texts import Texts
+from outlierlens.detection.histogram import QUANTILE_ERROR
 from outlierlens.errors import BadInput
-from outlierlens.geometry.cosines import contributions, unit
-from outlierlens.histogram import QUANTILE_ERROR
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.experiments.detectors.collect import Collected, collect
+from outlierlens.experiments.detectors.entries import largest_places, random_places, scaled
+from outlierlens.experiments.detectors.linears import entries, last_linears
+from outlierlens.experiments.detectors.measure import _activation_found, detectors
+from outlierlens.experiments.detectors.nulls import randomly_initialised, rotation, shuffled
+from outlierlens.experiments.detectors.options import DetectorOptions, PassOptions
+from outlierlens.experiments.detectors.result import MODEL, NULLS, RANDOM, ROTATED, SHUFFLED, Detectors
+from outlierlens.experiments.detectors.settings import Settings
+from outlierlens.experiments.detectors.spikes import super_weights
+from outlierlens.experiments.detectors.table import NAMES, definitions
+from outlierlens.experiments.detectors.trials import TrialOptions, with_trials
+from outlierlens.models.load import LoadedModel, from_objects, stream_width
 from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.vectors.cosines import contributions, unit
 from test_observe import Oracle, some_texts, wrap
 
 DIM, ROW, COLUMN, AT = 5, 3, 7, 1  # the planted dimension, and the planted weight [ROW, COLUMN] of layer AT
@@ -431,7 +430,7 @@ def test_a_null_that_breaks_is_told_and_the_rest_goes_on(
             other.model.embeddings.word_embeddings.weight.fill_(float("nan"))
         return other
 
-    monkeypatch.setattr("outlierlens.definitions.run.shuffled", broken)
+    monkeypatch.setattr("outlierlens.experiments.detectors.measure.shuffled", broken)
     there = detectors(plain(WIDE, words()), some_texts(4), DetectorOptions(nulls=("shuffled", "rotated")))
     assert "NaN or infinity" in there.of("massive", SHUFFLED).why_not
     assert any(note.startswith("shuffled weights: not measured: stream model") for note in there.notes)

@@ -13,18 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
-from outlierlens.bench import DisableOptions, disable, magnitude, save_disabled
+from outlierlens.ablation.controls import compare_with, matched_sets, random_sets
+from outlierlens.ablation.damage import Condition, Score
+from outlierlens.ablation.fill import Filling, continuation, exercise, fill, filled, judge
 from outlierlens.cli.experiment import print_sections
-from outlierlens.controls import compare_with, matched_sets, random_sets
-from outlierlens.damage import Condition, Score
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.measure import magnitude
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.fill import Filling, continuation, exercise, fill, filled, judge
-from outlierlens.models import LoadedModel, from_objects, load_model
-from outlierlens.results import from_json, to_json
+from outlierlens.experiments.disable.measure import DisableOptions, disable, save_disabled
+from outlierlens.experiments.sweep.measure import sweep
+from outlierlens.models.load import LoadedModel, from_objects, load_model
+from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.sweeps.loop import sweep
 
 TEXTS = Texts("inline", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
 
@@ -244,7 +245,7 @@ def test_rows_resume_and_refuse_other_work(words: Any, tmp_path: Path, monkeypat
     lines = rows.read_text().splitlines()
     assert len(lines) == 1 + 1 + len({c.dims for control in whole.controls for c in control.conditions})
     rows.write_text("\n".join(lines[:4]) + "\n" + lines[4][:20])  # killed while writing the fourth unit
-    from outlierlens import modes as module
+    from outlierlens.ablation import modes as module
 
     calls = []
     original = module.zeroed_weights

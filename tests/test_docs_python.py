@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import outlierlens
-from outlierlens import samples
+from outlierlens.checkpoints import samples
 from pretrain_runs import recipe_in
 
 ROOT = Path(__file__).parent.parent
@@ -60,8 +60,8 @@ def test_watching_a_training(here: Path) -> None:
     import torch
     from transformers import Trainer, TrainingArguments
 
-    from outlierlens.pretrain.build import build
-    from outlierlens.pretrain.tokens import load_tokenizer
+    from outlierlens.training.pretrain.build import build
+    from outlierlens.training.pretrain.tokens import load_tokenizer
 
     recipe = recipe_in(here).changed(["model.width=128"])
     tokenizer = load_tokenizer("mini-bert")  # which knows the words of the probe

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from outlierlens import doctor
-from outlierlens.samples import SAMPLES
-from outlierlens.samples.cache import folder_of
+from outlierlens.checkpoints.samples import SAMPLES
+from outlierlens.checkpoints.samples.cache import folder_of
+from outlierlens.cli import diagnosis as doctor
 
 WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'onnx>=1.17; extra == "onnx"', 'pytest>=8; extra == "dev"')
 

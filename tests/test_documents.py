@@ -6,19 +6,22 @@ from typing import Any
 
 import pytest
 
-from outlierlens import clipping, documents, model_folder, run_files
-from outlierlens.arch.stack import load_toml
-from outlierlens.attacks import saving
-from outlierlens.embedder import folder, reader
+from outlierlens.architectures.stack import load_toml
+from outlierlens.data.tables import _json_rows
+from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
-from outlierlens.finetune import folder as finetune_folder
-from outlierlens.pretrain import corpus, loop
-from outlierlens.pretrain.recipe import read_recipe
-from outlierlens.pruning.positions import read_positions
+from outlierlens.experiments.attack import saving
+from outlierlens.experiments.embedder import folder, reader
+from outlierlens.experiments.pruning.positions import read_positions
+from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts
-from outlierlens.results import load
-from outlierlens.tables import _json_rows
-from outlierlens.token_counts import _pairs
+from outlierlens.results import json_toml as documents
+from outlierlens.results.document import load
+from outlierlens.training import run_files
+from outlierlens.training.finetune import folder as finetune_folder
+from outlierlens.training.pretrain import corpus, loop
+from outlierlens.training.pretrain.recipe import read_recipe
+from outlierlens.vectors import clip as clipping
 
 DEEP, LONG = "[" * 100_000, "[" + "9" * 5000 + "]"
 JSON: dict[str, Callable[[Path], Any]] = {

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from architectures import FAMILIES
-from outlierlens.data import Texts
-from outlierlens.embedder import reader
-from outlierlens.embedder.export import export_embedder
-from outlierlens.embedder.options import EmbedderOptions
-from outlierlens.embedder.pairs import read_pairs
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.exported import Exported
-from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.results import from_json, load, to_json
+from outlierlens.experiments.embedder import reader
+from outlierlens.experiments.embedder.measure import export_embedder
+from outlierlens.experiments.embedder.options import EmbedderOptions
+from outlierlens.experiments.embedder.pairs import read_pairs
+from outlierlens.experiments.embedder.result import Exported
+from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.results.document import from_json, load, to_json
+from outlierlens.results.safe_files import new_folder
 from outlierlens.vectors.fixes import KINDS, FixSpec
-from outlierlens.writing import new_folder
 from test_observe import some_texts, wrap
 
 FIT = some_texts(200, seed=5)
@@ -35,7 +35,8 @@ ONE = EmbedderOptions(fix=FixSpec("whiten"), layer="1", max_length=12)
 def shipped_texts_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny models know no English word, so the self-check would read one token again and again."""
     monkeypatch.setattr(
-        "outlierlens.embedder.export.read_texts", lambda name, limit=200: some_texts(limit, seed=len(name), longest=12)
+        "outlierlens.experiments.embedder.measure.read_texts",
+        lambda name, limit=200: some_texts(limit, seed=len(name), longest=12),
     )
 
 
@@ -280,7 +281,7 @@ def test_a_model_that_rounds_is_refused_before_anything_is_made(tmp_path: Path) 
 
 def test_a_task_head_is_dropped(words: Callable[..., Any], tmp_path: Path) -> None:
     from architectures import build
-    from outlierlens.models import from_objects
+    from outlierlens.models.load import from_objects
 
     loaded = from_objects(build(FAMILIES["llama"], "CausalLM"), words(kind="causal", side="left"), name="llama")
     found = exported(loaded, tmp_path / "made", "centre", False)

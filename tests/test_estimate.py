@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics.means import reach
-from outlierlens.sweeps.estimate import (
+from outlierlens.experiments.sweep.estimate import (
     Estimate,
     Ranking,
     Rare,
@@ -21,7 +20,8 @@ from outlierlens.sweeps.estimate import (
     unsettled,
     use_gradients,
 )
-from outlierlens.sweeps.levels import look_level, look_sizes, stop_level
+from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_level
+from outlierlens.statistics.means import reach
 
 T1, T3 = 12.706204736, 3.182446305  # 97.5 % points of t with 1 and 3 degrees of freedom, from a table
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outlierlens.finetune.settings import FinetuneSettings
+from outlierlens.training.finetune.settings import FinetuneSettings
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -97,7 +97,7 @@ def test_it_runs(
     script: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     # Drawing a file takes a second, and is tested with the charts.
-    monkeypatch.setattr("outlierlens.charts.picture", lambda chart, kind: json.dumps(chart.plain()).encode())
+    monkeypatch.setattr("outlierlens.view.charts.picture", lambda chart, kind: json.dumps(chart.plain()).encode())
     monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     module = module_of(script)

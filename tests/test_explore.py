@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 import explore_models
 from explore_models import PLANTED, TEXT
-from outlierlens.damage import Blank, Filled
+from outlierlens.ablation.damage import Blank, Filled
 from outlierlens.errors import BadInput
 from outlierlens.explore import drawing, html, snippets
 from outlierlens.explore.look import Explorer, open_explorer
+from outlierlens.explore.result import VIEWS, Explored, Off, Passage, State, parse_dims, spans
 from outlierlens.explore.space import write_space
-from outlierlens.explored import VIEWS, Explored, Off, Passage, State, parse_dims, spans
-from outlierlens.models import LoadOptions, fingerprint
-from outlierlens.results import from_json
+from outlierlens.models.load import LoadOptions, fingerprint
+from outlierlens.results.document import from_json
 
 SHORT = State(text="The story is simple, but the actors are so good that I would watch it again.", dims=PLANTED)
 STATES = st.builds(

@@ -22,7 +22,7 @@ from closed import sitecustomize as network
 from conftest import needs_chromium
 from moments import HANGS, until
 from outlierlens.errors import BadInput
-from outlierlens.explored import State
+from outlierlens.explore.result import State
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parent.parent / "runs" / "explore")
 TEXT = (
@@ -90,7 +90,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A Space of the packaged model without outliers, started as the hub starts it: its folder, its copy of the package."""
     from outlierlens.explore.space import write_space
-    from outlierlens.models import LoadOptions
+    from outlierlens.models.load import LoadOptions
 
     folder = write_space(tmp_path_factory.mktemp("space") / "made", "mini-bert", LoadOptions(dtype="float32"))
     port, given = (

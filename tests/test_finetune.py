@@ -16,21 +16,22 @@ from torch.nn import functional
 from transformers import BertForMaskedLM
 
 from finetune_runs import examples, rows, tiny, train, tuned, write_data
-from outlierlens import ablate, load
+from outlierlens import load
+from outlierlens.ablation import switches as ablate
+from outlierlens.data.labelled import find_task, plain_task
+from outlierlens.data.labelled.splits import check_splits, read_splits
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.finetune import FinetuneSettings
-from outlierlens.finetune.card import card
-from outlierlens.finetune.folder import Kept, claim, finished, named_by_weights
-from outlierlens.finetune.order import steps_per_epoch, training_order
-from outlierlens.finetune.settings import differences
-from outlierlens.finetune.splits import check_splits, read_splits
-from outlierlens.finetuned import EpochScore
-from outlierlens.heads import NewHead
-from outlierlens.labelled import find_task, plain_task
-from outlierlens.models import LoadOptions, load_model
-from outlierlens.rows import alone_in
+from outlierlens.models.heads import NewHead
+from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.results.row_store import alone_in
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
+from outlierlens.training.finetune import FinetuneSettings
+from outlierlens.training.finetune.card import card
+from outlierlens.training.finetune.folder import Kept, claim, finished, named_by_weights
+from outlierlens.training.finetune.order import steps_per_epoch, training_order
+from outlierlens.training.finetune.result import EpochScore
+from outlierlens.training.finetune.settings import differences
 
 EXACT = LoadOptions(dtype="float32", device="cpu", notice=lambda line: None)
 
@@ -427,7 +428,7 @@ def test_too_few_examples_and_bad_seeds(base: str, data: Path, tmp_path: Path) -
 
 
 def test_a_gpu_by_number_is_refused(base: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.training.pick_device", lambda _: torch.device("cuda:1"))
+    monkeypatch.setattr("outlierlens.training.trainer.pick_device", lambda _: torch.device("cuda:1"))
     with pytest.raises(BadInput, match=r"device cuda:1: .* choose one by CUDA_VISIBLE_DEVICES=1"):
         train(base, data, tmp_path / "run")
 

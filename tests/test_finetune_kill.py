@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import forked
 from finetune_runs import tiny, train_alone, write_data
 from moments import finish
-from outlierlens.results import load
+from outlierlens.results.document import load
 
 EPOCHS, PER_EPOCH, SAVE = 3, 12, 5
 # The first epochs are each better than the one before, so that every one of them has a model to keep.

@@ -15,19 +15,27 @@ from scipy import stats
 from architectures import FAMILIES
 from frequency_bands_results import frequency_bands as made_up
 from outlierlens import charts
-from outlierlens.ablate import zeroed_weights
-from outlierlens.data import Texts
+from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.data.texts import Texts
+from outlierlens.data.token_counts import TokenCounts, read_counts, write_counts
+from outlierlens.data.token_texts import vocabulary_of
 from outlierlens.errors import BadInput
+from outlierlens.experiments.frequency.measure import Vocabulary
+from outlierlens.experiments.frequency_geometry.measure import frequency_geometry
 from outlierlens.experiments.frequency_geometry.options import FrequencyGeometryOptions
-from outlierlens.frequency.run import Vocabulary
-from outlierlens.frequency_bands import OVERALL, FrequencyBands
-from outlierlens.frequency_geometry import frequency_geometry
-from outlierlens.geometry.cosines import mean_cosine, unit
-from outlierlens.models import LoadedModel
-from outlierlens.results import from_json, to_json
-from outlierlens.token_bands import Banding, BandMeasure, Drawn, across, bands_of, draw, of_other_types
-from outlierlens.token_counts import TokenCounts, read_counts, write_counts
-from outlierlens.token_texts import vocabulary_of
+from outlierlens.experiments.frequency_geometry.result import OVERALL, FrequencyBands
+from outlierlens.experiments.frequency_geometry.token_bands import (
+    Banding,
+    BandMeasure,
+    Drawn,
+    across,
+    bands_of,
+    draw,
+    of_other_types,
+)
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import from_json, to_json
+from outlierlens.vectors.cosines import mean_cosine, unit
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from test_observe import Oracle, wrap
 
@@ -477,8 +485,8 @@ def test_charts_draw_the_numbers_of_the_result() -> None:
 
 @pytest.mark.real
 def test_frequent_tokens_of_minilm_are_told_from_rare_ones(sample: Any, evaluation_data: Path) -> None:
-    from outlierlens.data import read_texts
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.data.texts import read_texts
+    from outlierlens.models.load import LoadOptions, load_model
 
     loaded = load_model(sample("minilm-l6"), LoadOptions(dtype="float32", device="cpu"))
     counts = read_counts(evaluation_data / "token_counts" / "bert-base-uncased_wiki.parquet", loaded.tokenizer)

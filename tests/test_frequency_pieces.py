@@ -9,9 +9,9 @@ from scipy import stats
 
 from frequency_results import frequency as made_up
 from outlierlens.errors import BadInput
-from outlierlens.frequency import sums as sums_module
-from outlierlens.frequency.contrast import contrast, random_dims, rank_p_of, row
-from outlierlens.frequency.correlate import (
+from outlierlens.experiments.frequency import sums as sums_module
+from outlierlens.experiments.frequency.contrast import contrast, random_dims, rank_p_of, row
+from outlierlens.experiments.frequency.correlate import (
     adjusted,
     of_types,
     partial,
@@ -20,11 +20,11 @@ from outlierlens.frequency.correlate import (
     spearman,
     spread,
 )
-from outlierlens.frequency.outcome import cloud
-from outlierlens.frequency.sums import Regressors, Sums
-from outlierlens.frequency.token_sample import TokenSample
-from outlierlens.frequency.type_table import TypeTable
-from outlierlens.frequent import Contrast, ranks
+from outlierlens.experiments.frequency.outcome import cloud
+from outlierlens.experiments.frequency.result import Contrast, ranks
+from outlierlens.experiments.frequency.sums import Regressors, Sums
+from outlierlens.experiments.frequency.token_sample import TokenSample
+from outlierlens.experiments.frequency.type_table import TypeTable
 from outlierlens.statistics.means import critical
 
 

@@ -17,16 +17,16 @@ from architectures import FAMILIES, Family
 from frequency_results import frequency as made_up
 from outlierlens import charts
 from outlierlens.cli.experiment import print_sections
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
+from outlierlens.data.token_counts import TokenCounts, compat_counts, read_counts, write_counts
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.frequency import run as frequency_run
-from outlierlens.frequency.options import FrequencyOptions
-from outlierlens.frequency.run import frequency
-from outlierlens.frequent import BLOCKS, Frequency
-from outlierlens.models import LoadedModel
-from outlierlens.results import from_json, to_json
-from outlierlens.token_counts import TokenCounts, compat_counts, read_counts, write_counts
+from outlierlens.experiments.frequency import measure as frequency_run
+from outlierlens.experiments.frequency.measure import frequency
+from outlierlens.experiments.frequency.options import FrequencyOptions
+from outlierlens.experiments.frequency.result import BLOCKS, Frequency
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import from_json, to_json
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
 from test_observe import Oracle, wrap
@@ -464,8 +464,8 @@ def test_charts_draw_the_numbers_of_the_result(needle: Frequency) -> None:
 
 @pytest.mark.real
 def test_outliers_of_minilm_and_published_counts(sample: Any, evaluation_data: Path) -> None:
-    from outlierlens.data import read_texts
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.data.texts import read_texts
+    from outlierlens.models.load import LoadOptions, load_model
 
     loaded = load_model(sample("minilm-l6"), LoadOptions(dtype="float32", device="cpu"))
     folder = evaluation_data / "token_counts"

@@ -13,18 +13,18 @@ from sklearn.metrics import accuracy_score
 
 from architectures import FAMILIES, build
 from outlierlens import charts
-from outlierlens.clipping import Clipping
+from outlierlens.data.labelled import Examples, find_task, plain_task, read_examples
 from outlierlens.errors import BadInput
-from outlierlens.frozen.measure import frozen, invertible
-from outlierlens.frozen.options import FrozenOptions
-from outlierlens.frozen.splits import HELD_OUT, Splits, divide, protocol_of, read_frozen
-from outlierlens.frozen.train import TrainOptions, train
-from outlierlens.frozen_scores import FrozenScores
-from outlierlens.hidden import tapped
-from outlierlens.labelled import Examples, find_task, plain_task, read_examples
-from outlierlens.models import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.results import from_json, to_json
-from outlierlens.similar import verdict
+from outlierlens.experiments.frozen.measure import frozen, invertible
+from outlierlens.experiments.frozen.options import FrozenOptions
+from outlierlens.experiments.frozen.result import FrozenScores
+from outlierlens.experiments.frozen.splits import HELD_OUT, Splits, divide, protocol_of, read_frozen
+from outlierlens.experiments.frozen.train import TrainOptions, train
+from outlierlens.experiments.similarity.result import verdict
+from outlierlens.models.hooks import tapped
+from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
+from outlierlens.results.document import from_json, to_json
+from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.fixes import Fix, make_fix, parse_fixes
 from outlierlens.vectors.moments import moments_of
 from outlierlens.vectors.read import ReadOptions

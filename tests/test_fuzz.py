@@ -122,7 +122,7 @@ def written(folder: Path) -> Any:
 
 
 def careful(_: Any, folder: Path, fault: Any) -> int:
-    from outlierlens.writing import write_text
+    from outlierlens.results.safe_files import write_text
 
     if fault is not None:
         fault.start()
@@ -167,7 +167,7 @@ def test_every_write_fails_in_turn(
 @LINUX
 def test_every_allocation_of_numpy_fails_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def program(_: Any, folder: Path, fault: Any) -> int:
-        from outlierlens.checkpoint.base import widen
+        from outlierlens.checkpoints.base import widen
 
         raw = np.zeros(64, np.uint8)
         if fault is not None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from outlierlens.samples import directory
+from outlierlens.checkpoints.samples import directory
 
 ROOT = Path(__file__).parent.parent
 ACTION = yaml.safe_load((ROOT / "examples" / "github-action" / "action.yml").read_text("utf-8"))

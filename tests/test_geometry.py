@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
-from outlierlens.geometry.cosines import (
+from outlierlens.experiments.geometry.spread import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
+from outlierlens.statistics.resampling import multinomial_weights
+from outlierlens.vectors.cosines import (
     contributions,
     informativity,
     mean_cosine,
@@ -17,9 +19,7 @@ from outlierlens.geometry.cosines import (
     to_the_mean,
     unit,
 )
-from outlierlens.geometry.resampling import estimate, jackknife
-from outlierlens.geometry.spread import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
-from outlierlens.statistics.resampling import multinomial_weights
+from outlierlens.vectors.intervals import estimate, jackknife
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

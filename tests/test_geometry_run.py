@@ -14,17 +14,17 @@ import torch
 
 from architectures import FAMILIES
 from outlierlens import charts
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.geometrical import Geometry
-from outlierlens.geometry import run as geometry_run
-from outlierlens.geometry.drawing import WORD, Drawing, Sample, draw
-from outlierlens.geometry.options import GeometryOptions
-from outlierlens.geometry.run import geometry
-from outlierlens.models import LoadedModel
-from outlierlens.results import from_json, to_json
+from outlierlens.experiments.geometry import measure as geometry_run
+from outlierlens.experiments.geometry.measure import geometry
+from outlierlens.experiments.geometry.options import GeometryOptions
+from outlierlens.experiments.geometry.result import Geometry
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import from_json, to_json
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.vectors.read import ReadOptions, Tokens, tokenise
+from outlierlens.vectors.spans import WORD, Drawing, Sample, draw
 from test_observe import Oracle, wrap
 
 PLANTED = 5
@@ -362,8 +362,8 @@ def test_charts_draw_the_numbers_of_the_result(found: Geometry) -> None:
 
 @pytest.mark.real
 def test_one_dimension_of_minilm_carries_a_third_of_the_cosine(sample: Any, evaluation_data: Path) -> None:
-    from outlierlens.data import read_texts
-    from outlierlens.models import LoadOptions, load_model
+    from outlierlens.data.texts import read_texts
+    from outlierlens.models.load import LoadOptions, load_model
 
     loaded = load_model(sample("minilm-l6"), LoadOptions(dtype="float32", device="cpu"))
     folder = evaluation_data / "glue" / "sst2"

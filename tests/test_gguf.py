@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
 from llama_cpp import CONVERTED, converted, write_gguf
-from outlierlens import arch
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.checkpoint.gguf import GGUFCheckpoint
-from outlierlens.checkpoint.gguf_families import FAMILIES as GGUF_FAMILIES
-from outlierlens.checkpoint.gguf_header import TYPES, read_header
+from outlierlens import architectures as arch
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.gguf import GGUFCheckpoint
+from outlierlens.checkpoints.gguf_families import FAMILIES as GGUF_FAMILIES
+from outlierlens.checkpoints.gguf_header import TYPES, read_header
 from outlierlens.errors import BadFile, MissingExtra, OutlierlensError, UnknownArchitecture
 
 Entry = tuple[str, int, bytes]
@@ -311,7 +311,7 @@ def test_missing_gguf_package(write: Write, monkeypatch: pytest.MonkeyPatch) -> 
 def test_floats_need_neither_gguf_nor_torch(write: Write) -> None:
     path = write(gguf_file(llama(), [floats("b", [2])]))
     code = (
-        "import sys; from outlierlens.checkpoint import open_checkpoint\n"
+        "import sys; from outlierlens.checkpoints import open_checkpoint\n"
         f"print([v.tolist() for _, v in open_checkpoint({str(path)!r}).read(['b'])],"
         " {'gguf', 'torch', 'transformers', 'scipy', 'pandas'} & set(sys.modules))"
     )
@@ -523,7 +523,7 @@ def test_more_than_any_model_has(limit: str, message: str, write: Write, monkeyp
     strings = [array(key, STRING, 3, text("x") * 3) for key in "ab"]
     path = write(gguf_file([*strings, *(number(key, 1) for key in "cdef")], [floats(f"t{n}", [n]) for n in range(6)]))
     assert len(read_header(path).tensors) == 6
-    monkeypatch.setattr(f"outlierlens.checkpoint.gguf_header.{limit}", 5)
+    monkeypatch.setattr(f"outlierlens.checkpoints.gguf_header.{limit}", 5)
     with pytest.raises(BadFile, match=message):
         read_header(path)
 

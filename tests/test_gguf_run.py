@@ -15,7 +15,7 @@ import torch
 from architectures import FAMILIES, Family, build
 from llama_cpp import CONVERTED, byte_level, write_gguf
 from outlierlens.errors import BadFile, OutlierlensError, UnknownArchitecture
-from outlierlens.models import LoadOptions, fingerprint, load_config, load_model, load_tokenizer
+from outlierlens.models.load import LoadOptions, fingerprint, load_config, load_model, load_tokenizer
 
 TEXTS = [f"The {word} was {how}, and number {n} of it cost ${n}.50!" for n, (word, how) in enumerate(
     [("film", "good"), ("book", "bad"), ("song", "long"), ("play", "short"), ("naïve café", "déjà vu")] * 4)]  # fmt: skip
@@ -98,7 +98,7 @@ def test_stretched_rotary_positions_come_back(kind: str, tmp_path: Path) -> None
 
 
 def test_quantized_matrices_run_as_their_dequantized_values(tmp_path: Path) -> None:
-    from outlierlens.checkpoint import open_checkpoint
+    from outlierlens.checkpoints import open_checkpoint
 
     model = build(sized("qwen2", hidden_size=64, intermediate_size=64, head_dim=32), "CausalLM")
     write_gguf(tmp_path / "model.gguf", model, "qwen2", INSIDE, quantize="Q8_0")

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from llama_cpp import USER_DEFINED, byte_level, sentencepiece, wordpiece
-from outlierlens.checkpoint.gguf_tokenizer import SPLITS, read_tokenizer
-from outlierlens.data import read_texts
+from outlierlens.checkpoints.gguf_tokenizer import SPLITS, read_tokenizer
+from outlierlens.data.texts import read_texts
 
 HARD = (
     "It's 3.14159, isn't it?  I'LL SAY: 1234567 dollars ($50) — naïve CAFÉ, straße!",

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outlierlens.arch.stack import load_toml
-from outlierlens.checkpoint import open_checkpoint, weight_file
-from outlierlens.checkpoint.onnx import _Source, _spread
+from outlierlens.architectures.stack import load_toml
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.formats import weight_file
+from outlierlens.checkpoints.onnx import _Source, _spread
+from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.pretrain.recipe import read_recipe
-from outlierlens.pruning.npz import NpzCheckpoint
-from outlierlens.tables import open_table
+from outlierlens.experiments.pruning.npz import NpzCheckpoint
+from outlierlens.training.pretrain.recipe import read_recipe
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="no pipes with names, no limits of memory")
 
 READ_TWO = """
 import resource, sys  # 4 GiB of addresses: allocators reserve far more than they use
-from outlierlens.data import read_texts
+from outlierlens.data.texts import read_texts
 import pyarrow.parquet
 start = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (start + 2**32, start + 2**32))

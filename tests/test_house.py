@@ -3,261 +3,137 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import outlierlens
+from outlierlens.experiments import EXPERIMENTS
 
 SOURCE = Path(outlierlens.__file__).parent
 ROOT = SOURCE.parent.parent
 
-# Lower layers first; a module may import from its own layer and from those below.
-LAYERS = [
-    {
-        "axes",
-        "errors",
-        "experiment",
-        "experiments",
-        "_version",
-        "documents",
-        "interval_words",
-        "mode_names",
-        "layer_words",
-        "options",
-        "pace",
-        "spelling",
-        "statistics",
-        "view",
-    },
-    {
-        "results",
-        "rows",
-        "writing",
-        "detect",
-        "scanned",
-        "comparison",
-        "fingerprinted",
-        "verified",
-        "observation",
-        "damage",
-        "defined",
-        "super_weights",
-        "show",
-        "swept",
-        "trajectory",
-        "tracked",
-        "watch_rows",
-        "pretrained",
-        "finetuned",
-        "survived",
-        "recovered",
-        "one_dimension",
-        "similar",
-        "exported",
-        "probed",
-        "attended",
-        "geometrical",
-        "predicted",
-        "origins",
-        "frozen_scores",
-        "explored",
-        "replicated",
-        "references",
-        "luo_replicated",
-        "luo_references",
-        "puccetti_replicated",
-        "frequent",
-        "frequency_bands",
-        "layer_story",
-        "quantized",
-        "attacked",
-        "updated",
-        "pruned",
-        "treated",
-    },
-    {
-        "arch",
-        "changes",
-        "checkpoint",
-        "samples",
-        "hidden",
-        "attention_maps",
-        "variants",
-        "models",
-        "model_class",
-        "model_folder",
-        "model_tokenizer",
-        "weight_copy",
-        "heads",
-        "model_claims",
-        "devices",
-        "doctor",
-        "tables",
-        "vocabulary",
-        "token_texts",
-        "published_counts",
-        "token_counts",
-        "token_rows",
-        "data",
-        "labelled",
-        "media",
-        "reading",
-        "inputs",
-        "forward",
-        "run_files",
-    },
-    {
-        "stats",
-        "histogram",
-        "integrity",
-        "named",
-        "session",
-        "task_reading",
-        "weights",
-        "tracking",
-        "change_point",
-        "emergence",
-        "watcher",
-        "watch_crossings",
-        "watch_probe",
-        "callback",
-        "activations",
-        "definitions",
-        "vectors",
-        "clipping",
-        "frozen",
-        "activation_rules",
-        "stats_summary",
-        "ablate",
-        "position_means",
-        "beyond",
-        "controls",
-        "fill",
-        "tasks",
-        "bench",
-        "sweeps",
-        "modes",
-        "pretrain",
-        "finetune",
-        "survival",
-        "recovery",
-        "stumps",
-        "confusion",
-        "one_dim",
-        "embedder",
-        "probing",
-        "geometry",
-        "attention",
-        "predictions",
-        "frequency",
-        "frequency_geometry",
-        "token_bands",
-        "counting",
-        "similarity",
-        "origin",
-        "origin_verdict",
-        "embedding_tables",
-        "EXPERIMENT",
-        "training",
-        "quantization",
-        "attacks",
-        "pruning",
-    },
-    {"charts", "VIEW"},
-    {"report"},
-    {"replicate", "explore"},
-    {"cli", "COMMAND"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-VIEWS = {"charts", "report", "view.html"}
+# Lower first: a folder imports only from itself and from those before it. `experiment` is the contract and the table; a file
+# of an experiment's folder that is called like one of FILES stands where its name stands here.
+ORDER = (
+    "errors", "options", "experiment", "statistics", "view", "results", "architectures", "checkpoints", "data", "models",
+    "tasks", "ablation", "detection", "vectors", "training", "session", "options.py", "result.py", "charts.py", "view.py",
+    "experiments", "report", "replicate", "explore", "cli",
+)  # fmt: skip
+RANK = {name: rank for rank, name in enumerate(ORDER)}
+FILES = ("options", "result", "charts", "view")  # of an experiment's folder; they import no torch
+TABLE = ("outlierlens.experiments", "outlierlens.experiments.shared")
 
 
 def modules() -> list[Path]:
     return sorted(path for path in SOURCE.rglob("*.py"))
 
 
-def place(path: Path) -> str:
-    """Name of the top-level module or package a file belongs to; by their names what an experiment's folder says and calls."""
-    if path == SOURCE / "experiments" / "report" / "view.py":
-        return "report"  # what it says of a whole report
-    if path.name in ("view.py", "command.py"):
-        return path.stem.upper()
-    if path.parent.parent == SOURCE / "experiments":
-        return "EXPERIMENT"
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def named(path: Path) -> str:
+    """The dotted name of a module."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[str]:
-    """Top-level modules of outlierlens that a file imports anywhere, annotations excepted."""
-    tree = ast.parse(path.read_text("utf-8"))
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
+MODULES = {named(path): path for path in modules()}
+HOMES = {f"outlierlens.{row.home}" for row in EXPERIMENTS}
+
+
+def file_of(module: str) -> str:
+    """What a module of an experiment's folder is by its name: of "charts_marks" too "charts"; "" of other folders."""
+    home, _, name = module.rpartition(".")
+    stem = name.partition("_")[0]
+    return stem if home in HOMES and stem in FILES else ""
+
+
+def rank(module: str) -> int:
+    """Where a module stands in ORDER."""
+    if module in TABLE:
+        return RANK["experiment"]
+    if module.endswith(".command"):
+        return RANK["cli"]
+    folder = RANK[module.split(".")[1]]
+    file = file_of(module)
+    return min(folder, RANK[f"{file}.py"]) if file else folder
+
+
+def imports(text: str) -> set[str]:
+    """Modules of outlierlens that a file imports anywhere, annotations excepted."""
+    found, ahead = set(), [ast.parse(text)]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
+        ahead += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module == "outlierlens":
-                found |= {f"outlierlens.{alias.name}" for alias in node.names}
-    return {name.split(".")[1] for name in found if name.startswith("outlierlens.")}
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= inside or {node.module}
+    return {name for name in found if name.startswith("outlierlens.")}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_one_way(path: Path) -> None:
-    home = place(path)
-    if home in ("__init__", "__main__"):
-        return
-    assert home in LEVEL, f"{home} has no layer: give it one in LAYERS"
-    upward = {name for name in imports(path) if LEVEL.get(name, -1) > LEVEL[home]}
-    assert not upward, f"{path.name} ({home}) imports upward: {upward}"
+def home_of(module: str) -> str:
+    """The experiment's folder that a module lies in; "" of others."""
+    return next((home for home in HOMES if module == home or module.startswith(f"{home}.")), "")
 
 
-LIGHT = sorted(
-    VIEWS
-    | {
-        "weights",
-        "detect",
-        "results",
-        "observation",
-        "damage",
-        "swept",
-        "trajectory",
-        "tracked",
-        "watch_rows",
-        "pretrained",
-        "finetuned",
-        "survived",
-        "recovered",
-        "exported",
-        "one_dimension",
-        "probed",
-        "attended",
-        "geometrical",
-        "predicted",
-        "frequent",
-        "quantized",
-        "defined",
-        "super_weights",
-        "frequency_bands",
-        "similar",
-        "origins",
-        "origin",
-        "replicated",
-        "references",
-        "checkpoint",
-        "fingerprinted",
-        "verified",
-        "integrity.verify",
+def wrong_imports(module: str, text: str) -> list[str]:
+    """What this text may not import as `module`: what stands higher, and experiments that its own row does not `need`."""
+    home = home_of(module)
+    needs = {
+        f"outlierlens.experiments.{name}"
+        for row in EXPERIMENTS
+        if f"outlierlens.{row.home}" == home
+        for name in row.needs
     }
-)
+    wrong = []
+    for name in sorted(imports(text)):
+        other = home_of(name)
+        beside = home.startswith("outlierlens.experiments.") and other.startswith("outlierlens.experiments.")
+        if other == home != "":
+            continue  # a folder's files know one another; what must not import torch is tried below
+        if rank(name) > rank(module) or (beside and other not in needs and not module.endswith(".command")):
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"outlierlens", "outlierlens.__main__"}))
+def test_imports_go_one_way(module: str) -> None:
+    wrong = wrong_imports(module, MODULES[module].read_text("utf-8"))
+    assert not wrong
+
+
+def test_a_wrong_import_is_found() -> None:
+    upward = "def late():\n    from outlierlens.experiments.sweep.measure import sweep\n"
+    assert wrong_imports("outlierlens.models.load", upward) == ["outlierlens.experiments.sweep.measure"]
+    assert wrong_imports("outlierlens.experiments.geometry.charts", upward) == ["outlierlens.experiments.sweep.measure"]
+    assert not wrong_imports("outlierlens.experiments.sweep.nulls", upward)
+    sideways = "from outlierlens.experiments.geometry import layers"
+    assert wrong_imports("outlierlens.experiments.sweep.nulls", sideways) == ["outlierlens.experiments.geometry.layers"]
+    assert not wrong_imports("outlierlens.models.load", "if TYPE_CHECKING:\n    from outlierlens.cli import app")
+
+
+def test_no_module_needs_itself() -> None:
+    ahead = {module: imports(path.read_text("utf-8")) & MODULES.keys() - {module} for module, path in MODULES.items()}
+    TopologicalSorter(ahead).prepare()  # raises CycleError, with the modules of one
+
+
+def test_the_root_is_small() -> None:
+    assert len(list(SOURCE.glob("*.py"))) <= 6
+
+
+# What never imports torch: files by their name, in every experiment's folder, and what reads files without a model.
+LIGHT = sorted(
+    module.removeprefix("outlierlens.")
+    for module in MODULES
+    if file_of(module)
+    or "".join(module.split(".")[1:2]) in ("statistics", "view", "results", "report", "checkpoints")
+    or module in ("outlierlens.detection.rules", "outlierlens.detection.scan.measure",
+                  "outlierlens.experiments.integrity.verify",
+                  "outlierlens.experiments.origin.measure")
+)  # fmt: skip
 
 # Each module is imported by a child that has NumPy alone: forked, for starting Python anew takes longer than the import.
 IMPORT = """
@@ -282,7 +158,7 @@ def test_views_and_results_import_no_torch() -> None:
 def test_files_stay_short_and_arguments_few() -> None:
     for path in modules():
         assert len(path.read_text("utf-8").splitlines()) <= 400, f"{path}: find the second idea"
-        if place(path) == "cli":
+        if "cli" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from hub_models import MODEL, norms, one_file, packed, sharded, spaced
 from hub_server import COMMIT, FakeHub, Handler, Seen
-from outlierlens import errors, samples
-from outlierlens.arch import bind, stacks_of
-from outlierlens.checkpoint import open_checkpoint, ranges
-from outlierlens.checkpoint.hub import HubCheckpoint
-from outlierlens.checkpoint.safetensors import write_header
+from outlierlens import errors
+from outlierlens.architectures import bind, stacks_of
+from outlierlens.checkpoints import open_checkpoint, ranges, samples
+from outlierlens.checkpoints.hub import HubCheckpoint
+from outlierlens.checkpoints.safetensors import write_header
 
 pytest_plugins = ["hub_fixtures"]
 

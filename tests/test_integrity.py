@@ -10,20 +10,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from memory_checkpoint import Memory, of_model
+from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
-from outlierlens.fingerprinted import Fingerprint
-from outlierlens.integrity.fingerprint import (
-    digest_of,
-    fingerprint_checkpoint,
-    load_fingerprint,
-    values_of,
-)
-from outlierlens.integrity.options import FingerprintOptions
-from outlierlens.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entry
-from outlierlens.integrity.verify import verify_checkpoint
-from outlierlens.results import save, to_json
-from outlierlens.verified import Verification
-from outlierlens.weights import ScanOptions
+from outlierlens.experiments.integrity.fingerprint import digest_of, fingerprint_checkpoint, load_fingerprint, values_of
+from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.result import Fingerprint
+from outlierlens.experiments.integrity.result_verification import Verification
+from outlierlens.experiments.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entry
+from outlierlens.experiments.integrity.verify import verify_checkpoint
+from outlierlens.results.document import save, to_json
 
 WIDTH, INNER = 4, 6
 CONFIG = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": WIDTH, "pad_token_id": 0}
@@ -121,7 +116,7 @@ def test_deep_adds_the_embeddings_columns() -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2", "gemma2", "qwen3", "mixtral", "gpt_oss", "xlnet", "t5"])
 def test_no_norm_and_no_write_is_forgotten(family: str) -> None:
     from architectures import FAMILIES, build
-    from outlierlens.checkpoint.live import LiveCheckpoint
+    from outlierlens.checkpoints.live import LiveCheckpoint
 
     model = build(FAMILIES[family])
     checkpoint = LiveCheckpoint(model, name=family, config=model.config.to_dict())
@@ -452,7 +447,7 @@ def test_compare_with_values(folders: Any, run: Any, tmp_path: Path) -> None:
 
 
 def test_a_verification_survives_its_file(tmp_path: Path) -> None:
-    from outlierlens.results import load
+    from outlierlens.results.document import load
 
     found = verify_checkpoint(memory().edited("bert.embeddings.LayerNorm.bias", (1,), 5.0), taken(memory()))
     save(found, tmp_path / "v.json")

@@ -10,12 +10,12 @@ import pytest
 from hub_models import MODEL, one_file
 from hub_server import FakeHub
 from memory_checkpoint import Memory, of_model
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.fingerprinted import Fingerprint
-from outlierlens.integrity.fingerprint import fingerprint_checkpoint
-from outlierlens.integrity.options import FingerprintOptions
-from outlierlens.integrity.verify import verify_checkpoint
-from outlierlens.verified import Verification
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint
+from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.result import Fingerprint
+from outlierlens.experiments.integrity.result_verification import Verification
+from outlierlens.experiments.integrity.verify import verify_checkpoint
 
 pytest_plugins = ["hub_fixtures"]
 
@@ -112,7 +112,7 @@ def test_deep_agrees_across_formats(form: str, bert: Memory, baseline: Fingerpri
 
 
 def _sizes(found: Fingerprint) -> list[tuple[int, int]]:
-    from outlierlens.integrity.fingerprint import entry_of
+    from outlierlens.experiments.integrity.fingerprint import entry_of
 
     return [entry_of(entry).size for entry in found.entries if entry.role != "embedding column"]
 
@@ -229,7 +229,7 @@ def test_gguf_against_the_original_and_against_its_converted_copy(
 
 @pytest.mark.real
 def test_a_real_gguf_matches_its_converted_copy(sample: Any, tmp_path: Path) -> None:
-    from outlierlens.model_folder import model_folder
+    from outlierlens.models.folder import model_folder
 
     with open_checkpoint(sample("smollm2-135m")) as checkpoint:
         found = fingerprint_checkpoint(checkpoint, FingerprintOptions())

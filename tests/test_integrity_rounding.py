@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outlierlens.integrity.hashes import _bfloat16
-from outlierlens.integrity.rounding import Side, differ, half_step, interval, round_to
+from outlierlens.experiments.integrity.hashes import _bfloat16
+from outlierlens.experiments.integrity.rounding import Side, differ, half_step, interval, round_to
 
 NAMES = ("bfloat16", "float16", "float32")
 WORD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outlierlens.data.labelled import TASKS, examples, find_task, plain_task, read_examples
+from outlierlens.data.labelled.table import METRICS, with_metric
 from outlierlens.errors import BadInput, Offline
-from outlierlens.labelled import TASKS, examples, find_task, plain_task, read_examples
-from outlierlens.labelled.table import METRICS, with_metric
 
 RTE = find_task("glue:rte")
 SORT = plain_task("classify", "text", "label")

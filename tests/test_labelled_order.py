@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outlierlens.data.labelled import find_task, label_order, plain_task
+from outlierlens.data.labelled.labels import contradicted, places_among, plain
 from outlierlens.errors import BadInput
-from outlierlens.labelled import find_task, label_order, plain_task
-from outlierlens.labelled.labels import contradicted, places_among, plain
 
 MNLI, HANS, RTE, STSB = (find_task(name) for name in ("mnli", "hans", "rte", "stsb"))
 

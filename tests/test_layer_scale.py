@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.activations import observe
-from outlierlens.checkpoint import open_checkpoint
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.data.media import read_items
+from outlierlens.data.media.read import ItemOptions
+from outlierlens.detection.observe.measure import observe
+from outlierlens.detection.scan.measure import scan
 from outlierlens.errors import BadInput
-from outlierlens.integrity.sensitive import bound_stacks, list_sensitive
-from outlierlens.media import read_items
-from outlierlens.media.read import ItemOptions
-from outlierlens.models import from_objects
-from outlierlens.weights import scan
+from outlierlens.experiments.integrity.sensitive import bound_stacks, list_sensitive
+from outlierlens.models.load import from_objects
 
 
 def planted(folder: Path) -> Any:

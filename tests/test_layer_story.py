@@ -12,17 +12,12 @@ from scipy import stats
 
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.attended import Attention, KeyCorrelation
 from outlierlens.errors import BadInput
-from outlierlens.frequent import Correlations, Frequency, View
-from outlierlens.layer_story import (
-    LayerStory,
-    layer_story,
-    link_rows,
-    story_rows,
-)
-from outlierlens.results import from_json, save, to_json
-from outlierlens.swept import Sweep
+from outlierlens.experiments.attention.result import Attention, KeyCorrelation
+from outlierlens.experiments.frequency.result import Correlations, Frequency, View
+from outlierlens.experiments.layer_story.result import LayerStory, layer_story, link_rows, story_rows
+from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.results.document import from_json, save, to_json
 
 LAYERS, WIDTH = 6, 8
 NAMED = (2, 5)

@@ -65,7 +65,7 @@ def test_errors_of_the_machine_say_what_can_be_done(error: BaseException, said: 
 
 @pytest.mark.skipif(os.name != "posix" or sys.platform == "darwin", reason="file names are UTF-8 there")
 def test_a_file_name_that_is_no_utf8_is_written_as_json(tmp_path: Path) -> None:
-    from outlierlens.samples import directory
+    from outlierlens.checkpoints.samples import directory
 
     folder = tmp_path / "caf\udce9"
     folder.mkdir()

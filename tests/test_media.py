@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import media_models as made
+from outlierlens.data.media import Items, LabelledItems, kind_of, read_items
+from outlierlens.data.media.decode import picture, recording, samples
+from outlierlens.data.media.read import ItemOptions
+from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput, MissingExtra
-from outlierlens.media import Items, LabelledItems, kind_of, read_items
-from outlierlens.media.decode import picture, recording, samples
-from outlierlens.media.read import ItemOptions
-from outlierlens.tables import open_table
 
 UNLABELLED = ItemOptions(labelled=False)
 PIXELS, LABELS = made.pictures(7, seed=0)
@@ -81,7 +81,7 @@ def test_the_digest_follows_items_labels_and_how_much_is_read(folder: Path) -> N
 
 
 def made_part() -> Any:
-    from outlierlens.media.items import Part
+    from outlierlens.data.media.items import Part
 
     return Part("one", array=np.zeros(5, dtype=np.float32), rate=10)
 
@@ -197,7 +197,7 @@ def test_hostile_arrays_are_refused_before_they_are_made(tmp_path: Path) -> None
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.media.arrays.MAX_UNPACKED", 1000)
+    monkeypatch.setattr("outlierlens.data.media.arrays.MAX_UNPACKED", 1000)
     np.savez_compressed(tmp_path / "data.npz", images=np.zeros((4, 16, 16, 3), dtype=np.uint8))
     with pytest.raises(BadFile, match=r"1 arrays of 0\.0 GB, more than .* or one \.npy"):
         read_items("image", tmp_path / "data.npz")
@@ -347,7 +347,7 @@ def test_sampling_rate_cannot_be_guessed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.media.items.MAX_BYTES", 100)
+    monkeypatch.setattr("outlierlens.data.media.items.MAX_BYTES", 100)
     with pytest.raises(BadFile, match=r"\.png: 0\.0 GB, more than 0; cut it"):
         decoded(read_items("image", folder))
 

@@ -13,11 +13,11 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from outlierlens.errors import BadInput
-from outlierlens.interval_words import no_change
 from outlierlens.statistics.bootstrap import Sums, bca, mean_value
 from outlierlens.statistics.ranks import resampled_spearman
+from outlierlens.statistics.words import no_change
+from outlierlens.tasks.intervals import class_value
 from outlierlens.tasks.metrics import Statistic, interval, paired_interval, score
-from outlierlens.tasks.resampled import class_value
 
 CLASSES = ("accuracy", "f1", "macro f1", "mcc", "token accuracy", "token f1")
 CORRELATIONS = ("pearson", "spearman")

@@ -11,20 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from outlierlens import samples
-from outlierlens.ablate import zeroed_weights
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.data import Texts, batches, read_texts
-from outlierlens.model_folder import model_folder
-from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.pretrain.recipe import read_recipe
-from outlierlens.results import load
-from outlierlens.sweeps.loop import sweep
-from outlierlens.sweeps.options import SweepOptions
+from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.checkpoints import open_checkpoint, samples
+from outlierlens.data.texts import Texts, batches, read_texts
+from outlierlens.detection.scan.measure import scan
+from outlierlens.experiments.sweep.measure import sweep
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.track.measure import track
+from outlierlens.models.folder import model_folder
+from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.results.document import load
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
-from outlierlens.tracking import track
-from outlierlens.watch_rows import read_activity, read_watch
-from outlierlens.weights import scan
+from outlierlens.training.pretrain.recipe import read_recipe
+from outlierlens.training.watch_rows import read_activity, read_watch
 
 NAME = "mini-bert"
 

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from outlierlens import samples
-from outlierlens.activations import ObserveOptions, observe
-from outlierlens.bench import DisableOptions, disable
-from outlierlens.damage import Damage
-from outlierlens.data import Texts
-from outlierlens.models import LoadedModel
-from outlierlens.pretrain.recipe import read_recipe
+from outlierlens.ablation.damage import Damage
+from outlierlens.checkpoints import samples
+from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.scan.measure import scan
+from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.models.load import LoadedModel
 from outlierlens.tasks import TaskOptions
-from outlierlens.watch_rows import read_watch
-from outlierlens.weights import scan
+from outlierlens.training.pretrain.recipe import read_recipe
+from outlierlens.training.watch_rows import read_watch
 
 NAME = "mini-planted"
 PLANTED = (8, 24, 40, 56, 72, 88, 104, 120)

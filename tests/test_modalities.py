@@ -10,20 +10,20 @@ import pytest
 import torch
 
 import media_models as made
-from outlierlens.ablate import edited_hidden, zeroed_norms
-from outlierlens.activations import ObserveOptions, observe
-from outlierlens.bench import DisableOptions, disable, save_disabled
-from outlierlens.detect import Rule
+from outlierlens.ablation.switches import edited_hidden, zeroed_norms
+from outlierlens.data.media import LabelledItems, read_items
+from outlierlens.data.media.read import ItemOptions
+from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.rules import Rule
+from outlierlens.detection.scan.measure import ScanOptions, scan
 from outlierlens.errors import BadFile, BadInput, MissingExtra
-from outlierlens.media import LabelledItems, read_items
-from outlierlens.media.prepare import Prepare
-from outlierlens.media.read import ItemOptions
-from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.results import from_json, to_json
-from outlierlens.sweeps.loop import sweep
-from outlierlens.sweeps.options import SweepOptions
+from outlierlens.experiments.disable.measure import DisableOptions, disable, save_disabled
+from outlierlens.experiments.sweep.measure import sweep
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.models.media.prepare import Prepare
+from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks import TaskOptions, make_task
-from outlierlens.weights import ScanOptions, scan
 
 N = 30
 UNLABELLED = ItemOptions(labelled=False)
@@ -402,7 +402,7 @@ def test_what_is_not_kept_is_prepared_again(
     models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make_task(models("image"), data["image"], TaskOptions(measure="loss")).per_text()[0]
-    monkeypatch.setattr("outlierlens.media.rows.KEPT_BYTES", 5000)
+    monkeypatch.setattr("outlierlens.models.media.rows.KEPT_BYTES", 5000)
     task: Any = make_task(models("image"), data["image"], TaskOptions(measure="loss"))
     assert len(task.rows._kept) == 1
     assert np.array_equal(task.per_text()[0], whole)

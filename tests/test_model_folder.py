@@ -11,9 +11,9 @@ import torch
 
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens.checkpoint import open_checkpoint
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, UnknownModel
-from outlierlens.models import LoadOptions, fingerprint, load_model, load_tokenizer
+from outlierlens.models.load import LoadOptions, fingerprint, load_model, load_tokenizer
 
 QUIET = LoadOptions(notice=lambda _: None)
 

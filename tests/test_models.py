@@ -16,10 +16,10 @@ import torch
 
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens import models
-from outlierlens.devices import whole_float32
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, UnknownModel
-from outlierlens.models import LoadOptions, fingerprint, from_objects, load_model, max_positions
+from outlierlens.models import load as models
+from outlierlens.models.devices import whole_float32
+from outlierlens.models.load import LoadOptions, fingerprint, from_objects, load_model, max_positions
 
 Change = Callable[[Path], object]
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

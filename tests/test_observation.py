@@ -12,9 +12,9 @@ import pyarrow
 import pytest
 
 from architectures import FAMILIES, build
+from outlierlens.detection.observe.result import FLAT, QUANTILES, Observation, StackObservation, Statistics
 from outlierlens.errors import BadInput, MissingExtra
-from outlierlens.observation import FLAT, QUANTILES, Observation, StackObservation, Statistics
-from outlierlens.results import Provenance, from_json, to_json
+from outlierlens.results.document import Provenance, from_json, to_json
 
 VIEWS = ("all", "without_special")
 

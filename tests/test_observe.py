@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from architectures import FAMILIES, Family, build
-from outlierlens import data
-from outlierlens.activation_rules import ActivationRules, Measured, activation_outliers
-from outlierlens.activations import ObserveOptions, Observer, observe
-from outlierlens.data import Texts, read_texts
+from outlierlens.data import texts as data
+from outlierlens.data.texts import Texts, read_texts
+from outlierlens.detection.activation_rules import ActivationRules, Measured, activation_outliers
+from outlierlens.detection.observe.measure import ObserveOptions, Observer, observe
+from outlierlens.detection.observe.result import QUANTILES, Observation, Statistics
+from outlierlens.detection.summary import VIEWS
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects, load_model
-from outlierlens.observation import QUANTILES, Observation, Statistics
-from outlierlens.results import from_json, to_json
-from outlierlens.stats_summary import VIEWS
+from outlierlens.models.load import LoadedModel, from_objects, load_model
+from outlierlens.results.document import from_json, to_json
 
 TEXT_FAMILIES = [family for family in FAMILIES.values() if family.inputs in ("text", "pair", "cross", "image and text")]
 SPECIAL = range(5)  # the tokenizer's first five ids
@@ -197,7 +197,7 @@ def test_many_windows_of_texts_are_one_pass(words: Callable[..., Any], monkeypat
     loaded = wrap(FAMILIES["bert"], words())
     texts = some_texts(25)
     whole = observe(loaded, texts, ObserveOptions(batch_size=4)).stacks[0].view()
-    monkeypatch.setattr("outlierlens.reading.TextReading.window", 1)
+    monkeypatch.setattr("outlierlens.models.passes.TextReading.window", 1)
     steps: list[tuple[str, int, int]] = []
     options = ObserveOptions(batch_size=4, progress=lambda *step: steps.append(step))
     pieces = observe(loaded, texts, options).stacks[0].view()
@@ -338,7 +338,7 @@ def test_mpnet_numbers_positions_from_its_own_padding_index(words: Callable[...,
 def test_one_function_feeds_decoders_and_one_limits_positions(
     words: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outlierlens.inputs.max_positions", lambda config: 6)
+    monkeypatch.setattr("outlierlens.models.inputs.max_positions", lambda config: 6)
     fed: list[list[int]] = []
 
     def side(batch: Any, config: Any) -> Any:
@@ -346,7 +346,7 @@ def test_one_function_feeds_decoders_and_one_limits_positions(
         fed.extend(tokens.tolist())
         return tokens, special
 
-    monkeypatch.setattr("outlierlens.forward.decoder_side", side)
+    monkeypatch.setattr("outlierlens.models.forward.decoder_side", side)
     found = observe(wrap(FAMILIES["bart"], words()), Texts("made", ("w1 w2 w3 w4 w5 w6",)))
     assert found.max_length == 6
     assert {len(tokens) for tokens in fed} == {6}

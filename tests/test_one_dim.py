@@ -16,16 +16,16 @@ from sklearn import metrics
 import finetune_runs
 from architectures import FAMILIES, build
 from outlierlens import charts
-from outlierlens.confusion import confusion, metric_of
+from outlierlens.data.labelled import Examples, find_task, plain_task
 from outlierlens.errors import BadInput
+from outlierlens.experiments.one_dimension.measure import one_dimension
 from outlierlens.experiments.one_dimension.options import OneDimOptions
-from outlierlens.labelled import Examples, find_task, plain_task
-from outlierlens.models import LoadOptions, from_objects, load_model
-from outlierlens.one_dim import one_dimension
-from outlierlens.results import from_json, load, to_json
-from outlierlens.stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
+from outlierlens.experiments.one_dimension.stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
+from outlierlens.models.load import LoadOptions, from_objects, load_model
+from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
+from outlierlens.tasks.confusion import confusion, metric_of
 
 
 def brute_force(values: np.ndarray, labels: np.ndarray, n_classes: int, weights: np.ndarray) -> float:
@@ -89,7 +89,7 @@ def test_few_dimensions_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch)
     random = np.random.default_rng(0)
     values, labels = random.normal(size=(40, 7)), random.integers(0, 3, 40)
     whole = fit_intervals(values, labels, 3)
-    monkeypatch.setattr("outlierlens.stumps.MEMORY", 40 * 3 * 4 * 2)
+    monkeypatch.setattr("outlierlens.experiments.one_dimension.stumps.MEMORY", 40 * 3 * 4 * 2)
     parts = fit_intervals(values, labels, 3)
     assert np.array_equal(whole.cuts, parts.cuts)
     assert np.array_equal(whole.says, parts.says)
@@ -329,7 +329,7 @@ def test_what_cannot_be_measured(words: Any, monkeypatch: pytest.MonkeyPatch) ->
         loaded.model.bert.encoder.layer[2].output.dense.bias[1] = float("inf")
     with pytest.raises(BadInput, match="layer 2: a sentence vector holds a value that is not finite"):
         one_dimension(loaded, examples, examples)
-    monkeypatch.setattr("outlierlens.one_dim.MAX_BYTES", 100)
+    monkeypatch.setattr("outlierlens.experiments.one_dimension.measure.MAX_BYTES", 100)
     with pytest.raises(BadInput, match="use fewer layers or a smaller --limit"):
         one_dimension(loaded, examples, examples)
 
@@ -378,7 +378,7 @@ def test_a_real_model_s_states_are_where_the_library_has_them(sample: Any) -> No
     import transformers
 
     name = sample("minilm-l6")
-    from outlierlens.models import NewHead
+    from outlierlens.models.load import NewHead
 
     loaded = load_model(name, LoadOptions(dtype="float32", device="cpu"), NewHead(("no", "yes")))
     texts = (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.checkpoint.onnx import OnnxCheckpoint
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.onnx import OnnxCheckpoint
 from outlierlens.errors import BadFile
 
 onnx = pytest.importorskip("onnx")

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from outlierlens.cli.flags import Usage, call, command
 from outlierlens.errors import BadInput
 from outlierlens.options import REQUIRED, Flag, Flat, Other, build, changed, check, options_of
-from outlierlens.task_reading import SplitReading
+from outlierlens.tasks.options import SplitReading
 from outlierlens.view.section import (
     Change,
     Count,
@@ -52,7 +52,7 @@ class Asked:
     thing."""
     n_random: Annotated[int, Flag("-r", "--random"), Ge(0), Lt(10)] = 5
     """Draws."""
-    share: Annotated[float | None, Flag(read="spelling:number_or_none", words="0.5"), Gt(0), Le(1)] = 0.5
+    share: Annotated[float | None, Flag(read="options:number_or_none", words="0.5"), Gt(0), Le(1)] = 0.5
     """A part."""
     wide: Annotated[bool, Flag("--wide/--narrow")] = True
     """Which way."""
@@ -145,7 +145,10 @@ def test_two_groups_may_not_have_one_option() -> None:
 
 
 def test_options_import_no_heavy_library() -> None:
-    code = "import sys, outlierlens.session, outlierlens.quantization.options; print({'torch', 'cyclopts'} & set(sys.modules))"
+    code = (
+        "import sys, outlierlens.session, outlierlens.experiments.quantization.options;"
+        "print({'torch', 'cyclopts'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -16,19 +16,19 @@ import synthetic_report
 from architectures import FAMILIES, Family, batch, build
 from hub_server import FakeHub
 from origin_models import POSITIONS, TOKENS, WIDTH
-from outlierlens.arch import ARCHITECTURES, stacks_of
-from outlierlens.arch.tables import KINDS, first_row, kind_of
-from outlierlens.detect import zscore
-from outlierlens.embedding_tables import BINS, BinCounter, TablePass, histogram_of
+from outlierlens.architectures import ARCHITECTURES, stacks_of
+from outlierlens.architectures.tables import KINDS, first_row, kind_of
+from outlierlens.checkpoints.vocabulary import token_texts
+from outlierlens.detection.observe.result import ActivationOutlier
+from outlierlens.detection.rules import zscore
+from outlierlens.detection.scan.measure import ScanOptions, scan
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
-from outlierlens.models import from_objects
-from outlierlens.observation import ActivationOutlier
-from outlierlens.origin import OriginOptions, dims_of_observation, origin, origin_live
-from outlierlens.origin_verdict import summary
-from outlierlens.origins import Origin, StackOrigin, TableOrigin
-from outlierlens.results import from_json, load, save, to_json
-from outlierlens.vocabulary import token_texts
-from outlierlens.weights import ScanOptions, scan
+from outlierlens.experiments.origin.embedding_tables import BINS, BinCounter, TablePass, histogram_of
+from outlierlens.experiments.origin.measure import OriginOptions, dims_of_observation, origin, origin_live
+from outlierlens.experiments.origin.result import Origin, StackOrigin, TableOrigin
+from outlierlens.experiments.origin.verdict import summary
+from outlierlens.models.load import from_objects
+from outlierlens.results.document import from_json, load, save, to_json
 
 pytest_plugins = ["hub_fixtures"]
 
@@ -183,7 +183,7 @@ def test_the_outcome_does_not_depend_on_where_the_rows_are_cut(cuts: list[int], 
 
 
 def wrapped(table: TableOrigin) -> Origin:
-    from outlierlens.results import Provenance
+    from outlierlens.results.document import Provenance
 
     stack = StackOrigin("model", 5, 1, (0, 4), (table,), (), ())
     return Origin(Provenance("m", "f"), "", "", "", 3.0, (stack,), 0, 0)

@@ -13,11 +13,10 @@ import huggingface_hub
 import pytest
 
 from moments import until
-from outlierlens import pace, samples
-from outlierlens.checkpoint import ranges
-from outlierlens.checkpoint.hub import HubCheckpoint
+from outlierlens.checkpoints import pace, ranges, samples
+from outlierlens.checkpoints.hub import HubCheckpoint
+from outlierlens.checkpoints.samples import SAMPLES, Member, Sample, Wheel, download
 from outlierlens.errors import RemoteError
-from outlierlens.samples import SAMPLES, Member, Sample, Wheel, download
 
 pytest_plugins = ["hub_fixtures"]
 

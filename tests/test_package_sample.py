@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from outlierlens import samples
+from outlierlens.checkpoints import samples
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.pretrain.recipe import read_recipe
-from outlierlens.pretrained import Change, Outcome
-from outlierlens.results import Provenance, save
-from outlierlens.watch_rows import read_watch, step_of
+from outlierlens.results.document import Provenance, save
+from outlierlens.training.pretrain.recipe import read_recipe
+from outlierlens.training.pretrain.result import Change, Outcome
+from outlierlens.training.watch_rows import read_watch, step_of
 from row_files import rows_in, write_rows
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "package_sample.py"

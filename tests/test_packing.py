@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
-from outlierlens.pretrain.packing import PACKINGS, Marks, pack
+from outlierlens.training.pretrain.packing import PACKINGS, Marks, pack
 
 CLS, SEP, PAD = 2, 3, 0
 MARKS = Marks(cls=CLS, sep=SEP, pad=PAD)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from outlierlens.data import read_texts
+from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadInput
-from outlierlens.writing import write_text
+from outlierlens.results.safe_files import write_text
 
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.txt", "pipe.csv", "pipe.jsonl"])

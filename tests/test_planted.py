@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from architectures import FAMILIES, config_of
-from outlierlens import arch
-from outlierlens.arch import BoundStack, Param
-from outlierlens.checkpoint.base import Checkpoint, TensorInfo
-from outlierlens.weights import ScanOptions, scan_checkpoint
+from outlierlens import architectures as arch
+from outlierlens.architectures import BoundStack, Param
+from outlierlens.checkpoints.base import Checkpoint, TensorInfo
+from outlierlens.detection.scan.measure import ScanOptions, scan_checkpoint
 
 WIDTH, LAYERS = 64, 4
 WIDTH_KEYS = {"hidden_size", "d_model", "n_embd", "dim"}

@@ -9,12 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
-from outlierlens.ablate import EditSettings, edited_hidden
-from outlierlens.data import batches
+from outlierlens.ablation.position_means import (
+    Collecting,
+    PositionMeans,
+    PositionSums,
+    collected,
+    first_tokens,
+    positions,
+)
+from outlierlens.ablation.switches import EditSettings, edited_hidden
+from outlierlens.data.texts import batches
 from outlierlens.errors import BadInput
-from outlierlens.hidden import tapped
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.position_means import Collecting, PositionMeans, PositionSums, collected, first_tokens, positions
+from outlierlens.models.hooks import tapped
+from outlierlens.models.load import LoadedModel, from_objects
 
 TEXTS = ["w1 w2 w3", "w4 w5 w6 w7 w8", "w9"]
 

@@ -10,19 +10,19 @@ import torch
 
 import planted_heads as planted
 from architectures import FAMILIES, build
-from outlierlens.ablate import zeroed_weights
-from outlierlens.data import Texts
+from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.data.texts import Texts
+from outlierlens.data.token_counts import TokenCounts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.predicted import MEASURES
-from outlierlens.predictions.options import PredictionOptions
-from outlierlens.predictions.run import predictions
-from outlierlens.predictions.said import INPUT_TASKS
-from outlierlens.predictions.switches import Switches
-from outlierlens.predictions.tally import Scale, Tally, change
-from outlierlens.predictions.unigram import FLOOR, Unigram, divergences, slopes, spearmans
+from outlierlens.experiments.predictions.measure import predictions
+from outlierlens.experiments.predictions.options import PredictionOptions
+from outlierlens.experiments.predictions.result import MEASURES
+from outlierlens.experiments.predictions.switches import Switches
+from outlierlens.experiments.predictions.tally import Scale, Tally, change
+from outlierlens.experiments.predictions.unigram import FLOOR, Unigram, divergences, slopes, spearmans
+from outlierlens.experiments.predictions.words import INPUT_TASKS
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.token_counts import TokenCounts
 
 TEXTS = Texts(
     "made up", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(n)) for i, n in enumerate((3, 25, 9, 14, 6)))

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from outlierlens.errors import BadFile, BadInput, MissingExtra
-from outlierlens.predictions.speech import TAGGER, Placing, Predicted, Tagger, Tagging, alone, parts_of_speech
+from outlierlens.experiments.predictions.speech import (
+    TAGGER,
+    Placing,
+    Predicted,
+    Tagger,
+    Tagging,
+    alone,
+    parts_of_speech,
+)
 
 PIECES = (
     "[PAD]",
@@ -183,9 +191,9 @@ def test_shares_and_confusions_by_hand(pipeline: Path, pieces: Any) -> None:
 
 def test_the_run_tags_what_it_predicts(pipeline: Path, words: Any) -> None:
     import planted_heads as planted
-    from outlierlens.data import Texts
-    from outlierlens.predictions.options import PredictionOptions
-    from outlierlens.predictions.run import predictions
+    from outlierlens.data.texts import Texts
+    from outlierlens.experiments.predictions.measure import predictions
+    from outlierlens.experiments.predictions.options import PredictionOptions
 
     texts = Texts("t", tuple(" ".join(f"w{i + j}" for j in range(8)) for i in range(3)))
     options = PredictionOptions(

@@ -8,17 +8,17 @@ import pytest
 
 import planted_heads as planted
 import predicted_results
-from outlierlens.charts.prediction_panels import parts_of_speech, prediction_curves
-from outlierlens.charts.predictions import prediction_shifts, predictions
 from outlierlens.errors import BadInput
-from outlierlens.predicted import MEASURES
-from outlierlens.results import load
+from outlierlens.experiments.predictions.charts import prediction_shifts, predictions
+from outlierlens.experiments.predictions.charts_panels import parts_of_speech, prediction_curves
+from outlierlens.experiments.predictions.result import MEASURES
+from outlierlens.results.document import load
 
 
 @pytest.fixture
 def folder(tmp_path: Path, words: Any) -> Path:
     """A planted model with its tokenizer, counts and texts."""
-    from outlierlens.token_counts import write_counts
+    from outlierlens.data.token_counts import write_counts
 
     loaded = planted.causal(words)
     loaded.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]

@@ -15,18 +15,18 @@ from safetensors.numpy import load_file, save_file
 from torch.nn import functional
 from transformers import TrainingArguments
 
-from outlierlens import training
 from outlierlens.errors import BadInput
-from outlierlens.models import load_model
-from outlierlens.pretrain import loop
-from outlierlens.pretrain.build import build
-from outlierlens.pretrain.corpus import prepare
-from outlierlens.pretrain.masking import IGNORED
-from outlierlens.pretrain.recipe import Recipe, read_recipe
-from outlierlens.pretrain.rows import Rows, TrainingRows
-from outlierlens.pretrain.tokens import load_tokenizer
-from outlierlens.run_files import checkpoints, newest_checkpoint, read_log
-from outlierlens.watch_rows import read_watch
+from outlierlens.models.load import load_model
+from outlierlens.training import trainer as training
+from outlierlens.training.pretrain import loop
+from outlierlens.training.pretrain.build import build
+from outlierlens.training.pretrain.corpus import prepare
+from outlierlens.training.pretrain.masking import IGNORED
+from outlierlens.training.pretrain.recipe import Recipe, read_recipe
+from outlierlens.training.pretrain.rows import Rows, TrainingRows
+from outlierlens.training.pretrain.tokens import load_tokenizer
+from outlierlens.training.run_files import checkpoints, newest_checkpoint, read_log
+from outlierlens.training.watch_rows import read_watch
 from pretrain_runs import N_PLACES, recipe_in, train
 
 KNOWN, UNKNOWN = math.log(2), math.log(2 * N_PLACES)  # nats left when the place is known, or not

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 from torch.nn import functional
 
 from outlierlens.errors import BadInput
-from outlierlens.pretrain.build import build
-from outlierlens.pretrain.recipe import Recipe, plain, read_recipe, shipped
-from outlierlens.pretrain.tokens import load_tokenizer
+from outlierlens.training.pretrain.build import build
+from outlierlens.training.pretrain.recipe import Recipe, plain, read_recipe, shipped
+from outlierlens.training.pretrain.tokens import load_tokenizer
 from pretrain_runs import recipe_in
 
 

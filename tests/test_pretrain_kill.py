@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 import forked
 from moments import finish
-from outlierlens.rows import read_rows
-from outlierlens.watch_rows import read_activity, read_watch
+from outlierlens.results.row_store import read_rows
+from outlierlens.training.watch_rows import read_activity, read_watch
 from pretrain_runs import recipe_in, train_alone
 
 STEPS, EVERY, SAVE = 60, 5, 10

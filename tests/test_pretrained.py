@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outlierlens.pretrained import Outcome, Outcomes
-from outlierlens.results import from_json, load, to_json
+from outlierlens.results.document import from_json, load, to_json
+from outlierlens.training.pretrain.result import Outcome, Outcomes
 from pretrain_runs import outcome
 
 WORDS = "the cat dog sat on mat house red blue runs to a tree bird flies over small big green slow"

@@ -12,13 +12,13 @@ import torch
 import probe_results
 from architectures import FAMILIES, Family
 from outlierlens import charts
-from outlierlens.clipping import Clipping, resolve_clipping
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.probed import Contribution, bucket_accuracy, buckets, meaning
-from outlierlens.probing import ProbeOptions, Split, probe_positions, split_texts
-from outlierlens.probing.view import sections
-from outlierlens.results import from_json, load, to_json
+from outlierlens.experiments.probe import ProbeOptions, Split, probe_positions, split_texts
+from outlierlens.experiments.probe.result import Contribution, bucket_accuracy, buckets, meaning
+from outlierlens.experiments.probe.view import sections
+from outlierlens.results.document import from_json, load, to_json
+from outlierlens.vectors.clip import Clipping, resolve_clipping
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
 from test_observe import TEXT_FAMILIES, some_texts, wrap
@@ -174,8 +174,8 @@ def test_which_tokens_count(words: Any) -> None:
 
 def test_texts_end_where_there_are_tokens_enough(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = wrap(FAMILIES["bert"], words(), double=False)
-    monkeypatch.setattr("outlierlens.probing.measure.TRAIN_TOKENS", 11)
-    monkeypatch.setattr("outlierlens.probing.measure.DEV_TOKENS", 9)
+    monkeypatch.setattr("outlierlens.experiments.probe.measure.TRAIN_TOKENS", 11)
+    monkeypatch.setattr("outlierlens.experiments.probe.measure.DEV_TOKENS", 9)
     same = Texts("t", tuple(f"w{i} w{i + 1}" for i in range(8)))  # four tokens each, two of them special
     split = Split(same, same)
     found = probe_positions(loaded, split, NONE)

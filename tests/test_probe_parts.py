@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from architectures import FAMILIES
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.probing.flow import Flow, FlowOptions, counted, taken
-from outlierlens.probing.joint import Plan, Probes, scales_of
-from outlierlens.probing.judge import JudgeOptions, Variants, judge
-from outlierlens.probing.kind import in_embeddings, left_only
-from outlierlens.probing.texts import split_texts
+from outlierlens.experiments.probe.flow import Flow, FlowOptions, counted, taken
+from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
+from outlierlens.experiments.probe.judge import JudgeOptions, Variants, judge
+from outlierlens.experiments.probe.kind import in_embeddings, left_only
+from outlierlens.experiments.probe.texts import split_texts
 from outlierlens.vectors.read import ReadOptions, token_batches, tokenise
 from outlierlens.vectors.store import Budget
 from test_observe import some_texts, wrap
@@ -119,7 +119,7 @@ def test_states_and_positions_belong_together_and_pools_mix_lengths(
         of_texts.append(torch.tensor(batch.texts)[rows])
     by_state, place, of = torch.cat(known), torch.cat(places), torch.cat(of_texts)
     for pool in (7, 20, 4096):
-        monkeypatch.setattr("outlierlens.probing.flow.POOL_TOKENS", pool)
+        monkeypatch.setattr("outlierlens.experiments.probe.flow.POOL_TOKENS", pool)
         flow = flow_of(words, n_positions=99)[2]
         assert flow.pool == pool
         for states, positions, texts in flow.steps(0):
@@ -157,7 +157,7 @@ def test_a_cached_epoch_is_the_same_as_one_read_again(words: Any, monkeypatch: p
         ran.append(1)
         return original(*given, **more)
 
-    monkeypatch.setattr("outlierlens.probing.flow.token_batches", counting)
+    monkeypatch.setattr("outlierlens.experiments.probe.flow.token_batches", counting)
     for epoch in range(3):
         for one, other in zip(plain.steps(epoch), cached.steps(epoch), strict=True):
             assert one[1].tolist() == other[1].tolist()
@@ -236,7 +236,7 @@ def test_evaluation_is_brute_force(family: str, row: str, words: Any) -> None:
 
 
 def test_intervals_are_of_texts_drawn_with_replacement(words: Any) -> None:
-    from outlierlens.probing.judge import Judged
+    from outlierlens.experiments.probe.judge import Judged
 
     random = np.random.default_rng(0)
     n = random.integers(1, 30, 300)

@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 
 from architectures import FAMILIES
-from outlierlens.clipping import Clipping
-from outlierlens.probed import held_for
-from outlierlens.probing import ProbeOptions, Split, probe_positions
-from outlierlens.probing.joint import Plan, Probes, scales_of
-from outlierlens.probing.judge import Judged
-from outlierlens.results import from_json, to_json
+from outlierlens.experiments.probe import ProbeOptions, Split, probe_positions
+from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
+from outlierlens.experiments.probe.judge import Judged
+from outlierlens.experiments.probe.result import held_for
+from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.resampling import poisson_times
+from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.read import ReadOptions
 from test_observe import some_texts, wrap
 

@@ -9,10 +9,19 @@ import torch
 from torch import nn
 
 from architectures import FAMILIES, GROUPED, TEXT, Family, build
-from outlierlens.arch import ARCHITECTURES, BoundStack, Param, bind, live_parameters, load_toml, stacks_of, to_toml
-from outlierlens.arch.probe import DIM, BlockProbe, norm_offset, only_dim_changed, restored, same
-from outlierlens.arch.propose import Proposal, propose
+from outlierlens.architectures import (
+    ARCHITECTURES,
+    BoundStack,
+    Param,
+    bind,
+    live_parameters,
+    load_toml,
+    stacks_of,
+    to_toml,
+)
 from outlierlens.errors import UnknownArchitecture
+from outlierlens.models.proposal.probe import DIM, BlockProbe, norm_offset, only_dim_changed, restored, same
+from outlierlens.models.proposal.propose import Proposal, propose
 
 SAME = [
     "bert", "electra-generator", "distilbert", "mpnet", "deberta-v2", "modernbert", "xlnet", "bart", "t5", "t5-gated",

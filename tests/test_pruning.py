@@ -17,17 +17,17 @@ from torch.nn.utils import prune
 
 import pruning_results
 from architectures import FAMILIES, build
-from outlierlens.ablate import zero_weights_
-from outlierlens.charts.pruning import prune_experiment, pruned_positions
+from outlierlens.ablation.switches import zero_weights_
+from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
-from outlierlens.pruned import Removal
-from outlierlens.pruning.check import prune_check
-from outlierlens.pruning.options import CheckOptions, ProtectOptions
-from outlierlens.pruning.protect import TOOLS, protect
-from outlierlens.pruning.view import sections
+from outlierlens.experiments.pruning.charts import prune_experiment, pruned_positions
+from outlierlens.experiments.pruning.check import prune_check
+from outlierlens.experiments.pruning.options import CheckOptions, ProtectOptions
+from outlierlens.experiments.pruning.protect import TOOLS, protect
+from outlierlens.experiments.pruning.result import Removal
+from outlierlens.experiments.pruning.view import sections
 from outlierlens.report.joined import Joined, joined_notes, joined_sections
-from outlierlens.results import load
-from outlierlens.weights import ScanOptions
+from outlierlens.results.document import load
 
 OUTLIERS = CheckOptions(dims=(3,))
 NORMS = "encoder.layer.{}.output.LayerNorm.{}"
@@ -391,7 +391,8 @@ def test_the_check_needs_no_torch(folder: Any, tmp_path: Path) -> None:
     path = tmp_path / "masks.npz"
     np.savez(path, **masks_of({0: (3,), 1: (3,)}))
     code = (
-        "import sys; from outlierlens.pruning.check import prune_check; from outlierlens.pruning.protect import protect\n"
+        "import sys; from outlierlens.experiments.pruning.check import prune_check\n"
+        "from outlierlens.experiments.pruning.protect import protect\n"
         "assert not prune_check(sys.argv[1], sys.argv[2]).holds; print([m for m in ('torch', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run(

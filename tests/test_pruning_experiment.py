@@ -9,15 +9,15 @@ import torch
 
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens.arch import live_parameters
-from outlierlens.data import Texts
+from outlierlens.architectures import live_parameters
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.pruned import Removal
-from outlierlens.pruning.experiment import Pruner, prune_experiment
-from outlierlens.pruning.options import ExperimentOptions
-from outlierlens.pruning.removal import Cells
-from outlierlens.results import load
+from outlierlens.experiments.pruning.experiment import Pruner, prune_experiment
+from outlierlens.experiments.pruning.options import ExperimentOptions
+from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.experiments.pruning.result import Removal
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.results.document import load
 from row_files import rows_in, write_rows
 
 TEXTS = Texts("made up", tuple(" ".join(f"w{(5 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch.nn.utils import prune
 
 from architectures import FAMILIES, build
-from outlierlens.arch import BoundStack, Param, Stack
+from outlierlens.architectures import BoundStack, Param, Stack
 from outlierlens.errors import BadInput
-from outlierlens.pruned import Removal
-from outlierlens.pruning.guard import State, guarded_masks
-from outlierlens.pruning.removal import Cells, per_dim_off
-from outlierlens.pruning.torch_guard import same_position_guard
+from outlierlens.experiments.pruning.guard import State, guarded_masks
+from outlierlens.experiments.pruning.removal import Cells, per_dim_off
+from outlierlens.experiments.pruning.result import Removal
+from outlierlens.experiments.pruning.torch_guard import same_position_guard
 
 
 def cells_of(n_layers: int, width: int, rule: Removal, *, norm: bool, row: tuple[int, ...] = (3,)) -> Cells:

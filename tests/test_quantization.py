@@ -12,18 +12,18 @@ import torch
 from torch.nn.functional import linear
 
 from architectures import FAMILIES, build
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.quantization.apply import Keeping, loss_change, rounded
-from outlierlens.quantization.calibration import calibrate, smooth_factors
-from outlierlens.quantization.local_error import weight_error
-from outlierlens.quantization.options import QuantizeOptions
-from outlierlens.quantization.places import find_places, without_foreign_readers
-from outlierlens.quantization.rounding import fake_quantize, fake_quantize_inputs
-from outlierlens.quantization.run import quantize
-from outlierlens.quantization.schemes import parse, parse_all
-from outlierlens.quantized import Difference, Quantized
+from outlierlens.experiments.quantization.apply import Keeping, loss_change, rounded
+from outlierlens.experiments.quantization.calibration import calibrate, smooth_factors
+from outlierlens.experiments.quantization.local_error import weight_error
+from outlierlens.experiments.quantization.measure import quantize
+from outlierlens.experiments.quantization.options import QuantizeOptions
+from outlierlens.experiments.quantization.places import find_places, without_foreign_readers
+from outlierlens.experiments.quantization.result import Difference, Quantized
+from outlierlens.experiments.quantization.rounding import fake_quantize, fake_quantize_inputs
+from outlierlens.experiments.quantization.schemes import parse, parse_all
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions, make_task
 
 TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * (i % 6))) for i in range(18)))

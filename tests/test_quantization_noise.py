@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.data import Texts, read_texts
+from outlierlens.data.texts import Texts, read_texts
 from outlierlens.errors import BadInput
-from outlierlens.hidden import tapped
-from outlierlens.models import LoadedModel, from_objects, load_model
-from outlierlens.quantization.apply import Keeping, rounded
-from outlierlens.quantization.noise import NoiseDraws, token_places
-from outlierlens.quantization.options import QuantizeOptions
-from outlierlens.quantization.run import quantize
-from outlierlens.quantization.schemes import parse, parse_all
-from outlierlens.quantized import Quantized
+from outlierlens.experiments.quantization.apply import Keeping, rounded
+from outlierlens.experiments.quantization.measure import quantize
+from outlierlens.experiments.quantization.noise import NoiseDraws, token_places
+from outlierlens.experiments.quantization.options import QuantizeOptions
+from outlierlens.experiments.quantization.result import Quantized
+from outlierlens.experiments.quantization.schemes import parse, parse_all
+from outlierlens.models.hooks import tapped
+from outlierlens.models.load import LoadedModel, from_objects, load_model
 from outlierlens.statistics.means import mean_noise
 from outlierlens.tasks import TaskOptions, make_task
 

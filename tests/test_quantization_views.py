@@ -13,10 +13,11 @@ from outlierlens import charts
 from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.quantized import Quantized, named
+from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
-from outlierlens.results import from_json, to_json
+from outlierlens.results.document import from_json, to_json
 from outlierlens.view.section import cell_text
+from outlierlens.view.words import named
 
 
 def made() -> Quantized:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
-from outlierlens.pretrain.recipe import (
+from outlierlens.training.pretrain.recipe import (
     DataRecipe,
     ModelRecipe,
     Recipe,

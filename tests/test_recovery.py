@@ -11,17 +11,17 @@ import torch
 import downstream_results
 import finetune_runs
 from outlierlens import charts
-from outlierlens.detect import Measured
+from outlierlens.detection.rules import Measured
 from outlierlens.errors import BadInput
+from outlierlens.experiments.recover.measure import _recovered, _regrowth, recover
 from outlierlens.experiments.recover.options import RecoverOptions
-from outlierlens.finetune import FinetuneOptions, FinetuneSettings
-from outlierlens.models import LoadOptions, load_model
-from outlierlens.recovered import Recovery
-from outlierlens.recovery import _recovered, _regrowth, recover
-from outlierlens.results import from_json, load, to_json
+from outlierlens.experiments.recover.result import Recovery
+from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import interval
+from outlierlens.training.finetune import FinetuneOptions, FinetuneSettings
 
 DIMS = (3, 7)
 

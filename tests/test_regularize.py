@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import outlierlens as ol
 from architectures import FAMILIES, build
-from outlierlens.arch import BoundStack
+from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.pretrain.regularize import clamp_scale_, kurtosis, norm_spread, planted_, planted_from_
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.training.pretrain.regularize import clamp_scale_, kurtosis, norm_spread, planted_, planted_from_
 
 
 def loaded(family: str = "outlierlens-bert", head: str = "", seed: int = 0) -> LoadedModel:
@@ -137,7 +137,7 @@ def test_kurtosis_survives_half_precision_and_has_a_gradient() -> None:
 
 @pytest.mark.parametrize("penalty", ["norm-spread", "kurtosis", "clamp"])
 def test_each_mitigation_shrinks_a_planted_outlier_in_training(penalty: str) -> None:
-    from outlierlens.hidden import tapped
+    from outlierlens.models.hooks import tapped
 
     model, stack = stack_of()
     planted_(model, stack, [5], scale=6.0, bias=3.0)
@@ -218,7 +218,7 @@ def test_planting_from_a_checkpoint_whose_norms_add_one(tmp_path: Path) -> None:
 
 
 def test_a_planted_outlier_is_found_by_scan(tmp_path: Path) -> None:
-    from outlierlens.variants import VariantConfig, VariantForMaskedLM
+    from outlierlens.models.variants import VariantConfig, VariantForMaskedLM
 
     model = VariantForMaskedLM(VariantConfig(vocab_size=40, hidden_size=64, num_hidden_layers=2, num_attention_heads=2))
     planted_(model, from_objects(model).stacks[0], [50], scale=2.0, bias=-1.0)

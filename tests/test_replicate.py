@@ -14,18 +14,18 @@ import pytest
 import tuned_models
 from conftest import Words
 from finetune_runs import tuned
-from outlierlens.ablate import zeroed_weights
+from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.data.labelled import find_task, read_examples
 from outlierlens.errors import BadFile, BadInput, Offline
-from outlierlens.finetune.settings import FinetuneSettings
-from outlierlens.labelled import find_task, read_examples
-from outlierlens.models import LoadOptions, load_model
+from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.replicate.glue.measure import Hooks, Replicating, replicate, sweeps_of
+from outlierlens.replicate.glue.pictures import read_replication, write_views
+from outlierlens.replicate.glue.result import Replication, TaskTable
 from outlierlens.replicate.models import find_tuned
-from outlierlens.replicate.run import Hooks, Replicating, replicate, sweeps_of
-from outlierlens.replicate.views import read_replication, write_views
-from outlierlens.replicated import Replication, TaskTable
-from outlierlens.results import from_json, load, save, to_json
+from outlierlens.results.document import from_json, load, save, to_json
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
+from outlierlens.training.finetune.settings import FinetuneSettings
 
 PLANTED, CARRIERS, INERT = tuned_models.PLANTED, tuned_models.CARRIERS, tuned_models.INERT
 LOAD = LoadOptions(dtype="float32", device="cpu")

@@ -10,19 +10,19 @@ import pytest
 
 import tuned_models
 from outlierlens.errors import BadInput
-from outlierlens.experiments.luo import options
-from outlierlens.experiments.luo.view import effect_table, sections, sentences
-from outlierlens.luo_references import published_for, shares_for
-from outlierlens.luo_replicated import Effect, LuoReplication, Published, effect_rows, extremes
-from outlierlens.models import LoadOptions
-from outlierlens.references import checkpoint_of
-from outlierlens.replicate import luo as module
-from outlierlens.replicate import luo_parts
-from outlierlens.replicate.luo import LuoJob, replicate_luo
-from outlierlens.replicate.luo_data import LuoData
-from outlierlens.replicate.luo_parts import PARTS
+from outlierlens.models.load import LoadOptions
+from outlierlens.replicate.glue.references import checkpoint_of
+from outlierlens.replicate.luo import measure as module
+from outlierlens.replicate.luo import options
+from outlierlens.replicate.luo import parts as luo_parts
+from outlierlens.replicate.luo.data import LuoData
+from outlierlens.replicate.luo.measure import LuoJob, replicate_luo
+from outlierlens.replicate.luo.parts import PARTS
+from outlierlens.replicate.luo.references import published_for, shares_for
+from outlierlens.replicate.luo.result import Effect, LuoReplication, Published, effect_rows, extremes
+from outlierlens.replicate.luo.view import effect_table, sections, sentences
 from outlierlens.report import rerender
-from outlierlens.results import from_json, load, save, to_json
+from outlierlens.results.document import from_json, load, save, to_json
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
 

@@ -10,14 +10,14 @@ import pytest
 
 import tuned_models
 from outlierlens.errors import BadInput
-from outlierlens.experiments.puccetti import options
-from outlierlens.experiments.puccetti.view import link_table, sentences
-from outlierlens.models import LoadOptions
-from outlierlens.replicate import puccetti_parts
-from outlierlens.replicate.puccetti import PuccettiJob, replicate_puccetti
-from outlierlens.replicate.puccetti_parts import PARTS
+from outlierlens.models.load import LoadOptions
+from outlierlens.replicate.puccetti import options
+from outlierlens.replicate.puccetti import parts as puccetti_parts
+from outlierlens.replicate.puccetti.measure import PuccettiJob, replicate_puccetti
+from outlierlens.replicate.puccetti.parts import PARTS
+from outlierlens.replicate.puccetti.view import link_table, sentences
 from outlierlens.report import rerender
-from outlierlens.results import from_json, load, to_json
+from outlierlens.results.document import from_json, load, to_json
 
 LOAD = LoadOptions(dtype="float32", device="cpu")
 

@@ -18,9 +18,7 @@ import pytest
 
 import quantized_results
 import synthetic_report as synthetic
-from outlierlens import results
-from outlierlens.charts.phrases import factor, listed
-from outlierlens.detect import Rule
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
 from outlierlens.report.figures import all_charts, streams
@@ -28,7 +26,9 @@ from outlierlens.report.joined import Joined
 from outlierlens.report.page import escaped_json
 from outlierlens.report.pair_page import render_pair
 from outlierlens.report.words import verdict
+from outlierlens.results import document as results
 from outlierlens.view.section import percent
+from outlierlens.view.words import factor, listed
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -13,11 +13,11 @@ import synthetic_report as synthetic
 import treated_results
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT
+from outlierlens.experiments.beyond_zero.result import BeyondZero
 from outlierlens.report import job, render, write
 from outlierlens.report.joined import ELSEWHERE, Joined, joined_notes, joined_sections, with_result
-from outlierlens.report.results import ReportData
-from outlierlens.results import HOMES, load, save
-from outlierlens.treated import BeyondZero
+from outlierlens.report.result import ReportData
+from outlierlens.results.document import HOMES, load, save
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_report_is_drawn_again_with_more_results(tmp_path: Path, run: Any) -> 
 
 
 def test_results_of_an_older_report_have_nothing_joined() -> None:
-    from outlierlens.results import from_json, to_json
+    from outlierlens.results.document import from_json, to_json
 
     document = json.loads(to_json(synthetic.report_data(observed=False, damages=())))
     del document["joined"]

@@ -6,10 +6,10 @@ import pytest
 
 import synthetic_report as synthetic
 from outlierlens import charts
+from outlierlens.experiments.sweep.result import Precision, Screening, Sweep
+from outlierlens.experiments.sweep.view import sections, sentences
 from outlierlens.report.page import render
 from outlierlens.report.words import finding
-from outlierlens.sweeps.view import sections, sentences
-from outlierlens.swept import Precision, Screening, Sweep
 from synthetic_tasks import task_sweep
 
 

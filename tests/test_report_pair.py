@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import synthetic_report as synthetic
-from outlierlens.charts.pair import BINS, by_layer, changes, profiles
-from outlierlens.charts.weights import mean_size
+from outlierlens.detection.scan.charts import mean_size
 from outlierlens.errors import BadInput
-from outlierlens.experiments.report.options import ReportOptions
-from outlierlens.models import LoadOptions
+from outlierlens.models.load import LoadOptions
 from outlierlens.report import pair_job, paired, rerender, write, write_pair
+from outlierlens.report.charts_pair import BINS, by_layer, changes, profiles
 from outlierlens.report.job import Job
+from outlierlens.report.options import ReportOptions
 from outlierlens.report.pair import pair_advice, pair_sentences
 from outlierlens.report.pair_page import pair_sections, render_pair
-from outlierlens.report.results import ReportData
-from outlierlens.results import load, save
+from outlierlens.report.result import ReportData
+from outlierlens.results.document import load, save
 
 
 def report(needles: tuple[int, ...], *, name: str = "tuned", dims: tuple[int, ...] = (), **shape: Any) -> ReportData:

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 import synthetic_report as synthetic
-from outlierlens import charts, results
+from outlierlens import charts
+from outlierlens.experiments.sweep.result import Precision
+from outlierlens.experiments.sweep.view import sections, sentences
 from outlierlens.report import advice, finding, render, rerender, write
 from outlierlens.report.advice import heavy
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import tiles
-from outlierlens.sweeps.view import sections, sentences
-from outlierlens.swept import Precision
+from outlierlens.results import document as results
 from test_report import CHROMIUM, HOSTILE, Page, browse
 
 

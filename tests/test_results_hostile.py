@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outlierlens import results
 from outlierlens.errors import BadFile
+from outlierlens.results import document as results
 from synthetic_report import report_data
 
 REGULAR = r"z_scale: not a regular array of numbers"

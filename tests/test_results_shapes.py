@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import every_result
-from outlierlens import results
 from outlierlens.errors import BadFile
+from outlierlens.results import document as results
 from synthetic_report import report_data
 
 # Axes that nothing else in a file measures: draws of random dimensions, and a vector that is only drawn.

@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from outlierlens import samples
-from outlierlens.checkpoint import open_checkpoint
+from outlierlens.checkpoints import open_checkpoint, samples
+from outlierlens.checkpoints.samples import SAMPLES, Member, Sample, Wheel, cache
+from outlierlens.checkpoints.vocabulary import folder_beside
 from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, RemoteError
-from outlierlens.model_folder import model_folder
-from outlierlens.models import LoadOptions, load_model
-from outlierlens.samples import SAMPLES, Member, Sample, Wheel, cache
-from outlierlens.vocabulary import folder_beside
+from outlierlens.models.folder import model_folder
+from outlierlens.models.load import LoadOptions, load_model
 
 WEIGHTS = b"weights " * 5000
 FILES = {"config.json": b'{"model_type": "bert"}', "1_Pooling/config.json": b"{}", "model.bin": WEIGHTS}
@@ -219,7 +218,7 @@ def test_a_config_is_written_where_the_archive_has_none(bench: Bench) -> None:
 def test_processes_that_fetch_at_once_agree(bench: Bench) -> None:
     sample = bench.plain()
     script = (
-        "from outlierlens import samples; from outlierlens.samples import Member, Sample, Wheel\n"
+        "from outlierlens.checkpoints import samples; from outlierlens.checkpoints.samples import Member, Sample, Wheel\n"
         f"samples.SAMPLES['tiny'] = {sample!r}\nprint(samples.fetch('tiny'))"
     )
     running = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]

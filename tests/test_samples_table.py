@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outlierlens import samples
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.data import SHIPPED
+from outlierlens.checkpoints import open_checkpoint, samples
+from outlierlens.checkpoints.samples import SAMPLES, cache
+from outlierlens.data.texts import SHIPPED
 from outlierlens.errors import UnknownModel
-from outlierlens.model_folder import model_folder
-from outlierlens.samples import SAMPLES, cache
+from outlierlens.models.folder import model_folder
 
 # --- the table ---------------------------------------------------------------------------------------------------
 

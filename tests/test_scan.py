@@ -12,12 +12,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from architectures import FAMILIES, build
-from outlierlens.comparison import compare
-from outlierlens.detect import Rule
+from outlierlens.detection.rules import Rule
+from outlierlens.detection.scan.measure import ScanOptions, scan, scan_live
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture, UnknownModel
-from outlierlens.models import from_objects
-from outlierlens.results import from_json, load, save, to_json
-from outlierlens.weights import ScanOptions, scan, scan_live
+from outlierlens.experiments.compare.result import compare
+from outlierlens.models.load import from_objects
+from outlierlens.results.document import from_json, load, save, to_json
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_sites_of_one_stack_are_compared_each_on_its_own(saved: Any) -> None:
 
 
 def test_what_a_linear_rule_reads_is_said_first(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outlierlens import weights
+    from outlierlens.detection.scan import measure as weights
 
     monkeypatch.setattr(weights, "QUIET_READ", 100)
     said: list[str] = []
@@ -231,7 +231,7 @@ for path in sys.argv[1:]:
 
 def test_every_kind_of_result_is_read_in_a_fresh_process_and_shown_as_a_table(tmp_path: Path) -> None:
     from every_result import made_in
-    from outlierlens.results import _KINDS, HOMES
+    from outlierlens.results.document import _KINDS, HOMES
 
     made = made_in(tmp_path)
     assert set(made) == set(HOMES) == set(_KINDS)
@@ -381,7 +381,7 @@ def test_same_layer_on_mpnet(sample: Any) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["distilbert-cased", "mpnet-base", "minilm-l6", "smollm2-135m"])
 def test_a_shuffled_copy_of_a_sample_has_none(name: str, sample: Any) -> None:
-    from outlierlens.detect import Measured, find
+    from outlierlens.detection.rules import Measured, find
 
     (stack,) = scan(sample(name)).stacks
     random = np.random.default_rng(0)

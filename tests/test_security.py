@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from outlierlens import samples
+from outlierlens.checkpoints import samples
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = (

@@ -12,23 +12,23 @@ import explore_models
 import tuned_models
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens.ablate import removed_writes, zero_weights_, zeroed_norms, zeroed_weights
-from outlierlens.bench import DisableOptions, disable
-from outlierlens.controls import matched_sets
-from outlierlens.data import Texts
+from outlierlens.ablation.controls import matched_sets
+from outlierlens.ablation.switches import removed_writes, zero_weights_, zeroed_norms, zeroed_weights
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.explored import State
-from outlierlens.layer_words import number_of_layers, runs
-from outlierlens.models import LoadedModel, LoadOptions, from_objects
-from outlierlens.predictions.options import PredictionOptions
-from outlierlens.predictions.run import predictions
-from outlierlens.pruning.options import ProtectOptions
-from outlierlens.pruning.protect import protect
-from outlierlens.replicate.run import Replicating, replicate
-from outlierlens.results import load
-from outlierlens.sweeps.loop import sweep
-from outlierlens.sweeps.options import SweepOptions
+from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.experiments.predictions.measure import predictions
+from outlierlens.experiments.predictions.options import PredictionOptions
+from outlierlens.experiments.pruning.options import ProtectOptions
+from outlierlens.experiments.pruning.protect import protect
+from outlierlens.experiments.sweep.measure import sweep
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.explore.result import State
+from outlierlens.models.load import LoadedModel, LoadOptions, from_objects
+from outlierlens.replicate.glue.measure import Replicating, replicate
+from outlierlens.results.document import load
 from outlierlens.tasks import TaskOptions
+from outlierlens.view.words import number_of_layers, runs
 from test_predictions import random_counts
 
 TEXTS = Texts("test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(4 + i % 5)) for i in range(12)))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from outlierlens.interval_words import interval_text, unseen
 from outlierlens.statistics.means import Noise, mean_interval, mean_noise, n_changed, ratio_interval, reach
+from outlierlens.statistics.words import interval_text, unseen
 
 CASES = {
     "normal": (lambda random, size: random.normal(0.5, 1, size), 0.5),

@@ -9,10 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens import stats
+from outlierlens.detection import running_statistics as stats
+from outlierlens.detection.histogram import HALF, QUANTILE_ERROR, SMALLEST, LogHistogram
+from outlierlens.detection.running_statistics import (
+    GroupStats,
+    LargeCounts,
+    LayerStats,
+    Moments,
+    Rows,
+    no_extremes,
+    rows_of,
+)
 from outlierlens.errors import BadInput
-from outlierlens.histogram import HALF, QUANTILE_ERROR, SMALLEST, LogHistogram
-from outlierlens.stats import GroupStats, LargeCounts, LayerStats, Moments, Rows, no_extremes, rows_of
 
 DIM = 8
 

@@ -14,19 +14,19 @@ from scipy import stats
 
 from architectures import FAMILIES
 from outlierlens import charts
-from outlierlens.clipping import Clipping
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.results import load
-from outlierlens.similar import Scores, similarity_rows, verdict
-from outlierlens.similarity import scores as scores_module
-from outlierlens.similarity.choose import Measured, Names, choices, elsewhere
-from outlierlens.similarity.fitting import fit_fixes
-from outlierlens.similarity.options import StsOptions
-from outlierlens.similarity.scores import PairIndex, score, spearman
-from outlierlens.similarity.sts import measure, sts
-from outlierlens.similarity.table import TASKS, StsPairs, fit_text, found_in, read_sts, sts_tasks
-from outlierlens.similarity.view import sections
+from outlierlens.experiments.similarity import scores as scores_module
+from outlierlens.experiments.similarity.choose import Measured, Names, choices, elsewhere
+from outlierlens.experiments.similarity.fitting import fit_fixes
+from outlierlens.experiments.similarity.options import StsOptions
+from outlierlens.experiments.similarity.result import Scores, similarity_rows, verdict
+from outlierlens.experiments.similarity.scores import PairIndex, score, spearman
+from outlierlens.experiments.similarity.sts import measure, sts
+from outlierlens.experiments.similarity.table import TASKS, StsPairs, fit_text, found_in, read_sts, sts_tasks
+from outlierlens.experiments.similarity.view import sections
+from outlierlens.results.document import load
+from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.fixes import parse_fixes, raw_first
 from outlierlens.vectors.read import ReadOptions, Vectors
 from outlierlens.view.section import cell_text
@@ -450,8 +450,8 @@ def test_the_models_own_way_agrees_with_mteb(
     name: str, mteb: float, sample: Callable[[str], str], evaluation_data: Path
 ) -> None:
     """`mteb` is what mteb 2.26.24 with sentence-transformers 6.2.0 gave for the same file."""
-    from outlierlens.models import LoadOptions, load_model
-    from outlierlens.similarity.pooling import own_pooling
+    from outlierlens.experiments.similarity.pooling import own_pooling
+    from outlierlens.models.load import LoadOptions, load_model
 
     loaded = load_model(sample(name), LoadOptions(dtype="float32", device="cpu"))
     last = loaded.stacks[0].n_layers - 1
@@ -472,9 +472,9 @@ def test_the_models_own_way_agrees_with_sentence_transformers(
     sample: Callable[[str], str], evaluation_data: Path
 ) -> None:
     library = pytest.importorskip("sentence_transformers")
-    from outlierlens.model_folder import model_folder
-    from outlierlens.models import LoadOptions, load_model
-    from outlierlens.similarity.pooling import own_pooling, sentence_vectors
+    from outlierlens.experiments.similarity.pooling import own_pooling, sentence_vectors
+    from outlierlens.models.folder import model_folder
+    from outlierlens.models.load import LoadOptions, load_model
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     name = sample("minilm-l6")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from architectures import FAMILIES
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.similarity.pooling import Pooling, own_pooling, sentence_vectors
+from outlierlens.experiments.similarity.pooling import Pooling, own_pooling, sentence_vectors
 from outlierlens.vectors.read import ReadOptions
 from test_observe import Oracle, some_texts, wrap
 

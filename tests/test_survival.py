@@ -13,14 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from architectures import FAMILIES, build, config_of
 from outlierlens import charts
-from outlierlens.charts.base import MIME
-from outlierlens.comparison import compare
-from outlierlens.detect import Rule, zscore
+from outlierlens.detection.rules import Rule, zscore
+from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.models import from_objects
-from outlierlens.results import from_json, to_json
-from outlierlens.survival import SurvivalOptions, survival
-from outlierlens.weights import ScanOptions
+from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.survival.measure import SurvivalOptions, survival
+from outlierlens.models.load import from_objects
+from outlierlens.results.document import from_json, to_json
+from outlierlens.view.charts.base import MIME
 
 NORM = "encoder.layer.{}.output.LayerNorm.{}"
 
@@ -86,7 +86,7 @@ def test_fates_and_z_across_a_head_and_a_prefix(pair: Any) -> None:
 
 @pytest.mark.parametrize("piece", [4_000_000, 7])
 def test_movement_of_each_group(pair: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.survival.PIECE", piece)
+    monkeypatch.setattr("outlierlens.experiments.survival.measure.PIECE", piece)
     base, tuned = pair
     found = survival(str(base), [str(tuned)], SurvivalOptions(scan=ScanOptions(rule=Rule(n_sigma=2.0)), dims=(0,)))
     moved = {one.group: one for one in found.tuned[0].movement}
@@ -150,7 +150,7 @@ def test_a_map_that_was_cut_gives_the_same_agreement(tmp_path: Path, monkeypatch
         model.save_pretrained(tmp_path / name)
     base, tuned = str(tmp_path / "base"), str(tmp_path / "tuned")
     whole = survival(base, [tuned], SurvivalOptions(dims=(63,))).tuned[0]
-    monkeypatch.setattr("outlierlens.weights.MAP_CELLS", 10)
+    monkeypatch.setattr("outlierlens.detection.scan.measure.MAP_CELLS", 10)
     cut = survival(base, [tuned], SurvivalOptions(dims=(63,))).tuned[0]
     assert len(cut.scan.stacks[0].map_dims) == 32
     assert [row.r for row in cut.agreement] == pytest.approx([row.r for row in whole.agreement], abs=1e-6)
@@ -166,7 +166,7 @@ def test_an_unrelated_model_is_remarked(pair: Any, tmp_path: Path) -> None:
 
 
 def test_all_weights_of_a_hub_s_model_are_read_only_when_allowed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.checkpoint.safetensors.SafetensorsCheckpoint.requests", 2, raising=False)
+    monkeypatch.setattr("outlierlens.checkpoints.safetensors.SafetensorsCheckpoint.requests", 2, raising=False)
     base, tuned = (str(path) for path in pair)
     size = (pair[0] / "model.safetensors").stat().st_size
     one = survival(base, [tuned], SurvivalOptions(scan=ScanOptions(max_read=1000))).tuned[0]
@@ -240,7 +240,8 @@ def test_the_command(pair: Any, tmp_path: Path, run: Any) -> None:
 
 def test_no_heavy_library_is_imported(pair: Any) -> None:
     code = (
-        "import sys; from outlierlens.survival import survival; from outlierlens.charts import survival as draw\n"
+        "import sys; from outlierlens.experiments.survival.measure import survival\n"
+        "from outlierlens.view.charts import survival as draw\n"
         "draw(survival(sys.argv[1], sys.argv[2:]))\n"
         "print([m for m in ('torch', 'transformers', 'scipy', 'pandas') if m in sys.modules])"
     )

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from outlierlens.bench import DisableOptions, disable
-from outlierlens.controls import random_families
-from outlierlens.data import Texts
+from outlierlens.ablation.controls import random_families
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel
+from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.experiments.sweep.engines import Local
+from outlierlens.experiments.sweep.first_order import first_order
+from outlierlens.experiments.sweep.measure import SweepProgress, sweep
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.experiments.sweep.runner import Runner, make_runner
+from outlierlens.experiments.sweep.units import Unit, Work, planned
+from outlierlens.experiments.sweep.view import sections, sentences
+from outlierlens.models.load import LoadedModel
 from outlierlens.report.advice import heavy
-from outlierlens.results import from_json, to_json
-from outlierlens.sweeps.engines import Local
-from outlierlens.sweeps.first_order import first_order
-from outlierlens.sweeps.loop import SweepProgress, sweep
-from outlierlens.sweeps.options import SweepOptions
-from outlierlens.sweeps.runner import Runner, make_runner
-from outlierlens.sweeps.units import Unit, Work, planned
-from outlierlens.sweeps.view import sections, sentences
-from outlierlens.swept import Sweep
+from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks import TaskOptions, language_model
 from test_sweep_runner import model_of
 
@@ -327,7 +327,7 @@ def test_headless_encoders_are_swept_by_the_change_of_their_output(words: Any) -
 
 
 def test_progress_tells_the_leaders(bert: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.sweeps.loop.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr("outlierlens.experiments.sweep.measure.REPORT_SECONDS", 0.0)
     seen: list[SweepProgress] = []
     swept = sweep(bert, MANY, small(gradients=24, n_random=2, sets=((1, 2),)), progress=seen.append)
     phases = list(dict.fromkeys(one.phase for one in seen))

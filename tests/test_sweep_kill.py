@@ -15,8 +15,8 @@ import pytest
 
 from architectures import FAMILIES, build
 from moments import die, end_at, until
-from outlierlens.results import load
-from outlierlens.swept import Sweep
+from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.results.document import load
 
 KILLS = 10
 

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from architectures import FAMILIES, build
-from outlierlens.ablate import zeroed_weights
-from outlierlens.bench import DisableOptions, disable
-from outlierlens.controls import random_families
+from outlierlens.ablation.controls import random_families
+from outlierlens.ablation.modes import means_over
+from outlierlens.ablation.switches import zeroed_weights
+from outlierlens.data.labelled import Examples, find_task, plain_task
+from outlierlens.data.labelled.table import with_metric
 from outlierlens.errors import BadInput
-from outlierlens.labelled import Examples, find_task, plain_task
-from outlierlens.labelled.table import with_metric
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.modes import means_over
-from outlierlens.results import from_json, load, to_json
-from outlierlens.sweeps.loop import sweep
-from outlierlens.sweeps.options import SweepOptions
-from outlierlens.swept import Sweep
-from outlierlens.task_reading import TaskReading
+from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.experiments.sweep.measure import sweep
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks import TaskOptions, make_task
 from outlierlens.tasks.metrics import CORRELATIONS
+from outlierlens.tasks.options import TaskReading
 
 N = 41
 PLANTED = 5
@@ -165,8 +165,8 @@ def test_screening_leaves_out_what_cannot_change(made: Any, labels: tuple[str, .
 
 
 def test_a_screen_finds_what_it_should_by_hand() -> None:
-    from outlierlens.sweeps.screen import Screen, packed, unpacked
-    from outlierlens.sweeps.units import Unit
+    from outlierlens.experiments.sweep.screen import Screen, packed, unpacked
+    from outlierlens.experiments.sweep.units import Unit
 
     one, other = Unit("1", "all layers", {0: (1,)}), Unit("2", "all layers", {0: (2,)})
     wanted = np.array([[True, False], [False, False], [False, True]])
@@ -213,7 +213,7 @@ def test_time_is_said_when_it_is_known(made: Any) -> None:
     heard: list[Any] = []
     options = SweepOptions(top=2, n_random=6, n_matched=0, dims=tuple(range(8)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outlierlens.sweeps.loop.REPORT_SECONDS", 0.0)
+        patch.setattr("outlierlens.experiments.sweep.measure.REPORT_SECONDS", 0.0)
         swept = sweep(loaded, examples, options, progress=heard.append)
     assert {state.seconds_left for state in heard if state.phase == "gradients"} == {None}
     begun = next(state for state in heard if state.phase == "controls")
@@ -291,9 +291,9 @@ def test_random_sets_are_compared_by_the_metric_of_all_texts(made: Any) -> None:
 
 def random_dims(loaded: LoadedModel, examples: Examples, options: SweepOptions) -> list[tuple[int, ...]]:
     """The random sets of that sweep."""
-    from outlierlens.sweeps.nulls import control_families
-    from outlierlens.sweeps.runner import make_runner
-    from outlierlens.sweeps.units import planned
+    from outlierlens.experiments.sweep.nulls import control_families
+    from outlierlens.experiments.sweep.runner import make_runner
+    from outlierlens.experiments.sweep.units import planned
 
     runner = make_runner(loaded, examples, options)
     family = next(f for f in control_families(runner, planned(options, 3, 16, ()), ()) if f.kind == "random")
@@ -329,7 +329,7 @@ def test_losses_and_accuracy_may_stop_early(made: Any, measure: str) -> None:
 
 
 def test_right_and_wrong_never_come_out_certain() -> None:
-    from outlierlens.sweeps.estimate import estimate, precise
+    from outlierlens.experiments.sweep.estimate import estimate, precise
 
     unchanged = estimate(np.zeros(60), np.ones(60), 0.95, smallest=1.0)
     # t(59) at 95 % is 2.001; one more text up and one down is a variance of 2 / 59.
@@ -340,7 +340,7 @@ def test_right_and_wrong_never_come_out_certain() -> None:
 
 
 def test_intervals_of_right_and_wrong_hold_what_they_promise() -> None:
-    from outlierlens.sweeps.estimate import estimate
+    from outlierlens.experiments.sweep.estimate import estimate
 
     random = np.random.default_rng(0)
     for down, up in ((0.01, 0.0), (0.05, 0.02), (0.3, 0.1)):
@@ -491,7 +491,7 @@ def test_refusals_come_before_any_model_is_loaded(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("outlierlens.models.load_model", never)
+    monkeypatch.setattr("outlierlens.models.load.load_model", never)
     _, rows, _ = saved
     code, out, err = run("disable", "no-such-model", "--dims", "3", "--data", str(rows), *arguments)
     assert (code, out) == (1, "")
@@ -541,7 +541,7 @@ def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:
 
 
 def test_examples_have_as_many_tokens_as_finetune_gives_them() -> None:
-    from outlierlens.finetune import FinetuneSettings
+    from outlierlens.training.finetune import FinetuneSettings
 
     assert TaskReading(task="rte").options().max_length == FinetuneSettings().max_length == 256
     assert TaskReading().options().max_length == 128

@@ -22,18 +22,18 @@ import pytest
 
 from architectures import FAMILIES, build
 from moments import HANGS, until
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput, MissingExtra, OutlierlensError, UnknownModel
-from outlierlens.models import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.sweeps import ray_engine
-from outlierlens.sweeps.engines import Local
-from outlierlens.sweeps.loop import SweepProgress, sweep
-from outlierlens.sweeps.options import SweepOptions
-from outlierlens.sweeps.ray_cluster import connect, room
-from outlierlens.sweeps.ray_engine import Queue, RayEngine
-from outlierlens.sweeps.recipe import Recipe
-from outlierlens.sweeps.runner import Runner, make_runner
-from outlierlens.sweeps.units import Unit, Work
+from outlierlens.experiments.sweep import ray_engine
+from outlierlens.experiments.sweep.engines import Local
+from outlierlens.experiments.sweep.measure import SweepProgress, sweep
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.ray_cluster import connect, room
+from outlierlens.experiments.sweep.ray_engine import Queue, RayEngine
+from outlierlens.experiments.sweep.recipe import Recipe
+from outlierlens.experiments.sweep.runner import Runner, make_runner
+from outlierlens.experiments.sweep.units import Unit, Work
+from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.tasks import TaskOptions
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.data import Texts
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.sweeps.options import SweepOptions
-from outlierlens.sweeps.runner import Runner, make_runner
+from outlierlens.data.texts import Texts
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.runner import Runner, make_runner
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions
 
 TEXTS = Texts(

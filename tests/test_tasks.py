@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.ablate import zeroed_weights
+from outlierlens.ablation.switches import zeroed_weights
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions, make_task, weighted_mean
 
 TEXTS = [" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2))]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlierlens import token_counts
+from outlierlens.data import token_counts
+from outlierlens.data.published_counts import by_id
+from outlierlens.data.token_counts import TokenCounts, compat_counts, open_counts, read_counts, write_counts
+from outlierlens.data.token_texts import added_around, kind_of, texts_of, vocabulary_of
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.published_counts import by_id
-from outlierlens.token_counts import TokenCounts, compat_counts, open_counts, read_counts, write_counts
-from outlierlens.token_texts import added_around, kind_of, texts_of, vocabulary_of
 from tiny_tokenizers import BYTES, PIECES, byte_level, word_pieces
 
 PUBLISHED = {"the": 90, "[CLS]": 40, "[SEP]": 40, "##s": 25, ".": 20, "#": 7, "##gy": 5, "cat": 4, "[UNK]": 3, "dog": 1}
@@ -280,7 +280,7 @@ def test_no_occurrence_is_lost_or_made_where_every_key_has_an_id(byte_pieces: An
 @pytest.mark.real
 def test_the_published_counts(sample: Any, evaluation_data: Path) -> None:
     """What the released mapping does to '#' and '##s' of BERT's vocabulary, which minilm-l6 and mpnet-base share."""
-    from outlierlens.models import load_tokenizer
+    from outlierlens.models.load import load_tokenizer
 
     folder = evaluation_data / "token_counts"
     both = ",".join(str(folder / f"bert-base-uncased_{name}.parquet") for name in ("wiki", "book_corpus"))

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.activations import observe
-from outlierlens.bench import disable
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.measure import observe
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, from_objects
-from outlierlens.similarity.pooling import static_vectors
+from outlierlens.experiments.disable.measure import disable
+from outlierlens.experiments.similarity.pooling import static_vectors
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.models.token_rows import row_count
 from outlierlens.tasks import TaskOptions, make_task
-from outlierlens.token_rows import row_count
 from outlierlens.vectors.read import tokenise
 
 KNOWN = Texts("known", tuple(f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(12)))

@@ -8,11 +8,11 @@ import torch
 
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens.data import read_texts
+from outlierlens.data.labelled import read_examples
+from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.texts import read_texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.labelled import read_examples
-from outlierlens.labelled.table import plain_task
-from outlierlens.models import LoadOptions, load_model
+from outlierlens.models.load import LoadOptions, load_model
 
 CLASSIFY = plain_task("classify", "text", "label")
 

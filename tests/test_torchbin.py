@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outlierlens.checkpoint import open_checkpoint
-from outlierlens.checkpoint.torchbin import open_bin
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.torchbin import open_bin
 from outlierlens.errors import BadFile
 
 torch = pytest.importorskip("torch")

@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outlierlens.results import Provenance, Result
+from outlierlens.results.document import Provenance, Result
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Toy(Result):
     "charts.py": '''
 """A picture of it."""
 
-from outlierlens.charts.base import Chart
+from outlierlens.view.charts.base import Chart
 
 
 def toy(found) -> Chart:
@@ -88,10 +88,10 @@ def sections(found: Toy, *, verbose: bool = False) -> Iterator[Section]:
     "measure.py": '''
 """How it is found out."""
 
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.experiments.toy.options import ToyOptions
 from outlierlens.experiments.toy.result import Toy
-from outlierlens.results import Provenance
+from outlierlens.results.document import Provenance
 from outlierlens.session import Session
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import runs
-from outlierlens.detect import Rule
-from outlierlens.emergence import summarize
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput, UnknownModel
+from outlierlens.experiments.track.emergence import summarize
+from outlierlens.experiments.track.measure import track
 from outlierlens.experiments.track.options import EmergenceOptions, TrackOptions
-from outlierlens.results import Provenance, from_json, load, save, to_json
-from outlierlens.run_files import Saved, find_log, find_saved, read_log, step_in
-from outlierlens.tracked import Track
-from outlierlens.tracking import track
-from outlierlens.trajectory import Curve, Trajectory
+from outlierlens.experiments.track.result import Track
+from outlierlens.results.document import Provenance, from_json, load, save, to_json
+from outlierlens.training.run_files import Saved, find_log, find_saved, read_log, step_in
+from outlierlens.training.trajectory import Curve, Trajectory
 
 STEPS = tuple(range(0, 10_001, 500))
 

@@ -13,19 +13,19 @@ import pytest
 import runs
 import synthetic_report as synthetic
 from outlierlens import charts
-from outlierlens.charts.emergence_marks import named_dims
 from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
+from outlierlens.experiments.track.charts_marks import named_dims
+from outlierlens.experiments.track.measure import track
 from outlierlens.experiments.track.options import TrackOptions
+from outlierlens.experiments.track.result import Lead, Plateau, Track
 from outlierlens.experiments.track.view import track_sentences
 from outlierlens.report import rerender
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import chart_page, render
-from outlierlens.results import from_json, load, to_json
-from outlierlens.tracked import Lead, Plateau, Track
-from outlierlens.tracking import track
-from outlierlens.trajectory import Curve
+from outlierlens.results.document import from_json, load, to_json
+from outlierlens.training.trajectory import Curve
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def test_every_dimension_is_a_line_and_the_outlier_is_in_colour(found: Track) ->
 
 
 def test_too_many_lines_are_thinned_and_said_to_be(found: Track, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("emergence", "emergence_marks"):
-        monkeypatch.setattr(sys.modules[f"outlierlens.charts.{module}"], "MAX_POINTS", 21 * 10)
+    for module in ("charts", "charts_marks"):
+        monkeypatch.setattr(sys.modules[f"outlierlens.experiments.track.{module}"], "MAX_POINTS", 21 * 10)
     panel = charts.norm_panel(found, "bias")
     assert len(set(values(panel.spec, key="dim"))) == 11
     assert "an even choice by rank of the 64" in panel.reading

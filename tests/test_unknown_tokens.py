@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.activations import ObserveOptions, observe
-from outlierlens.bench import DisableOptions, disable
-from outlierlens.counting import count_texts
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
+from outlierlens.data.token_texts import special_ids, unknown_id
+from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.errors import BadInput
-from outlierlens.inputs import check_known, token_ids
-from outlierlens.models import LoadedModel, from_objects
+from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.models.inputs import check_known, token_ids
+from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.language_model import MaskedLoss
-from outlierlens.token_texts import special_ids, unknown_id
 from outlierlens.vectors.read import tokenise
 from tiny_tokenizers import byte_level, word_pieces
 
@@ -155,7 +155,7 @@ def test_a_tokenizer_json_alone_says_whether_capitals_count(family: str, cased: 
     """AutoTokenizer makes BERT's tokenizer anew and lower-cases, whatever the file's normalizer says."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    from outlierlens.models import load_model
+    from outlierlens.models.load import load_model
 
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "he", "He", "cafe", "café"]
     made = Tokenizer(models.WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))

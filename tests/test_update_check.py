@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from architectures import FAMILIES, build
-from outlierlens.attacks.options import UpdateOptions
-from outlierlens.attacks.updates import robust_z, update_check
 from outlierlens.errors import BadInput
+from outlierlens.experiments.attack.options import UpdateOptions
+from outlierlens.experiments.attack.updates import robust_z, update_check
 
 OUTLIER = 5
 WIDTH = 64

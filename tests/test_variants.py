@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 import outlierlens as ol
 from conftest import Words
-from outlierlens import variants
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.variants import VariantConfig, VariantForMaskedLM, VariantModel, attention
+from outlierlens.models import variants
+from outlierlens.models.variants import VariantConfig, VariantForMaskedLM, VariantModel, attention
 
 TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 TINY |= {"max_position_embeddings": 32}
@@ -404,7 +404,8 @@ def test_scanning_such_a_model_needs_no_torch(tmp_path: Path) -> None:
     make().save_pretrained(tmp_path)
     code = (
         f"import sys, outlierlens as ol; print(ol.scan({str(tmp_path)!r}).model_type);"
-        "import outlierlens.variants, outlierlens.models; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+        "import outlierlens.models.variants, outlierlens.models.load;"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["outlierlens-bert", "[]"]

@@ -9,20 +9,11 @@ import pytest
 import torch
 
 from architectures import FAMILIES, Family
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.hidden import EMBEDDINGS, layer_name
-from outlierlens.models import LoadedModel
-from outlierlens.vectors.read import (
-    ReadOptions,
-    Spans,
-    Tokens,
-    final_norm,
-    gather,
-    text_stack,
-    token_batches,
-    tokenise,
-)
+from outlierlens.models.hooks import EMBEDDINGS, layer_name
+from outlierlens.models.load import LoadedModel
+from outlierlens.vectors.read import ReadOptions, Spans, Tokens, final_norm, gather, text_stack, token_batches, tokenise
 from outlierlens.vectors.store import IN_MEMORY, Budget, allocate, check_matrices
 from test_observe import TEXT_FAMILIES, Oracle, some_texts, wrap
 

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from architectures import FAMILIES, Family, build
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
+from outlierlens.detection.scan.measure import ScanOptions, scan_live
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.models import from_objects
-from outlierlens.rows import RowStore, read_rows
-from outlierlens.tracking import default_view
-from outlierlens.watch_crossings import Crossings
-from outlierlens.watch_probe import _describe, untouched
-from outlierlens.watch_rows import StreamRow, read_activity, read_watch
-from outlierlens.watcher import WatchOptions, watch
-from outlierlens.weights import ScanOptions, scan_live
+from outlierlens.models.load import from_objects
+from outlierlens.results.row_store import RowStore, read_rows
+from outlierlens.training.trajectory import default_view
+from outlierlens.training.watch import WatchOptions, watch
+from outlierlens.training.watch_crossings import Crossings
+from outlierlens.training.watch_probe import _describe, untouched
+from outlierlens.training.watch_rows import StreamRow, read_activity, read_watch
 from row_files import append_line, change_rows, rows_in, write_rows
 
 IDS = torch.arange(5, 29).reshape(3, 8)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from architectures import FAMILIES, build
 from outlierlens import charts
-from outlierlens.data import Texts
+from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.models import from_objects
-from outlierlens.results import from_json
-from outlierlens.similar import WordPairs
-from outlierlens.similarity.options import WicOptions
-from outlierlens.similarity.search import GRID, best, best_cut, chosen, crossed, folds_of, right_at
-from outlierlens.similarity.view import sections
-from outlierlens.similarity.wic import WicPairs, _ByFamily, read_wic, wic
+from outlierlens.experiments.similarity.options import WicOptions
+from outlierlens.experiments.similarity.result import WordPairs
+from outlierlens.experiments.similarity.search import GRID, best, best_cut, chosen, crossed, folds_of, right_at
+from outlierlens.experiments.similarity.view import sections
+from outlierlens.experiments.similarity.wic import WicPairs, _ByFamily, read_wic, wic
+from outlierlens.models.load import from_objects
+from outlierlens.results.document import from_json
 from outlierlens.vectors.fixes import parse_fixes
 from outlierlens.view.section import cell_text
 from similar_results import words as made_words

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from outlierlens import writing
-from outlierlens.counting.run import count_tokens
 from outlierlens.errors import BadFile, BadInput, told
-from outlierlens.experiments.report.options import ReportOptions
-from outlierlens.pretrain.loop import pretrain
-from outlierlens.pretrain.recipe import read_recipe
+from outlierlens.experiments.count.measure import count_tokens
 from outlierlens.report import files, write
 from outlierlens.report.job import Job, refuse_finished
-from outlierlens.rows import RowStore, alone_in, read_rows, remove_rows
-from outlierlens.writing import new_folder, refuse_links, replacing, write_bytes, write_text
+from outlierlens.report.options import ReportOptions
+from outlierlens.results import safe_files as writing
+from outlierlens.results.row_store import RowStore, alone_in, read_rows, remove_rows
+from outlierlens.results.safe_files import new_folder, refuse_links, replacing, write_bytes, write_text
+from outlierlens.training.pretrain.loop import pretrain
+from outlierlens.training.pretrain.recipe import read_recipe
 from synthetic_report import damage, report_data
 from tiny_tokenizers import word_pieces
 
@@ -217,7 +217,7 @@ def test_a_changed_digit_is_found_wherever_it_is(tmp_path: Path) -> None:
 ELSEWHERE = """
 import sys, pathlib
 from outlierlens.errors import BadInput
-from outlierlens.rows import RowStore
+from outlierlens.results.row_store import RowStore
 try:
     RowStore.open(pathlib.Path(sys.argv[1]), {"seed": 1})
     print("opened")

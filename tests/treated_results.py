@@ -2,8 +2,8 @@
 
 import math
 
-from outlierlens.results import Provenance
-from outlierlens.treated import BeyondZero, Treated, Treatment
+from outlierlens.experiments.beyond_zero.result import BeyondZero, Treated, Treatment
+from outlierlens.results.document import Provenance
 
 
 def treatment(

@@ -35,9 +35,10 @@ def public() -> str:
 
 def others() -> str:
     """The page of the names that docs import from modules of the package, then charts and errors."""
-    from outlierlens import charts, errors
+    from outlierlens import errors
+    from outlierlens.view import charts
 
-    drawn = [f"outlierlens.charts.{name}" for name in charts.__all__]
+    drawn = [f"outlierlens.view.charts.{name}" for name in charts.__all__]
     raised = [f"outlierlens.errors.{name}" for name, one in vars(errors).items() if is_error(one)]
     says = f"What the pages import beyond [the names of `outlierlens`](api.md). {GENERATED}"
     parts = [("Modules", imported()), ("Charts", drawn), ("Errors", raised[1:])]
@@ -85,11 +86,11 @@ def types() -> str:
 
 def result_names() -> list[str]:
     """Every kind of result."""
-    from outlierlens.results import HOMES
+    from outlierlens.results.document import HOMES
 
     return [
-        "outlierlens.results.Result",
-        "outlierlens.results.Provenance",
+        "outlierlens.results.document.Result",
+        "outlierlens.results.document.Provenance",
         *(f"outlierlens.{home}.{name}" for name, home in HOMES.items()),
     ]
 

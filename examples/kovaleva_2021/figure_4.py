@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from outlierlens import charts
-from outlierlens.origin import origin
+from outlierlens.experiments.origin.measure import origin
 
 
 def main(arguments: list[str] | None = None) -> None:

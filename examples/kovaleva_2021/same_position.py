@@ -11,7 +11,7 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.pruning.experiment import ExperimentOptions, prune_experiment
+from outlierlens.experiments.pruning.experiment import ExperimentOptions, prune_experiment
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 from outlierlens import charts
-from outlierlens.finetune.settings import FinetuneSettings
-from outlierlens.replicate.run import Replicating, replicate
+from outlierlens.replicate.glue.measure import Replicating, replicate
+from outlierlens.training.finetune.settings import FinetuneSettings
 
 DATA = os.environ.get("OUTLIERLENS_DATA")
 QUICK = FinetuneSettings(epochs=2, learning_rate=3e-4, train_limit=6000, max_length=64)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.clipping import resolve_clipping
-from outlierlens.probing import ProbeOptions, probe_positions, split_texts
+from outlierlens.experiments.probe import ProbeOptions, probe_positions, split_texts
+from outlierlens.vectors.clip import resolve_clipping
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.geometry.drawing import Drawing
-from outlierlens.geometry.options import GeometryOptions
-from outlierlens.geometry.run import geometry
+from outlierlens.experiments.geometry.measure import geometry
+from outlierlens.experiments.geometry.options import GeometryOptions
 from outlierlens.vectors.fixes import parse_fixes
+from outlierlens.vectors.spans import Drawing
 
 
 def main(arguments: list[str] | None = None) -> None:

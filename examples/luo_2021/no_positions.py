@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens.pretrain import pretrain, read_recipe
+from outlierlens.training.pretrain import pretrain, read_recipe
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.replicate.luo_data import LuoData
-from outlierlens.similarity.options import WicOptions
-from outlierlens.similarity.wic import read_wic, wic
+from outlierlens.experiments.similarity.options import WicOptions
+from outlierlens.experiments.similarity.wic import read_wic, wic
+from outlierlens.replicate.luo.data import LuoData
 from outlierlens.vectors.fixes import parse_fixes
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.replicate.luo_data import LuoData
-from outlierlens.similarity.options import StsOptions
-from outlierlens.similarity.sts import sts
-from outlierlens.similarity.table import fit_text, has_split, read_sts, sts_tasks
+from outlierlens.experiments.similarity.options import StsOptions
+from outlierlens.experiments.similarity.sts import sts
+from outlierlens.experiments.similarity.table import fit_text, has_split, read_sts, sts_tasks
+from outlierlens.replicate.luo.data import LuoData
 from outlierlens.vectors.fixes import parse_fixes
 
 

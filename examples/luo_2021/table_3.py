@@ -13,12 +13,12 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.clipping import resolve_clipping
-from outlierlens.frozen.measure import frozen
-from outlierlens.frozen.options import FrozenOptions
-from outlierlens.frozen.splits import read_frozen
-from outlierlens.labelled import find_task
-from outlierlens.replicate.luo_data import LuoData
+from outlierlens.data.labelled import find_task
+from outlierlens.experiments.frozen.measure import frozen
+from outlierlens.experiments.frozen.options import FrozenOptions
+from outlierlens.experiments.frozen.splits import read_frozen
+from outlierlens.replicate.luo.data import LuoData
+from outlierlens.vectors.clip import resolve_clipping
 from outlierlens.vectors.fixes import parse_fixes
 
 

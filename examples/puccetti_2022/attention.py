@@ -12,9 +12,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.attention.options import AttentionOptions
-from outlierlens.attention.run import attention
-from outlierlens.models import LoadOptions
+from outlierlens.experiments.attention.measure import attention
+from outlierlens.experiments.attention.options import AttentionOptions
+from outlierlens.models.load import LoadOptions
 
 
 def main(arguments: list[str] | None = None) -> None:

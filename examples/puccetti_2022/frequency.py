@@ -13,10 +13,10 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.counting import count_texts
-from outlierlens.frequency.options import FrequencyOptions
-from outlierlens.frequency.run import frequency
-from outlierlens.token_counts import read_counts
+from outlierlens.data.token_counts import read_counts
+from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.frequency.measure import frequency
+from outlierlens.experiments.frequency.options import FrequencyOptions
 
 
 def main(arguments: list[str] | None = None) -> None:

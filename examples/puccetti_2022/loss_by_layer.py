@@ -12,12 +12,12 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.counting import count_texts
-from outlierlens.frequency.options import FrequencyOptions
-from outlierlens.frequency.run import frequency
-from outlierlens.layer_story import layer_story
+from outlierlens.data.token_counts import read_counts
+from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.frequency.measure import frequency
+from outlierlens.experiments.frequency.options import FrequencyOptions
+from outlierlens.experiments.layer_story.result import layer_story
 from outlierlens.tasks import TaskOptions
-from outlierlens.token_counts import read_counts
 
 
 def main(arguments: list[str] | None = None) -> None:

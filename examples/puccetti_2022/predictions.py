@@ -12,10 +12,10 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.counting import count_texts
-from outlierlens.predictions.options import PredictionOptions
-from outlierlens.predictions.run import predictions
-from outlierlens.token_counts import read_counts
+from outlierlens.data.token_counts import read_counts
+from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.predictions.measure import predictions
+from outlierlens.experiments.predictions.options import PredictionOptions
 
 
 def main(arguments: list[str] | None = None) -> None:

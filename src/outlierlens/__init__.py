@@ -12,65 +12,66 @@ with ol.zeroed_weights(loaded, [507]):
     ...
 """
 
+__version__ = "0.1.0"
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from outlierlens._version import __version__
 from outlierlens.errors import OutlierlensError
 from outlierlens.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
-    from outlierlens.ablate import clip, edited_hidden, removed_writes, zeroed_weights
-    from outlierlens.activations import observe
-    from outlierlens.attacks.run import attack
-    from outlierlens.attacks.updates import update_check
-    from outlierlens.bench import disable
-    from outlierlens.beyond import beyond_zero
-    from outlierlens.callback import OutlierCallback
-    from outlierlens.comparison import compare
-    from outlierlens.data import read_texts
-    from outlierlens.definitions.run import detectors
-    from outlierlens.detect import Rule
+    from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
+    from outlierlens.checkpoints.samples import fetch
+    from outlierlens.data.texts import read_texts
+    from outlierlens.detection.observe.measure import observe
+    from outlierlens.detection.observe.options import ObserveOptions
+    from outlierlens.detection.rules import Rule
+    from outlierlens.detection.scan.measure import ScanOptions, scan
+    from outlierlens.experiments.attack.measure import attack
+    from outlierlens.experiments.attack.updates import update_check
+    from outlierlens.experiments.beyond_zero import beyond_zero
+    from outlierlens.experiments.compare.result import compare
+    from outlierlens.experiments.detectors.measure import detectors
+    from outlierlens.experiments.disable.measure import disable
     from outlierlens.experiments.disable.options import DisableOptions
-    from outlierlens.experiments.observe.options import ObserveOptions
-    from outlierlens.integrity.fingerprint import fingerprint
-    from outlierlens.integrity.verify import verify
-    from outlierlens.models import from_objects, load_model
-    from outlierlens.pruning.check import prune_check
-    from outlierlens.pruning.torch_guard import same_position_guard
-    from outlierlens.quantization.options import QuantizeOptions
-    from outlierlens.quantization.run import quantize
-    from outlierlens.results import load, save
-    from outlierlens.samples import fetch
-    from outlierlens.sweeps.loop import sweep
-    from outlierlens.sweeps.options import SweepOptions
-    from outlierlens.tracking import TrackOptions, track
-    from outlierlens.watcher import WatchOptions, watch
-    from outlierlens.weights import ScanOptions, scan
+    from outlierlens.experiments.integrity.fingerprint import fingerprint
+    from outlierlens.experiments.integrity.verify import verify
+    from outlierlens.experiments.pruning.check import prune_check
+    from outlierlens.experiments.pruning.torch_guard import same_position_guard
+    from outlierlens.experiments.quantization.measure import quantize
+    from outlierlens.experiments.quantization.options import QuantizeOptions
+    from outlierlens.experiments.sweep.measure import sweep
+    from outlierlens.experiments.sweep.options import SweepOptions
+    from outlierlens.experiments.track.measure import TrackOptions, track
+    from outlierlens.models.load import from_objects, load_model
+    from outlierlens.results.document import load, save
+    from outlierlens.training.callback import OutlierCallback
+    from outlierlens.training.watch import WatchOptions, watch
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch. Functions of experiments stand in their rows.
 _HOME = {
-    "Rule": "detect",
-    "ScanOptions": "weights",
-    "fetch": "samples",
-    "load_model": "models",
-    "from_objects": "models",
-    "read_texts": "data",
-    "ObserveOptions": "experiments.observe.options",
-    "zeroed_weights": "ablate",
-    "edited_hidden": "ablate",
-    "removed_writes": "ablate",
-    "clip": "ablate",
+    "Rule": "detection.rules",
+    "ScanOptions": "detection.scan.measure",
+    "fetch": "checkpoints.samples",
+    "load_model": "models.load",
+    "from_objects": "models.load",
+    "read_texts": "data.texts",
+    "ObserveOptions": "detection.observe.options",
+    "zeroed_weights": "ablation.switches",
+    "edited_hidden": "ablation.switches",
+    "removed_writes": "ablation.switches",
+    "clip": "ablation.switches",
     "DisableOptions": "experiments.disable.options",
-    "SweepOptions": "sweeps.options",
-    "watch": "watcher",
-    "WatchOptions": "watcher",
-    "OutlierCallback": "callback",
-    "TrackOptions": "tracking",
-    "QuantizeOptions": "quantization.options",
-    "same_position_guard": "pruning.torch_guard",
-    "load": "results",
-    "save": "results",
+    "SweepOptions": "experiments.sweep.options",
+    "watch": "training.watch",
+    "WatchOptions": "training.watch",
+    "OutlierCallback": "training.callback",
+    "TrackOptions": "experiments.track.measure",
+    "QuantizeOptions": "experiments.quantization.options",
+    "same_position_guard": "experiments.pruning.torch_guard",
+    "load": "results.document",
+    "save": "results.document",
 }
 
 _HOME |= {row.python.rpartition(":")[2]: row.place(row.python, "measure") for row in EXPERIMENTS if row.python}
@@ -117,6 +118,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "charts":
+        return importlib.import_module("outlierlens.view.charts")
     if name not in _HOME:
         raise AttributeError(f"module 'outlierlens' has no attribute {name!r}")
     return getattr(importlib.import_module(f"outlierlens.{_HOME[name]}"), name)

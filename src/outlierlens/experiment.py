@@ -39,15 +39,17 @@ class Experiment:
         about: one sentence; below an empty line what more its own help says.
         home: package below outlierlens.
         takes: groups of options, those of `GROUPS` and "options", its own.
-        options: the dataclass of its own options, in `home/options.py` or "module:Name"; "" where it has none.
+        options: the dataclass of its own options, in `home/options.py`, or ".file:Name" of its home, or "module:Name"; "" where
+            it has none. Likewise below.
         shared: by name what is other about options of `GROUPS` here; None takes one away.
-        result: the class of its result, in `home/result.py` or "module:Class"; "" where it has none that is saved.
-        also: other classes that its view shows, likewise.
-        picture: the function that --chart draws with, in `home/charts.py` or "module:function"; "" for none.
+        result: the class of its result, in `home/result.py`; "" where it has none that is saved.
+        also: other classes that its view shows.
+        picture: the function that --chart draws with, in `home/charts.py`; "" for none.
         pictures: by the name of an option that takes a file, what else is drawn: {"super_chart": "super_weights"}.
-        python: the function of the library, `outlierlens.NAME`, in `home/measure.py` or "module:function"; "" for none.
-        measure: the module of `run`, or "module:function", where it is not `home/measure.py`.
+        python: the function of the library, `outlierlens.NAME`, in `home/measure.py`; "" for none.
+        measure: the module of `run`, or ".file:function", where it is not `home/measure.py`.
         gate: the attribute of its result that says that a check failed (exit code 3; nothing to check is 2).
+        needs: folders of other experiments that its own builds on.
         odd: whether `home/command.py` calls it.
     """
 
@@ -65,6 +67,7 @@ class Experiment:
     python: str = ""
     measure: str = ""
     gate: str = ""
+    needs: tuple[str, ...] = ()
     odd: bool = False
 
     def asks(self) -> dict[str, tuple[Any, tuple[Option, ...]]]:
@@ -101,7 +104,8 @@ class Experiment:
 
     def place(self, name: str, file: str) -> str:
         """The module of a name that a row says: "module:name", or a name in a file of its home."""
-        return name.rpartition(":")[0] or f"{self.home}.{file}"
+        module = name.rpartition(":")[0]
+        return f"{self.home}{module}" if module.startswith(".") else module or f"{self.home}.{file}"
 
     def _named(self, name: str, file: str) -> Any:
         return getattr(import_module(f"outlierlens.{self.place(name, file)}"), name.rpartition(":")[2])

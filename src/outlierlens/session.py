@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
-from outlierlens.task_reading import Reading, SplitReading, TaskReading
+from outlierlens.tasks.options import Reading, SplitReading, TaskReading
 from outlierlens.vectors.options import Fitting, VectorReading
 
 if TYPE_CHECKING:
-    from outlierlens.data import Texts
-    from outlierlens.models import LoadedModel, LoadOptions
-    from outlierlens.weights import ScanOptions
+    from outlierlens.data.texts import Texts
+    from outlierlens.detection.scan.measure import ScanOptions
+    from outlierlens.models.load import LoadedModel, LoadOptions
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Session:
     @cached_property
     def load(self) -> "LoadOptions":
         """How models are loaded."""
-        from outlierlens.models import LoadOptions
+        from outlierlens.models.load import LoadOptions
 
         one = self.loading
         assert isinstance(one, Loading)  # the rows of commands that run a model take it
@@ -157,7 +157,7 @@ class Session:
 
     def scanning(self, asked: "ScanOptions | None" = None, **more: Any) -> "ScanOptions":
         """How weights are read: as `asked`, from where the command line says; `more` are other fields of `ScanOptions`."""
-        from outlierlens.weights import ScanOptions
+        from outlierlens.detection.scan.measure import ScanOptions
 
         one = self.loading
         return replace(
@@ -169,7 +169,7 @@ class Session:
     @cached_property
     def loaded(self) -> "LoadedModel":
         """The model, loaded once."""
-        from outlierlens.models import load_model
+        from outlierlens.models.load import load_model
 
         return load_model(self.subject.model, self.load)
 
@@ -187,7 +187,7 @@ class Session:
 
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":
         """(the first `limit` texts, the `spare` texts that follow them, or None where there are no others)."""
-        from outlierlens.data import read_texts
+        from outlierlens.data.texts import read_texts
 
         read, limit = self.reading, self.reading.limit
         found = read_texts(

@@ -22,12 +22,12 @@ import synthetic_report
 import synthetic_tasks
 from gold.files import brief
 from outlierlens import __version__, charts
-from outlierlens.charts.base import CONFIG, Chart
-from outlierlens.charts.palette import DARK, LIGHT, SHAPES
 from outlierlens.cli.experiment import print_sections
+from outlierlens.detection.observe.result import QUANTILES
 from outlierlens.experiments import BY_RESULT
-from outlierlens.observation import QUANTILES
-from outlierlens.tracking import track
+from outlierlens.experiments.track.measure import track
+from outlierlens.view.charts.base import CONFIG, Chart
+from outlierlens.view.charts.palette import DARK, LIGHT, SHAPES
 
 
 def views(made: dict[str, Any], folder: Path) -> dict[str, Any]:

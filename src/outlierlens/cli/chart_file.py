@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from outlierlens.errors import BadInput, need
 
 if TYPE_CHECKING:
-    from outlierlens.charts import Chart
-    from outlierlens.charts.export import PictureKind
+    from outlierlens.view.charts.base import Chart, PictureKind
 
 CHART_KINDS: "dict[str, PictureKind | None]" = {".html": None, ".svg": "svg", ".png": "png", ".json": "vl.json"}
 
@@ -35,9 +34,9 @@ def check_chart(path: Path | None, *, replace: bool, remedy: str = "use --overwr
 
 def write_chart(path: Path, chart: "Chart") -> Path:
     """Draw to `path` what its ending says."""
-    from outlierlens.charts import picture
     from outlierlens.report import chart_page
-    from outlierlens.writing import write_bytes
+    from outlierlens.results.safe_files import write_bytes
+    from outlierlens.view.charts.base import picture
 
     kind = CHART_KINDS[path.suffix.lower()]
     return write_bytes(path, chart_page(chart).encode() if kind is None else picture(chart, kind))

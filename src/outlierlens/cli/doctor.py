@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 
 from outlierlens.cli.common import say
-from outlierlens.doctor import Diagnosis, examine
+from outlierlens.cli.diagnosis import Diagnosis, examine
 from outlierlens.experiments import EXPERIMENTS
 from outlierlens.session import Session
 from outlierlens.view.section import Rows

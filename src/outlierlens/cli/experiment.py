@@ -14,7 +14,7 @@ from outlierlens.cli import common, flags
 from outlierlens.cli.chart_file import check_chart, write_chart
 from outlierlens.cli.common import Progress, check_file, resumable
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
-from outlierlens.rows import remove_rows
+from outlierlens.results.row_store import remove_rows
 from outlierlens.session import Session
 
 
@@ -65,7 +65,7 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
 
 def tell(session: Session, found: Any, *, file: Path | None = None, **show: Any) -> None:
     """Write the result to `file`, and show it as the words asked; `show` is for its view."""
-    from outlierlens.results import save, to_json  # brings numpy, which --help does not need
+    from outlierlens.results.document import save, to_json  # brings numpy, which --help does not need
 
     if file:
         save(found, file)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outlierlens.cli.common import Progress, resumable, say, warn
 from outlierlens.cli.experiment import tell
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.session import Session
 
 

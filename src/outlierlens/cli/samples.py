@@ -13,7 +13,7 @@ from outlierlens.view.terminal import print_rows
 
 def samples(session: Session, _: None) -> None:
     """List them as a table or as JSON."""
-    from outlierlens.samples import SAMPLES, is_complete
+    from outlierlens.checkpoints.samples import SAMPLES, is_complete
 
     rows = [(name, sample, is_complete(sample)) for name, sample in SAMPLES.items()]
     if session.output.json:
@@ -41,7 +41,7 @@ class FetchOptions:
 
 def fetch(session: Session, options: FetchOptions) -> None:
     """Fetch each, and say where it is."""
-    from outlierlens.samples import fetch as fetch_one
+    from outlierlens.checkpoints.samples import fetch as fetch_one
 
     for name in options.names:
         path = fetch_one(name, session.notice)

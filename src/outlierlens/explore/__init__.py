@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outlierlens.explore.look import Explorer, open_explorer
-    from outlierlens.explored import State
+    from outlierlens.explore.result import State
 
-_HOME = {"Explorer": "explore.look", "open_explorer": "explore.look", "State": "explored"}
+_HOME = {"Explorer": "explore.look", "open_explorer": "explore.look", "State": "explore.result"}
 
 __all__ = ["Explorer", "State", "open_explorer"]
 

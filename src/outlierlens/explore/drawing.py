@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from outlierlens.charts.png import indexed
+from outlierlens.view.charts.png import indexed
 
 COLUMNS = 400  # of a drawn vector: dimensions that share a column show their smallest and largest value
 LABELLED = 32  # tokens that an attention map names at most

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.damage import SIGNS, Filled
+from outlierlens.ablation.damage import SIGNS, Filled
 from outlierlens.explore import drawing, snippets
 from outlierlens.explore.drawing import escaped
-from outlierlens.explored import (
+from outlierlens.explore.result import (
     VIEWS,
     Anisotropy,
     AttentionMaps,
@@ -24,7 +24,7 @@ from outlierlens.explored import (
     Vectors,
     spans,
 )
-from outlierlens.interval_words import interval_text
+from outlierlens.statistics.words import interval_text
 
 if TYPE_CHECKING:
     from outlierlens.explore.look import Explorer

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.arch import BoundStack
-from outlierlens.attention_maps import check_eager, tapped_attention
-from outlierlens.data import Batch
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
 from outlierlens.explore.language import LENGTH, Bench
-from outlierlens.explored import Anisotropy, AttentionMaps, Vectors
-from outlierlens.geometry.cosines import contributions, mean_cosine, unit
-from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
-from outlierlens.reading import TextReading
+from outlierlens.explore.result import Anisotropy, AttentionMaps, Vectors
+from outlierlens.models.attention_maps import check_eager, tapped_attention
+from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
+from outlierlens.models.passes import TextReading
+from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 
 if TYPE_CHECKING:
     from torch import Tensor

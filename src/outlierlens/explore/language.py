@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.damage import Continuation
+from outlierlens.ablation.damage import Continuation
+from outlierlens.ablation.fill import Exercise, Filling, continuation, exercise, fill, filled
+from outlierlens.ablation.modes import Ablation
 from outlierlens.errors import BadInput
-from outlierlens.explored import Guess, Guesses, GuessList, Loss, LossRow, Off, Passage
-from outlierlens.fill import Exercise, Filling, continuation, exercise, fill, filled
-from outlierlens.models import LoadedModel
-from outlierlens.modes import Ablation
+from outlierlens.explore.result import Guess, Guesses, GuessList, Loss, LossRow, Off, Passage
+from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks import TaskOptions, make_task
 

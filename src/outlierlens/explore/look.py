@@ -16,27 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.ablate import EditSettings, plan_dims, stream_width
-from outlierlens.arch import BoundStack
-from outlierlens.controls import random_sets
-from outlierlens.data import read_texts
-from outlierlens.detect import layers_needed
+from outlierlens.ablation.controls import random_sets
+from outlierlens.ablation.mode_names import check_mode
+from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.switches import EditSettings, plan_dims
+from outlierlens.architectures import BoundStack
+from outlierlens.checkpoints.samples import SAMPLES, texts_for
+from outlierlens.data.texts import read_texts
+from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
+from outlierlens.detection.rules import layers_needed
+from outlierlens.detection.scan.measure import scan_live
+from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
 from outlierlens.explore import inside, language, snippets
 from outlierlens.explore.language import LENGTH, Bench
+from outlierlens.explore.result import VIEWS, Explored, Listed, Off, State
 from outlierlens.explore.snippets import MEAN_TEXTS
-from outlierlens.explored import VIEWS, Explored, Listed, Off, State
-from outlierlens.forward import text_stacks
-from outlierlens.hidden import EMBEDDINGS
-from outlierlens.inputs import token_limit, tokenizer_of
-from outlierlens.layer_words import number_of_layers
-from outlierlens.mode_names import check_mode
-from outlierlens.models import LoadedModel, LoadOptions, fingerprint, load_model
-from outlierlens.modes import Ablation, means_over
-from outlierlens.samples import SAMPLES, texts_for
-from outlierlens.scanned import Scan, StackScan
-from outlierlens.token_texts import nothing_known, special_ids, unknown_id, unknown_note
-from outlierlens.weights import scan_live
+from outlierlens.models.forward import text_stacks
+from outlierlens.models.hooks import EMBEDDINGS
+from outlierlens.models.inputs import token_limit, tokenizer_of
+from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model, stream_width
+from outlierlens.view.words import number_of_layers
 
 LONGEST = 2000  # letters of a text: several times what is read, and short enough for a link
 MOST = 64  # dimensions that are off at once

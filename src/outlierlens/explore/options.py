@@ -9,10 +9,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from outlierlens import spelling
 from outlierlens.errors import BadInput
-from outlierlens.explored import VIEWS, State
-from outlierlens.options import Flag, Flat
+from outlierlens.explore.result import VIEWS, State
+from outlierlens.options import Flag, Flat, parse_layers
 
 PORT = 7860  # the first that is tried
 
@@ -24,7 +23,7 @@ def views(text: str) -> tuple[str, ...]:
 
 def span(layers: str) -> tuple[int, int]:
     """(first, last) of "0-3"; raises BadInput for layers that are no range."""
-    found = spelling.parse_layers(layers)
+    found = parse_layers(layers)
     if not found or list(found) != list(range(found[0], found[-1] + 1)):
         raise BadInput(f"--layers {layers!r} is no range; explore switches off in a range such as 0-3")
     return found[0], found[-1]
@@ -54,7 +53,7 @@ class ExploreOptions:
     """Print views and start no page: passage, loss, guesses, vectors, attention, anisotropy, all."""
     text: str | None = None
     """Text to look at. Default: a shipped one."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="explored:parse_dims")] = None
+    dims: Annotated[tuple[int, ...] | None, Flag(read="explore.result:parse_dims")] = None
     """308,381, or '' for none. Default: what scan finds, or the strongest."""
     layers: Annotated[tuple[int, int] | None, Flag(read="explore.options:span")] = None
     """Layers to switch off in: 0-3. Default: all."""

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from outlierlens.charts.palette import DARK, LIGHT, css
 from outlierlens.errors import BadInput, OutlierlensError, need
 from outlierlens.explore import html
 from outlierlens.explore.look import Explorer
-from outlierlens.explored import VIEWS, State, parse_dims
+from outlierlens.explore.result import VIEWS, State, parse_dims
+from outlierlens.view.charts.palette import DARK, LIGHT, css
 
 HERE = Path(__file__).parent
 MODES = {

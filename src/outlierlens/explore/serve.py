@@ -16,7 +16,7 @@ from outlierlens.explore.door import Door
 from outlierlens.explore.look import Explorer
 from outlierlens.explore.options import PORT, Place
 from outlierlens.explore.page import launch_options, page
-from outlierlens.explored import State
+from outlierlens.explore.result import State
 
 LOOPBACK = "127.0.0.1"
 TUNNEL = ".gradio.live"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.explore.language import BEST, COPIES, LENGTH
 from outlierlens.explore.options import ExploreOptions
-from outlierlens.explored import VIEWS, Explored, State
-from outlierlens.models import LoadOptions
+from outlierlens.explore.result import VIEWS, Explored, State
+from outlierlens.models.load import LoadOptions
 from outlierlens.options import options_of
 
 if TYPE_CHECKING:
@@ -24,16 +24,18 @@ MEAN_TEXTS = 16  # of the shipped excerpt, over which mode "mean" takes its mean
 
 # What differs from view to view: imports, then what is done once, then what is done under each condition.
 _IMPORTS = {
-    "passage": "from outlierlens.fill import continuation, exercise, fill, filled",
+    "passage": "from outlierlens.ablation.fill import continuation, exercise, fill, filled",
     "loss": (
         "from outlierlens.statistics.means import mean_interval\nfrom outlierlens.tasks import TaskOptions, make_task"
     ),
-    "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.fill import exercise, fill",
-    "vectors": "from outlierlens.hidden import tapped\nfrom outlierlens.reading import TextReading",
-    "attention": "from outlierlens.attention_maps import tapped_attention\nfrom outlierlens.reading import TextReading",
+    "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.ablation.fill import exercise, fill",
+    "vectors": "from outlierlens.models.hooks import tapped\nfrom outlierlens.models.passes import TextReading",
+    "attention": (
+        "from outlierlens.models.attention_maps import tapped_attention\nfrom outlierlens.models.passes import TextReading"
+    ),
     "anisotropy": (
-        "from outlierlens.geometry.cosines import contributions, mean_cosine, unit\n"
-        "from outlierlens.hidden import layer_name, tapped\nfrom outlierlens.reading import TextReading"
+        "from outlierlens.vectors.cosines import contributions, mean_cosine, unit\n"
+        "from outlierlens.models.hooks import layer_name, tapped\nfrom outlierlens.models.passes import TextReading"
     ),
 }
 _READ = f"reading = TextReading(loaded, {LENGTH})\n(batch,) = reading.batches([text], batch_size=1)\n"
@@ -128,7 +130,7 @@ def python(explorer: "Explorer", found: Explored, view: str) -> str:
         "chosen": list(state.dims),
     }
     return (
-        f"{_IMPORTS[view]}\nfrom outlierlens.models import LoadOptions, load_model\n{imports}"
+        f"{_IMPORTS[view]}\nfrom outlierlens.models.load import LoadOptions, load_model\n{imports}"
         f"\ntext = {found.read!r}\nconditions = {{  # layer: dimensions that are off\n{conditions}}}\n"
         f"loaded = load_model({explorer.loaded.name!r}, {_options(explorer.options)})\n"
         f"stack = loaded.stack({state.stack!r})\n"
@@ -141,8 +143,8 @@ def python(explorer: "Explorer", found: Explored, view: str) -> str:
 
 def _settings(state: State) -> tuple[str, str]:
     """(what the ablation is made with beside its mode, the imports that it needs)"""
-    modes = "from outlierlens.modes import Ablation\n"
-    edit = "from outlierlens.ablate import EditSettings\n"
+    modes = "from outlierlens.ablation.modes import Ablation\n"
+    edit = "from outlierlens.ablation.switches import EditSettings\n"
     if state.mode == "scale":
         return f", settings=EditSettings(factor={state.factor!r})", edit + modes
     if state.mode == "mean" and state.dims:
@@ -151,8 +153,8 @@ def _settings(state: State) -> tuple[str, str]:
             f"length={LENGTH}, batch_size={MEAN_TEXTS}))"
         )
         return means, (
-            "from outlierlens.ablate import EditSettings\nfrom outlierlens.data import read_texts\n"
-            "from outlierlens.modes import Ablation, means_over\n"
+            "from outlierlens.ablation.switches import EditSettings\nfrom outlierlens.data.texts import read_texts\n"
+            "from outlierlens.ablation.modes import Ablation, means_over\n"
         )
     return "", modes
 

@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 
 from outlierlens import __version__
+from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.errors import BadInput, need
-from outlierlens.models import LoadOptions
-from outlierlens.samples import SAMPLES
-from outlierlens.writing import write_text
+from outlierlens.models.load import LoadOptions
+from outlierlens.results.safe_files import write_text
 
 PACKAGE = Path(__file__).parents[1]
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
@@ -24,7 +24,7 @@ _APP = '''"""The live page of {model}, written by `outlierlens explore --space`.
 
 {imports}from outlierlens.explore.look import open_explorer
 from outlierlens.explore.page import launch_options, page
-from outlierlens.models import LoadOptions
+from outlierlens.models.load import LoadOptions
 
 {fetch}explorer = open_explorer({model!r}, {options})
 demo = page(explorer, explorer.start())
@@ -80,7 +80,7 @@ def write_space(folder: Path, model: str, options: LoadOptions) -> Path:
         "app.py": _APP.format(
             model=model,
             options=_options(options),
-            imports="from outlierlens.samples import fetch\n" if fetched else "",
+            imports="from outlierlens.checkpoints.samples import fetch\n" if fetched else "",
             fetch="".join(f"fetch({name!r})  # once: a Space that sleeps loses it\n" for name in fetched),
         ),
         "requirements.txt": "\n".join(requirements(("models", "samples") if fetched else ("models",))) + "\n",

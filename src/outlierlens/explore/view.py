@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from outlierlens.explored import Anisotropy, AttentionMaps, Explored, Guesses, Loss, Vectors, spans
+from outlierlens.explore.result import Anisotropy, AttentionMaps, Explored, Guesses, Loss, Vectors, spans
 from outlierlens.view.section import Change, Interval, Rows, Section
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from outlierlens.documents import read_json
 from outlierlens.errors import BadInput
-from outlierlens.results import load, save
-from outlierlens.writing import write_text
+from outlierlens.results.document import load, save
+from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import write_text
 
 
 def key_of(*settings: object) -> str:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from outlierlens.checkpoints.samples import is_sample
+from outlierlens.data.labelled import TASKS, Examples, LabelledTask, find_task, label_order, read_examples
 from outlierlens.errors import BadInput
-from outlierlens.finetune.folder import MODEL, RESULT, named_by_weights, seed_folder
-from outlierlens.finetune.settings import FinetuneSettings
-from outlierlens.finetuned import FineTuned
-from outlierlens.labelled import TASKS, Examples, LabelledTask, find_task, label_order, read_examples
-from outlierlens.models import LoadOptions, load_config
-from outlierlens.results import load as read_result
-from outlierlens.samples import is_sample
+from outlierlens.models.load import LoadOptions, load_config
+from outlierlens.results.document import load as read_result
+from outlierlens.training.finetune.folder import MODEL, RESULT, named_by_weights, seed_folder
+from outlierlens.training.finetune.result import FineTuned
+from outlierlens.training.finetune.settings import FinetuneSettings
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _check_dims(model: str, config: Any, dims: Sequence[int]) -> None:
 
 def make_tuned(base: str, train: Examples, dev: Examples, folder: Path, how: Tuning) -> list[Tuned]:
     """Fine-tune `base` on a task, once a seed, in `folder`."""
-    from outlierlens.finetune.loop import FinetuneOptions, finetune
+    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
 
     options = FinetuneOptions(load=how.load, command=how.command, overwrite=how.overwrite, progress=how.say)
     run = finetune(base, train, dev, folder, how.settings, seeds=how.seeds, options=options)

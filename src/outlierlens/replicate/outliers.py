@@ -7,12 +7,12 @@ named.dims, named.by, named.by_rule
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outlierlens.detect import Rule
+from outlierlens.detection.rules import Rule
+from outlierlens.detection.scan.measure import ScanOptions, scan, scan_stream
+from outlierlens.detection.scan.result import StackScan
+from outlierlens.detection.targets import N_STRONGEST
 from outlierlens.errors import BadInput
-from outlierlens.models import LoadedModel, LoadOptions
-from outlierlens.named import N_STRONGEST
-from outlierlens.scanned import StackScan
-from outlierlens.weights import ScanOptions, scan, scan_stream
+from outlierlens.models.load import LoadedModel, LoadOptions
 
 STRONGEST = "strongest"  # in place of dimensions: the two whose |z| is largest, whatever the rule says
 

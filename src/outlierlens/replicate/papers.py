@@ -5,7 +5,7 @@ find_paper("kovaleva-glue").rule
 
 from dataclasses import dataclass
 
-from outlierlens.detect import Rule
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.controls import figures_of, times
-from outlierlens.replicated import ENOUGH, Reference, Row, RowKind
-from outlierlens.swept import Effect, Sweep
+from outlierlens.ablation.controls import figures_of, times
+from outlierlens.experiments.sweep.result import Effect, Sweep
+from outlierlens.replicate.glue.result import ENOUGH, Reference, Row, RowKind
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from outlierlens.report.advice import Advice, advice
 from outlierlens.report.files import Written, rerender, write, write_pair
 from outlierlens.report.page import chart_page, render
 from outlierlens.report.pair import Pair, paired
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import finding
 
 __all__ = [

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.charts.base import number, place
-from outlierlens.charts.phrases import these
-from outlierlens.observation import ActivationOutlier, StackObservation
-from outlierlens.quantized import Quantized
-from outlierlens.report.results import ReportData
+from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
+from outlierlens.experiments.quantization.result import Quantized
+from outlierlens.experiments.sweep.result import Effect, Sweep
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
-from outlierlens.swept import Effect, Sweep
+from outlierlens.view.charts.base import place
 from outlierlens.view.section import percent
+from outlierlens.view.words import number, these
 
 
 @dataclass(frozen=True)

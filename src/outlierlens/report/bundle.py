@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from outlierlens.errors import need
-from outlierlens.writing import write_text
+from outlierlens.results.safe_files import write_text
 
 RUNTIME = Path(__file__).with_name("vega.js")
 

@@ -10,15 +10,14 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from outlierlens.charts.base import number
-from outlierlens.charts.phrases import listed
-from outlierlens.damage import Condition, Damage
+from outlierlens.ablation.damage import Condition, Damage
 from outlierlens.errors import BadInput, one_line
-from outlierlens.interval_words import interval_text
 from outlierlens.report.advice import advice
 from outlierlens.report.joined import Joined, joined_sections
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import counted, finding, verdict
+from outlierlens.statistics.words import interval_text
+from outlierlens.view.words import listed, number
 
 HEAD = "## Outlier dimensions"
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#~"})

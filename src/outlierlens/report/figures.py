@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens import charts
-from outlierlens.charts import Chart
-from outlierlens.charts.emergence_marks import named_dims
-from outlierlens.detect import Rule
+from outlierlens.detection.observe.result import StackObservation
+from outlierlens.detection.rules import Rule
+from outlierlens.detection.scan.result import StackScan, strongest
 from outlierlens.experiments import BY_RESULT
-from outlierlens.observation import StackObservation
+from outlierlens.experiments.sweep.view import sections as said
+from outlierlens.experiments.track.charts_marks import named_dims
 from outlierlens.report.joined import joined_sections
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import counted
-from outlierlens.scanned import StackScan, strongest
-from outlierlens.sweeps.view import sections as said
+from outlierlens.view import charts
+from outlierlens.view.charts.base import Chart
 from outlierlens.view.section import Section, numbered
 
 

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlierlens._version import __version__
-from outlierlens.charts import Chart, can_export
-from outlierlens.charts.export import PictureKind, pictures
-from outlierlens.documents import read_json
+from outlierlens import __version__
 from outlierlens.errors import BadFile, BadInput, install
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import all_charts
 from outlierlens.report.page import render
 from outlierlens.report.pair import Pair, pair_advice, pair_sentences
 from outlierlens.report.pair_page import pair_charts, render_pair
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import finding
-from outlierlens.results import FORMAT_VERSION, from_json, load, to_json
-from outlierlens.writing import refuse_links, write_bytes
+from outlierlens.results.document import FORMAT_VERSION, from_json, load, to_json
+from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import refuse_links, write_bytes
+from outlierlens.view.charts.base import Chart, PictureKind, can_export, pictures
 
 NO_PICTURES = f"charts were not drawn as SVG and PNG: vl-convert is not installed; {install('charts')}"
 OURS = ("manifest.json", "results.json", "report.html")

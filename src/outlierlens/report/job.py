@@ -10,29 +10,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.bench import DisableOptions, disable
-from outlierlens.damage import Damage
-from outlierlens.data import EXCERPT, Texts, read_texts
+from outlierlens.ablation.damage import Damage
+from outlierlens.checkpoints.samples import recorded_norms, texts_for
+from outlierlens.data.texts import EXCERPT, Texts, read_texts
+from outlierlens.detection.observe.result import Observation
+from outlierlens.detection.scan.measure import ScanOptions, scan, scan_live
+from outlierlens.detection.scan.result import Scan
 from outlierlens.errors import BadInput, OutlierlensError
-from outlierlens.experiments.report.options import ReportOptions
-from outlierlens.luo_replicated import LuoReplication
-from outlierlens.models import LoadedModel, LoadOptions, load_model
-from outlierlens.observation import Observation
-from outlierlens.puccetti_replicated import PuccettiReplication
+from outlierlens.experiments.disable.measure import DisableOptions, disable
+from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.experiments.track.result import Track
+from outlierlens.models.load import LoadedModel, LoadOptions, load_model
+from outlierlens.options import parse_dims
+from outlierlens.replicate.luo.result import LuoReplication
+from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS
 from outlierlens.report.joined import Joined, with_result
-from outlierlens.results import load, to_json
-from outlierlens.rows import remove_rows
-from outlierlens.samples import recorded_norms, texts_for
-from outlierlens.scanned import Scan
-from outlierlens.spelling import parse_dims
-from outlierlens.swept import Sweep
-from outlierlens.task_reading import Reading
+from outlierlens.report.options import ReportOptions
+from outlierlens.results.document import load, to_json
+from outlierlens.results.row_store import remove_rows
+from outlierlens.results.safe_files import refuse_links
 from outlierlens.tasks import TaskOptions
-from outlierlens.tracked import Track
-from outlierlens.weights import ScanOptions, scan, scan_live
-from outlierlens.writing import refuse_links
+from outlierlens.tasks.options import Reading
 
 ROWS = "rows.jsonl"
 # Results that are a part of the report itself.
@@ -86,7 +86,7 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
     loaded = load_model(job.model, load)
     found = scan_of(job.model, loaded, load, job.command)
     check_streams(sweeps, found)
-    from outlierlens.activations import ObserveOptions, observe
+    from outlierlens.detection.observe.measure import ObserveOptions, observe
 
     options = ObserveOptions(max_length=job.options.max_length, batch_size=job.options.batch_size, progress=progress)
     observed = observe(loaded, texts, options, command=job.command)
@@ -109,8 +109,8 @@ def _tracked(job: Job) -> tuple[Track, ...]:
     """How the outliers of a sample emerged, where its training was recorded."""
     if recorded_norms(job.model) is None:
         return ()
-    from outlierlens.emergence import EmergenceOptions
-    from outlierlens.tracking import TrackOptions, track
+    from outlierlens.experiments.track.emergence import EmergenceOptions
+    from outlierlens.experiments.track.measure import TrackOptions, track
 
     options = TrackOptions(emergence=EmergenceOptions(seed=job.options.seed))
     return (track([job.model], options, command=job.command),)

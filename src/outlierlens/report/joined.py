@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT
-from outlierlens.results import Result, to_json
+from outlierlens.results.document import Result, to_json
 from outlierlens.view.section import Section, numbered
 
 # Results that are no part of a report of one model, and where they belong.

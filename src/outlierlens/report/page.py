@@ -19,21 +19,19 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from outlierlens.charts import Chart
-from outlierlens.charts.base import CONFIG, Spec, number, visible
-from outlierlens.charts.losses import few
-from outlierlens.charts.palette import COLOURED, DARK, LIGHT, css
-from outlierlens.charts.phrases import TASKS, factor
-from outlierlens.damage import SIGNS, Continuation, Damage, Filled, FillKind
+from outlierlens.ablation.damage import SIGNS, Continuation, Damage, Filled, FillKind
+from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
 from outlierlens.report.joined import joined_notes
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import finding, random_control, sets_of, verdict
-from outlierlens.results import FORMAT_VERSION, Provenance
+from outlierlens.results.document import FORMAT_VERSION, Provenance
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.swept import Sweep
+from outlierlens.view.charts.base import CONFIG, Chart, Spec, visible
+from outlierlens.view.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.view.section import cell_text, notes_of
+from outlierlens.view.words import TASKS, factor, few, number
 
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
 PANEL_TITLE = 36

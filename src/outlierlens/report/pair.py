@@ -15,16 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outlierlens.charts.losses import few
-from outlierlens.charts.phrases import TASKS, factor, listed
-from outlierlens.charts.weights import mean_size
-from outlierlens.damage import Damage
-from outlierlens.detect import Outlier
-from outlierlens.layer_words import number_of_layers
+from outlierlens.ablation.damage import Damage
+from outlierlens.detection.rules import Outlier
+from outlierlens.detection.scan.charts import mean_size
+from outlierlens.detection.scan.result import StackScan
 from outlierlens.report.advice import Advice
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import counted, random_control, sets_of, significant_dims, verdict
-from outlierlens.scanned import StackScan
+from outlierlens.view.words import TASKS, factor, few, listed, number_of_layers
 
 ALIKE = 0.999  # correlation of z from which two models are called the same in what a scan sees
 

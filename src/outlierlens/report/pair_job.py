@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.data import read_texts
+from outlierlens.data.texts import read_texts
+from outlierlens.detection.scan.result import Scan
 from outlierlens.errors import BadInput, OutlierlensError
-from outlierlens.experiments.report.options import ReportOptions
-from outlierlens.models import LoadOptions
+from outlierlens.models.load import LoadOptions
 from outlierlens.report import ReportData, paired, write_pair
 from outlierlens.report.job import Job, is_finished, refuse_finished, run, suited
-from outlierlens.results import load as read
-from outlierlens.scanned import Scan
+from outlierlens.report.options import ReportOptions
+from outlierlens.results.document import load as read
 
 RESULTS = "results.json"
 _Side = tuple[ReportData, Path | None]  # results, and the directory of their page

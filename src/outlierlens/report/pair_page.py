@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator
 
-from outlierlens._version import __version__
-from outlierlens.charts import Chart
-from outlierlens.charts.base import begun, number, place
-from outlierlens.charts.losses import few
-from outlierlens.charts.pair import by_layer, changes, profiles
-from outlierlens.charts.phrases import listed
-from outlierlens.detect import Outlier
+from outlierlens import __version__
+from outlierlens.detection.rules import Outlier
+from outlierlens.detection.scan.result import StackScan, strongest
 from outlierlens.report.advice import length_share
+from outlierlens.report.charts_pair import by_layer, changes, profiles
 from outlierlens.report.page import Tile, document
 from outlierlens.report.pair import Match, Pair, cost, measured, not_compared, pair_advice, pair_sentences
-from outlierlens.report.results import ReportData
+from outlierlens.report.result import ReportData
 from outlierlens.report.words import largest, random_control, verdict
-from outlierlens.scanned import StackScan, strongest
+from outlierlens.view.charts.base import Chart, begun, place
 from outlierlens.view.section import Rows, Section, percent
+from outlierlens.view.words import few, listed, number
 
 NAMED = 12  # dimensions of a model that get a mark
 

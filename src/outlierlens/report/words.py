@@ -10,17 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outlierlens.charts.base import number, place
-from outlierlens.charts.phrases import TASKS, factor, listed, these
-from outlierlens.damage import Control, Damage
-from outlierlens.detect import Outlier, layers_needed
+from outlierlens.ablation.damage import Control, Damage
+from outlierlens.detection.observe.result import StackObservation
+from outlierlens.detection.rules import Outlier, layers_needed
+from outlierlens.detection.scan.result import StackScan
+from outlierlens.experiments.sweep.view import sentences
 from outlierlens.experiments.track.view import track_sentences
-from outlierlens.layer_words import number_of_layers
-from outlierlens.observation import StackObservation
-from outlierlens.report.results import ReportData
-from outlierlens.scanned import StackScan
+from outlierlens.report.result import ReportData
 from outlierlens.statistics import SIGNIFICANT
-from outlierlens.sweeps.view import sentences
+from outlierlens.view.charts.base import place
+from outlierlens.view.words import TASKS, factor, listed, number, number_of_layers, these
 
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match

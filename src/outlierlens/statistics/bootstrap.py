@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from outlierlens.errors import need
-from outlierlens.interval_words import unseen
 from outlierlens.statistics.ranks import ratio
+from outlierlens.statistics.words import unseen
 
 DRAWN_AT_ONCE = 2_000_000  # numbers of a table held in memory: 16 MB
 KEPT = 4_000_000  # numbers of the counts that are kept for the next call with the same seed

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.interval_words import unseen
+from outlierlens.statistics.words import unseen
 
 RAREST = 0.005  # share of a kind of items that may not be missed: 598 items
 PART, PART_OF_ONE = 0.7, 0.4  # exponents of how many groups a part has: of two correlations, of a single one

@@ -14,7 +14,7 @@ from outlierlens.statistics.means import mean_interval
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outlierlens.models import LoadedModel
+    from outlierlens.models.load import LoadedModel
     from outlierlens.tasks.metrics import Statistic
 
 TaskName = Literal["auto", "masked loss", "causal loss", "output change", "sentence change", "labelled"]

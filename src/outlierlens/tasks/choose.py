@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from outlierlens.data import Data, Texts
+from outlierlens.data.labelled import Examples
+from outlierlens.data.media import Items, LabelledItems
+from outlierlens.data.texts import Data, Texts
 from outlierlens.errors import BadInput, near
-from outlierlens.labelled import Examples
-from outlierlens.media import Items, LabelledItems
-from outlierlens.models import LoadedModel
+from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions
 
 FITTING = {"causal": "causal loss", "masked": "masked loss", "other": "output change", "none": "output change"}

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.devices import out_of_memory, tokens_at_once, tokens_per_start
+from outlierlens.data.labelled import Examples, label_order
+from outlierlens.data.labelled.encode import NOT_A_LABEL, Encoded
+from outlierlens.data.labelled.examples import NO_CLASS
+from outlierlens.data.labelled.labels import contradicted, in_order_of_outputs, says_task_order
+from outlierlens.data.media import LabelledItems
 from outlierlens.errors import BadInput
-from outlierlens.hidden import norm_before_last_mlp, only_first_token
-from outlierlens.labelled import Examples, label_order
-from outlierlens.labelled.encode import Encoded
-from outlierlens.labelled.examples import NO_CLASS, NOT_A_LABEL
-from outlierlens.labelled.labels import contradicted, in_order_of_outputs, says_task_order
-from outlierlens.labelled.rows import TextRows
-from outlierlens.media import LabelledItems
-from outlierlens.models import LoadedModel
+from outlierlens.models.devices import out_of_memory, tokens_at_once, tokens_per_start
+from outlierlens.models.hooks import norm_before_last_mlp, only_first_token
+from outlierlens.models.labelled_rows import TextRows, rows_of
+from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import UNSAID, TaskOptions, cut
 from outlierlens.tasks.cutting import cheapest_cuts
 from outlierlens.tasks.metrics import Statistic, score
@@ -77,7 +77,7 @@ class LabelledScore:
         task = examples.task
         _check_head(loaded, examples)
         self.order = label_order(task, config.id2label, options.labels, where=loaded.name)
-        self.rows = examples.rows(loaded, options.max_length)
+        self.rows = rows_of(loaded, examples, options.max_length)
         self.max_length, self.lengths = self.rows.longest, self.rows.lengths
         self.n_texts = len(examples)
         self._labels = self.rows.labels

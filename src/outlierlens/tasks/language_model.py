@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outlierlens.data.token_texts import added_ends, special_ids
 from outlierlens.errors import BadInput
-from outlierlens.hidden import head_inputs, head_only_at
-from outlierlens.inputs import check_known, token_ids, token_limit, tokenizer_of
-from outlierlens.models import LoadedModel
+from outlierlens.models.hooks import head_inputs, head_only_at
+from outlierlens.models.inputs import check_known, token_ids, token_limit, tokenizer_of
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.token_rows import refuse_unknown, row_count
 from outlierlens.tasks.base import TaskOptions, cut
-from outlierlens.token_rows import refuse_unknown, row_count
-from outlierlens.token_texts import added_ends, special_ids
 
 if TYPE_CHECKING:
     from torch import Tensor

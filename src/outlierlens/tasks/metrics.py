@@ -23,7 +23,7 @@ import numpy as np
 from outlierlens.errors import BadInput, need
 from outlierlens.statistics.bootstrap import bca, mean_value
 from outlierlens.statistics.subsampling import correlation_interval
-from outlierlens.tasks.resampled import class_value
+from outlierlens.tasks.intervals import class_value
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")

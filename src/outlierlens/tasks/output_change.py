@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.ablate import stream_width
-from outlierlens.data import Batch, collate
+from outlierlens.data.media import Items
+from outlierlens.data.texts import Batch, collate
 from outlierlens.errors import BadInput
-from outlierlens.inputs import model_inputs, token_limit, tokenizer_of
-from outlierlens.media import Items
-from outlierlens.models import LoadedModel
+from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
+from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.media.rows import ItemRows
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ class OutputChange:
 
     def __init__(self, loaded: LoadedModel, texts: Sequence[str] | Items, options: TaskOptions):
         self.loaded, self.options = loaded, options
-        self._rows = texts.rows(loaded, 0) if isinstance(texts, Items) else _TextRows(loaded, texts, options.max_length)
+        self._rows = (
+            ItemRows(loaded, texts) if isinstance(texts, Items) else _TextRows(loaded, texts, options.max_length)
+        )
         self.text, self.lengths = self._rows.what, self._rows.lengths
         self.notes = self._rows.notes
         self.texts, self.n_texts = self._rows.texts, len(self.lengths)

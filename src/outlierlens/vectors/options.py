@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt
 
-from outlierlens import spelling
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, check
+from outlierlens.options import Flag, check, parse_layers
 
 if TYPE_CHECKING:
-    from outlierlens.clipping import Clipping
-    from outlierlens.data import Texts
-    from outlierlens.models import LoadedModel
+    from outlierlens.data.texts import Texts
+    from outlierlens.models.load import LoadedModel
+    from outlierlens.vectors.clip import Clipping
     from outlierlens.vectors.fixes import FixSpec
     from outlierlens.vectors.read import ReadOptions
 
@@ -79,11 +78,11 @@ class VectorReading:
 
 def _named_layers(text: str) -> tuple[int, ...]:
     """ "embeddings,0-3" -> (-1, 0, 1, 2, 3)."""
-    from outlierlens.hidden import EMBEDDINGS
+    from outlierlens.models.hooks import EMBEDDINGS
 
     found: list[int] = []
     for part in text.split(","):
-        found += (EMBEDDINGS,) if part.strip() == "embeddings" else spelling.parse_layers(part)
+        found += (EMBEDDINGS,) if part.strip() == "embeddings" else parse_layers(part)
     return tuple(dict.fromkeys(found))
 
 
@@ -116,7 +115,7 @@ class Fitting:
 
     def texts(self, *, offline: bool = False) -> "Texts | None":
         """The texts of --fit-data; None where it is not given. All of them: `vectors.apart` draws --fit-limit."""
-        from outlierlens.data import read_texts
+        from outlierlens.data.texts import read_texts
 
         if self.fit_data is None:
             return None
@@ -124,6 +123,6 @@ class Fitting:
 
     def clipping(self, loaded: "LoadedModel", fit: "Texts | None", stack: str | None = None) -> "Clipping":
         """The dimensions that --clip names, layer by layer; "auto" observes them on `fit`."""
-        from outlierlens.clipping import resolve_clipping
+        from outlierlens.vectors.clip import resolve_clipping
 
         return resolve_clipping(self.clip, loaded, fit_texts=fit, stack=stack)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.arch import BoundStack
-from outlierlens.data import Batch, Texts, collate
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Batch, Texts, collate
 from outlierlens.errors import USE_FLOAT32, BadInput
-from outlierlens.forward import TextForward, check_padding, text_stacks
-from outlierlens.hidden import EMBEDDINGS, layer_name, tapped
-from outlierlens.inputs import check_known, token_limit, tokenizer_of
-from outlierlens.models import LoadedModel
+from outlierlens.models.forward import TextForward, check_padding, text_stacks
+from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
+from outlierlens.models.inputs import check_known, token_limit, tokenizer_of
+from outlierlens.models.load import LoadedModel
 from outlierlens.vectors.store import Budget, allocate
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from outlierlens.view.section import Rows, Section, cell_text
 
 
 def sections_html(sections: Iterable[Section]) -> str:
-    """Headings, sentences and tables; charts are functions of `outlierlens.charts`."""
+    """Headings, sentences and tables; charts are functions of `outlierlens.view.charts`."""
     return "".join(_section(section) for section in sections)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outlierlens.interval_words import interval_text
+from outlierlens.statistics.words import interval_text
 
 if TYPE_CHECKING:
-    from outlierlens.charts import Chart
+    from outlierlens.view.charts.base import Chart
 
 
 class Change(float):

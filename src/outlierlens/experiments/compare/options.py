@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from outlierlens.detection.scan.measure import ASKED, ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag
-from outlierlens.weights import ASKED, ScanOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class CompareOptions:
     """The rule, and what it may read."""
     values: bool = False
     """Also hold sensitive values against each other; exit code 3 if any moved."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="spelling:plain_dims")] = None
+    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
     """308,381: these are the dangerous dimensions; default: what scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""

@@ -1,1 +1,1 @@
-"""`disable`: dimensions switched off beside controls, and what breaks; `outlierlens.bench` measures it."""
+"""`disable`: dimensions switched off beside controls, and what breaks."""

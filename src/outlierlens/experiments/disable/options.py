@@ -6,10 +6,9 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from outlierlens.ablate import Dims
-from outlierlens.mode_names import Mode, check_mode
-from outlierlens.options import Flag, Flat, check
-from outlierlens.spelling import plain_dims
+from outlierlens.ablation.mode_names import Mode, check_mode
+from outlierlens.ablation.switches import Dims
+from outlierlens.options import Flag, Flat, check, plain_dims
 from outlierlens.tasks.base import TaskOptions
 
 
@@ -22,9 +21,9 @@ def parse_avoid(text: str) -> tuple[int, ...]:
 class DisableOptions:
     """What to switch off, how, and beside which controls."""
 
-    mode: Annotated[Mode, Flag(read="mode_names:named_mode", words="weights")] = "weights"
+    mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
     """weights, norms, zero, mean, scale, resample (hidden states) or writes."""
-    layers: Annotated[tuple[int, ...] | None, Flag(read="spelling:parse_layers")] = None
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Layers to switch off in: 0-3,7. Default: all."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
@@ -54,7 +53,7 @@ class DisableOptions:
 class Asked:
     """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
 
-    dims: Annotated[Dims, Flag(read="spelling:parse_dims")]
+    dims: Annotated[Dims, Flag(read="options:parse_dims")]
     """308,381 — or layer by layer: 0-9:896;10-16:678."""
     options: Annotated[DisableOptions, Flat()] = DisableOptions()
     """How they go off."""

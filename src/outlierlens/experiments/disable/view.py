@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from outlierlens.charts.losses import few, losses, reading
-from outlierlens.damage import SIGNS, Condition, Control, Damage
-from outlierlens.layer_words import number_of_layers
+from outlierlens.ablation.damage import SIGNS, Condition, Control, Damage
+from outlierlens.experiments.disable.charts import losses, reading
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section
+from outlierlens.view.words import few, number_of_layers
 
 SHOWN = 8  # dimensions in a cell
 GROUPS = 4  # layers with dimensions of their own in a cell

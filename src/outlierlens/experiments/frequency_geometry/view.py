@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from outlierlens.charts.frequency_geometry import frequency_geometry
-from outlierlens.frequency_bands import FrequencyBands, LayerBands
-from outlierlens.geometrical import Estimate
-from outlierlens.interval_words import interval_text
+from outlierlens.experiments.frequency_geometry.charts import frequency_geometry
+from outlierlens.experiments.frequency_geometry.result import FrequencyBands, LayerBands
+from outlierlens.statistics.words import interval_text
+from outlierlens.vectors.intervals import Estimate
 from outlierlens.view.section import Cell, Change, Count, FineShare, Interval, P, Rows, Section, Span
 
 NAME = "frequency-bands"

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from outlierlens.charts.layer_story import layer_story
-from outlierlens.layer_story import LayerStory, Line, Link, link_rows
+from outlierlens.experiments.layer_story.charts import layer_story
+from outlierlens.experiments.layer_story.result import LayerStory, Line, Link, link_rows
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section, Span
 
 NAME = "layer-stories"

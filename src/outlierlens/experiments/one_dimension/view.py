@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from outlierlens.charts.downstream import one_dimension
-from outlierlens.interval_words import interval_text
-from outlierlens.one_dimension import LayerOneDim, OneDimension
+from outlierlens.experiments.one_dimension.charts import one_dimension
+from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDimension
+from outlierlens.statistics.words import interval_text
 from outlierlens.view.section import Cell, Change, Rows, Section, Span
 
 BEST = 20  # dimensions of a layer that are listed with `verbose`

@@ -1,1 +1,1 @@
-"""Where outlier dimensions come from, read off the weights; `outlierlens.origin` measures it."""
+"""Where outlier dimensions come from, read off the weights; `outlierlens.experiments.origin.measure` measures it."""

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from outlierlens.detection.scan.measure import ASKED, ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag, Flat
-from outlierlens.weights import ASKED, ScanOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class OriginOptions:
     """Which dimensions to follow, in every stack or {stack: dimensions}, and how to read the model."""
 
-    dims: Annotated[tuple[int, ...] | Mapping[str, tuple[int, ...]] | None, Flag(read="spelling:plain_dims")] = None
+    dims: Annotated[tuple[int, ...] | Mapping[str, tuple[int, ...]] | None, Flag(read="options:plain_dims")] = None
     """557,143: follow these. Default: what the rule finds."""
     named_by: Annotated[str, Flag(hidden=True)] = "given"
     """How `dims` were chosen, in words."""

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+from outlierlens.detection.observe.result import Observation
 from outlierlens.errors import BadInput
+from outlierlens.experiments.origin.measure import dims_of_observation, origin
 from outlierlens.experiments.origin.options import Traced
-from outlierlens.observation import Observation
-from outlierlens.origin import dims_of_observation, origin
-from outlierlens.origins import Origin
-from outlierlens.results import load
+from outlierlens.experiments.origin.result import Origin
+from outlierlens.results.document import load
 from outlierlens.session import Session
 
 

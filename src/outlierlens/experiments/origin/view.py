@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from outlierlens.charts import Chart
-from outlierlens.charts.origin import has_rows, origin_histograms, origin_ranks, origin_rows
-from outlierlens.charts.origin import origin as panels
 from outlierlens.errors import BadInput
-from outlierlens.origin_verdict import summary
-from outlierlens.origins import NormOrigin, Origin, StackOrigin, TableDim, TableOrigin
+from outlierlens.experiments.origin.charts import has_rows, origin_histograms, origin_ranks, origin_rows
+from outlierlens.experiments.origin.charts import origin as panels
+from outlierlens.experiments.origin.result import NormOrigin, Origin, StackOrigin, TableDim, TableOrigin
+from outlierlens.experiments.origin.verdict import summary
+from outlierlens.view.charts.base import Chart
 from outlierlens.view.section import Cell, Count, FineShare, Of, Rows, Section
 
 TABLES = (

@@ -15,8 +15,8 @@ def run(session: Session, options: RecoverOptions) -> None:
     output = session.output
     check_chart(output.chart, replace=output.overwrite)
     train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
-    from outlierlens.finetune import FinetuneOptions
-    from outlierlens.recovery import RESULT, recover
+    from outlierlens.experiments.recover.measure import RESULT, recover
+    from outlierlens.training.finetune import FinetuneOptions
 
     folder = output.output or Path("runs") / f"{Path(session.subject.model).name or 'model'}-recovery"
     how = FinetuneOptions(
@@ -26,7 +26,7 @@ def run(session: Session, options: RecoverOptions) -> None:
     with resumable(folder):
         found = recover(session.subject.model, train, dev, folder, options, how)
     if output.chart:
-        from outlierlens.charts import recovery
+        from outlierlens.experiments.recover.charts import recovery
 
         write_chart(output.chart, recovery(found))
     tell(session, found)

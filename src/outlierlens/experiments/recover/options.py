@@ -6,21 +6,21 @@ from typing import Annotated
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput
-from outlierlens.finetune.settings import FinetuneSettings
 from outlierlens.options import Flag, Flat, check
+from outlierlens.training.finetune.settings import FinetuneSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverOptions:
     """What is switched off and fine-tuned again."""
 
-    dims: Annotated[tuple[int, ...] | None, Flag(read="spelling:plain_dims")] = None
+    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
     """308,381: switch these off. Default: what the rule finds."""
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 1
     """Random sets of the same size, treated alike."""
-    seeds: Annotated[tuple[int, ...], Flag(read="spelling:parse_seeds", words="42")] = (42,)
+    seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
     """Of fine-tuning, one run of each kind: 42,43."""
     settings: Annotated[
         FinetuneSettings, Flat("epochs", "learning_rate", "batch", "max_length", "train_limit", "precision")

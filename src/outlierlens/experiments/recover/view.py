@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from outlierlens.charts.recovery import recovery
-from outlierlens.recovered import STATES, Arm, Recovery
+from outlierlens.experiments.recover.charts import recovery
+from outlierlens.experiments.recover.result import STATES, Arm, Recovery
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Span
 
 LOST = {"off": "off", "again": "trained again, free to regrow", "held": "trained again without them"}

@@ -1,1 +1,1 @@
-"""Whether a model's outlier dimensions survive fine-tuning; `outlierlens.survival` finds it out."""
+"""Whether a model's outlier dimensions survive fine-tuning; `outlierlens.experiments.survival.measure` finds it out."""

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from outlierlens.detection.scan.measure import ASKED, ScanOptions
 from outlierlens.options import Flag, Flat
-from outlierlens.weights import ASKED, ScanOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurvivalOptions:
     """How a base is compared with models tuned from it."""
 
-    dims: Annotated[tuple[int, ...], Flag(read="spelling:plain_dims")] = ()
+    dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """308,381: follow these too. Default: what the rule finds."""
     norms_only: bool = False
     """Do not read all weights: leaves out how far each kind moved."""

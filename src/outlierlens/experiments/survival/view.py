@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from outlierlens.charts.downstream import survival
 from outlierlens.experiments.compare.view import fates
-from outlierlens.survived import Survival, TunedSurvival
+from outlierlens.experiments.survival.charts import survival
+from outlierlens.experiments.survival.result import Survival, TunedSurvival
 from outlierlens.view.section import Cell, Count, Of, Rows, Section
 
 DIMS = (

@@ -18,7 +18,7 @@ def run(session: Session, options: TrackCall) -> None:
     output, source = session.output, session.loading
     check_chart(output.chart, replace=output.overwrite)
     _check_folder(output.output, output.overwrite)
-    from outlierlens.tracking import track_and_scan
+    from outlierlens.experiments.track.measure import track_and_scan
 
     with Progress(output.tells_progress) as progress:
         how = replace(
@@ -29,14 +29,14 @@ def run(session: Session, options: TrackCall) -> None:
     written = []
     if output.output:
         from outlierlens.report import ReportData, write
-        from outlierlens.results import save
+        from outlierlens.results.document import save
 
         save(found, output.output / TRACK)
         data = ReportData(provenance=found.provenance, scan=scan, tracks=(found,))
         page = write(data, output.output, overwrite=True, also=[output.output / TRACK]).page
         written.append(f"report: {page}")
     if output.chart:
-        from outlierlens.charts import emergence
+        from outlierlens.experiments.track.charts import emergence
 
         written.append(f"chart: {write_chart(output.chart, emergence(found))}")
     tell(session, found)

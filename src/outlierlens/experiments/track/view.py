@@ -6,13 +6,12 @@ track_sentences(track)                       # who emerged and when, before or a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from outlierlens import charts
-from outlierlens.charts import Chart
-from outlierlens.charts.phrases import listed
 from outlierlens.errors import BadInput
-from outlierlens.layer_words import number_of_layers
-from outlierlens.tracked import ChangePoint, Emergence, Lead, Track
+from outlierlens.experiments.track.result import ChangePoint, Emergence, Lead, Track
+from outlierlens.view import charts
+from outlierlens.view.charts.base import Chart
 from outlierlens.view.section import Cell, Count, CountChange, P, Rows, Section, Spread
+from outlierlens.view.words import listed, number_of_layers
 
 SAID = 3  # dimensions that get a sentence of their own
 NOTE = (

@@ -1,0 +1,1 @@
+"""Switch dimensions off and put them back, beside controls."""

@@ -1,0 +1,194 @@
+"""Fair controls for a set of dimensions: random sets of its size, and weights as large at other positions.
+
+random_sets(width, len(dims), n=99, seed=0, other_than=dims)
+matched_sets(magnitude, plan, avoid=found, n=5, seed=0)     # other positions in each layer
+"""
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outlierlens.ablation.damage import Condition, Control
+from outlierlens.errors import BadInput
+from outlierlens.statistics.p_values import rank_p
+
+Plan = dict[int, tuple[int, ...]]  # {layer: dimensions off}
+NEAREST = 8  # how many weights of about the same size a matched control draws from, per dimension it needs
+
+
+def random_sets(
+    width: int,
+    size: int,
+    *,
+    n: int,
+    seed: int,
+    other_than: Collection[int] = (),
+    avoid: Collection[int] = (),
+) -> tuple[tuple[int, ...], ...]:
+    """`n` different sets of `size` dimensions, none of them the tested set `other_than`, drawn with `seed`.
+
+    They are drawn from all dimensions and may share some with the tested set. A set that is drawn at random itself is
+    exchangeable with them, so its rank among them is a p-value. Sets that `avoid` dimensions, those tested or found,
+    describe ordinary dimensions and give none: a tested set that holds the one dimension that matters has no equal there.
+    There are fewer than `n` where no more exist. Sorted within a set.
+
+    Raises:
+        BadInput: there is no such set.
+    """
+    free, tested = np.setdiff1d(np.arange(width), sorted(avoid)), tuple(sorted(other_than))
+    n_sets = math.comb(len(free), size) - (len(tested) == size and not set(tested) & set(avoid))
+    if n_sets < 1:
+        raise BadInput(
+            f"no other set of {size} can be drawn from {len(free)} of {width} dimensions; name fewer, or ask for 0 random sets"
+        )
+    random = np.random.default_rng(seed)
+    sets: dict[tuple[int, ...], None] = {}
+    n_drawn = 0
+    while len(sets) < min(n, n_sets):
+        pool = np.arange(width) if n_drawn < n else free  # the first are the same with and without `avoid`
+        drawn, n_drawn = tuple(sorted(random.choice(pool, size=size, replace=False).tolist())), n_drawn + 1
+        if drawn != tested and not set(drawn) & set(avoid):
+            sets[drawn] = None
+    return tuple(sets)
+
+
+def random_families(
+    width: int, dims: Collection[int], *, avoid: Collection[int], n: int, seed: int
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Two families: "random", which `dims` are ranked among, and "ordinary", without those that hold one of `dims` or `avoid`.
+
+    The ordinary ones are the same draws, and as many more as `n` needs; they are left out where they are the random ones, and
+    where there are none.
+    """
+    random = random_sets(width, len(dims), n=n, seed=seed, other_than=dims)
+    spared = {*dims, *avoid}
+    if width - len(spared) < len(dims):
+        return {"random": random}
+    ordinary = random_sets(width, len(dims), n=n, seed=seed, avoid=spared)
+    return {"random": random} if ordinary == random else {"random": random, "ordinary": ordinary}
+
+
+def relabelled(plan: Plan, drawn: Sequence[int]) -> Plan:
+    """`plan` with each of its dimensions, in ascending order, replaced by one of `drawn` in every layer it is off in.
+
+    A dimension that is off in several layers stays one dimension: what is compared is which positions, not how many.
+    """
+    names = sorted({dim for dims in plan.values() for dim in dims})
+    new = dict(zip(names, drawn, strict=True))
+    return {layer: tuple(sorted(new[dim] for dim in dims)) for layer, dims in plan.items()}
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A per-layer set of positions with weights about as extreme; `closeness` is the median of theirs over the wanted."""
+
+    plan: Plan
+    closeness: float
+
+
+def matched_sets(
+    magnitude: np.ndarray,
+    plan: Plan,
+    *,
+    avoid: Collection[int],
+    n: int,
+    seed: int,
+    blocks: Sequence[str] | None = None,
+) -> list[Matched]:
+    """`n` sets whose weights are as extreme as those of `plan`, at other positions in every layer.
+
+    `magnitude` is [layer, dim], how extreme each position's weights are. In each layer every dimension of the plan is
+    replaced by one of the positions with the nearest magnitude, never one of the plan's dimensions or of `avoid`, and no
+    position serves twice within a set while fresh ones are left: what is taken away is as large, but not in one place.
+    A weight without its like elsewhere gets the nearest there is, and `closeness` says how near that was. A rank among
+    them is no p-value: the chosen weights are the most extreme ones, and stand in one place.
+
+    `blocks` names the block that each layer runs: layers that share one have the same positions, as they have the same weights.
+    """
+    width = magnitude.shape[1]
+    taken = {dim for dims in plan.values() for dim in dims} | set(avoid)
+    most = max(len(dims) for dims in plan.values())
+    if width - len(taken) < most:
+        raise BadInput(f"only {width - len(taken)} of {width} dimensions are free: too few for a matched control")
+    random = np.random.default_rng(seed)
+    free = np.setdiff1d(np.arange(width), np.array(sorted(taken), dtype=int))
+    sets = []
+    for _ in range(n):
+        used: set[int] = set()
+        chosen: Plan = {}
+        of_block: dict[tuple[object, tuple[int, ...]], tuple[int, ...]] = {}
+        ratios = []
+        for layer, dims in plan.items():
+            block = (blocks[layer] if blocks else layer, dims)
+            if block in of_block:
+                chosen[layer] = of_block[block]
+                continue
+            here: list[int] = []
+            for dim in dims:
+                fresh = [d for d in free if d not in used and d not in here]
+                pool = np.array(fresh or [d for d in free if d not in here])
+                distance = np.abs(magnitude[layer, pool] - magnitude[layer, dim])
+                pick = int(random.choice(pool[np.argsort(distance, kind="stable")[:NEAREST]]))
+                here.append(pick)
+                ratios.append(magnitude[layer, pick] / max(magnitude[layer, dim], 1e-12))
+            used.update(here)
+            chosen[layer] = of_block[block] = tuple(sorted(here))
+        sets.append(Matched(chosen, float(np.median(ratios))))
+    return sets
+
+
+def compare_with(
+    kind: str, chosen: Condition, family: Sequence[Condition], *, ranked: bool, closeness: float | None = None
+) -> Control:
+    """Median, 95th percentile and mean of a control family, and the chosen change as their multiple.
+
+    With `ranked`, the chosen change's rank p among them: for sets that a random one is exchangeable with.
+    """
+    # A loss that is no number any more is as bad as one that is infinite.
+    changes = np.nan_to_num(np.array([condition.change for condition in family]), nan=np.inf, posinf=np.inf)
+    change = float(np.nan_to_num(chosen.change, nan=np.inf, posinf=np.inf))
+    median, high, mean = figures_of(changes)
+    return Control(
+        kind=kind,
+        conditions=tuple(family),
+        p=rank_p(chosen.change, changes) if ranked else None,
+        median=median,
+        percentile_95=high,
+        mean=mean,
+        ratio_to_median=times(change, median),
+        ratio_to_percentile_95=times(change, high),
+        ratio_to_mean=times(change, mean),
+        closeness=closeness,
+    )
+
+
+def compared(
+    families: Mapping[str, Sequence[Condition]], chosen: Condition, *, ranked: str, closeness: float | None
+) -> tuple[Control, ...]:
+    """`compare_with` of every family; `ranked` names the one that has a p, `closeness` is that of the matched sets."""
+    return tuple(
+        compare_with(kind, chosen, family, ranked=kind == ranked, closeness=closeness if kind == "matched" else None)
+        for kind, family in families.items()
+    )
+
+
+def figures_of(changes: np.ndarray) -> tuple[float, float, float]:
+    """(median, 95th percentile, mean) of controls' changes [set]; inf where infinities leave no number."""
+    with np.errstate(invalid="ignore"):  # between infinities there is no quantile
+        figures = (np.median(changes), np.quantile(changes, 0.95), np.mean(changes))
+    median, high, mean = (float(np.nan_to_num(figure, nan=np.inf, posinf=np.inf)) for figure in figures)
+    return median, high, mean
+
+
+def times(change: float, reference: float) -> float | None:
+    """`change` as a multiple of `reference`; None where that says nothing."""
+    # A mean that rounding alone keeps from 0 is 0.
+    return change / reference if reference > 1e-12 * max(1.0, abs(change)) and np.isfinite(reference) else None
+
+
+def plan_key(plan: Plan) -> str:
+    """The name of a plan in row files."""
+    return json.dumps(sorted((layer, sorted(dims)) for layer, dims in plan.items()), separators=(",", ":"))

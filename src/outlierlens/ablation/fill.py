@@ -1,0 +1,243 @@
+"""The papers' table: one passage with blanks, filled in by the model as it is now; and what a decoder goes on to say.
+
+work = exercise(loaded, text)               # which tokens are blanks
+now = fill(loaded, work)                    # what the model puts there
+filled(loaded, work, now, intact, ...)      # each blank judged same / other / nonsense, by rule
+continuation(loaded, text)                  # causal models: (prompt, greedy continuation)
+
+Masked models fill [MASK] tokens, and are asked for the words that they are shown too: a broken one does not even repeat
+those. Causal models predict each blank from the true text on its left, so that every condition answers the same questions; a
+free continuation is shown beside it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outlierlens.ablation.damage import Blank, Filled, FillKind
+from outlierlens.data.token_texts import added_ends
+from outlierlens.models.inputs import token_limit
+from outlierlens.models.load import LoadedModel
+
+EVERY = 7  # one in seven of the words that are one token: enough context to fill it, enough blanks to see a pattern
+CONTEXT = 96
+IMPLAUSIBLE = 1e-4  # probability under the intact model below which a fill counts as nonsense
+PROMPT_WORDS, CONTINUE = 24, 32
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What the model is to fill.
+
+    Attributes:
+        text: the passage as far as it is read.
+        ids: its token ids, [MASK] at the blanks of a masked model.
+        blanks: their positions, ascending.
+        read_at: the positions whose output predicts each blank: its own (masked) or the one before (causal).
+        originals: the words of the passage at the blanks.
+        pieces: the text between blanks, one more than there are blanks.
+        spans: of a masked model, where in `text` the token at a position begins and ends; [CLS] and the like have none.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    blanks: tuple[int, ...]
+    read_at: tuple[int, ...]
+    originals: tuple[str, ...]
+    pieces: tuple[str, ...]
+    spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A filled exercise: `words` as the tokenizer writes them, token ids `tokens`, and `probabilities` [blank, token].
+
+    `everywhere` are the likeliest token ids of all positions.
+    """
+
+    words: tuple[str, ...]
+    tokens: tuple[int, ...]
+    probabilities: np.ndarray
+    everywhere: tuple[int, ...]
+
+
+def exercise(loaded: LoadedModel, text: str, *, seed: int = 0) -> Exercise | None:
+    """The passage with its blanks; None without a head for words, or where the text has no word to blank."""
+    if loaded.tokenizer is None or loaded.head not in ("masked", "causal"):
+        return None
+    length = token_limit(loaded, CONTEXT)
+    start = int(np.random.default_rng(seed).integers(EVERY))
+    make = _masked if loaded.head == "masked" else _causal
+    return make(loaded.tokenizer, text, start, length)
+
+
+def _masked(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
+    if not tokenizer.is_fast:
+        return None  # a slow tokenizer cannot say which letters a token stands for
+    encoded = tokenizer(text, truncation=True, max_length=length, return_offsets_mapping=True)
+    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    words, special = encoded.word_ids(), set(tokenizer.all_special_ids)
+    spans: dict[int, tuple[int, int]] = {}
+    last = 0
+    for i, (begin, end) in enumerate(offsets):
+        # The bytes of one letter share a span, which then is the first one's; "[SEP]" may be written in the text itself.
+        if begin >= last and words[i] is not None and ids[i] not in special and text[begin:end].strip():
+            spans[i] = begin, end
+            last = end
+    # Whole words of one token only: a blank then stands for one word.
+    whole = [
+        i for i, span in spans.items() if words.count(words[i]) == 1 and re.fullmatch(r"\s*\w{2,}", text[slice(*span)])
+    ]
+    if not whole:
+        return None
+    chosen = whole[start % len(whole) :: EVERY]
+    cuts = [offsets[i] for i in chosen]
+    text = text[: max(end for _, end in offsets)]
+    for i in chosen:
+        ids[i] = tokenizer.mask_token_id
+    originals = tuple(text[slice(*cut)].strip() for cut in cuts)
+    return Exercise(text, tuple(ids), tuple(chosen), tuple(chosen), originals, _between(text, cuts), spans)
+
+
+def _between(text: str, cuts: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
+    return tuple(text[edges[k] : edges[k + 1]] for k in range(0, len(edges), 2))
+
+
+def _causal(tokenizer: Any, text: str, start: int, length: int) -> Exercise | None:
+    ids = list(tokenizer(text, truncation=True, max_length=length)["input_ids"])
+    texts = [tokenizer.decode([token]) for token in ids]
+    begins = _beginnings(tokenizer, ids)
+    # Whole words of one token, with some context before them: a blank then stands for one word.
+    words = [i for i in range(4, len(ids) - 1) if begins[i] and begins[i + 1] and re.fullmatch(r"\s?\w{2,}", texts[i])]
+    if not words:
+        return None
+    chosen = words[start % len(words) :: EVERY]
+    edges = [0, *(edge for i in chosen for edge in (i, i + 1)), len(ids)]
+    pieces = tuple(
+        tokenizer.decode(ids[edges[k] : edges[k + 1]], skip_special_tokens=True) for k in range(0, len(edges), 2)
+    )
+    originals = tuple(texts[i] for i in chosen)
+    return Exercise(text, tuple(ids), tuple(chosen), tuple(i - 1 for i in chosen), originals, pieces)
+
+
+def _beginnings(tokenizer: Any, ids: list[int]) -> list[bool]:
+    """Whether each token begins a word or is punctuation, by the marks that byte-level and SentencePiece tokens carry."""
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    if not any(piece[:1] in ("Ġ", "▁") for piece in pieces):
+        return [True] * len(ids)  # a tokenizer of whole words
+    return [piece[:1] in ("Ġ", "▁", "Ċ") or not piece[:1].isalnum() for piece in pieces]
+
+
+def fill(loaded: LoadedModel, work: Exercise) -> Filling:
+    """What the model as it is now puts into each blank, with its whole distribution there, and its word at every position."""
+    import torch
+
+    tokenizer: Any = loaded.tokenizer
+    ids = torch.tensor([work.ids], device=loaded.device)
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        there = logits[torch.tensor(work.read_at, device=logits.device)].float().softmax(-1).cpu()
+    best = there.argmax(-1).tolist()
+    masked = loaded.head == "masked"
+    words = [_name(tokenizer, token) if masked else tokenizer.decode([token]) for token in best]
+    return Filling(tuple(words), tuple(best), there.numpy(), tuple(logits.argmax(-1).tolist()))
+
+
+def continuation(loaded: LoadedModel, text: str) -> tuple[str, str] | None:
+    """(prompt, greedy continuation) of the first words of `text`; None for models that are not causal."""
+    import torch
+
+    tokenizer: Any = loaded.tokenizer
+    if tokenizer is None or loaded.head != "causal":
+        return None
+    limit = token_limit(loaded, PROMPT_WORDS * 4 + CONTINUE)
+    words = " ".join(text.split()[:PROMPT_WORDS])
+    prompt = tokenizer(words, truncation=True, max_length=max(2, limit // 2))["input_ids"]
+    _, behind = added_ends(tokenizer, [words])
+    prompt = prompt[: len(prompt) - len(behind)]  # an end would be gone on from as if another text began
+    step, cache = torch.tensor([prompt], device=loaded.device), None
+    said: list[int] = []
+    with torch.inference_mode():
+        while len(said) < min(CONTINUE, limit - len(prompt)):
+            seen = torch.ones(1, len(prompt) + len(said), dtype=torch.long, device=loaded.device)
+            output = loaded.model(input_ids=step, attention_mask=seen, past_key_values=cache, use_cache=True)
+            cache, token = output.past_key_values, int(output.logits[0, -1].argmax())
+            said.append(token)
+            if token == tokenizer.eos_token_id:
+                break
+            step = torch.tensor([[token]], device=loaded.device)
+    return tokenizer.decode(prompt, skip_special_tokens=True), tokenizer.decode(said)
+
+
+def filled(
+    loaded: LoadedModel, work: Exercise, now: Filling, intact: Filling, *, label: str, dims: tuple[int, ...]
+) -> Filled:
+    """The exercise as filled `now`, each blank judged against what the intact model put there.
+
+    A masked model is held to the words that it is shown as well: those that the intact model repeats and this one does not
+    stand in the passage as "changed".
+    """
+    tokenizer: Any = loaded.tokenizer
+    special = set(tokenizer.all_special_tokens)
+    masked = loaded.head == "masked"
+
+    def shown(word: str) -> str:
+        return _readable(tokenizer, word) if masked else word.strip() or word
+
+    said = [
+        Blank(
+            position=work.blanks[i],
+            filled=shown(word),
+            intact=shown(intact.words[i]),
+            original=work.originals[i].strip(),
+            kind=judge(
+                word,
+                intact.words[i],
+                now.words[:i],
+                special=special,
+                whole_words=masked,
+                probability=float(intact.probabilities[i, now.tokens[i]]),
+            ),
+        )
+        for i, word in enumerate(now.words)
+    ]
+    for i, span in work.spans.items():
+        if i not in work.blanks and now.everywhere[i] != intact.everywhere[i] == work.ids[i]:
+            original = work.text[slice(*span)].strip()
+            said.append(Blank(i, shown(_name(tokenizer, now.everywhere[i])), original, original, "changed"))
+    said.sort(key=lambda one: one.position)
+    pieces = _between(work.text, [work.spans[one.position] for one in said]) if work.spans else work.pieces
+    return Filled(label, dims, pieces, tuple(said))
+
+
+def _name(tokenizer: Any, token: int) -> str:
+    """A token as the tokenizer writes it; a model may have rows for tokens that its tokenizer lacks."""
+    return tokenizer.convert_ids_to_tokens(token) or "\ufffd"
+
+
+def _readable(tokenizer: Any, piece: str) -> str:
+    return tokenizer.convert_tokens_to_string([piece]).strip() or piece
+
+
+def judge(
+    word: str, intact: str, before: tuple[str, ...], *, special: set[str], whole_words: bool, probability: float
+) -> FillKind:
+    """ "same" as the intact fill; else "nonsense" for what cannot be a word there; else "other".
+
+    Nonsense is: a special or unused token; an undecodable byte; the third equal fill in a row; a fill to which the
+    intact model gives a `probability` below `IMPLAUSIBLE`; and where a whole word was asked for (`whole_words`, masked
+    models) text without a letter or digit, or a piece that continues a word.
+    """
+    if word == intact:
+        return "same"
+    bare = word.replace("Ġ", "").replace("▁", "").strip()
+    unused = re.fullmatch(r"\[unused\d+\]|<unused\d+>|<extra_id_\d+>", bare)
+    if word in special or unused or "\ufffd" in word or probability < IMPLAUSIBLE:
+        return "nonsense"
+    if whole_words and (word.startswith("##") or not re.search(r"\w", bare)):
+        return "nonsense"
+    return "nonsense" if len(before) >= 2 and before[-1] == before[-2] == word else "other"

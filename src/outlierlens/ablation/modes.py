@@ -1,0 +1,101 @@
+"""The ablations by name, as commands take them: one object that switches a plan off the way a run asks for.
+
+ablation = Ablation(loaded, stack, mode="weights")
+with ablation.off({3: (507,)}) as n_values: ...
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outlierlens.ablation.controls import Plan
+from outlierlens.ablation.mode_names import ON_WEIGHTS, Mode
+from outlierlens.ablation.switches import (
+    EditSettings,
+    check_shared,
+    edited_hidden,
+    mean_states,
+    removed_writes,
+    zeroed_norms,
+    zeroed_weights,
+)
+from outlierlens.data.texts import NO_LIMIT, Data
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import reading_of
+from outlierlens.tasks.base import TaskOptions
+
+if TYPE_CHECKING:
+    from outlierlens.architectures import BoundStack
+
+
+def task_for(mode: Mode, options: TaskOptions) -> TaskOptions:
+    """`options` for measuring with `mode`: resampling draws from the tokens of a batch, so all of them must be there."""
+    return replace(options, every_token=True) if mode == "resample" else options
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """How dimensions are switched off in one run.
+
+    Attributes:
+        mode: "weights" (zeroed_weights), "norms" (zeroed_norms), "zero" / "mean" / "scale" / "resample" (edited_hidden),
+            "writes" (removed_writes).
+        embeddings: of mode "writes": the embeddings' writes too.
+        settings: of the modes that edit hidden states; mode "mean" needs its means, see `with_means`.
+    """
+
+    loaded: LoadedModel
+    stack: "BoundStack"
+    mode: Mode = "weights"
+    embeddings: bool = False
+    settings: EditSettings = field(default_factory=EditSettings)
+
+    def check(self, plan: Plan) -> None:
+        """Raise BadInput where the mode cannot switch `plan` off: ask before measuring."""
+        if self.mode in ON_WEIGHTS:
+            check_shared(self.stack, plan)
+
+    def off(self, plan: Plan | None) -> AbstractContextManager[int]:
+        """Switch `plan` off inside the block; yields the number of values set. Nothing is off for None or {}."""
+        if not plan:
+            return nullcontext(0)
+        if self.mode == "weights":
+            return zeroed_weights(self.loaded, plan, stack=self.stack.name)
+        if self.mode == "norms":
+            return zeroed_norms(self.loaded, plan, stack=self.stack.name)
+        if self.mode == "writes":
+            return removed_writes(self.loaded, plan, stack=self.stack.name, embeddings=self.embeddings)
+        return edited_hidden(self.loaded, plan, self.mode, stack=self.stack.name, settings=self.settings)
+
+    @property
+    def name(self) -> str:
+        """ "zeroed_weights", "edited_hidden scale × 0.5", … as results say it."""
+        if self.mode == "weights":
+            return "zeroed_weights"
+        if self.mode == "norms":
+            return "zeroed_norms"
+        if self.mode == "writes":
+            return "removed_writes" + (" with embeddings" if self.embeddings else "")
+        factor = f" × {self.settings.factor:g}" if self.mode == "scale" else ""
+        return f"edited_hidden {self.mode}{factor}"
+
+
+def mode_by_layer(stack: "BoundStack") -> Mode:
+    """How one layer alone is switched off: by its weights, or by what it gives where several layers share their weights.
+
+    Where blocks end in a norm of the stream, as all that share them do, the two are the same.
+    """
+    return "weights" if len(stack.block_layers) == stack.n_layers else "zero"
+
+
+def means_over(loaded: LoadedModel, stack: "BoundStack", texts: Data, *, length: int, batch_size: int) -> np.ndarray:
+    """What mode "mean" puts in place: means [layer, dim] over the first `length` tokens of each text."""
+    read = reading_of(loaded, texts, length).batches(texts, batch_size=batch_size)
+    return mean_states(loaded, read, stack=stack.name)
+
+
+def tokens_read(length: int) -> str:
+    """How a note says that `length` tokens at most are read of each input."""
+    return "all tokens" if length >= NO_LIMIT else f"the first {length} tokens"

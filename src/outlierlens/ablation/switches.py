@@ -1,0 +1,382 @@
+"""Switch dimensions off, as context managers that restore every value bit for bit.
+
+    with zeroed_weights(model, [308, 381]):         # scale and bias of each block's last operation
+        model(**batch)
+    with zeroed_norms(model, [187, 759]):           # scale and bias of every norm of the blocks, and the final one
+        ...
+    with edited_hidden(model, [507], mode="zero"):  # the activation inside the running network
+        ...
+    with removed_writes(model, [507]):              # everything that writes to the dimension
+        ...
+    clip(states, [557])                             # Luo et al.: extracted vectors, post hoc; not the network
+
+`dims` is a sequence of dimensions, or a mapping {layer: dims} where layers differ.
+The three ablations agree only where blocks end in a norm of the stream (post-norm): elsewhere the residual path still
+carries what other layers wrote.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens import architectures as arch
+from outlierlens.ablation.position_means import PositionMeans, first_tokens, positions
+from outlierlens.architectures import BoundStack, Param, live_parameters
+from outlierlens.errors import BadInput, near
+from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.hooks import EMBEDDINGS, edited, valid_tokens
+from outlierlens.models.load import LoadedModel, config_dict, stream_width
+from outlierlens.view.words import runs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Dims = Sequence[int] | Mapping[int, Sequence[int]]
+EditMode = Literal["zero", "mean", "position mean", "scale", "scale once", "resample"]
+EDIT_MODES: tuple[EditMode, ...] = ("zero", "mean", "position mean", "scale", "scale once", "resample")
+EditTokens = Literal["all", "first", "rest"]
+EDIT_TOKENS: tuple[EditTokens, ...] = ("all", "first", "rest")
+
+
+@temporary
+def zeroed_weights(
+    model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
+) -> Iterator[int]:
+    """Set scale and bias of each block's last operation to zero at `dims`; yields the number of values set.
+
+    Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
+    of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
+    Norms that multiply by 1 + weight are set to −1.
+
+    Raises:
+        BadInput: an unknown layer or dimension, or some alone of the layers that run one block (ALBERT).
+    """
+    module, bound, plan = _planned(model, stack, dims, layers)
+    with ExitStack() as undo:
+        yield _switch_off(module, _last_operation(bound, plan), undo)
+
+
+@temporary
+def zeroed_norms(
+    model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
+) -> Iterator[int]:
+    """Set scale and bias of every norm of the blocks to zero at `dims`; yields the number of values set.
+
+    What Puccetti et al. (2022) did to ViT in their released code: norms on what attention and MLP read, on the stream, and
+    the final norm, which goes with the last layer (a window that leaves the last layer out leaves it as it is). Norms of the
+    embeddings stay. Norms that multiply by 1 + weight are set to −1.
+
+    Raises:
+        BadInput: the blocks have no norm, or what `zeroed_weights` raises.
+    """
+    module, bound, plan = _planned(model, stack, dims, layers)
+    targets = [(param, off) for layer, off in plan.items() for norm in bound.norms.values() for param in norm[layer]]
+    if bound.n_layers - 1 in plan:
+        targets += [(param, plan[bound.n_layers - 1]) for param in bound.final_norm]
+    if not targets:
+        raise BadInput(f"stream {bound.name!r} declares no norm in these layers; use another ablation")
+    with ExitStack() as undo:
+        yield _switch_off(module, targets, undo)
+
+
+def zero_weights_(
+    model: "LoadedModel | nn.Module", dims: Dims, *, layers: Sequence[int] | None = None, stack: str | None = None
+) -> int:
+    """Set for good what `zeroed_weights` sets while it lasts; the number of values set."""
+    module, bound, plan = _planned(model, stack, dims, layers)
+    with _set_for_good(module, _last_operation(bound, plan)) as n_values:
+        return n_values
+
+
+@temporary
+def _set_for_good(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]]) -> Iterator[int]:
+    with ExitStack() as undo:  # a failure or an interrupt halfway changes nothing
+        n_values = _switch_off(module, targets, undo)
+        undo.pop_all()
+    yield n_values
+
+
+@temporary
+def removed_writes(
+    model: "LoadedModel | nn.Module",
+    dims: Dims,
+    *,
+    layers: Sequence[int] | None = None,
+    stack: str | None = None,
+    embeddings: bool = False,
+) -> Iterator[int]:
+    """Remove every write to `dims`: attention and MLP output rows and biases, and biases of norms on the stream.
+
+    With `embeddings`, the embedding tables' columns and the embedding norm as well; tied output embeddings lose the
+    dimension too. Yields the number of values set.
+
+    Raises:
+        BadInput: as `zeroed_weights`.
+    """
+    module, bound, plan = _planned(model, stack, dims, layers)
+    arch.refuse_packed(module, bound.blocks)
+    targets = [(param, off) for layer, off in plan.items() for param in bound.writes[layer]]
+    if embeddings:
+        everywhere = tuple(sorted({dim for off in plan.values() for dim in off}))
+        targets += [(param, everywhere) for param in (*bound.embeddings, *bound.embedding_norm)]
+    with ExitStack() as undo:
+        yield _switch_off(module, targets, undo)
+
+
+@dataclass(frozen=True)
+class EditSettings:
+    """Settings of `edited_hidden`'s modes.
+
+    Attributes:
+        factor: "scale" and "scale once" multiply by it.
+        means: "mean" puts means[layer, dim] in place; see `mean_states`.
+        position_means: "position mean" puts these in place; see `position_means`.
+        seed: "resample" permutes values among the batch's tokens with this seed.
+        tokens: which are edited: "all", the "first" token of each row that is no padding, or the "rest", all but that one.
+    """
+
+    factor: float = 0.5
+    means: np.ndarray | None = None
+    position_means: PositionMeans | None = None
+    seed: int = 0
+    tokens: EditTokens = "all"
+
+
+@temporary
+def edited_hidden(
+    model: "LoadedModel | nn.Module",
+    dims: Dims,
+    mode: EditMode = "zero",
+    *,
+    layers: Sequence[int] | None = None,
+    stack: str | None = None,
+    settings: EditSettings | None = None,
+) -> Iterator[int]:
+    """Edit the output of each block at `dims` in the running network; parameters stay as they are (yields 0).
+
+    "zero" sets to 0, "mean" to the dimension's mean in that layer, "position mean" to its mean there at the token's
+    position, "scale" multiplies by a factor, "resample" permutes the values among all edited tokens of the batch, which
+    keeps the distribution and destroys the information.
+
+    Where the stream goes on from block to block (pre-norm), "scale" multiplies in every block what the one before has
+    multiplied already: × 2 in 30 layers is × 2³⁰ for what the first wrote. "scale once" leaves out what the edits before
+    have added, so that the stream holds `factor` times what the blocks wrote. Where blocks end in a norm of the stream
+    nothing is carried on as it is, and the two are the same.
+
+    Raises:
+        BadInput: unknown mode, tokens or dimension, no means for "mean" or "position mean", or a compiled model.
+    """
+    import torch
+
+    settings = settings or EditSettings()
+    if mode not in EDIT_MODES:
+        raise BadInput(f"unknown mode {mode!r}; modes are {', '.join(EDIT_MODES)}{near(mode, EDIT_MODES)}")
+    if settings.tokens not in EDIT_TOKENS:
+        raise BadInput(f"unknown tokens {settings.tokens!r}; they are {', '.join(EDIT_TOKENS)}")
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    change = _Change(mode, settings, plan, bound)
+    at = {layer: torch.tensor(off) for layer, off in plan.items()}
+
+    with valid_tokens(module) as mask_of:
+
+        def edit(layer: int, states: "Tensor") -> "Tensor":
+            index = at[layer].to(states.device)
+            valid = mask_of(states)
+            first = first_tokens(valid)
+            here = {"all": valid, "first": first, "rest": valid & ~first}[settings.tokens]
+            old = states[..., index]  # [batch, token, dim that is off]
+            new = change(layer, old, valid, here)
+            changed = states.clone()
+            changed[..., index] = new if settings.tokens == "all" else torch.where(here[..., None], new, old)
+            return changed
+
+        with edited(module, bound, edit, sorted(plan)):
+            yield 0
+
+
+class _Change:
+    """What `edited_hidden` puts in place of values, mode by mode."""
+
+    def __init__(self, mode: EditMode, settings: EditSettings, plan: dict[int, tuple[int, ...]], bound: BoundStack):
+        import torch
+
+        self.mode, self.settings = mode, settings
+        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._plan, self._first = plan, min(plan)
+        self._goes_on = bound.stack.norm_site != "stream"
+        self._carried: dict[int, Tensor] = {}  # [batch, token] by dimension: what this pass's edits added so far
+        self._tables: dict[int, Tensor] = {}  # [position + 1, dim that is off]; of "mean" one row for all positions
+        if mode not in ("mean", "position mean"):
+            return
+        by_position = settings.position_means
+        if mode == "mean" and settings.means is None:
+            raise BadInput('mode "mean" needs EditSettings(means=…): [layer, dim], from mean_states()')
+        if mode == "position mean" and by_position is None:
+            raise BadInput('mode "position mean" needs EditSettings(position_means=…), from position_means.collected()')
+        given = settings.means if mode == "mean" else by_position.values if by_position else None
+        assert given is not None
+        if len(given) != bound.n_layers:
+            raise BadInput(f"means has {len(given)} layers; the stream has {bound.n_layers}")
+        for layer, off in plan.items():
+            columns = list(off) if mode == "mean" or by_position is None else by_position.columns(off)
+            self._tables[layer] = torch.tensor(np.atleast_2d(given[layer])[:, columns])
+
+    def __call__(self, layer: int, old: "Tensor", valid: "Tensor", here: "Tensor") -> "Tensor":
+        """The new values [batch, token, dim that is off] in place of `old`, of tokens `here`, bool [batch, token]."""
+        import torch
+
+        if self.mode == "zero":
+            return torch.zeros_like(old)
+        if self.mode == "scale":
+            return old * self.settings.factor
+        if self.mode == "scale once":
+            return self._scaled_once(layer, old, here)
+        if self.mode == "resample":
+            shuffled = torch.randperm(int(here.sum()), generator=self._generator).to(old.device)
+            new = old.clone()
+            new[here] = old[here][shuffled]
+            return new
+        table = self._tables[layer].to(old)
+        return table[positions(valid).clamp_max(len(table) - 1)]
+
+    def _scaled_once(self, layer: int, old: "Tensor", here: "Tensor") -> "Tensor":
+        import torch
+
+        if layer == self._first:
+            self._carried.clear()
+        none = torch.zeros_like(old[..., 0])
+        carried = torch.stack([self._carried.get(dim, none) for dim in self._plan[layer]], dim=-1)
+        written = old - carried
+        if self._goes_on:
+            added = (self.settings.factor - 1) * written * here[..., None]
+            self._carried |= {dim: added[..., i] for i, dim in enumerate(self._plan[layer])}
+        return self.settings.factor * written
+
+
+def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) -> np.ndarray:
+    """Mean hidden state of each block's output over valid tokens: float64 [layer, dim], for `edited_hidden("mean")`."""
+    import torch
+
+    from outlierlens.models.hooks import tapped
+    from outlierlens.models.inputs import model_inputs
+
+    bound = loaded.stack(stack)
+    total: dict[int, Tensor] = {}
+    count = 0
+    for batch in batches:
+
+        def look(_: BoundStack, layer: int, states: "Tensor", valid: "Tensor" = batch.valid) -> None:
+            if layer != EMBEDDINGS:
+                part = states[valid].sum(0, dtype=torch.float64).cpu()
+                total[layer] = total[layer] + part if layer in total else part
+
+        with torch.inference_mode(), tapped(loaded.model, [bound], look):
+            loaded.model(**model_inputs(loaded, batch))
+        count += int(batch.valid.sum())
+    if not count:
+        raise BadInput("no token to take the mean over; give at least one text")
+    return torch.stack([total[layer] for layer in range(bound.n_layers)]).numpy() / count
+
+
+def clip(states: Any, dims: Sequence[int]) -> Any:
+    """A copy of extracted vectors [..., dim] (NumPy or torch) with `dims` set to zero.
+
+    Luo et al. (2021), section 4: post hoc, on vectors that the intact network produced.
+    """
+    _check(dims, states.shape[-1], "these vectors")
+    copied = states.clone() if hasattr(states, "clone") else np.array(states)
+    copied[..., list(dims)] = 0
+    return copied
+
+
+def plan_dims(
+    bound: BoundStack, width: int, dims: Dims, layers: Sequence[int] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """{layer: dimensions off}, checked against the stream's layers and its `width`; shared by all ablations.
+
+    Raises:
+        BadInput: an unknown layer, or a dimension that is unknown or repeated.
+    """
+    wanted = range(bound.n_layers) if layers is None else layers
+    if isinstance(dims, Mapping):
+        if layers is not None:
+            raise BadInput("give either {layer: dims} or layers=, not both")
+        plan = {layer: tuple(off) for layer, off in dims.items() if len(off)}
+    else:
+        plan = {layer: tuple(dims) for layer in wanted}
+    for layer, off in plan.items():
+        if not 0 <= layer < bound.n_layers:
+            raise BadInput(f"layer {layer} does not exist; stream {bound.name!r} has layers 0 to {bound.n_layers - 1}")
+        _check(off, width, f"stream {bound.name!r}")
+    if not plan:
+        raise BadInput("no dimension to switch off; give at least one")
+    return plan
+
+
+def check_shared(bound: BoundStack, plan: Mapping[int, Sequence[int]]) -> None:
+    """Raise BadInput where `plan`, {layer: dims}, has a block that several layers run off in some of them alone.
+
+    Its weights are one: they are off in all of these layers or in none.
+    """
+    for layers in bound.block_layers:
+        if len({frozenset(plan.get(layer, ())) for layer in layers}) > 1:
+            raise BadInput(
+                f"stream {bound.name!r}: layers {runs(layers)} run one block, whose weights are off in all of these layers or "
+                f"in none; name all of them, or edit what each layer gives (mode zero)"
+            )
+
+
+def _planned(
+    model: "LoadedModel | nn.Module", stack: str | None, dims: Dims, layers: Sequence[int] | None
+) -> tuple["nn.Module", BoundStack, dict[int, tuple[int, ...]]]:
+    """The module, its stream, and what is off in its weights by layer."""
+    module, bound = _resolve(model, stack)
+    plan = plan_dims(bound, stream_width(module, bound), dims, layers)
+    check_shared(bound, plan)
+    return module, bound, plan
+
+
+def _check(dims: Sequence[int], width: int, where: str) -> None:
+    bad = [
+        dim for dim in dims if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or not 0 <= dim < width
+    ]
+    if bad:
+        raise BadInput(f"dimension {bad[0]} does not exist; {where}: dimensions 0 to {width - 1}")
+    if len(set(dims)) != len(dims):
+        raise BadInput(f"a dimension is repeated in {list(dims)}")
+    if not len(dims):
+        raise BadInput("no dimension to switch off; give at least one")
+
+
+def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:
+    if isinstance(model, LoadedModel):
+        return model.model, model.stack(stack)
+    bound = arch.bind_live(arch.stacks_of(config_dict(model), type(model).__name__), model)
+    return model, LoadedModel(type(model).__name__, model, None, "none", bound).stack(stack)
+
+
+def _last_operation(bound: BoundStack, plan: dict[int, tuple[int, ...]]) -> list[tuple[Param, tuple[int, ...]]]:
+    return [(param, off) for layer, off in plan.items() for param in (*bound.scale[layer], *bound.bias[layer])]
+
+
+def _switch_off(module: "nn.Module", targets: list[tuple[Param, tuple[int, ...]]], undo: ExitStack) -> int:
+    """Set `targets` off in place until `undo` is closed; returns the number of values set."""
+    import torch
+
+    arch.refuse_sharded(module)
+    parameters = live_parameters(module)
+    touched: dict[tuple[int, int], set[int]] = {}
+    per_dim: dict[tuple[int, int], int] = {}
+    for param, dims in targets:
+        live = parameters[param.name]
+        axis = param.axis % live.ndim
+        index = torch.tensor(dims, device=live.device)
+        set_values(undo, live, (*[slice(None)] * axis, index), param.off, param.name)
+        key = (id(live), axis)
+        touched.setdefault(key, set()).update(dims)
+        per_dim[key] = live.numel() // live.shape[axis]
+    return sum(len(dims) * per_dim[key] for key, dims in touched.items())

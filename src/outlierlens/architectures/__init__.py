@@ -1,0 +1,41 @@
+"""Where each model family's blocks write to and read from the residual stream.
+
+    stacks = stacks_of(config)                    # declared rows for config["model_type"]
+    bound = bind(stacks, names)                   # the same rows resolved to concrete parameter names
+
+`names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
+Rows live in `rows.py` as data; they are declared and tested, never guessed from names. For a family without one,
+`arch.propose.propose` drafts a row by experiment on a small random model.
+"""
+
+from outlierlens.architectures.bind import (
+    BoundStack,
+    Param,
+    bind,
+    bind_live,
+    live_parameters,
+    refuse_packed,
+    refuse_sharded,
+)
+from outlierlens.architectures.choose import RowChoice, families, no_model_type, stacks_for
+from outlierlens.architectures.rows import ARCHITECTURES, stacks_of
+from outlierlens.architectures.stack import Stack, load_toml, to_toml
+
+__all__ = [
+    "ARCHITECTURES",
+    "BoundStack",
+    "Param",
+    "RowChoice",
+    "Stack",
+    "bind",
+    "bind_live",
+    "families",
+    "live_parameters",
+    "load_toml",
+    "no_model_type",
+    "refuse_packed",
+    "refuse_sharded",
+    "stacks_for",
+    "stacks_of",
+    "to_toml",
+]

@@ -1,0 +1,397 @@
+"""Resolve declared stacks against real names: a checkpoint's keys or a live model's parameters.
+
+bound = bind(stacks_of(config), checkpoint.tensors, config)
+bound[0].scale[3]        # (Param("encoder.layer.3.output.LayerNorm.weight", axis=0),)
+bound[0].blocks[3]       # "encoder.layer.3", for model.get_submodule
+"""
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.architectures.stack import Config, Stack
+from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MAX_LAYERS = 4096
+# Modules that compilers and trainers put around a block; what they do to the start of a name is part of the prefix.
+_WRAPPED = re.compile(r"(?<=\.\d)((?:\d)*)(?:\._orig_mod|\._fsdp_wrapped_module|\._checkpoint_wrapped_module)+(?=\.)")
+_SHARDING = {"FullyShardedDataParallel", "FSDPModule"}
+_QUANTISED = ("qweight", "weight_packed", "_blocks", "weight_quantized")
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter whose `axis` runs over the stream's dimensions; `off` is the value that switches one off.
+
+    `times` is the parameter [dim] that multiplies what this one writes, "" where nothing does.
+    """
+
+    name: str
+    axis: int = 0
+    off: float = 0.0
+    times: str = ""
+
+    def values_per_dim(self, shape: tuple[int, ...]) -> int:
+        """How many values one dimension has in a parameter of this shape."""
+        return math.prod(shape) // shape[self.axis]
+
+
+@dataclass(frozen=True)
+class BoundStack:
+    """A `Stack` with every name made concrete.
+
+    Attributes:
+        stack: the declaration.
+        prefix: what stands before the declared paths in these names ("bert.", "model.", or "").
+        blocks: module path of each layer's block, prefix included; shared blocks repeat. Their output is the stream.
+        scale: last operation's scale, per layer: the norm's weight, or the linears that write last [layer][part].
+        bias: last operation's bias, per layer; an empty tuple in a layer without one.
+        writes: what adds to a dimension and to nothing else, per layer. Linear weights and biases, and on a post-norm
+            stream the norms' biases; where the writes are normed (`norm_site` "write"), those norms instead of the
+            linears before them, whose rows would also change what the norm divides all other dimensions by.
+        reading: the reading norms' scales, per layer; may differ in number (ModernBERT's first block has one less).
+        embeddings: parameters that write to the stream before block 0.
+        embedding_norm: scale and bias of the norm of those, where there is one.
+        final_norm: scale and bias of the norm that reads the stream after the last block, where there is one.
+        norms: scale and bias, where there is one, of every norm of a block by its module, per layer: those that read,
+            those after other writes, the last. Empty in a layer without it.
+        linears: weights and biases of the linears that write to the stream, by declared parameter name, per layer
+            [layer][expert]; empty in a layer without it.
+    """
+
+    stack: Stack
+    prefix: str
+    blocks: tuple[str, ...]
+    scale: tuple[tuple[Param, ...], ...]
+    bias: tuple[tuple[Param, ...], ...]
+    writes: tuple[tuple[Param, ...], ...]
+    reading: tuple[tuple[Param, ...], ...]
+    embeddings: tuple[Param, ...]
+    embedding_norm: tuple[Param, ...]
+    final_norm: tuple[Param, ...] = ()
+    norms: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
+    linears: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.stack.name
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers that run, shared blocks counted each time."""
+        return len(self.blocks)
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """Whether the block's last operation, or the norm of its last write, holds the scale."""
+        return self.stack.norm_site != "read"
+
+    @property
+    def block_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that each distinct block runs, ascending [block]: one, except where blocks are shared."""
+        runs: dict[str, list[int]] = {}
+        for layer, path in enumerate(self.blocks):
+            runs.setdefault(path, []).append(layer)
+        return tuple(map(tuple, runs.values()))
+
+    @property
+    def weight_layers(self) -> tuple[int, ...]:
+        """One layer for each distinct block: all of them, except where blocks are shared."""
+        return tuple(layers[0] for layers in self.block_layers)
+
+
+def bind(stacks: tuple[Stack, ...], names: Collection[str], config: Config | None = None) -> list[BoundStack]:
+    """Every stack found in `names`; stacks whose blocks are absent are left out (a text-only export of CLIP, say).
+
+    Raises:
+        UnknownArchitecture: none of the stacks fits; the message lists names that look like norms.
+        BadFile: a stack is there but incomplete, in two places, or not what the config says.
+    """
+    index = _Names(names)
+    bound: dict[str, BoundStack] = {}
+    for stack in stacks:
+        if stack.name not in bound and (prefix := _prefix(stack, index)) is not None:
+            bound[stack.name] = _Binder(stack, index, prefix, config or {}).bind()
+    if not bound:
+        raise UnknownArchitecture(_nothing_fits(stacks, names))
+    return list(bound.values())
+
+
+def live_parameters(model: "nn.Module") -> dict[str, Any]:
+    """{name: parameter} of a live model, every name of a shared parameter included."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def bind_live(stacks: tuple[Stack, ...], model: "nn.Module") -> list[BoundStack]:
+    """`bind` to the parameters of a live model.
+
+    Raises:
+        BadInput: the weights that the stacks name are packed. UnknownArchitecture, BadFile: see `bind`.
+    """
+    try:
+        return bind(stacks, live_parameters(model))
+    except (UnknownArchitecture, BadFile):
+        refuse_packed(model)
+        raise
+
+
+def refuse_packed(model: "nn.Module", inside: Collection[str] = ("",)) -> None:
+    """Raise BadInput where linears inside the modules at these paths hold packed integers in place of parameters."""
+    for name, module in model.named_modules():
+        # A quantized module gives its weight by a method; plain ones have a parameter.
+        if callable(getattr(module, "weight", None)) and name.startswith(tuple(inside)):
+            raise BadInput(
+                f"{name} holds its weights packed as integers (quantize_dynamic), which can neither be read nor set as "
+                "parameters; use the model as it was before it was quantized"
+            )
+
+
+def sharded_part(model: "nn.Module") -> str:
+    """A module or parameter of which this process holds only its part (FSDP, fully_shard, ZeRO-3); "" where there is none.
+
+    Between passes, fully_shard may leave parameters whole for a while: the module still is one that will part with them.
+    """
+    modules = (
+        type(one).__name__ for one in model.modules() if _SHARDING & {base.__name__ for base in type(one).__mro__}
+    )
+    values = model.named_parameters()
+    parameters = (name for name, value in values if type(value).__name__ == "DTensor" or hasattr(value, "ds_id"))
+    return next(chain(modules, parameters), "")
+
+
+def refuse_sharded(model: "nn.Module") -> None:
+    """Raise BadInput for a model of which this process holds only its part."""
+    if part := sharded_part(model):
+        raise BadInput(
+            f"this model is sharded over processes ({part}), so none of them holds whole vectors; load it in one process, "
+            "without FSDP, fully_shard or ZeRO-3"
+        )
+
+
+class _Names:
+    """Names of tensors, looked up without the wrappers around blocks."""
+
+    def __init__(self, names: Collection[str]):
+        self.real = {_WRAPPED.sub(r"\1", name): name for name in names}
+
+    def prefixes(self, tail: str) -> set[str]:
+        """What stands before `tail` in the names that end with it at a dot."""
+        cut = len(tail)
+        return {name[:-cut] for name in self.real if name.endswith(tail) and (name == tail or name[-cut - 1] == ".")}
+
+
+class _Binder:
+    """One stack at one prefix; every method returns parameters [layer][part] unless it says otherwise."""
+
+    def __init__(self, stack: Stack, names: _Names, prefix: str, config: Config):
+        self.stack, self.names, self.prefix, self.config = stack, names, prefix, config
+        self.blocks = stack.layer_blocks or self.count_blocks()
+        expected = _config_value(config, stack.layers)
+        if isinstance(expected, int) and not stack.layer_blocks and expected != len(self.blocks):
+            raise BadFile(
+                f"stack {stack.name!r}: {len(self.blocks)} layers are stored but the config's {stack.layers} is "
+                f"{expected}; the checkpoint is incomplete or belongs to another config"
+            )
+
+    def bind(self) -> BoundStack:
+        stack = self.stack
+        if stack.norm_site == "read":
+            scale, bias = (self.linears(stack.last_linear, leaf) for leaf in ("weight", "bias"))
+            required = [_parameter(module, "weight") for module in stack.last_linear]
+        else:
+            scale, bias = (self.norms((stack.last_norm,), leaf) for leaf in ("weight", "bias"))
+            required = [f"{stack.last_norm}.weight"]
+        if lacking := [name for name in required if not self.find(name, self.blocks[0])]:
+            raise BadFile(
+                f"stack {stack.name!r}: {self.prefix}{self.blocks[0]}.{lacking[0]} is missing; "
+                "the checkpoint is incomplete, or names it otherwise"
+            )
+        return BoundStack(
+            stack=stack,
+            prefix=self.prefix,
+            blocks=tuple(self.prefix + block for block in self.blocks),
+            scale=scale,
+            bias=bias,
+            writes=self.writes(),
+            reading=self.norms(stack.reading_norms, "weight", everywhere=False),
+            embeddings=self.embeddings(),
+            embedding_norm=self.outer_norm(stack.embedding_norm),
+            final_norm=self.outer_norm(stack.final_norm),
+            norms=self.block_norms(),
+            linears=self.block_linears(),
+        )
+
+    def writes(self) -> tuple[tuple[Param, ...], ...]:
+        stack = self.stack
+        norms = (*stack.other_norms, stack.last_norm)
+        if stack.norm_site == "write":
+            return _join(self.norms(norms, "weight"), self.norms(norms, "bias"))
+        linears = (*stack.other_writes, *stack.last_linear)
+        return _join(self.linears(linears, "weight"), self.linears(linears, "bias"), self.norms(norms, "bias"))
+
+    def linears(self, modules: tuple[str, ...], leaf: str) -> tuple[tuple[Param, ...], ...]:
+        return self.columns(dict(self.linear_param(module, leaf) for module in modules), everywhere=True)
+
+    def linear_param(self, module: str, leaf: str) -> tuple[str, Param]:
+        """A linear's declared parameter, and the axis and scale of what it writes."""
+        # Negative axes serve a single linear [out, in] and a stack of experts [expert, out, in] alike.
+        usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
+        name = _parameter(module, leaf)
+        return name, Param("", self.stack.axes.get(name, usual), times=self.stack.write_scales.get(module, ""))
+
+    def block_linears(self) -> dict[str, tuple[tuple[Param, ...], ...]]:
+        """Every parameter of the linears that write, in order of writing."""
+        found = {}
+        for module in dict.fromkeys((*self.stack.other_writes, *self.stack.last_linear)):
+            for leaf in ("weight", "bias"):
+                name, param = self.linear_param(module, leaf)
+                found[name] = self.columns({name: param}, everywhere=False)
+        return {name: layers for name, layers in found.items() if any(layers)}
+
+    def norms(self, modules: tuple[str, ...], leaf: str, *, everywhere: bool = True) -> tuple[tuple[Param, ...], ...]:
+        like = {f"{module}.{leaf}": self.norm_param("", leaf) for module in modules if module}
+        return self.columns(like, everywhere=everywhere)
+
+    def block_norms(self) -> dict[str, tuple[tuple[Param, ...], ...]]:
+        modules = dict.fromkeys((*self.stack.reading_norms, *self.stack.other_norms, self.stack.last_norm))
+        parts = {
+            module: _join(*(self.norms((module,), leaf, everywhere=False) for leaf in ("weight", "bias")))
+            for module in modules
+            if module
+        }
+        return {module: layers for module, layers in parts.items() if any(layers)}
+
+    def columns(self, like: dict[str, Param], *, everywhere: bool) -> tuple[tuple[Param, ...], ...]:
+        """The named parameters of each layer; with `everywhere`, one must be in all layers or in none."""
+        layers: list[tuple[Param, ...]] = [() for _ in self.blocks]
+        for name, param in like.items():
+            stored = [self.find(name, block) for block in self.blocks]
+            if everywhere and any(stored) and not all(stored):
+                block = self.blocks[stored.index([])]
+                raise BadFile(
+                    f"stack {self.stack.name!r}: {self.prefix}{block}.{name} is missing while other layers have it; "
+                    "the checkpoint is incomplete"
+                )
+            scales = ["".join(self.find(param.times, block)) if param.times else "" for block in self.blocks]
+            layers = [
+                (*got, *(replace(param, name=new, times=scale) for new in found))
+                for got, found, scale in zip(layers, stored, scales, strict=True)
+            ]
+        return tuple(layers)
+
+    def embeddings(self) -> tuple[Param, ...]:
+        """Parameters that write before block 0 [part]."""
+        tables = [self.find(f"{table}.weight") or self.find(table) for table in self.stack.embeddings]
+        linears = [self.find(f"{name}.{leaf}") for name in self.stack.embedding_linears for leaf in ("weight", "bias")]
+        return (*(Param(name, axis=-1) for name in chain(*tables)), *(Param(name) for name in chain(*linears)))
+
+    def outer_norm(self, module: str) -> tuple[Param, ...]:
+        """Scale and bias of a norm outside the blocks [part]."""
+        leaves = ("weight", "bias") if module else ()
+        return tuple(self.norm_param(name, leaf) for leaf in leaves for name in self.find(f"{module}.{leaf}"))
+
+    def norm_param(self, name: str, leaf: str) -> Param:
+        """A norm's parameter: its scale is off at 0, or at -1 where the norm multiplies by 1 + weight."""
+        return Param(name, off=-self.stack.norm_offset if leaf == "weight" and self.stack.norm_offset else 0.0)
+
+    def find(self, name: str, block: str = "") -> list[str]:
+        """The real names that stand for parameter `name` of a block (or of the model); [] when there are none."""
+        start = f"{self.prefix}{block}." if block else self.prefix
+        for alias in _aliases(name, self.stack):
+            if "{expert}" in alias:
+                if found := self.experts(start + alias):
+                    return found
+            elif start + alias in self.names.real:
+                return [self.names.real[start + alias]]
+        return []
+
+    def experts(self, pattern: str) -> list[str]:
+        """The real names of one parameter of all experts."""
+        found: list[str] = []
+        while (expert := pattern.replace("{expert}", str(len(found)))) in self.names.real:
+            found.append(self.names.real[expert])
+        expected = _config_value(self.config, self.stack.experts) if self.stack.experts else None
+        if found and isinstance(expected, int) and expected != len(found):
+            raise BadFile(
+                f"stack {self.stack.name!r}: {pattern} is stored for {len(found)} experts but the config's "
+                f"{self.stack.experts} is {expected}; the checkpoint is incomplete or belongs to another config"
+            )
+        return found
+
+    def count_blocks(self) -> tuple[str, ...]:
+        """Paths of the numbered blocks, without prefix [layer]."""
+        stack = self.stack
+        head, _, tail = stack.blocks.partition("{layer}")
+        pattern = re.compile(re.escape(self.prefix + head) + r"(\d{1,9})" + re.escape(tail) + r"\.")
+        numbers = {int(match[1]) for name in self.names.real if (match := pattern.match(name))}
+        if len(numbers) > MAX_LAYERS:
+            raise BadFile(f"stack {stack.name!r}: {len(numbers):,} layers of {stack.blocks}, over {MAX_LAYERS:,}")
+        if missing := [layer for layer in range(len(numbers)) if layer not in numbers]:
+            raise BadFile(
+                f"stack {stack.name!r}: layers {missing[:5]} of {self.prefix}{stack.blocks} are missing while "
+                f"layer {max(numbers)} is there; fetch the model again"
+            )
+        return tuple(stack.block(layer) for layer in range(len(numbers)))
+
+
+def _join(*columns: tuple[tuple[Param, ...], ...]) -> tuple[tuple[Param, ...], ...]:
+    return tuple(tuple(chain(*layer)) for layer in zip(*columns, strict=True))
+
+
+def _aliases(name: str, stack: Stack) -> list[str]:
+    stem, _, leaf = name.rpartition(".")
+    old = {"weight": "gamma", "bias": "beta"}.get(leaf)  # TensorFlow-born checkpoints
+    return [name, *([f"{stem}.{old}"] if old else []), *stack.stored_as.get(name, ())]
+
+
+def _parameter(module: str, leaf: str) -> str:
+    """The parameter of a linear; "name()" declares a bare parameter whose bias is "name_bias"."""
+    if module.endswith("()"):
+        return module[:-2] if leaf == "weight" else f"{module[:-2]}_bias"
+    return f"{module}.{leaf}"
+
+
+def _anchor(stack: Stack) -> str:
+    """The parameter whose place shows where the stack's blocks are."""
+    return f"{stack.last_norm}.weight" if stack.norm_site != "read" else _parameter(stack.last_linear[0], "weight")
+
+
+def _prefix(stack: Stack, names: _Names) -> str | None:
+    first = stack.block(0)
+    aliases = _aliases(_anchor(stack), stack)
+    found = {prefix for alias in aliases for prefix in names.prefixes(f"{first}.{alias.replace('{expert}', '0')}")}
+    if len(found) > 1:
+        raise BadFile(
+            f"stack {stack.name!r}: {stack.blocks} stands under several prefixes, "
+            f"{', '.join(map(repr, sorted(found)))}; "
+            "pass --arch row.toml with the full path in `blocks`"
+        )
+    return found.pop() if found else None
+
+
+def _config_value(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _nothing_fits(stacks: tuple[Stack, ...], names: Collection[str]) -> str:
+    wanted = " or ".join(dict.fromkeys(f"{stack.blocks}.{_anchor(stack)}" for stack in stacks))
+    if packed := next((name for name in names if name.endswith(_QUANTISED)), None):
+        return (
+            f"no parameter matches {wanted}; the weights are packed by a quantiser ({packed}): "
+            "take a copy of the model in full precision"
+        )
+    norms = [name for name in names if re.search(r"norm|(^|\.)ln_", name, re.IGNORECASE)]
+    return (
+        f"no parameter matches {wanted}; names that look like norms: {', '.join(norms[:4]) or 'none'}; "
+        "pass --arch row.toml (`outlierlens scan --propose` drafts one)"
+    )

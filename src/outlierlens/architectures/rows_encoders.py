@@ -1,0 +1,234 @@
+"""Rows of encoders: text, images, speech. See `Stack` for what each field means."""
+
+from dataclasses import replace
+
+from outlierlens.architectures.stack import Config, Stack
+
+BERT = Stack(
+    blocks="encoder.layer.{layer}",
+    norm_site="stream",
+    last_norm="output.LayerNorm",
+    last_linear=("output.dense",),
+    other_writes=("attention.output.dense", "crossattention.output.dense"),
+    other_norms=("attention.output.LayerNorm", "crossattention.output.LayerNorm"),
+    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings"),
+    embedding_norm="embeddings.LayerNorm",
+)
+DISTILBERT = Stack(
+    blocks="transformer.layer.{layer}",
+    layers="n_layers",
+    norm_site="stream",
+    last_norm="output_layer_norm",
+    last_linear=("ffn.lin2",),
+    other_writes=("attention.out_lin",),
+    other_norms=("sa_layer_norm",),
+    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
+    embedding_norm="embeddings.LayerNorm",
+)
+MPNET = Stack(
+    blocks="encoder.layer.{layer}",
+    norm_site="stream",
+    last_norm="output.LayerNorm",
+    last_linear=("output.dense",),
+    other_writes=("attention.attn.o",),
+    other_norms=("attention.LayerNorm",),
+    embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
+    embedding_norm="embeddings.LayerNorm",
+)
+MODERNBERT = Stack(
+    blocks="layers.{layer}",
+    last_linear=("mlp.Wo",),
+    other_writes=("attn.Wo",),
+    reading_norms=("attn_norm", "mlp_norm"),  # the first block reads the normed embeddings: its attn_norm is none
+    embeddings=("embeddings.tok_embeddings",),
+    embedding_norm="embeddings.norm",
+    final_norm="final_norm",
+)
+XLNET = Stack(
+    blocks="layer.{layer}",
+    layers="n_layer",
+    norm_site="stream",
+    last_norm="ff.layer_norm",
+    last_linear=("ff.layer_2",),
+    other_writes=("rel_attn.o()",),
+    other_norms=("rel_attn.layer_norm",),
+    embeddings=("word_embedding",),
+    axes={"rel_attn.o": 0},  # [dim, head, dim of a head]
+    token_first=True,
+)
+VIT = Stack(
+    blocks="layers.{layer}",
+    last_linear=("mlp.fc2",),
+    other_writes=("attention.o_proj",),
+    reading_norms=("layernorm_before", "layernorm_after"),
+    embeddings=("embeddings.cls_token", "embeddings.position_embeddings"),
+    embedding_linears=("embeddings.patch_embeddings.projection",),
+    final_norm="layernorm",
+)
+VIT_STORED = replace(
+    VIT, blocks="encoder.layer.{layer}", last_linear=("output.dense",), other_writes=("attention.output.dense",)
+)
+DINOV2 = Stack(
+    blocks="encoder.layer.{layer}",
+    last_linear=("mlp.fc2",),
+    other_writes=("attention.o_proj",),
+    write_scales={"mlp.fc2": "layer_scale2.lambda1", "attention.o_proj": "layer_scale1.lambda1"},
+    reading_norms=("norm1", "norm2"),
+    embeddings=("embeddings.cls_token", "embeddings.position_embeddings", "embeddings.register_tokens"),
+    embedding_linears=("embeddings.patch_embeddings.projection",),
+    final_norm="layernorm",
+    stored_as={
+        "attention.o_proj.weight": ("attention.output.dense.weight",),
+        "attention.o_proj.bias": ("attention.output.dense.bias",),
+    },
+)
+CLIP_TEXT = Stack(
+    blocks="encoder.layers.{layer}",
+    last_linear=("mlp.fc2",),
+    other_writes=("self_attn.out_proj",),
+    reading_norms=("layer_norm1", "layer_norm2"),
+    embeddings=("embeddings.token_embedding", "embeddings.position_embedding"),
+    final_norm="final_layer_norm",
+)
+CLIP_VISION = replace(
+    CLIP_TEXT,
+    embeddings=("embeddings.class_embedding", "embeddings.position_embedding"),
+    embedding_linears=("embeddings.patch_embedding",),
+    embedding_norm="pre_layrnorm",  # spelled so in the model
+    final_norm="post_layernorm",
+)
+SIGLIP_VISION = replace(CLIP_VISION, embeddings=("embeddings.position_embedding",), embedding_norm="")
+
+
+def variant(config: Config) -> tuple[Stack, ...]:
+    """BERT, or its pre-norm sibling; the names of norms are the same for LayerNorm and RMSNorm."""
+    if config.get("norm_order", "post") == "post":
+        return (BERT,)
+    return (
+        replace(
+            BERT,
+            norm_site="read",
+            last_norm="",
+            other_norms=(),
+            reading_norms=("attention.LayerNorm", "intermediate.LayerNorm"),
+            final_norm="encoder.LayerNorm",
+        ),
+    )
+
+
+def electra(config: Config) -> tuple[Stack, ...]:
+    """BERT; a generator's embeddings are narrower than the stream and projected into it after their norm."""
+    if _narrow_embeddings(config, default=128):
+        return (replace(BERT, embeddings=(), embedding_norm="", embedding_linears=("embeddings_project",)),)
+    return (BERT,)
+
+
+def albert(config: Config) -> tuple[Stack, ...]:
+    """Groups of blocks run several times over; embeddings are always projected into the stream."""
+    n_layers = int(config.get("num_hidden_layers", 12))
+    n_groups = int(config.get("num_hidden_groups", 1))
+    n_inner = int(config.get("inner_group_num", 1))
+    # The group of a layer, as the model computes it.
+    groups = [int(layer / (n_layers / n_groups)) for layer in range(n_layers)]
+    return (
+        Stack(
+            blocks="encoder.albert_layer_groups.{group}.albert_layers.{inner}",
+            layer_blocks=tuple(
+                f"encoder.albert_layer_groups.{group}.albert_layers.{inner}"
+                for group in groups
+                for inner in range(n_inner)
+            ),
+            norm_site="stream",
+            last_norm="full_layer_layer_norm",
+            last_linear=("ffn_output",),
+            other_writes=("attention.dense",),
+            other_norms=("attention.LayerNorm",),
+            embedding_linears=("encoder.embedding_hidden_mapping_in",),
+            shared_blocks=True,
+            notes=("layers share their blocks: a rule that counts layers of weights counts distinct blocks only",),
+        ),
+    )
+
+
+def deberta(config: Config) -> tuple[Stack, ...]:
+    """BERT, with a convolution after the first block in some sizes, and sometimes projected embeddings."""
+    stack = BERT
+    if _narrow_embeddings(config, default=config.get("hidden_size")):
+        stack = replace(stack, embeddings=(), embedding_linears=("embeddings.embed_proj",))
+    if config.get("conv_kernel_size", 0):
+        note = "a convolution with a norm of its own (encoder.conv) runs on the stream between blocks 0 and 1"
+        stack = replace(stack, notes=(note,))
+    return (stack,)
+
+
+def dinov2(config: Config) -> tuple[Stack, ...]:
+    """Pre-norm, each write multiplied by LayerScale; the giant's MLP is gated, and its last linear has another name."""
+    if not config.get("use_swiglu_ffn", False):
+        return (DINOV2,)
+    scales = {"mlp.down_proj": "layer_scale2.lambda1", "attention.o_proj": "layer_scale1.lambda1"}
+    stored = {f"mlp.down_proj.{leaf}": (f"mlp.weights_out.{leaf}",) for leaf in ("weight", "bias")}
+    stored_as = {**DINOV2.stored_as, **stored}
+    return (replace(DINOV2, last_linear=("mlp.down_proj",), write_scales=scales, stored_as=stored_as),)
+
+
+def wav2vec2(config: Config) -> tuple[Stack, ...]:
+    """Post-norm, or pre-norm with `do_stable_layer_norm`; language adapters write last where there are any."""
+    stack = Stack(
+        blocks="encoder.layers.{layer}",
+        norm_site="stream",
+        last_norm="final_layer_norm",
+        last_linear=("feed_forward.output_dense",),
+        other_writes=("attention.out_proj",),
+        other_norms=("layer_norm",),
+        embeddings=("masked_spec_embed",),
+        embedding_linears=("feature_projection.projection",),
+        embedding_norm="encoder.layer_norm",
+        notes=(
+            "the positional convolution also writes before block 0; its weights are normed over all dimensions, so it "
+            "is not among the embeddings",
+        ),
+    )
+    if not config.get("do_stable_layer_norm", False):
+        return (stack,)
+    stack = replace(
+        stack,
+        norm_site="read",
+        last_norm="",
+        other_norms=(),
+        reading_norms=("layer_norm", "final_layer_norm"),
+        embedding_norm="",
+        final_norm="encoder.layer_norm",
+    )
+    if config.get("adapter_attn_dim") is not None:
+        stack = replace(
+            stack,
+            last_linear=("adapter_layer.linear_2",),
+            other_writes=("attention.out_proj", "feed_forward.output_dense"),
+            reading_norms=(*stack.reading_norms, "adapter_layer.norm"),
+        )
+    return (stack,)
+
+
+def inside(module: str, stack: Stack, *, name: str, layers: str) -> Stack:
+    """`stack` as the tower `module` of a model that has several."""
+
+    def under(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{module}.{path}" if path else "" for path in names)
+
+    blocks, embedding_norm, final_norm = under((stack.blocks, stack.embedding_norm, stack.final_norm))
+    return replace(
+        stack,
+        name=name,
+        blocks=blocks,
+        embeddings=under(stack.embeddings),
+        embedding_linears=under(stack.embedding_linears),
+        embedding_norm=embedding_norm,
+        final_norm=final_norm,
+        layers=layers,
+    )
+
+
+def _narrow_embeddings(config: Config, default: object) -> bool:
+    """Whether token embeddings have another width than the stream."""
+    width = config.get("embedding_size") or default
+    return width != config.get("hidden_size", width)

@@ -1,0 +1,177 @@
+"""GGUF, the format of llama.cpp, presented in Hugging Face's names and layout.
+
+    with GGUFCheckpoint(path, name="smollm2") as checkpoint:
+        checkpoint.config["num_hidden_layers"]
+        dict(checkpoint.read(["model.layers.0.mlp.down_proj.weight"]))       # float32, [out, in]
+
+The header is walked in `gguf_header`, names are translated by the table in `gguf_families`. Floats are read here; blocks
+of quantized values go through the dequantizers of the `gguf` package, imported only for them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, TensorInfo, raw_rows, row_spans, widen
+from outlierlens.checkpoints.gguf_families import family_of
+from outlierlens.checkpoints.gguf_header import Header, read_header
+from outlierlens.checkpoints.gguf_names import Family, Translation
+from outlierlens.checkpoints.safetensors import Placed
+from outlierlens.errors import BadFile, need
+
+CHUNK_VALUES = 2**20  # dequantized at a time: bounds what the dequantizers hold beside the result
+
+
+class GGUFCheckpoint(Checkpoint):
+    """One local GGUF file read through a memory map.
+
+    Beside what every `Checkpoint` has: `path`, `metadata` (scalars and short strings by key), `stored_names` (GGUF's own) and
+    `family` (a `Family`, or None).
+    Architectures that `gguf_families.FAMILIES` does not know keep their names, and `config` holds only their own word
+    for the model type, so that the architecture table can say what is missing.
+
+    Raises:
+        BadFile: the header is malformed, or the file is one part of several.
+    """
+
+    kind = "gguf"
+
+    def __init__(self, path: Path, *, name: str):
+        header = read_header(path)
+        self.name, self.path = name, path
+        self.total_bytes = path.stat().st_size
+        self.bytes_read = header.nbytes
+        parts = header.metadata.get("split.count", 1)
+        if isinstance(parts, int) and parts > 1:
+            raise BadFile(
+                f"{path}: is one part of a model in {parts} files; merge them with `llama-gguf-split --merge` first"
+            )
+        architecture = header.metadata.get("general.architecture")
+        self.metadata, self.stored_names = header.metadata, frozenset(header.tensors)
+        self.family = family = family_of(architecture, header.tensors) if isinstance(architecture, str) else None
+        self._stored = _translate(header, family, str(path))
+        self.tensors = {hf_name: _info(place, translation) for hf_name, (place, translation) in self._stored.items()}
+        self.config = _config(header, family, str(path))
+        self._dequantized: set[str] = set()
+
+    def translation(self, name: str) -> Translation:
+        """What is known of the tensor that is called `name` here."""
+        return self._stored[name][1]
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        mapped = np.memmap(self.path, dtype=np.uint8, mode="r")
+        for name in names:
+            place, translation = self._stored[name]
+            raw = mapped[place.start : place.end]
+            where = f"{self.path}: {name}"
+            if len(raw) != place.info.nbytes:
+                raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+            self.bytes_read += place.info.nbytes
+            if place.info.dtype in ITEM_BYTES:
+                values = widen(np.array(raw), place.info.dtype, place.info.shape, where)
+            else:
+                values = _dequantize(raw, place.info, where)
+                self._dequantized.add(place.info.dtype)
+                self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
+            if translation.shift:
+                values = values + np.float32(translation.shift)
+            yield name, values.swapaxes(-1, -2) if translation.swap else values
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        place, translation = self._stored[name]
+        if translation.swap:  # its stored rows are columns
+            yield from super().read_rows(name, n_rows)
+            return
+        where = f"{self.path}: {name}"
+        plain = place.info.dtype in ITEM_BYTES
+        if not plain:
+            self._dequantized.add(place.info.dtype)
+            self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
+        with self.path.open("rb") as file:  # a map would stay in memory page by page
+            file.seek(place.start)
+            for start, end, shape in row_spans(place.info, n_rows):
+                raw = np.frombuffer(file.read(end - start), np.uint8)
+                if len(raw) != end - start:
+                    raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+                self.bytes_read += end - start
+                info = TensorInfo(place.info.dtype, shape, end - start)
+                values = widen(raw, info.dtype, shape, where) if plain else _dequantize(raw, info, where)
+                yield values + np.float32(translation.shift) if translation.shift else values
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        place, translation = self._stored[name]
+        if translation.swap:  # its stored rows are columns
+            return super().take_rows(name, rows)
+        where = f"{self.path}: {name}"
+        raw = raw_rows(self.path, place.start, place.info, rows, where)
+        self.bytes_read += len(raw)
+        info = TensorInfo(place.info.dtype, (len(rows), place.info.shape[-1]), len(raw))
+        if info.dtype in ITEM_BYTES:
+            values = widen(raw, info.dtype, info.shape, where)
+        else:
+            values = _dequantize(raw, info, where)
+            self._dequantized.add(info.dtype)
+            self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
+        return values + np.float32(translation.shift) if translation.shift else values
+
+
+def _translate(header: Header, family: Family | None, where: str) -> dict[str, tuple[Placed, Translation]]:
+    """{Hugging Face name: (place, what undoes the conversion)}."""
+    stored: dict[str, tuple[Placed, Translation]] = {}
+    for name, place in header.tensors.items():
+        translation = family.translate(name) if family else Translation(name)
+        if translation.name in stored:
+            raise BadFile(f"{where}: tensor {name!r} and another are both {translation.name!r}; it is corrupt")
+        if translation.swap and len(place.info.shape) < 2:
+            raise BadFile(f"{where}: {name!r} has shape {list(place.info.shape)}, not that of a linear; it is corrupt")
+        stored[translation.name] = place, translation
+    return stored
+
+
+def _info(place: Placed, translation: Translation) -> TensorInfo:
+    info, shape = place.info, place.info.shape
+    return TensorInfo(info.dtype, (*shape[:-2], shape[-1], shape[-2]), info.nbytes) if translation.swap else info
+
+
+def _config(header: Header, family: Family | None, where: str) -> dict[str, Any]:
+    architecture = header.metadata.get("general.architecture")
+    if architecture is None:
+        return {}
+    if not isinstance(architecture, str):
+        raise BadFile(f"{where}: general.architecture is {architecture!r}, not a name; the file is corrupt")
+    if family is None:
+        return {"model_type": architecture}
+    config = family.config(header.metadata, architecture, where)
+    embeddings = header.tensors.get("token_embd.weight")
+    if embeddings is not None and len(embeddings.info.shape) == 2:
+        config.setdefault("vocab_size", embeddings.info.shape[0])
+    config["tie_word_embeddings"] = "output.weight" not in header.tensors
+    return config
+
+
+def _dequantize(raw: np.ndarray, info: TensorInfo, where: str) -> np.ndarray:
+    """float32 values of quantized blocks, `CHUNK_VALUES` at a time."""
+    if info.dtype.startswith("type "):
+        raise BadFile(f"{where}: is stored as ggml {info.dtype}, which is not known; take a file of a usual type")
+    gguf = need("gguf", "", f"reading {info.dtype} values")
+    kind = getattr(gguf.GGMLQuantizationType, info.dtype, None)
+    unable = BadFile(
+        f"{where}: the gguf package cannot dequantize {info.dtype}; run: pip install -U gguf, "
+        "or take a file of a usual type (Q8_0, Q4_K)"
+    )
+    if kind is None:
+        raise unable
+    width = info.shape[-1]
+    rows = raw.reshape(info.size // width, -1)  # [row, byte]
+    values = np.empty((len(rows), width), dtype=np.float32)
+    step = max(1, CHUNK_VALUES // width)
+    try:
+        # A broken scale (inf, NaN) is the caller's to report by dimension; numpy need not warn of it.
+        with np.errstate(all="ignore"):
+            for start in range(0, len(rows), step):
+                values[start : start + step] = gguf.quants.dequantize(np.array(rows[start : start + step]), kind)
+    except NotImplementedError:
+        raise unable from None
+    return values.reshape(info.shape)

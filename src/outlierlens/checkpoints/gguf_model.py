@@ -1,0 +1,244 @@
+"""A GGUF file as the whole model that it was made from: a complete config, and all tensors as Hugging Face has them.
+
+    with GGUFCheckpoint(path, name="smollm2") as checkpoint:
+        model = whole(checkpoint)
+        model.config                             # what config.json says
+        model.shapes                             # {name: shape}
+        for name, values in model.values(): ...  # float32, one tensor at a time
+
+`GGUFCheckpoint` gives what a scan needs. To run a model takes more: rows in Hugging Face's order, gate and up projections of
+experts in one parameter, and every setting that the forward pass reads.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outlierlens.checkpoints.gguf import GGUFCheckpoint
+from outlierlens.checkpoints.gguf_families import FAMILIES
+from outlierlens.checkpoints.gguf_names import BLOCK, Family
+from outlierlens.errors import BadFile, UnknownArchitecture
+
+# Rotary tables: what they say is in the config.
+_NO_WEIGHTS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
+_HALVES = ("ffn_gate_exps", "ffn_up_exps")
+_NEEDED = ("block_count", "embedding_length", "attention.head_count")
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+# Gemma 2 and 3 scale queries by the width of a head; the largest of each does not, and is told by its depth, as in llama.cpp.
+_GEMMA_BY_HIDDEN = {"gemma2": 46, "gemma3_text": 62}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of a model: `config` as in config.json, `shapes` by Hugging Face name, `left_out` what the file holds besides."""
+
+    checkpoint: GGUFCheckpoint
+    family: Family
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    left_out: tuple[str, ...]
+    stored: dict[str, tuple[str, ...]]
+
+    def values(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, values) in the order of `shapes`, one at a time."""
+        for name, stored in self.stored.items():
+            parts = [values for one in stored for _, values in self.checkpoint.read([one])]
+            if len(parts) > 1:
+                yield name, _joined(parts, self.family, is_bias=name.endswith("_bias"))
+            else:
+                order = self.checkpoint.translation(stored[0]).order
+                yield name, _ORDERS[order](parts[0], self.config, name) if order else parts[0]
+
+
+def whole(checkpoint: GGUFCheckpoint) -> Whole:
+    """The model in an open file.
+
+    Raises:
+        UnknownArchitecture: its architecture is none of `FAMILIES`.
+        BadFile: a setting is missing, or tensors are there that the family does not have.
+    """
+    family = checkpoint.family
+    if family is None:
+        raise UnknownArchitecture(
+            f"{checkpoint.path}: its architecture is {checkpoint.metadata.get('general.architecture')!r}; GGUF files of "
+            f"{', '.join(FAMILIES)} can be run, of any other model its folder (config, tokenizer, safetensors)"
+        )
+    stored: dict[str, tuple[str, ...]] = {}
+    left_out = []
+    for name in checkpoint.tensors:
+        block = BLOCK.match(name)
+        module, _, leaf = block[2].rpartition(".") if block else ("", "", "")
+        if checkpoint.translation(name).known:
+            stored[name] = (name,)
+        elif block and module in _HALVES and family.experts:
+            path = family.experts.removesuffix("()") + ("" if leaf == "weight" else "_bias")
+            parts = tuple(f"blk.{block[1]}.{half}.{leaf}" for half in _HALVES)
+            _check_alike(checkpoint, parts)
+            stored[f"{family.blocks.replace('{layer}', block[1])}.{path}"] = parts
+        elif _NO_WEIGHTS.fullmatch(name):
+            continue
+        elif block:
+            raise _strange(checkpoint, name, family)
+        else:
+            left_out.append(name)
+    apart = next((name for name in stored if ".block_sparse_moe.experts." in name), None)
+    if apart:
+        raise BadFile(
+            f"{checkpoint.path}: holds each expert on its own, as files before April 2024 do; take a newer one"
+        )
+    shapes = {name: _shape(checkpoint, parts, family) for name, parts in stored.items()}
+    return Whole(checkpoint, family, _config(checkpoint, family), shapes, tuple(left_out), stored)
+
+
+def _strange(checkpoint: GGUFCheckpoint, name: str, family: Family) -> BadFile:
+    return BadFile(
+        f"{checkpoint.path}: holds {name[:80]!r}, which a {family.model_type} as known here does not have; take the model's "
+        "folder (config, tokenizer, safetensors)"
+    )
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------
+
+
+def _check_alike(checkpoint: GGUFCheckpoint, parts: tuple[str, ...]) -> None:
+    shapes = [checkpoint.tensors[part].shape if part in checkpoint.tensors else None for part in parts]
+    if shapes[0] is None or shapes[0] != shapes[1] or not 2 <= len(shapes[0]) <= 3:
+        raise BadFile(
+            f"{checkpoint.path}: {parts[0]} and {parts[1]} do not fit each other ({shapes}); the file is corrupt"
+        )
+
+
+def _shape(checkpoint: GGUFCheckpoint, parts: tuple[str, ...], family: Family) -> tuple[int, ...]:
+    shape = checkpoint.tensors[parts[0]].shape
+    if len(parts) == 1:
+        return shape
+    if len(shape) == 2:  # biases [expert, out]
+        return shape[0], 2 * shape[1]
+    return (shape[0], shape[2], 2 * shape[1]) if family.alternating else (shape[0], 2 * shape[1], shape[2])
+
+
+def _joined(parts: list[np.ndarray], family: Family, *, is_bias: bool) -> np.ndarray:
+    """Gate and up projections of experts, [expert, out, in] or biases [expert, out] each, as one parameter."""
+    if not family.alternating:
+        return np.concatenate(parts, axis=1)
+    gate, up = parts if is_bias else [part.swapaxes(1, 2) for part in parts]
+    return np.stack([gate, up], axis=-1).reshape(*gate.shape[:-1], -1)
+
+
+def _paired(values: np.ndarray, config: Mapping[str, Any], name: str) -> np.ndarray:
+    """Rows [head, pair, half] back to [head, half, pair]."""
+    n_heads = config["num_attention_heads"]
+    if ".k_proj." in name:
+        n_heads = config["num_key_value_heads"]
+    return values.reshape(n_heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _by_head(values: np.ndarray, config: Mapping[str, Any], name: str) -> np.ndarray:
+    """Rows [query, key, value][head] back to [head][query, key, value]."""
+    n_heads = config.get("num_attention_heads") or config["n_head"]
+    return values.reshape(3, n_heads, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+
+def _by_group(values: np.ndarray, config: Mapping[str, Any], name: str) -> np.ndarray:
+    """Rows of all queries, all keys, all values back to groups: some queries, their key, their value."""
+    n_heads, n_groups = config["num_attention_heads"], config["num_kv_heads"]
+    heads = values.reshape(n_heads + 2 * n_groups, -1, *values.shape[1:])  # [head, dim, in]
+    query, key, value = np.split(heads, [n_heads, n_heads + n_groups])
+    queries = query.reshape(n_groups, n_heads // n_groups, *query.shape[1:])
+    return np.concatenate([queries, key[:, None], value[:, None]], axis=1).reshape(values.shape)
+
+
+_ORDERS: dict[str, Callable[[np.ndarray, Mapping[str, Any], str], np.ndarray]] = {
+    "rotary": _paired,
+    "heads": _by_head,
+    "groups": _by_group,
+}
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def _config(checkpoint: GGUFCheckpoint, family: Family) -> dict[str, Any]:
+    """config.json, from the metadata and the tensors; sizes are as the metadata says and are yet to be held against them."""
+    metadata, where = checkpoint.metadata, str(checkpoint.path)
+    prefix = f"{metadata['general.architecture']}."
+    missing = [prefix + key for key in _NEEDED if metadata.get(prefix + key) is None]
+    if not any(prefix + key in metadata for key in _EPSILONS):
+        missing.append(prefix + _EPSILONS[0])
+    if missing:
+        raise BadFile(f"{where}: its metadata lacks {', '.join(missing)}; convert the model again")
+    n_heads, width = metadata[prefix + "attention.head_count"], metadata[prefix + "embedding_length"]
+    if type(n_heads) is not int or type(width) is not int or n_heads < 1:
+        raise BadFile(
+            f"{where}: {n_heads!r} heads of {width!r} dimensions in all are no sizes; convert the model again"
+        )
+    if family.model_type == "olmo2" and prefix + "attention.sliding_window" in metadata:
+        raise BadFile(
+            f"{where}: is of OLMo 3, which shares OLMo 2's name in GGUF and is not known here; take its folder"
+        )
+    blocks = {match[1] for name in checkpoint.stored_names if (match := BLOCK.match(name))}
+    if metadata[prefix + "block_count"] != len(blocks):
+        raise BadFile(
+            f"{where}: claims {metadata[prefix + 'block_count']!r} blocks and holds {len(blocks)}; the file is corrupt"
+        )
+    config = dict(checkpoint.config)
+    for key in ("num_key_value_heads", "num_kv_heads"):
+        if key in family.keys:
+            config.setdefault(key, n_heads)
+    head_dim = config.get("head_dim")
+    rotated = metadata.get(prefix + "rope.dimension_count")
+    if "head_dim" in family.keys and head_dim is None and len(family.rope) == 1:
+        head_dim = config["head_dim"] = rotated or width // n_heads
+    head_dim = head_dim or width // n_heads
+    if not config.get("sliding_window", True):
+        config["sliding_window"] = None  # 0 says that there is none
+    config |= {key: tensor in checkpoint.stored_names for key, tensor in family.flags.items()}
+    config |= {key: metadata.get(f"tokenizer.ggml.{name}_token_id") for key, name in _TOKENS.items()}
+    if family.rope:
+        config |= _rotation(checkpoint, family, head_dim)
+    if family.model_type == "falcon" and config["num_kv_heads"] > 1 and "new_decoder_architecture" not in config:
+        config |= {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}
+    if family.model_type in _GEMMA_BY_HIDDEN:
+        by_hidden = len(blocks) == _GEMMA_BY_HIDDEN[family.model_type]
+        config["query_pre_attn_scalar"] = width // n_heads if by_hidden else head_dim
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            config[key] = metadata.get(prefix + key)
+    types = checkpoint.tensors.get("embeddings.token_type_embeddings.weight")
+    return config if types is None else config | {"type_vocab_size": types.shape[0]}
+
+
+def _rotation(checkpoint: GGUFCheckpoint, family: Family, head_dim: int) -> dict[str, Any]:
+    """Settings of the rotary positions: base, share of a head that rotates, and how they are stretched."""
+    metadata, prefix = checkpoint.metadata, f"{checkpoint.metadata['general.architecture']}.rope."
+    found: dict[str, Any] = {family.rope[0]: metadata.get(prefix + "freq_base", 10_000.0)}
+    rotated = metadata.get(prefix + "dimension_count")
+    if len(family.rope) > 1 and rotated is not None:
+        found[family.rope[1]] = rotated / head_dim
+    kind, factor = metadata.get(prefix + "scaling.type"), metadata.get(prefix + "scaling.factor")
+    length: Any = metadata.get(f"{metadata['general.architecture']}.context_length")
+    original: Any = metadata.get(prefix + "scaling.original_context_length")
+    tables = [name for name in ("rope_factors_short.weight", "rope_factors_long.weight") if name in checkpoint.tensors]
+    if "rope_freqs.weight" in checkpoint.tensors:
+        # Llama 3 divides each frequency by a number of its own; the same numbers for short and long texts say so exactly.
+        tables, original = ["rope_freqs.weight"] * 2, length
+        attention: Any = 1.0
+    else:
+        attention = metadata.get(prefix + "scaling.attn_factor")
+    if len(tables) == 2:
+        short, long = (values.tolist() for name in tables for _, values in checkpoint.read([name]))
+        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        scaling |= {"original_max_position_embeddings": original, "factor": length / original}
+        scaling |= {"attention_factor": attention} if attention is not None else {}
+        found["original_max_position_embeddings"] = original  # where Phi-3 looks for it
+    elif kind == "linear" and factor:
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn" and factor:
+        scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        scaling |= {"truncate": False} if family.model_type == "gpt_oss" else {}
+    else:
+        return found
+    return found | {"rope_scaling": scaling}

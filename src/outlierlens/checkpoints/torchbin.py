@@ -1,0 +1,248 @@
+"""PyTorch's own files (`.bin`, `.pt`, `.pth`, `.ckpt`), one or many: never unpickled as code, mapped where the format allows.
+
+    with open_bin(Path("pytorch_model.bin"), name="bert", config=config) as checkpoint:
+        dict(checkpoint.read(["encoder.layer.0.output.LayerNorm.weight"]))
+
+Files written since PyTorch 1.6 are zip archives of uncompressed storages and are memory-mapped. Older ones are one
+pickle stream that can only be loaded whole. Both go through `torch.load(weights_only=True)`, which builds tensors and
+plain containers and refuses everything else, once `pickled` has seen that what it asks for is there.
+"""
+
+import io
+import mmap
+import pickle
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, parse_config
+from outlierlens.checkpoints.pickled import SAFE, scan_pickle
+from outlierlens.checkpoints.safetensors import MAX_INDEX_BYTES, shard_names
+from outlierlens.errors import BadFile, need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_PICKLE_BYTES = 512 * 2**20  # names and shapes only: published checkpoints stay under a few megabytes
+OLD_PICKLES = 5
+
+
+def open_bin(path: Path, *, name: str, config: dict[str, Any]) -> Checkpoint:
+    """Open one PyTorch weight file, or a sharded checkpoint by its `pytorch_model.bin.index.json`.
+
+    Raises:
+        MissingExtra: torch is not installed.
+        BadFile: the file is malformed, or holds pickled objects other than tensors; nothing in it was executed.
+    """
+    if not path.name.endswith(".index.json"):
+        return TorchCheckpoint([path], name=name, config=config)
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a shard index")
+    wanted = shard_names(parse_config(path.read_bytes(), str(path)), str(path))
+    files = [path.parent / shard for shard in sorted(set(wanted.values()))]
+    return TorchCheckpoint(files, name=name, config=config, wanted=wanted)
+
+
+class TorchCheckpoint(Checkpoint):
+    """One or more local PyTorch files.
+
+    Attributes:
+        wrapped: whether a trainer wrapped the model: tensors one level down (`state_dict`), or all named `module.`.
+    """
+
+    kind = "bin"
+    wrapped = False
+
+    def __init__(self, files: list[Path], *, name: str, config: dict[str, Any], wanted: dict[str, str] | None = None):
+        """`wanted` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
+        self.name, self.config = name, config
+        self.total_bytes = self.bytes_read = 0
+        self._tensors: dict[str, tuple[Path, Tensor]] = {}
+        self._whole: set[Path] = set()
+        for path in files:
+            if not path.is_file():
+                raise BadFile(f"{path}: this shard is named by the index but missing; fetch the model again")
+            self.total_bytes += path.stat().st_size
+            for key, tensor in self._load(path).items():
+                if key in self._tensors:
+                    raise BadFile(f"{path}: tensor {key!r} also stands in {self._tensors[key][0].name}")
+                self._tensors[key] = (path, tensor.detach())  # a gradient may be asked for in the file
+        for key, shard in (wanted or {}).items():
+            if key not in self._tensors or self._tensors[key][0].name != shard:
+                raise BadFile(f"{name}: the index places {key!r} in {shard}, which does not hold it")
+        self.wrapped |= all(key.startswith("module.") for key in self._tensors)
+        self.tensors = {
+            key: TensorInfo(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
+            for key, (_, tensor) in self._tensors.items()
+        }
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+        import torch
+
+        for name in names:
+            path, tensor = self._tensors[name]
+            if path not in self._whole:
+                self.bytes_read += tensor.nbytes
+            if tensor.is_complex():
+                raise BadFile(f"{path}: {name}: cannot read complex values")
+            # A copy: the values must outlive the file, and the file must not change with them.
+            wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+            yield name, np.array(tensor.to(wide).contiguous().numpy())
+
+    def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
+        import torch
+
+        path, tensor = self._tensors[name]
+        if path not in self._whole:
+            self.bytes_read += tensor.nbytes
+        if tensor.is_complex():
+            raise BadFile(f"{path}: {name}: cannot read complex values")
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        for start in range(0, len(rows), n_rows):
+            yield np.array(rows[start : start + n_rows].to(wide).contiguous().numpy())
+
+    def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        import torch
+
+        path, tensor = self._tensors[name]
+        if tensor.is_complex():
+            raise BadFile(f"{path}: {name}: cannot read complex values")
+        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        picked = tensor.reshape(-1, tensor.shape[-1])[list(rows)]
+        if path not in self._whole:
+            self.bytes_read += picked.nbytes
+        return np.array(picked.to(wide).contiguous().numpy())
+
+    def holds_floats(self, name: str) -> bool:
+        """Whether the values of a tensor are floats."""
+        return self._tensors[name][1].is_floating_point()
+
+    def close(self) -> None:
+        self._tensors.clear()
+
+    def _load(self, path: Path) -> dict[str, "Tensor"]:
+        is_zip = _has_zip_magic(path)
+        if is_zip:
+            self.bytes_read += _check_zip(path)
+        else:
+            _check_old(path)
+        content = _unpickle(path, mmap=is_zip)
+        if not is_zip:
+            self._whole.add(path)
+            self.bytes_read += path.stat().st_size
+            self.notes += (f"{path.name} has the format from before PyTorch 1.6, which can only be loaded whole",)
+        if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+            content = content["state_dict"]
+            self.wrapped = True
+        if not isinstance(content, Mapping):
+            raise BadFile(f"{path}: holds a {type(content).__name__}, not named tensors; save the model's state_dict()")
+        return self._tensors_of(content, path)
+
+    def _tensors_of(self, content: Mapping[Any, Any], path: Path) -> dict[str, "Tensor"]:
+        import torch
+
+        tensors = {key: value for key, value in content.items() if isinstance(value, torch.Tensor)}
+        if not tensors:
+            raise BadFile(f"{path}: holds no named tensors; save the model's state_dict()")
+        if len(tensors) > MAX_TENSORS:
+            raise BadFile(f"{path}: {len(tensors):,} tensors, more than {MAX_TENSORS:,}")
+        ignored = [str(key) for key in content if key not in tensors]
+        if ignored:
+            self.notes += (f"{path.name}: entries that are no tensors were ignored: {', '.join(ignored[:4])}",)
+        for key, tensor in tensors.items():
+            _check_tensor(key, tensor, path)
+        return tensors
+
+
+def _has_zip_magic(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def _check_zip(path: Path) -> int:
+    """Hold every size of the archive's directory against the file; returns the bytes of its pickle."""
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickles = _check_entries(path, archive.infolist(), size)
+            for entry in archive.infolist():
+                if entry.filename.endswith(".pkl"):
+                    scan_pickle(io.BytesIO(archive.read(entry)), str(path), size)
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        struct.error,
+    ) as error:
+        raise BadFile(f"{path}: not a readable PyTorch file ({error}); truncated? fetch it again") from None
+    return pickles
+
+
+def _check_entries(path: Path, entries: list[zipfile.ZipInfo], size: int) -> int:
+    packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise BadFile(f"{path}: entry {packed[0]!r} is compressed, which PyTorch never does; refused")
+    total = sum(entry.file_size for entry in entries)
+    if total > size or len(entries) > MAX_TENSORS:
+        raise BadFile(f"{path}: {len(entries):,} entries claim {total:,} bytes in a file of {size:,}; refused")
+    if len({entry.filename for entry in entries}) < len(entries):
+        raise BadFile(f"{path}: two entries have the same name, which PyTorch never writes; refused")
+    pickles = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
+    if pickles > MAX_PICKLE_BYTES:
+        raise BadFile(f"{path}: its list of tensors claims {pickles:,} bytes; refused")
+    return pickles
+
+
+def _check_old(path: Path) -> None:
+    """The pickles of a file from before PyTorch 1.6: two numbers, the machine, the tensors and their storages' names."""
+    size = path.stat().st_size
+    if not size:
+        raise BadFile(f"{path}: is empty; truncated? fetch it again")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as stream:
+        for _ in range(OLD_PICKLES):
+            scan_pickle(stream, str(path), size)
+
+
+def _unpickle(path: Path, *, mmap: bool) -> Any:
+    torch = need("torch", "models", f"reading {path.name}")
+    try:
+        with warnings.catch_warnings():  # torch warns about its own old storage classes
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"(?:GLOBAL|Unsupported class) +(\S+)", str(error))
+        what = f"asks for {found[1].strip('.,`')[:80]}" if found else "holds something else than tensors"
+        raise BadFile(f"{path}: {what}; refused, and nothing in it was executed; {SAFE}") from None
+    except MemoryError:
+        raise BadFile(f"{path}: claims more memory than this machine has; truncated or hostile") from None
+    except Exception as error:
+        # torch lets whatever goes wrong in a malformed stream through: IndexError, KeyError, struct.error, ...
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else "malformed"
+        raise BadFile(
+            f"{path}: cannot be loaded ({type(error).__name__}: {reason}); truncated? fetch it again"
+        ) from None
+
+
+def _check_tensor(key: Any, tensor: "Tensor", path: Path) -> None:
+    """Refuse what cannot be plain weights: other layouts, and tensors that claim more values than are stored."""
+    import torch
+
+    where = f"{path}: tensor {str(key)!r}"
+    if not isinstance(key, str):
+        raise BadFile(f"{path}: a tensor is stored under {key!r:.40}, which is no name; save the model's state_dict()")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise BadFile(f"{where} is stored as {tensor.layout} on {tensor.device}, not as plain values; {SAFE}")
+    # A stride of zero lets a file of one number claim terabytes, which a copy would then allocate.
+    stored = tensor.untyped_storage().nbytes()
+    if tensor.ndim > MAX_RANK or tensor.nbytes > stored:
+        raise BadFile(f"{where} claims {list(tensor.shape)[: MAX_RANK + 1]} but stores {stored:,} bytes; refused")

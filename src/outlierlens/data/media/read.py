@@ -1,0 +1,275 @@
+"""Read pictures or recordings, with or without labels, from the layouts people keep them in.
+
+    read_items("image", "photos/")              # photos/cat/1.png, photos/dog/7.png: a sub-folder is a class
+    read_items("image", "test.parquet")         # columns image (bytes, or a path beside the table) and label
+    read_items("image", "cifar.npz")            # images uint8 [item, height, width, channel], labels, label_names
+    read_items("audio", "clips.npz")            # audio [item, sample], sampling_rate, lengths, labels, label_names
+
+Of a folder the classes take turns, so that the first items hold all of them; of everything else the order is its own.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlierlens.data.labelled.examples import numbered_labels
+from outlierlens.data.labelled.table import plain_task
+from outlierlens.data.media.arrays import arrays_in, names_in
+from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, Kind, LabelledItems, Part
+from outlierlens.data.tables import ENDINGS, Table, open_table
+from outlierlens.data.texts import TEXT_COLUMNS
+from outlierlens.errors import BadInput, OutlierlensError
+
+FILES: dict[Kind, tuple[str, ...]] = {
+    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    "audio": (".wav", ".flac", ".ogg", ".mp3"),
+}
+ARRAYS: dict[Kind, str] = {"image": "images", "audio": "audio"}
+PACKED = (".npz", ".npy")
+COLUMNS: dict[Kind, tuple[str, ...]] = {"image": ("image", "img"), "audio": ("audio",)}
+PATHS = ("file", "path", "file_name", "filename")
+TASKS: dict[str, Kind] = {"image-classification": "image", "audio-classification": "audio"}
+MAX_ITEMS = 1_000_000
+CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class ItemOptions:
+    """How items are read.
+
+    Attributes:
+        labelled: whether every item must have a label. label: column of it. column: column of the items themselves.
+        limit: first items only. max_seconds: of a recording. split: of a hub data set.
+        labels: names of the classes, where the data has numbers.
+        metric: the metric that counts; None is accuracy.
+    """
+
+    labelled: bool = True
+    label: str = "label"
+    column: str | None = None
+    limit: int | None = None
+    max_seconds: float = MAX_SECONDS
+    split: str = "test"
+    labels: tuple[str, ...] = ()
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise BadInput(f"limit is {self.limit}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Items before their labels are understood.
+
+    Attributes:
+        raw: their labels as found, or None. names: of numbers, where the data says them.
+        classes: all that `raw` can be, where that is known: folders.
+    """
+
+    parts: list[Part]
+    raw: list[Any] | None
+    names: tuple[str, ...] | None = None
+    classes: tuple[str, ...] = ()
+
+
+def read_items(kind: Kind, data: str | Path, options: ItemOptions | None = None, *, offline: bool = False) -> Items:
+    """The pictures or recordings of `data`, `LabelledItems` where `options.labelled`; none is decoded yet.
+
+    Raises:
+        BadInput: nothing of that kind is there, a column or label is missing, or a path leads out of the table's folder.
+        BadFile: arrays that are damaged. Offline: a hub id while offline.
+    """
+    options = options or ItemOptions()
+    path = Path(data)
+    if path.is_dir():
+        found = _from_folder(kind, path, options)
+    elif path.is_file() and path.suffix.lower() in PACKED:
+        found = _from_arrays(kind, path, options)
+    elif path.is_file() and path.suffix.lower() in FILES[kind]:
+        found = _Found([Part(str(path), path.resolve())], None)
+    elif path.is_file() and path.suffix.lower() not in ENDINGS:
+        raise BadInput(
+            f"{path}: unknown ending {path.suffix!r}; give a folder, {', '.join((*PACKED, *ENDINGS))} or one of "
+            f"{', '.join(FILES[kind])}"
+        )
+    elif not path.exists() and "/" not in str(data) and ":" not in str(data):
+        raise BadInput(
+            f"{data}: no such folder or file, and no hub id (owner/name:config:split); {PLURAL[kind]} are read from a folder "
+            f"with one sub-folder a class, {', '.join((*PACKED, *ENDINGS))} or one of {', '.join(FILES[kind])}"
+        )
+    else:
+        found = _from_table(kind, open_table(data, offline=offline, split=options.split), path, options)
+    n = options.limit or len(found.parts)
+    if not found.parts:
+        raise BadInput(f"{data}: holds no {PLURAL[kind]}; files end in {', '.join(FILES[kind])}")
+    if len(found.parts) > MAX_ITEMS and n > MAX_ITEMS:
+        raise BadInput(f"{data}: more than {MAX_ITEMS:,} {PLURAL[kind]}; say with a limit how many to read")
+    parts = tuple(found.parts[:n])
+    if not options.labelled:
+        return Items(str(data), kind, parts, options.max_seconds)
+    if found.raw is None:
+        raise BadInput(
+            f"{data}: its {PLURAL[kind]} have no labels; give a folder with one sub-folder a class, a table with a column "
+            f"{options.label!r}, or an .npz with `labels`"
+        )
+    task = plain_task("classify", "", options.label, metric=options.metric)
+    task = replace(task, name=next(name for name, one in TASKS.items() if one == kind))
+    if found.classes:
+        names, labels = found.classes, tuple(found.classes.index(name) for name in found.raw[:n])
+    else:
+        raw = [(value, row) for row, value in enumerate(found.raw[:n], 1)]
+        names, labels = numbered_labels(task, str(data), raw, (found.names, options.labels))
+    return LabelledItems(str(data), kind, parts, options.max_seconds, task=task.labelled(names), labels=labels)
+
+
+def kind_of(data: str | Path) -> Kind | None:
+    """Whether a path holds pictures or recordings, by endings and names alone; None for what may be text."""
+    path = Path(data)
+    if path.is_dir():
+        endings = {file.suffix.lower() for file in itertools.islice(path.glob("*"), 1000) if file.is_file()}
+        for folder in _subfolders(path):
+            endings |= {file.suffix.lower() for file in itertools.islice(folder.iterdir(), 100)}
+        return next((kind for kind, files in FILES.items() if endings & set(files)), None)
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        return None
+    if suffix == ".npz":
+        names = names_in(path)
+        return next((kind for kind, array in ARRAYS.items() if array in names), "image")
+    if suffix == ".npy":
+        return "image"
+    if suffix in ENDINGS:
+        try:
+            columns = open_table(path).names
+        except OutlierlensError:
+            return None  # whoever reads it says what is wrong
+        if set(TEXT_COLUMNS) & set(columns):
+            return None
+        return next((kind for kind, wanted in COLUMNS.items() if set(wanted) & set(columns)), None)
+    return next((kind for kind, files in FILES.items() if suffix in files), None)
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+
+
+def _files_in(kind: Kind, folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix.lower() in FILES[kind])
+
+
+def _from_folder(kind: Kind, path: Path, options: ItemOptions) -> _Found:
+    """One sub-folder a class, taking turns; or, without labels, files that lie in the folder itself."""
+    classes = {folder.name: _files_in(kind, folder) for folder in _subfolders(path)}
+    classes = {name: files for name, files in classes.items() if files}
+    if not classes:
+        return _Found([Part(str(file), file.resolve()) for file in _files_in(kind, path)], None)
+    loose = _files_in(kind, path)
+    if loose and options.labelled:
+        raise BadInput(
+            f"{path}: {len(loose)} {PLURAL[kind]} ({loose[0].name}, …) lie beside the folders of the classes; move them "
+            f"into one"
+        )
+    turns = itertools.zip_longest(*([(name, file) for file in files] for name, files in classes.items()))
+    pairs = [one for turn in turns for one in turn if one is not None]
+    pairs += [("", file) for file in loose]
+    return _Found(
+        [Part(str(file), file.resolve()) for _, file in pairs], [name for name, _ in pairs], classes=tuple(classes)
+    )
+
+
+def _from_arrays(kind: Kind, path: Path, options: ItemOptions) -> _Found:
+    arrays = arrays_in(path)
+    name = ARRAYS[kind] if path.suffix.lower() == ".npz" else ""
+    if name not in arrays:
+        raise BadInput(f"{path}: no array {name!r}; it has {', '.join(arrays) or 'none'}")
+    items = arrays[name]
+    parts = _pictures(path, items) if kind == "image" else _recordings(path, items, arrays)
+    labels = arrays.get("labels")
+    beside = path.with_name("labels.npy")
+    if not name and options.labelled and beside.is_file():
+        labels = arrays_in(beside)[""]
+    if labels is None:
+        return _Found(parts, None)
+    if labels.shape != (len(parts),):
+        raise BadInput(
+            f"{path}: labels are {list(labels.shape)}, and there are {len(parts)} {PLURAL[kind]}; give one each"
+        )
+    names = arrays.get("label_names")
+    return _Found(parts, labels.tolist(), None if names is None else tuple(str(one) for one in names.tolist()))
+
+
+def _pictures(path: Path, items: np.ndarray) -> list[Part]:
+    shape = list(items.shape)
+    if items.dtype != np.uint8 or items.ndim not in (3, 4) or 0 in shape:
+        raise BadInput(
+            f"{path}: images are {items.dtype} {shape}; need uint8 [item, height, width, channel], values 0 to 255"
+        )
+    if items.ndim == 3:
+        items = items[..., None]
+    elif items.shape[-1] not in CHANNELS:
+        if items.shape[1] not in CHANNELS:
+            raise BadInput(f"{path}: images are {shape}; no axis holds 1, 3 or 4 channels")
+        items = np.moveaxis(items, 1, -1)
+    return [Part(f"{path}[{number}]", array=one) for number, one in enumerate(items)]
+
+
+def _recordings(path: Path, items: np.ndarray, arrays: dict[str, np.ndarray]) -> list[Part]:
+    rate = arrays.get("sampling_rate")
+    if rate is None or rate.size != 1 or not float(rate.reshape(())).is_integer():
+        raise BadInput(
+            f"{path}: no sampling_rate, one whole number of samples a second; save it with the recordings "
+            f"(np.savez(…, sampling_rate=16000)), in an .npz"
+        )
+    if items.ndim != 2 or 0 in items.shape:
+        raise BadInput(f"{path}: audio is {list(items.shape)}; need [item, sample], shorter ones with `lengths`")
+    lengths = arrays.get("lengths", np.full(len(items), items.shape[1]))
+    fitting = lengths.shape == (len(items),) and lengths.dtype.kind in "iu"
+    if not fitting or lengths.min() < 1 or lengths.max() > items.shape[1]:
+        raise BadInput(f"{path}: lengths must be {len(items)} whole numbers from 1 to {items.shape[1]:,}")
+    return [
+        Part(f"{path}[{number}]", array=one[:length], rate=int(rate.reshape(())))
+        for number, (one, length) in enumerate(zip(items, lengths.tolist(), strict=True))
+    ]
+
+
+def _from_table(kind: Kind, table: Table, path: Path, options: ItemOptions) -> _Found:
+    column = options.column or next((name for name in (*COLUMNS[kind], *PATHS) if name in table.names), None)
+    if column is None:
+        raise BadInput(
+            f"{table.source}: which column holds the {PLURAL[kind]}? --text-column must be one of {table.listed}"
+        )
+    columns = (column, options.label) if options.labelled else (column,)
+    folder = path.resolve().parent if path.is_file() else None
+    parts, raw = [], []
+    for number, (value, *label) in enumerate(itertools.islice(table.rows(columns), options.limit or MAX_ITEMS + 1), 1):
+        parts.append(_part(kind, value, f"{table.source}, row {number}", folder))
+        raw += label
+    return _Found(parts, raw if options.labelled else None, table.classes.get(options.label))
+
+
+def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
+    """The item in one cell: bytes, the path of a file beside the table, or the hub's {bytes, path} of either."""
+    if isinstance(value, dict):
+        if value.get("bytes") is not None:
+            value = value["bytes"]
+        elif kind == "audio" and value.get("array") is not None:
+            return Part(name, array=np.asarray(value["array"], dtype=np.float32), rate=int(value["sampling_rate"]))
+        else:
+            value = value.get("path")
+    if isinstance(value, bytes):
+        return Part(name, data=value)
+    if not isinstance(value, str) or not value.strip():
+        shown = f"a {type(value).__name__}" if value is not None else "nothing"
+        raise BadInput(f"{name}: {shown} where the {kind} should be; need a path or the bytes of a file")
+    if folder is None:
+        raise BadInput(f"{name}: a path ({value!r}) in a data set that is no local file; it must hold the bytes")
+    file = (folder / value).resolve()
+    if not file.is_relative_to(folder):
+        raise BadInput(f"{name}: {value!r} leads out of {folder}; keep the files beside the table")
+    if not file.is_file():
+        raise BadInput(f"{name}: no such file: {value!r} beside the table")
+    return Part(f"{name} ({value})", file)

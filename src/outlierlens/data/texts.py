@@ -1,0 +1,243 @@
+"""Texts from a file or a hub id, and batches of their tokens.
+
+    texts = read_texts("passages.txt", limit=100)
+    for batch in batches(tokenizer, texts, max_length=128, batch_size=16): ...
+
+A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split". Lines end at
+"\\n" or "\\r\\n" and nowhere else: a text may hold U+2028, U+0085 and their kind. Quotes mean something in .csv alone.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outlierlens.data.tables import Table, file_lines, lines, open_table, refuse_pipes
+from outlierlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+TEXT_COLUMNS = ("text", "sentence", "sentence1", "premise", "question")
+EXCERPT = "excerpt"
+REVIEWS = "reviews"
+SHIPPED = (EXCERPT, REVIEWS)
+NO_LIMIT = 1 << 30  # tokens of a row, of what is never cut
+
+
+class Data(Protocol):
+    """What a model is measured on: `Texts`, `Examples`, or pictures and recordings (`media.Items`).
+
+    Attributes:
+        source: where it came from, as given. digest: SHA-256 over all of it, in order.
+        plural: what tables call it: "texts".
+        passage: a text to fill in, "" where there is none.
+    """
+
+    @property
+    def source(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def plural(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def passage(self) -> str:
+        """See above."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def first(self, n: int) -> "Data":
+        """The first `n` (or all)."""
+        ...
+
+    def some(self, numbers: Sequence[int]) -> "Data":
+        """Those with these numbers, in this order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts with where they came from: `source` as given, `digest` a SHA-256 over the texts in order."""
+
+    source: str
+    texts: tuple[str, ...]
+    column: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the texts."""
+        digest = hashlib.sha256()
+        for text in self.texts:
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def first(self, n: int) -> "Texts":
+        """The first `n` texts (or all)."""
+        return replace(self, texts=self.texts[:n])
+
+    def some(self, numbers: Sequence[int]) -> "Texts":
+        """The texts with these numbers, in this order."""
+        return replace(self, texts=tuple(self.texts[number] for number in numbers))
+
+    @property
+    def plural(self) -> str:
+        """What tables call them."""
+        return "texts"
+
+    @property
+    def passage(self) -> str:
+        """The first text that is long enough to be filled in, or the first."""
+        return next((text for text in self.texts if len(text.split()) > 40), self.texts[0])
+
+    def tokenised(self, tokenizer: Any, max_length: int) -> Any:
+        """What the tokenizer makes of them, by name one list a text, cut at `max_length` tokens."""
+        return tokenizer(list(self.texts), truncation=True, max_length=max_length)
+
+
+def read_texts(
+    data: str | Path, *, column: str | None = None, limit: int | None = None, offline: bool = False
+) -> Texts:
+    """Non-empty texts of `data`, at most `limit`, in file order; "excerpt" and "reviews" are shipped with the package.
+
+    Raises:
+        BadInput: no such file or data set, unknown ending, missing column (the message lists the columns), a row that
+            cannot be read, or no text at all.
+        Offline: a hub id while offline.
+    """
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit is {limit}; it must be at least 1")
+    found, used = _found(str(data), column, offline)
+    texts = tuple(itertools.islice(_non_empty(found), limit))
+    if not texts:
+        raise BadInput(f"{data}: holds no non-empty text" + (f" in column {used!r}" if used else ""))
+    return Texts(str(data), texts, used)
+
+
+def stream_texts(data: str | Path, *, column: str | None = None, offline: bool = False) -> Iterator[str]:
+    """The texts that `read_texts` gives, one after another, never held in memory.
+
+    Raises:
+        BadInput, Offline: as `read_texts`, except that no text at all is no error.
+    """
+    return _non_empty(_found(str(data), column, offline)[0])
+
+
+def _found(source: str, column: str | None, offline: bool) -> tuple[Iterator[Any], str]:
+    """(values of the text column, its name) of `source`."""
+    path = Path(source)
+    if source in SHIPPED:
+        return lines(resources.files("outlierlens").joinpath("data_files", f"{source}.txt").read_text("utf-8")), ""
+    if path.suffix.lower() == ".txt" or (path.suffix == "" and path.is_file()):
+        if not path.is_file():
+            refuse_pipes(path)
+            raise BadInput(f"{source}: no such data file")
+        return file_lines(path), ""
+    table = open_table(source, offline=offline)
+    if not table.names:
+        return iter(()), ""
+    used = _column(column, table)
+    return (value for (value,) in table.rows((used,))), used
+
+
+def _non_empty(found: Iterator[Any]) -> Iterator[str]:
+    return (text.strip() for text in found if isinstance(text, str) and text.strip())
+
+
+def _column(asked: str | None, table: Table) -> str:
+    if asked is not None:
+        return asked  # the table says so where it has no such column
+    for name in TEXT_COLUMNS:
+        if name in table.names:
+            return name
+    raise BadInput(f"{table.source}: which column holds the text? --text-column must be one of {table.listed}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tokens of some texts, on one device.
+
+    Attributes:
+        inputs: keyword arguments of the model: input_ids and attention_mask [batch, token], and what else it takes.
+        valid: bool [batch, token], false for padding.
+        special: bool [batch, token], true for the tokenizer's special tokens ([CLS], <s>, …), padding not counted.
+        texts: index of each row's text.
+    """
+
+    inputs: dict[str, "Tensor"]
+    valid: "Tensor"
+    special: "Tensor"
+    texts: tuple[int, ...]
+
+
+def batches(
+    tokenizer: Any,
+    texts: Texts | Sequence[str],
+    *,
+    max_length: int,
+    batch_size: int,
+    device: Any = "cpu",
+    sort: bool = True,
+) -> Iterator[Batch]:
+    """Tokenise `texts` (cut at `max_length` tokens) and yield padded batches, longest texts first unless `sort` is off.
+
+    Sorting by length keeps padding near zero; the longest first means that memory runs out at once or never.
+    """
+    if tokenizer is None:
+        raise BadInput("this model has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
+    if max_length < 2 or batch_size < 1:
+        raise BadInput(f"max_length is {max_length} and batch_size {batch_size}; need at least 2 and 1")
+    texts = texts if isinstance(texts, Texts) else Texts("", tuple(texts))
+    encoded = texts.tokenised(tokenizer, max_length)
+    ids = encoded["input_ids"]
+    order = sorted(range(len(ids)), key=lambda i: -len(ids[i])) if sort else list(range(len(ids)))
+    order = [i for i in order if ids[i]]  # a text of no token has no state
+    for start in range(0, len(order), batch_size):
+        rows = tuple(order[start : start + batch_size])
+        yield collate(tokenizer, {key: [encoded[key][i] for i in rows] for key in encoded}, rows, device)
+
+
+def decoder_side(batch: Batch, config: Mapping[str, Any]) -> tuple["Tensor", "Tensor"]:
+    """(token ids, special tokens) [batch, token] that feed the decoder of an encoder-decoder model: the text shifted by one.
+
+    Each row begins with the decoder's start token, which counts as special; `batch.valid` holds for both sides.
+    """
+    start = config.get("decoder_start_token_id")
+    if start is None:
+        raise BadInput("the config has no decoder_start_token_id, so the decoder cannot be fed; set it")
+    first = batch.valid & (batch.valid.long().cumsum(1) == 1)
+    ids = batch.inputs["input_ids"].roll(1, 1).masked_fill(first, start)
+    return ids, (batch.special.roll(1, 1) | first) & batch.valid
+
+
+def collate(tokenizer: Any, encoded: dict[str, list[list[int]]], rows: tuple[int, ...], device: Any) -> Batch:
+    """Pad rows of token ids on the right into one `Batch`.
+
+    Always on the right, whatever the tokenizer prefers: models with learned positions number them from the left, and
+    left padding would shift every token to positions it never has alone.
+    """
+    import torch
+
+    from outlierlens.data.token_texts import special_ids  # brings numpy, which --help does not need
+
+    padded = tokenizer.pad(encoded, return_tensors="pt", padding_side="right")
+    valid = padded["attention_mask"].bool()
+    special = torch.isin(padded["input_ids"], torch.tensor(sorted(special_ids(tokenizer)))) & valid
+    inputs = {key: value.to(device) for key, value in padded.items()}
+    return Batch(inputs, valid.to(device), special.to(device), rows)

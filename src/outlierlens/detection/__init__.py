@@ -1,0 +1,1 @@
+"""Which dimensions: rules, scan, observe."""

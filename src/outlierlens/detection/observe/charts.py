@@ -1,0 +1,279 @@
+"""Pictures of hidden states, layer by layer.
+
+average_vectors(stack, named)                # mean of each named dimension against all others
+largest_values(stack, named)                 # max |h| by layer, with its token
+extreme_shares(stack, named)                 # Luo et al.: share of tokens whose smallest / largest entry it is
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from outlierlens.detection.observe.result import StackObservation
+from outlierlens.view.charts import draw
+from outlierlens.view.charts.base import (
+    PLAIN_NUMBER,
+    Chart,
+    Looks,
+    Spec,
+    chart,
+    drawable,
+    field,
+    label,
+    log_ticks,
+    looks,
+    place,
+    round_to,
+    symmetric,
+    visible,
+)
+from outlierlens.view.charts.dim_names import names_at_ends
+from outlierlens.view.charts.palette import BAND, MUTED
+from outlierlens.view.words import number
+
+
+def average_vectors(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
+    """Mean of each named dimension by layer, over a band that holds all other dimensions."""
+    statistics = stack.view("all")
+    dims, mean = np.array(stack.dims), drawable(statistics.mean)  # [layer, column]
+    shown = looks(named, dims)
+    others = mean[:, ~np.isin(dims, list(shown))]
+    band = [
+        {"layer": layer, "row": i, "low": round_to(row.min()), "high": round_to(row.max())}
+        | {"p5": round_to(np.percentile(row, 5)), "p95": round_to(np.percentile(row, 95))}
+        for i, (layer, row) in enumerate(zip(stack.layers, others, strict=True))
+        if row.size
+    ]
+    std, largest = drawable(statistics.std), drawable(statistics.abs_max)
+    marks = [
+        {"layer": layer, "name": label(dim), "v": round_to(mean[i, c]), "std": round_to(std[i, c])}
+        | {"max": round_to(largest[i, c])}
+        for dim in shown
+        for c in np.flatnonzero(dims == dim).tolist()
+        for i, layer in enumerate(stack.layers)
+    ]
+    values = np.array([v for row in band for v in (row["low"], row["high"])] + [m["v"] for m in marks], dtype=float)
+    scale = symmetric(values)
+    x = draw.layer_axis(stack.layers)
+    y = scale.encoding("v", "mean over tokens")
+    layers: list[Spec] = [
+        draw.area(band, x=x, **draw.between(low, high, y=y), color=BAND, opacity=opacity, line=False)
+        for low, high, opacity in (("low", "high", 0.55), ("p5", "p95", 1.0))
+    ]
+    tooltip = draw.columns(layer="layer:O", name="dimension:N", v="mean", std="standard deviation", max="largest |h|")
+    span = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    layers += dim_lines(marks, shown, x, y, tooltip, names_at_ends(marks, shown, x, y, span=span))
+    farthest = [dim for dim in shown if _outside(mean, dims, dim, others) * 2 >= len(stack.layers)]
+    reading = "The grey band holds the averages of all dimensions that are not named (dark: 5 to 95 %). "
+    reading += (
+        f"Outside the whole band in at least half of the layers: {', '.join(map(str, farthest))}."
+        if farthest
+        else "No named dimension lies outside the whole band in half of the layers."
+    )
+    return chart(
+        name=f"{prefix}average-vectors",
+        title="Average vector, layer by layer",
+        reading=reading,
+        layers=layers,
+        height=300,
+        columns=("layer", *(label(dim) for dim in shown), "others, lowest", "others, highest"),
+        rows=(
+            [layer, *(round_to(mean[i, dims == dim][0]) for dim in shown)]
+            + ([round_to(others[i].min()), round_to(others[i].max())] if others.size else [None, None])
+            for i, layer in enumerate(stack.layers)
+        ),
+    )
+
+
+def _outside(mean: np.ndarray, dims: np.ndarray, dim: int, others: np.ndarray) -> int:
+    if not others.size:
+        return 0
+    values = mean[:, dims == dim][:, 0]
+    return int(((values < others.min(axis=1)) | (values > others.max(axis=1))).sum())
+
+
+def dim_lines(marks: list, shown: Looks, x: Spec, y: Spec, tooltip: list[Spec], ends: list[Spec]) -> list[Spec]:
+    """A line and marks for every named dimension, in its colour and shape, or in ink with its number at the end (`ends`)."""
+    if not shown:
+        return []
+    return [
+        draw.line(marks, x=x, y=y, color=draw.dim_colour(shown), strokeWidth=1.6),
+        draw.points(marks, x=x, y=y, **draw.dim_look(shown), tooltip=tooltip, size=55),
+        *ends,
+    ]
+
+
+def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
+    """Largest |h| by layer of the named dimensions and of any other, with token; median |h| below."""
+    statistics = stack.view("all")
+    dims, largest = np.array(stack.dims), drawable(statistics.abs_max)
+    shown = looks(named, dims)
+    rest = np.where(np.isin(dims, list(shown))[None], 0.0, largest)
+    median = drawable(statistics.median_abs)
+
+    def at(i: int, column: int) -> Spec:
+        token = visible(statistics.abs_max_token[i][column])
+        where = {
+            "position": int(statistics.abs_max_position[i, column]),
+            "text": int(statistics.abs_max_text[i, column]),
+        }
+        value = {"v": round_to(largest[i, column]), "median": round_to(median[i])}
+        return {"layer": stack.layers[i], "dim": int(dims[column]), "token": token} | value | where
+
+    marks = [
+        at(i, c) | {"name": label(dim)}
+        for dim in shown
+        for c in np.flatnonzero(dims == dim).tolist()
+        for i in range(len(stack.layers))
+        if largest[i, c] > 0
+    ]
+    others = [at(i, int(row.argmax())) for i, row in enumerate(rest) if row.max() > 0]
+    medians = [
+        {"layer": layer, "v": round_to(m)} for layer, m in zip(stack.layers, median.tolist(), strict=True) if m > 0
+    ]
+    x = draw.layer_axis(stack.layers)
+    everything = np.array([r["v"] for r in marks + others + medians] or [1.0], dtype=float)
+    span = float(everything.min()), float(everything.max())
+    axis = {"values": log_ticks(*span), "labelExpr": PLAIN_NUMBER}
+    y = field("v", "|h| (log scale)", scale={"type": "log", "nice": False, "padding": 8}, axis=axis)
+    what = draw.columns(
+        layer="layer:O", dim="dimension", v="largest |h|", token="token:N", position="position", text="text",
+        median="median |h| of the layer",
+    )  # fmt: skip
+    layers: list[Spec] = [
+        *_plain_line(medians, x, y, draw.columns(layer="layer:O", v="median |h|"), dash=[2, 3]),
+        *_plain_line(others, x, y, what, dash=[6, 3]),
+        *dim_lines(marks, shown, x, y, what, names_at_ends(marks, shown, x, y, span=span)),
+        *_end_labels((("largest of the others", others), ("median of all", medians)), x, y),
+    ]
+    peak = max(marks + others, key=lambda r: r["v"], default=None)
+    reading = (
+        "Lines: the largest |h| in each layer; dashes: the largest of all other dimensions; dots: the median |h|. "
+    )
+    if peak is not None:
+        i = stack.layers.index(peak["layer"])
+        ratio = f", {number(peak['v'] / median[i])} × the layer's median" if median[i] > 0 else ""
+        reading += (
+            f"The peak is {number(peak['v'])} in dimension {peak['dim']} after {place(peak['layer'])}, "
+            f"at the token “{peak['token']}”, position {peak['position']}{ratio}."
+        )
+    return chart(
+        name=f"{prefix}largest-values",
+        title="Largest hidden value, layer by layer",
+        reading=reading,
+        layers=layers,
+        height=300,
+        **what.table(sorted(marks + others, key=lambda row: -row["v"])),
+    )
+
+
+def _plain_line(rows: list, x: Spec, y: Spec, tooltip: list[Spec], *, dash: list[int]) -> list[Spec]:
+    encoding: Spec = {"x": x, "y": y}
+    return [
+        draw.line(rows, **encoding, color=MUTED, strokeDash=dash, strokeWidth=1.4),
+        draw.circle(rows, **encoding, tooltip=tooltip, color=MUTED, size=40, opacity=0.01),
+    ]
+
+
+def _end_labels(named_rows: tuple[tuple[str, list], ...], x: Spec, y: Spec) -> list[Spec]:
+    return [
+        draw.text([rows[len(rows) // 2] | {"says": text}], "says", x=x, y=y, dy=-9, color=MUTED, fontSize=12)
+        for text, rows in named_rows
+        if rows
+    ]
+
+
+def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
+    """Share of token vectors whose smallest or largest entry a dimension is (Luo et al. 2021, section 2), by layer."""
+    statistics = stack.view("all")
+    dims = np.array(stack.dims)
+    shares = {"smallest entry": drawable(statistics.argmin_share), "largest entry": drawable(statistics.argmax_share)}
+    shown = looks(named, dims)
+    rows: list[Spec] = [
+        {"layer": layer, "name": label(dim), "share": round_to(values[i, c]), "end": end}
+        for end, values in shares.items()
+        for dim in shown
+        for c in np.flatnonzero(dims == dim).tolist()
+        if values[:, c].max() >= 0.01
+        for i, layer in enumerate(stack.layers)
+    ]
+    rest = {end: np.where(np.isin(dims, list(shown))[None], 0.0, values) for end, values in shares.items()}
+    others = [
+        {"layer": layer, "share": round_to(max(r[i].max() for r in rest.values()))}
+        for i, layer in enumerate(stack.layers)
+    ]
+    x = draw.layer_axis(stack.layers)
+    y = field("share", "share of token vectors", scale={"domain": [0, 1]}, axis={"format": "%", "tickCount": 5})
+    tooltip = draw.columns(
+        layer="layer:O", name="dimension:N", end="is the:N", share=field("share", "of token vectors", format=".1%")
+    )
+    # The sentence below the picture says which is which, in less room than a legend.
+    dash = draw.by("end", {"smallest entry": [5, 3], "largest entry": [1, 0]}) | {"legend": None}
+    layers = _plain_line(others, x, y, [tooltip[0], field("share", "most of any other", format=".1%")], dash=[2, 3])
+    drawn = {dim: place for dim, place in shown.items() if any(row["name"] == label(dim) for row in rows)}
+    lines = dim_lines(rows, drawn, x, y, tooltip, names_at_ends(rows, drawn, x, y, by=("end",)))
+    if lines:
+        lines[0]["encoding"]["strokeDash"] = dash
+        lines[1]["encoding"]["detail"] = draw.nominal("end")
+    best = max(rows, key=lambda r: r["share"], default=None)
+    reading = "How often a dimension is the smallest (dashed) or largest (solid) entry of a token's vector; "
+    reading += "dotted: the most frequent of all other dimensions. "
+    if best is None:
+        reading += "No named dimension is an extreme of 1 % of the token vectors in any layer."
+    else:
+        reading += f"At most: {best['name'].removeprefix('dim ')} is the {best['end']} of {best['share']:.1%} "
+        reading += f"of the token vectors after {place(best['layer'])}."
+    pooled = stack.pooled_shares()
+    reading += _pooled_sentence(pooled, dims, shown)
+    without = stack.views.get("without_special")
+    alone = {} if without is None else {"smallest entry": without.argmin_share, "largest entry": without.argmax_share}
+    return chart(
+        name=f"{prefix}extreme-shares",
+        title="Which dimension is the smallest or largest entry",
+        reading=reading,
+        layers=layers + lines,
+        height=260,
+        columns=("layer", "dimension", "entry", "share of tokens", "share without special tokens"),
+        rows=(
+            [
+                ["all blocks", label(dim), end, round_to(values[c]), _pooled_alone(stack, end, c)]
+                for end, values in pooled.items()
+                for dim in shown
+                for c in np.flatnonzero(dims == dim).tolist()
+            ]
+            + [
+                [r["layer"], r["name"], r["end"], r["share"], _alone(alone, r, stack)]
+                for r in sorted(rows, key=lambda r: -r["share"])
+            ]
+        ),
+    )
+
+
+def _pooled_sentence(pooled: dict[str, np.ndarray], dims: np.ndarray, shown: Looks) -> str:
+    """What the paper counts: all blocks' vectors in one, without the embeddings'; beside the most of any other dimension."""
+    said = []
+    for end, values in pooled.items():
+        mine = [
+            (float(values[c]), dim) for dim in shown for c in np.flatnonzero(dims == dim).tolist() if values[c] >= 0.01
+        ]
+        others = np.where(np.isin(dims, list(shown)), -1.0, np.nan_to_num(values, nan=-1.0))
+        other = (
+            f"most of any other: {others.max():.1%}, {dims[others.argmax()]}" if others.max(initial=-1.0) >= 0 else ""
+        )
+        if mine:
+            listed = ", ".join(f"{dim} of {share:.1%}" for share, dim in sorted(mine, reverse=True))
+            said.append(f"the {end}: {listed}" + (f" ({other})" if other else ""))
+    return f" All blocks pooled, embeddings excluded, {'; '.join(said)}." if said else ""
+
+
+def _pooled_alone(stack: StackObservation, end: str, column: int) -> float | None:
+    if "without_special" not in stack.views:
+        return None
+    return round_to(float(stack.pooled_shares("without_special")[end][column]))
+
+
+def _alone(alone: dict[str, np.ndarray], row: Spec, stack: StackObservation) -> float | None:
+    if not alone:
+        return None
+    column = stack.dims.index(int(row["name"].removeprefix("dim ")))
+    return round_to(float(alone[row["end"]][stack.layers.index(row["layer"]), column]))

@@ -1,0 +1,268 @@
+"""Activation statistics of every layer and dimension in one streaming pass.
+
+    found = observe(load_model("smollm2-135m"), read_texts("excerpt"))
+    found.stacks[0].view("without_special").argmin_share          # [layer, column]
+    found.stacks[0].outliers                                      # what luo, massive and llm.int8 find
+
+Texts are padded on the right whatever the tokenizer does, because absolute positions would shift otherwise; padding is
+never counted. Special and ordinary tokens are counted apart, and "all" is both merged. Encoder-decoders read each text
+twice: the encoder as it is, the decoder shifted by one behind its start token.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.architectures import BoundStack, Param, live_parameters
+from outlierlens.data.texts import Batch, Data
+from outlierlens.detection.histogram import BIN_BYTES, BINS
+from outlierlens.detection.observe.options import Asked, ObserveOptions
+from outlierlens.detection.observe.result import Observation, Passage, StackObservation
+from outlierlens.detection.rules import zscore
+from outlierlens.detection.running_statistics import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
+from outlierlens.detection.scan.measure import combine, per_dim, scaled
+from outlierlens.detection.summary import summarise
+from outlierlens.errors import BadInput, need
+from outlierlens.models.forward import check_padding
+from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.passes import Reading, TextReading, reading_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outlierlens.session import Session
+
+PASSAGE_DIMS = 1024
+
+
+def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = None, command: str = "") -> Observation:
+    """Statistics of every layer and dimension over `texts`, with special tokens and without.
+
+    `texts` may be pictures or recordings (`media.Items`): a token is then a patch, or a frame of sound.
+
+    Raises:
+        BadInput: the model reads no such data or has no tokenizer (or processor), a state is NaN or infinite, or the
+            limits are too small.
+    """
+    options = options or ObserveOptions()
+    observer = Observer(loaded, options, reading_of(loaded, texts, options.max_length))
+    for batch in observer.batches(texts):
+        observer.consume(batch)
+    stacks = observer.finish()
+    return Observation(
+        provenance=loaded.provenance(command=command),
+        data=texts.source,
+        data_digest=texts.digest,
+        n_texts=len(texts),
+        n_tokens=observer.n_tokens,
+        n_special=observer.n_special,
+        max_length=observer.max_length,
+        n_sigma=options.n_sigma,
+        stacks=stacks,
+        passages=observer.passages((options.passage,) if options.passage else texts.first(1))
+        if options.passage_tokens
+        else (),
+        notes=(*loaded.notes, *observer.reading.notes),
+        inputs=observer.reading.inputs,
+    )
+
+
+def run(session: "Session", asked: Asked) -> Observation:
+    """What the command finds; it shows the numbers of all tokens, or of those that are not special."""
+    reading, table = session.task_reading, asked.parquet
+    if table is not None:
+        if table.exists() and not session.output.overwrite:
+            raise BadInput(f"{table} exists; give another name or --overwrite")
+        need("pyarrow", "models", "--parquet")  # before the work, not after it
+    length = reading.options(max_length=asked.max_length).max_length
+    texts = reading.read(offline=session.load.offline)
+    options = replace(asked.options, max_length=length, progress=session.progress)
+    found = observe(session.loaded, texts, options)
+    if table is not None:
+        found.to_parquet(table)
+    session.show = {"view": "without_special" if asked.without_special else "all"}
+    return found
+
+
+class Observer:
+    """The streaming pass in pieces: `batches`, `consume` each, `finish`.
+
+    Attributes:
+        reading: the bare forward pass and the batches it takes; of texts unless another is given.
+        max_length: tokens of a text that are read: the option, or less where the model has fewer positions.
+        n_tokens, n_special: tokens read so far, padding not counted.
+    """
+
+    def __init__(self, loaded: LoadedModel, options: ObserveOptions, reading: Reading | None = None):
+        self.loaded, self.options = loaded, options
+        self.reading: Reading = reading or TextReading(loaded, options.max_length)
+        self.stacks = self.reading.stacks
+        self.max_length = self.reading.max_length
+        self.n_tokens = self.n_special = 0
+        self.groups = 1
+        # MPS has no float64.
+        device = "cpu" if loaded.device.type == "mps" else loaded.device
+        self.streams = {stack.name: Stream(stack, options, device) for stack in self.stacks}
+
+    def batches(self, texts: Data) -> Iterator[Batch]:
+        """Batches of `texts`, window by window; progress is reported as they are asked for."""
+        size = self.options.batch_size
+        step = self.reading.window * max(1, size)
+        done = 0
+        for start in range(0, len(texts), step):
+            window = texts.some(range(start, min(start + step, len(texts))))
+            for batch in self.reading.batches(window, batch_size=size):
+                yield Batch(batch.inputs, batch.valid, batch.special, tuple(start + text for text in batch.texts))
+                done += len(batch.texts)
+                if self.options.progress:
+                    self.options.progress("observing", done, len(texts))
+
+    def consume(self, batch: Batch) -> None:
+        """Run the model on a batch and count all its token vectors."""
+        import torch
+
+        sides = self.reading.sides(batch)
+        if any(bool(special.any()) for _, special in sides.values()):
+            self.groups = 2
+        kept = self.columns_per_layer()
+        rows = {}
+        for name, (tokens, special) in sides.items():
+            device = self.streams[name].device
+            parts = [t.to(device) for t in (batch.valid & ~special, special, batch.valid, tokens)]
+            rows[name] = (
+                rows_of(parts[0], parts[2], parts[3], batch.texts),
+                rows_of(parts[1], parts[2], parts[3], batch.texts),
+            )
+
+        def look(stack: BoundStack, layer: int, states: "Tensor") -> None:
+            check_padding(stack, layer, states, batch.valid)
+            self.streams[stack.name].add(layer, states, *rows[stack.name], self.groups, kept)
+
+        def look_at_read(stack: BoundStack, layer: int, part: int, read: "Tensor") -> None:
+            self.streams[stack.name].add_read(layer, part, read, rows[stack.name])
+
+        with (
+            torch.inference_mode(),
+            tapped(self.loaded.model, self.stacks, look),
+            tapped_reads(self.loaded.model, self.stacks, look_at_read),
+        ):
+            self.reading(batch)
+        self.n_tokens += int(batch.valid.sum())
+        self.n_special += int(batch.special.sum())
+
+    def finish(self) -> tuple[StackObservation, ...]:
+        """Statistics and outliers of each stream over everything consumed; raises BadInput when that is nothing."""
+        import torch
+
+        if not self.n_tokens:
+            raise BadInput("the tokenizer made no token of these texts, so there is nothing to observe")
+        with torch.inference_mode():
+            return tuple(
+                summarise(stream.stack, stream.layers, stream.large_shares(), self.reading.words, self.options)
+                for stream in self.streams.values()
+            )
+
+    def passages(self, one: Any) -> tuple[Passage, ...]:
+        """Vectors of the first tokens of one input, for each stream; `one` holds that input alone."""
+        import torch
+
+        states: dict[str, list[np.ndarray]] = {name: [] for name in self.streams}
+        limit = self.options.passage_tokens
+        (batch,) = self.reading.batches(one, batch_size=1, max_length=limit)
+
+        def look(stack: BoundStack, layer: int, seen: "Tensor") -> None:
+            states[stack.name].append(seen[0, :limit].float().cpu().numpy())
+
+        with torch.inference_mode(), tapped(self.loaded.model, self.stacks, look):
+            self.reading(batch)
+        sides = self.reading.sides(batch)
+        found = []
+        for stack in self.stacks:
+            vectors = np.stack(states[stack.name])  # [layer, token, dim]
+            dims = np.arange(vectors.shape[2])
+            if len(dims) > PASSAGE_DIMS:
+                dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
+            tokens = self.reading.words(sides[stack.name][0][0, :limit].tolist())
+            layers = tuple(layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers)))
+            found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
+        return tuple(found)
+
+    def columns_per_layer(self) -> int:
+        """Dimensions of each layer whose histograms `histogram_bytes` has room for; raises BadInput for none."""
+        rows = sum(stack.n_layers + 1 for stack in self.stacks)
+        each = rows * self.groups * BINS * BIN_BYTES
+        kept = self.options.histogram_bytes // each
+        if not kept:
+            raise BadInput(
+                f"histogram_bytes is {self.options.histogram_bytes:,}; one dimension of each of {rows} layers needs {each:,}"
+            )
+        return kept
+
+
+class Stream:
+    """The layers of one residual stream while they are counted: `layers`, and `reads` of what attention and MLP read."""
+
+    def __init__(self, stack: BoundStack, options: ObserveOptions, device: Any):
+        self.stack, self.options, self.device = stack, options, device
+        self.layers: dict[int, LayerStats] = {}
+        self.reads: dict[tuple[int, int], LargeCounts] = {}  # (layer, part)
+
+    def add(self, layer: int, states: "Tensor", ordinary: Rows, special: Rows, groups: int, kept: int) -> None:
+        """Count a batch's states [batch, token, dim]; `groups` and `kept` as for `LayerStats.keep_quantiles`."""
+        dim = states.shape[-1]
+        if layer not in self.layers:
+            self.layers[layer] = LayerStats(dim, self.options.n_sigma, self.device)
+        stats = self.layers[layer]
+        try:
+            stats.keep_quantiles(groups, kept, states, (ordinary, special))
+            stats.add(states, ordinary, special)
+        except BadInput as error:
+            raise BadInput(f"stream {self.stack.name}, layer {layer_name(layer)}: {error}") from None
+        if not any(self.stack.reading):
+            # Without norms on what is read, the next block reads the stream itself.
+            self.add_read(layer, 0, states, (ordinary, special))
+
+    def add_read(self, layer: int, part: int, read: "Tensor", rows: tuple[Rows, Rows]) -> None:
+        """Count what norm number `part` of a layer hands on, [batch * token, dim]."""
+        flat = read.to(self.device).reshape(-1, read.shape[-1])
+        size = self.options.rules.int8_size
+        counts = self.reads.setdefault((layer, part), LargeCounts(flat.shape[1], self.device, size))
+        step = chunk_rows(flat.shape[1], flat.device, len(flat))
+        for chosen in rows:
+            for start in range(0, len(chosen), step):
+                counts.add(flat.index_select(0, chosen.index[start : start + step]))
+
+    def large_shares(self) -> dict[int, "Tensor"]:
+        """Share of token vectors with large |h| (6) in what each layer reads [dim]: of several norms, the larger."""
+        import torch
+
+        found: dict[int, Tensor] = {}
+        for (layer, _), counts in self.reads.items():
+            found[layer] = torch.maximum(found[layer], counts.share()) if layer in found else counts.share()
+        return found
+
+
+def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
+    """How extreme each position of each block's last operation is: root mean square z of scale and bias, [layer, dim]."""
+    parameters = live_parameters(loaded.model)
+
+    def z(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
+        rows = []
+        for params in layers:
+            values = {
+                name: parameters[name].detach().float().cpu().numpy()
+                for p in params
+                for name in (p.name, p.times)
+                if name
+            }
+            vectors = [scaled(per_dim(values[p.name], p), values.get(p.times), values[p.name].ndim) for p in params]
+            rows.append(combine(vectors, params, {p.name: parameters[p.name].ndim for p in params}))
+        return zscore(np.stack(rows))
+
+    squares = [z(stack.scale) ** 2]
+    if all(stack.bias):
+        squares.append(z(stack.bias) ** 2)
+    return np.sqrt(np.mean(squares, axis=0))

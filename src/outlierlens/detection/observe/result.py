@@ -1,0 +1,196 @@
+"""What `observe` measures: statistics of every layer and dimension, as plain arrays without torch.
+
+observation.stacks[0].view("all").mean           # [layer, column]; layer 0 here is the embeddings row
+observation.stacks[0].layers                     # ("embeddings", "0", "1", …)
+observation.columns()                            # every statistic, a row per stack, view, layer and dimension
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput, need
+from outlierlens.results.document import Provenance, Result
+from outlierlens.results.safe_files import replacing
+
+QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+FLAT = (
+    "mean", "std", "skewness", "kurtosis", "min", "max", "abs_max", "abs_max_position", "abs_max_text",
+    "argmin_share", "argmax_share", "sigma_token_share", "sigma_input_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics over tokens of one stream, arrays [layer, column] in activation units unless said otherwise.
+
+    Attributes:
+        tokens: [layer] number of token vectors.
+        mean, std, skewness, kurtosis: moments; std is the population's, kurtosis is the plain fourth (3 for a normal).
+        min, max, abs_max: extremes; abs_max = max |h|.
+        abs_max_token: the token where |h| is largest, as text; abs_max_position: its position in its text, from 0.
+        abs_max_text: index of its text.
+        argmin_share, argmax_share: share in [0, 1] of token vectors whose smallest / largest entry this alone is (Luo et al.).
+        sigma_token_share: share of token vectors in which |h_d − mean(h)| >= n_sigma std(h) over the vector itself.
+        sigma_input_share: share of inputs (texts) with at least one such token (Kovaleva et al.'s "95 % of the inputs").
+        quantiles: [layer, column, quantile] at `QUANTILES`: the value at rank ceil(quantile × tokens), from a signed
+            logarithmic histogram. The relative error is at most `StackObservation.quantile_error`, or the absolute one
+            2^-12 near zero. NaN where quantiles were not kept for the column.
+        median_abs: [layer] median of |h| over all tokens and dimensions of the layer.
+    """
+
+    tokens: Annotated[np.ndarray, "layer"]
+    mean: Annotated[np.ndarray, "layer column"]
+    std: Annotated[np.ndarray, "layer column"]
+    skewness: Annotated[np.ndarray, "layer column"]
+    kurtosis: Annotated[np.ndarray, "layer column"]
+    min: Annotated[np.ndarray, "layer column"]
+    max: Annotated[np.ndarray, "layer column"]
+    abs_max: Annotated[np.ndarray, "layer column"]
+    abs_max_token: Annotated[tuple[tuple[str, ...], ...], "layer column"]
+    abs_max_position: Annotated[np.ndarray, "layer column"]
+    abs_max_text: Annotated[np.ndarray, "layer column"]
+    argmin_share: Annotated[np.ndarray, "layer column"]
+    argmax_share: Annotated[np.ndarray, "layer column"]
+    sigma_token_share: Annotated[np.ndarray, "layer column"]
+    sigma_input_share: Annotated[np.ndarray, "layer column"]
+    quantiles: Annotated[np.ndarray, "layer column 9, or empty"]
+    median_abs: Annotated[np.ndarray, "layer"]
+
+
+@dataclass(frozen=True)
+class ActivationOutlier:
+    """A dimension that a rule on activations found, with the numbers the rule rests on, per layer.
+
+    `rule` is "luo" (argmin / argmax share), "massive" (|h| > 100 and > 1000 × median) or "llm.int8" (|h| >= 6 in
+    >= 25 % of the layers and >= 6 % of the positions). `strength` [layer] is the share (luo, llm.int8) or max |h|.
+    """
+
+    rule: str
+    dim: int
+    layers: Annotated[tuple[str, ...], "found"]
+    strength: Annotated[tuple[float, ...], "found"]
+
+
+@dataclass(frozen=True)
+class StackObservation:
+    """Statistics of one residual stream, with special tokens ("all") and without ("without_special").
+
+    `layers` names the rows: "embeddings", then block numbers. `dims` names the columns: all dimensions, or the most
+    extreme ones where the file would be too large.
+    """
+
+    stack: str
+    layers: Annotated[tuple[str, ...], "layer"]
+    hidden_size: int
+    dims: Annotated[tuple[int, ...], "column"]
+    views: dict[str, Statistics]
+    outliers: tuple[ActivationOutlier, ...]
+    quantile_error: float
+    notes: tuple[str, ...] = ()
+
+    def view(self, name: str = "all") -> Statistics:
+        """Statistics of "all" or "without_special" tokens."""
+        if name not in self.views:
+            raise BadInput(f"no view {name!r}; views are {', '.join(self.views)}")
+        return self.views[name]
+
+    def pooled_shares(self, name: str = "all") -> dict[str, np.ndarray]:
+        """{"smallest entry", "largest entry"}: share of the token vectors of all blocks pooled [column], embeddings excluded.
+
+        Luo et al. (2021), section 2: 557 is the minimum of 96.60 % of all vectors of BERT; the embeddings do not count
+        there. In a stack with embeddings alone nothing is pooled: NaN.
+        """
+        statistics = self.view(name)
+        blocks = [row for row, layer in enumerate(self.layers) if layer != "embeddings"]
+        tokens = np.asarray(statistics.tokens, dtype=np.float64)[blocks]
+        shares = {"smallest entry": statistics.argmin_share, "largest entry": statistics.argmax_share}
+        if not tokens.sum() > 0:
+            return {end: np.full(len(self.dims), np.nan) for end in shares}
+        weights = tokens / tokens.sum()
+        return {end: weights @ np.asarray(values, dtype=np.float64)[blocks] for end, values in shares.items()}
+
+    def columns(self, name: str) -> dict[str, np.ndarray]:
+        """Every statistic of a view as flat columns [layer * dimension], with the stack, view, layer and dimension.
+
+        Quantile columns are called q0.001 … q0.999; what a layer has one of (tokens, median_abs) is repeated.
+        """
+        statistics = self.view(name)
+        shape = (len(self.layers), len(self.dims))
+
+        def layerwise(values: Any) -> np.ndarray:
+            return np.broadcast_to(np.asarray(values)[:, None], shape).ravel()
+
+        return {
+            "stack": np.full(shape, self.stack, dtype=object).ravel(),
+            "view": np.full(shape, name, dtype=object).ravel(),
+            "layer": layerwise(np.array(self.layers, dtype=object)),
+            "dim": np.broadcast_to(np.array(self.dims, dtype=np.int64), shape).ravel(),
+            "tokens": layerwise(statistics.tokens),
+            **{field: getattr(statistics, field).ravel() for field in FLAT},
+            "abs_max_token": np.array(statistics.abs_max_token, dtype=object).ravel(),
+            **{f"q{share}": statistics.quantiles[:, :, i].ravel() for i, share in enumerate(QUANTILES)},
+            "median_abs": layerwise(statistics.median_abs),
+        }
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Token vectors of one input, for the picture of Kovaleva et al.'s Figure 1.
+
+    `states` is [layer, token, column]; `layers` and `dims` name rows and columns (columns: all dimensions up to 1,024,
+    else the most extreme).
+    """
+
+    stack: str
+    tokens: Annotated[tuple[str, ...], "token"]
+    layers: Annotated[tuple[str, ...], "layer"]
+    dims: Annotated[tuple[int, ...], "column"]
+    states: Annotated[np.ndarray, "layer token column"]
+
+
+@dataclass(frozen=True)
+class Observation(Result):
+    """Activation statistics of a model over a text, made in one streaming pass.
+
+    `inputs` names what was read: "texts", or "images" and "recordings", whose patches and frames are the tokens;
+    `max_length` is then 0, for they are not cut by tokens.
+    """
+
+    provenance: Provenance
+    data: str
+    data_digest: str
+    n_texts: int
+    n_tokens: int
+    n_special: int
+    max_length: int
+    n_sigma: float
+    stacks: tuple[StackObservation, ...]
+    passages: tuple[Passage, ...] = ()
+    notes: tuple[str, ...] = ()
+    inputs: str = "texts"
+
+    def records(self, view: str | None = None) -> Iterator[dict[str, Any]]:
+        """Every statistic, one row per stack, view, layer and dimension: of both views, or of `view` alone.
+
+        Raises:
+            BadInput: no such view.
+        """
+        columns = self.columns(view)
+        for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+            yield dict(zip(columns, values, strict=True))
+
+    def columns(self, view: str | None = None) -> dict[str, np.ndarray]:
+        """The same by column, [row] each: many rows are quicker so."""
+        blocks = [stack.columns(name) for stack in self.stacks for name in (stack.views if view is None else (view,))]
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]} if blocks else {}
+
+    def to_parquet(self, path: Path | str) -> Path:
+        """Write `columns` to exactly `path`, through a temporary file beside it that is then renamed."""
+        pyarrow = need("pyarrow", "models", "writing parquet")
+        with replacing(Path(path)) as file:
+            need("pyarrow.parquet", "models", "writing parquet").write_table(pyarrow.table(self.columns()), file)
+        return Path(path)

@@ -1,0 +1,392 @@
+"""Running statistics of token vectors: add chunks, merge exactly, in memory that does not grow with the tokens.
+
+    layer = LayerStats(dim=768, n_sigma=3.0)
+    layer.add(states, ordinary, special)             # [batch, token, dim]; `Rows` say which vectors count
+    layer.merged(other).view("all").moments.kurtosis()
+
+Moments       mean and centred power sums up to the fourth, float64, combined by Pébay (2008), eq. 3.1
+Extremes      smallest, largest and largest |h| with its text, position and token
+GroupStats    both, a `LogHistogram`, and the counts of one group of tokens (special or ordinary)
+LayerStats    both groups of a layer, and the counts by input that need both
+LargeCounts   vectors with |h| >= 6, for what attention and MLP read
+
+Counts, extremes and histograms merge exactly. Moments agree to about 1e-12 in any order.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.detection.histogram import LogHistogram
+from outlierlens.errors import USE_FLOAT32, BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGE = 6.0  # LLM.int8's magnitude
+CHUNK_VALUES = 2**18  # float64 copies of a chunk stay in cache, and its operations outweigh the cost of calling them
+MAX_TOKENS = 2**31 - 1  # a bin's count is an int32
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and centred power sums of each dimension: m_k = sum of (x − mean)^k, float64 [dim]."""
+
+    count: int
+    mean: "Tensor"
+    m2: "Tensor"
+    m3: "Tensor"
+    m4: "Tensor"
+
+    @classmethod
+    def of(cls, values: "Tensor") -> "Moments":
+        """Moments of float64 [row, dim]; `values` is used as scratch space."""
+        count = len(values)
+        mean = values.mean(0)
+        centred = values.sub_(mean)
+        square = centred * centred
+        m2 = square.sum(0)
+        m3 = centred.mul_(square).sum(0)
+        return cls(count, mean, m2, m3, square.mul_(square).sum(0))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Moments of both sets together (Pébay 2008, "Formulas for robust, one-pass parallel computation", eq. 3.1)."""
+        a, b = self.count, other.count
+        if not a or not b:
+            return self if a else other
+        n = a + b
+        # Shares instead of counts: products of counts pass 2^64 from some 100,000 rows on, where torch takes no more.
+        p, q, between = a / n, b / n, a * (b / n)
+        delta = other.mean - self.mean
+        square = delta * delta
+        m2 = self.m2 + other.m2 + between * square
+        m3 = self.m3 + other.m3 + between * ((a - b) / n) * square * delta + 3 * delta * (p * other.m2 - q * self.m2)
+        m4 = self.m4 + other.m4 + between * (1 - 3 * p * q) * square * square
+        m4 = m4 + 6 * square * (p * p * other.m2 + q * q * self.m2) + 4 * delta * (p * other.m3 - q * self.m3)
+        return Moments(n, self.mean + q * delta, m2, m3, m4)
+
+    def std(self) -> "Tensor":
+        """Population standard deviation [dim]."""
+        return (self.m2 / self.count).sqrt()
+
+    def skewness(self) -> "Tensor":
+        """m3 / n over the cubed std [dim]; NaN where a dimension never varies."""
+        return math.sqrt(self.count) * self.m3 / self.m2**1.5
+
+    def kurtosis(self) -> "Tensor":
+        """m4 / n over the fourth power of the std [dim], 3 for a normal; NaN where a dimension never varies."""
+        return self.count * self.m4 / self.m2**2
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token vectors of a batch that count, int64 [row] each, in ascending order of `key`.
+
+    Attributes:
+        index: row in the batch's states, flattened to [batch * token].
+        slot: number of the text within the batch, from 0.
+        key: text << 32 | position in the text: where a vector comes from, and which of two equal extremes is kept.
+        token: the token's id.
+    """
+
+    index: "Tensor"
+    slot: "Tensor"
+    key: "Tensor"
+    token: "Tensor"
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def part(self, start: int, stop: int) -> "Rows":
+        """Rows `start` up to `stop`."""
+        cut = slice(start, stop)
+        return Rows(self.index[cut], self.slot[cut], self.key[cut], self.token[cut])
+
+
+def rows_of(mask: "Tensor", valid: "Tensor", tokens: "Tensor", texts: Sequence[int]) -> Rows:
+    """`Rows` of the tokens in `mask` [batch, token]; positions count valid tokens, so padding on either side is alike."""
+    import torch
+
+    number = torch.tensor(texts, dtype=torch.int64, device=mask.device)
+    order = number.argsort()
+    slot, column = mask[order].nonzero(as_tuple=True)
+    row = order[slot]
+    position = (valid.long().cumsum(1) - 1)[row, column]
+    return Rows(row * mask.shape[1] + column, slot, number[row] << 32 | position, tokens[row, column].long())
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Smallest and largest value and largest |h| of each dimension [dim], with the key and token of the last."""
+
+    low: "Tensor"
+    high: "Tensor"
+    key: "Tensor"
+    token: "Tensor"
+
+    @property
+    def top(self) -> "Tensor":
+        """Largest |h| [dim]."""
+        import torch
+
+        return torch.maximum(self.high, -self.low) + 0.0  # of zeros, no −0
+
+    def with_chunk(self, values: "Tensor", rows: Rows) -> "Extremes":
+        """Extremes with float32 [row, dim] added; of equal |h| the one with the smallest key is kept."""
+        import torch
+
+        low, high = values.amin(0), values.amax(0)
+        top = torch.maximum(high, -low)
+        columns = (top >= self.top).nonzero().squeeze(1)  # few after the first batches: only these look for the row
+        key, token = self.key, self.token
+        if len(columns):
+            row = torch.arange(len(values), device=values.device).unsqueeze(1)
+            reached = values[:, columns].abs() == top[columns]
+            row = torch.where(reached, row, len(values)).amin(0)
+            wins = (top > self.top)[columns] | (rows.key[row] < key[columns])
+            key, token = key.clone(), token.clone()
+            key[columns[wins]], token[columns[wins]] = rows.key[row[wins]], rows.token[row[wins]]
+        return Extremes(torch.minimum(low, self.low), torch.maximum(high, self.high), key, token)
+
+    def merged(self, other: "Extremes") -> "Extremes":
+        """Extremes of both sets together."""
+        import torch
+
+        mine = (self.top > other.top) | ((self.top == other.top) & (self.key <= other.key))
+        return Extremes(
+            torch.minimum(self.low, other.low),
+            torch.maximum(self.high, other.high),
+            torch.where(mine, self.key, other.key),
+            torch.where(mine, self.token, other.token),
+        )
+
+
+def no_extremes(dim: int, device: Any = "cpu") -> Extremes:
+    """Extremes of no token: low inf, high −inf, key larger than any."""
+    import torch
+
+    infinity = torch.full((dim,), math.inf, device=device)
+    key = torch.full((dim,), 2**63 - 1, dtype=torch.int64, device=device)
+    return Extremes(infinity, -infinity, key, torch.full_like(key, -1))
+
+
+class GroupStats:
+    """Statistics of one group of token vectors in one layer.
+
+    Attributes:
+        argmin, argmax: int64 [dim], vectors whose smallest / largest entry this is, and no other as well.
+        sigma: int64 [dim], vectors in which |h_d − mean(h)| >= n_sigma std(h), over the vector itself, population std.
+            A vector without spread has none.
+    """
+
+    def __init__(self, dim: int, n_sigma: float, device: Any = "cpu"):
+        import torch
+
+        zeros = torch.zeros((3, dim), dtype=torch.int64, device=device)
+        none = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.dim, self.n_sigma = dim, n_sigma
+        self.moments = Moments(0, none, none, none, none)
+        self.extremes = no_extremes(dim, device)
+        self.argmin, self.argmax, self.sigma = zeros
+        self.histogram: LogHistogram | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of token vectors."""
+        return self.moments.count
+
+    def add(self, values: "Tensor", rows: Rows) -> tuple["Tensor", "Tensor"]:
+        """Add float32 [row, dim]; return the (row, dim) indices of the entries beyond n_sigma.
+
+        Raises:
+            BadInput: a value is NaN or infinite, or the counters are full.
+        """
+        import torch
+
+        _check_room(self.count + len(values))
+        wide = values.double()
+        centred = wide - wide.mean(1, keepdim=True)
+        square = centred.mul_(centred)
+        variance = square.mean(1, keepdim=True)
+        if not torch.isfinite(variance).all():
+            bad = int((~torch.isfinite(variance)).sum())
+            raise BadInput(f"{bad} of {len(values)} token vectors hold NaN or infinity; {USE_FLOAT32}")
+        row, column = _places(square >= variance.mul_(self.n_sigma**2).masked_fill_(variance == 0, math.inf))
+        self.sigma += torch.bincount(column, minlength=self.dim)
+        low, high = _lone_extremes(values)
+        self.argmin += torch.bincount(low, minlength=self.dim)
+        self.argmax += torch.bincount(high, minlength=self.dim)
+        self.extremes = self.extremes.with_chunk(values, rows)
+        if self.histogram is not None:
+            self.histogram.add(values)
+        self.moments = self.moments.merged(Moments.of(wide))
+        return row, column
+
+    def merged(self, other: "GroupStats") -> "GroupStats":
+        """Statistics of both groups together, sharing no memory with either."""
+        _check_room(self.count + other.count)
+        new = GroupStats(self.dim, self.n_sigma, self.argmin.device)
+        new.moments, new.extremes = self.moments.merged(other.moments), self.extremes.merged(other.extremes)
+        for name in ("argmin", "argmax", "sigma"):
+            setattr(new, name, getattr(self, name) + getattr(other, name))
+        histograms = [group.histogram for group in (self, other) if group.count]
+        if (first := next(iter(histograms), None)) is not None:
+            last = histograms[-1] if len(histograms) == 2 else LogHistogram(self.dim, first.columns, self.argmin.device)
+            new.histogram = first.merged(last) if last is not None else None
+        return new
+
+
+def _places(mask: "Tensor") -> tuple["Tensor", "Tensor"]:
+    """(row, column) of each true entry; on a CPU NumPy finds few among many several times faster than torch."""
+    import torch
+
+    if mask.device.type != "cpu":
+        row, column = mask.nonzero(as_tuple=True)
+        return row, column
+    flat = torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return flat // mask.shape[1], flat % mask.shape[1]
+
+
+def _lone_extremes(values: "Tensor") -> tuple["Tensor", "Tensor"]:
+    """Columns of the smallest and of the largest entries of [row, dim], without rows where another entry equals them."""
+    import torch
+
+    quick: Any = values.numpy() if values.device.type == "cpu" else values  # NumPy finds them ten times faster
+    rows = torch.arange(len(values), device=values.device)
+    found = []
+    for name, extreme, beyond in (("argmin", torch.amin, math.inf), ("argmax", torch.amax, -math.inf)):
+        column = torch.as_tensor(getattr(quick, name)(1), device=values.device)
+        value = values[rows, column]
+        values[rows, column] = beyond
+        found.append(column[extreme(values, 1) != value])
+        values[rows, column] = value
+    return found[0], found[1]
+
+
+def _check_room(count: int) -> None:
+    if count > MAX_TOKENS:
+        raise BadInput(f"more than {MAX_TOKENS:,} token vectors in one result; split the data")
+
+
+@dataclass(frozen=True)
+class InputCounts:
+    """Counts by input (text): how many there are, and in how many a dimension has an entry beyond n_sigma, int64 [dim]."""
+
+    inputs: int
+    sigma: "Tensor"
+
+    def merged(self, other: "InputCounts") -> "InputCounts":
+        """Counts of both; the two must hold different texts."""
+        return InputCounts(self.inputs + other.inputs, self.sigma + other.sigma)
+
+
+class LayerStats:
+    """Statistics of one layer: ordinary and special tokens apart, from which both views follow exactly."""
+
+    def __init__(self, dim: int, n_sigma: float = 3.0, device: Any = "cpu"):
+        import torch
+
+        self.dim, self.n_sigma, self.device = dim, n_sigma, torch.device(device)
+        self.ordinary, self.special = (GroupStats(dim, n_sigma, device) for _ in range(2))
+        none = InputCounts(0, torch.zeros(dim, dtype=torch.int64, device=device))
+        self.inputs = {"without_special": none, "all": none}
+
+    def add(self, states: "Tensor", ordinary: Rows, special: Rows) -> None:
+        """Add the token vectors of whole texts, [batch, token, dim] in any float type.
+
+        Each text must come whole and once: the counts by input rest on it.
+        """
+        import torch
+
+        flat = states.to(self.device).reshape(-1, self.dim)
+        rows = chunk_rows(self.dim, self.device, len(flat))
+        seen = torch.zeros((len(states), self.dim + 1), dtype=torch.bool, device=self.device)  # last column: any token
+        for view, group, chosen in (
+            ("without_special", self.ordinary, ordinary),
+            ("all", self.special, special),
+        ):
+            for start in range(0, len(chosen), rows):
+                part = chosen.part(start, start + rows)
+                row, column = group.add(flat.index_select(0, part.index).float(), part)
+                seen[part.slot[row], column] = True
+                seen[part.slot, self.dim] = True
+            inputs = seen.sum(0)
+            self.inputs[view] = self.inputs[view].merged(InputCounts(int(inputs[-1]), inputs[:-1]))
+
+    def keep_quantiles(self, groups: int, kept: int, states: "Tensor", rows: tuple[Rows, Rows]) -> None:
+        """Set up histograms for ordinary (`groups` 1) or also special tokens (2), for at most `kept` dimensions.
+
+        Where `kept` is less than all, those with the largest |h| so far, `states` [batch, token, dim] included, are
+        kept; called again with less, the histograms are narrowed.
+        """
+        import torch
+
+        old = self.ordinary.histogram
+        columns = None if old is None else old.columns
+        if kept < (self.dim if columns is None else len(columns)):
+            flat = states.to(self.device).reshape(-1, self.dim)
+            size = torch.maximum(self.ordinary.extremes.top, self.special.extremes.top)
+            for part in rows:
+                if len(part):
+                    size = torch.maximum(size, flat.index_select(0, part.index).float().abs().amax(0))
+            choice = torch.arange(self.dim, device=self.device) if columns is None else columns
+            columns = choice[size[choice].topk(kept).indices].sort().values
+        for group in (self.ordinary, self.special)[:groups]:
+            if group.histogram is None:
+                group.histogram = LogHistogram(self.dim, columns, self.device)
+            elif columns is not None and columns is not group.histogram.columns:
+                group.histogram = group.histogram.narrowed(columns)
+
+    def merged(self, other: "LayerStats") -> "LayerStats":
+        """Statistics of both, which must come from different texts."""
+        if (self.dim, self.n_sigma) != (other.dim, other.n_sigma):
+            raise BadInput(
+                f"statistics of {self.dim} dimensions at {self.n_sigma} sigma and of {other.dim} at {other.n_sigma} "
+                "cannot be merged"
+            )
+        new = LayerStats(self.dim, self.n_sigma, self.device)
+        new.ordinary, new.special = self.ordinary.merged(other.ordinary), self.special.merged(other.special)
+        new.inputs = {view: counts.merged(other.inputs[view]) for view, counts in self.inputs.items()}
+        return new
+
+    def view(self, name: str) -> tuple[GroupStats, InputCounts]:
+        """Statistics of "all" or "without_special" tokens."""
+        group = self.ordinary if name == "without_special" else self.ordinary.merged(self.special)
+        return group, self.inputs[name]
+
+
+class LargeCounts:
+    """Token vectors with |h_d| >= `size` (6, LLM.int8's magnitude, unless given), by dimension.
+
+    Attributes:
+        count: token vectors seen.
+        large: int64 [dim].
+    """
+
+    def __init__(self, dim: int, device: Any = "cpu", size: float = LARGE):
+        import torch
+
+        self.count, self.size = 0, size
+        self.large = torch.zeros(dim, dtype=torch.int64, device=device)
+
+    def add(self, values: "Tensor") -> None:
+        """Count [row, dim]."""
+        import torch
+
+        # Only these dimensions have anything to count: a handful in most models.
+        columns = (torch.maximum(values.amax(0), -values.amin(0)) >= self.size).nonzero().squeeze(1)
+        if len(columns):
+            self.large[columns] += (values[:, columns].abs() >= self.size).sum(0)
+        self.count += len(values)
+
+    def share(self) -> "Tensor":
+        """Share of token vectors in [0, 1], float64 [dim]."""
+        return self.large / self.count if self.count else self.large.double()
+
+
+def chunk_rows(dim: int, device: Any, n_rows: int) -> int:
+    """Rows to work on at a time: as many as stay in a CPU's cache, or all of them on an accelerator."""
+    return max(1, CHUNK_VALUES // dim) if device.type == "cpu" else max(1, n_rows)

@@ -1,0 +1,1 @@
+"""Outlier dimensions from weights alone; `outlierlens.detection.scan.measure` finds them."""

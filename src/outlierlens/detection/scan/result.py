@@ -1,0 +1,128 @@
+"""What a scan found: plain data, without torch, and the flat rows that tables show.
+
+found.stacks[0].dims                       # the dimensions, ascending
+found.records()                            # a row per outlier
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+
+from outlierlens.detection.rules import Outlier, Rule, layers_needed
+from outlierlens.results.document import Provenance, Result
+
+
+@dataclass(frozen=True)
+class StackScan:
+    """What the rule found in one residual stream, seen at one site of its blocks.
+
+    Attributes:
+        stack: "model", "encoder", "decoder", …; dimensions are named per stack.
+        site: parameter that was measured, relative to the block.
+        measure: "scale of the norm" or "L2 norm of the weights that write to the dimension".
+        outliers: strongest first.
+        n_sigma: threshold that was really used; below the rule's only when `relax_to` allowed it.
+        values_read: number of scalars the measure rests on.
+        map_dims: dimensions of the columns of `z_scale` and `z_bias`, all of them unless that is too many.
+        z_scale, z_bias: [layer, column]; z_bias is empty where there is no bias.
+    """
+
+    stack: str
+    site: str
+    measure: str
+    norm_site: str
+    n_layers: Annotated[int, "layer"]
+    hidden_size: int
+    outliers: tuple[Outlier, ...]
+    n_sigma: float
+    values_read: int
+    notes: tuple[str, ...]
+    map_dims: Annotated[tuple[int, ...], "column"]
+    z_scale: Annotated[np.ndarray, "layer column"]
+    z_bias: Annotated[np.ndarray, "layer column, or empty"]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions found, ascending."""
+        return tuple(sorted(outlier.dim for outlier in self.outliers))
+
+    def one_sided(self, min_layer_fraction: float) -> tuple[int, ...]:
+        """Dimensions past `n_sigma` in that share of the layers in scale or in bias, not in both, ascending.
+
+        What Kovaleva et al.'s rule passes over; () where the norm has no bias.
+        """
+        _, scale, bias = self.past(min_layer_fraction)
+        return tuple(sorted((*scale, *bias))) if self.z_bias.size else ()
+
+    def strongest_dims(self, n: int) -> tuple[int, ...]:
+        """The `n` dimensions whose |z|, averaged over layers and over scale and bias, is largest, strongest first.
+
+        Whatever the rule says; fewer only where fewer differ from the rest at all, as in weights that are all equal.
+        """
+        size = np.abs(self.z_scale).mean(axis=0)  # [column]
+        if self.z_bias.size:
+            size = (size + np.abs(self.z_bias).mean(axis=0)) / 2
+        return tuple(self.map_dims[column] for column in np.argsort(-size, kind="stable")[:n] if size[column] > 0)
+
+    def past(self, min_layer_fraction: float) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Dimensions past `n_sigma` in that share of the layers: in scale and bias both, in scale alone, in bias alone."""
+        needed = layers_needed(min_layer_fraction, self.n_layers)
+        scale = (np.abs(self.z_scale) >= self.n_sigma).sum(axis=0) >= needed  # [column]
+        bias = (np.abs(self.z_bias) >= self.n_sigma).sum(axis=0) >= needed if self.z_bias.size else scale & False
+        dims = np.array(self.map_dims)
+        both, scale_alone, bias_alone = (dims[flag].tolist() for flag in (scale & bias, scale & ~bias, bias & ~scale))
+        return tuple(both), tuple(scale_alone), tuple(bias_alone)
+
+
+@dataclass(frozen=True)
+class Scan(Result):
+    """Outlier dimensions of a model, from its weights alone."""
+
+    provenance: Provenance
+    model_type: str
+    source: str
+    rule: Rule
+    view: str
+    stacks: tuple[StackScan, ...]
+    bytes_read: int
+    total_bytes: int
+    notes: tuple[str, ...] = ()
+    requests: int = 0
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""
+        for stack in self.stacks:
+            for outlier in stack.outliers:
+                yield {
+                    "model": self.provenance.model,
+                    "stack": stack.stack,
+                    "site": stack.site,
+                    "dim": outlier.dim,
+                    "layers": stack.n_layers,
+                    "layers_scale": len(outlier.layers_scale),
+                    "layers_bias": len(outlier.layers_bias) if outlier.z_bias else None,
+                    "z_scale": strongest(outlier.z_scale),
+                    "z_bias": strongest(outlier.z_bias) if outlier.z_bias else None,
+                    "rank_scale": float(np.median(outlier.rank_scale)),
+                    "rank_bias": float(np.median(outlier.rank_bias)) if outlier.rank_bias else None,
+                    "p": outlier.p,
+                    "p_holm": outlier.p_holm,
+                }
+
+
+@dataclass(frozen=True)
+class Scans(Result):
+    """Several models scanned under one rule, for one table."""
+
+    scans: tuple[Scan, ...]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per outlier, model and stack."""
+        return [row for scan in self.scans for row in scan.records()]
+
+
+def strongest(z: tuple[float, ...]) -> float:
+    """The value of largest magnitude, with its sign."""
+    return max(z, key=abs)

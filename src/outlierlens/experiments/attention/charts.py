@@ -1,0 +1,203 @@
+"""Attention that keys receive and outlier dimensions, after Puccetti et al. (2022).
+
+attention(found)                               # all below as one picture
+attention_correlation(found, "all")            # r of the named dimensions by layer, over the band of all other dimensions
+attention_sinks(found)                         # shares of attention by layer: intact, outliers off, random dimensions off
+attention_heads(found), attention_example(found)      # charts.attention_maps
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from outlierlens.experiments.attention.charts_maps import attention_example, attention_heads, ranked, ticks
+from outlierlens.experiments.attention.result import KEYS, METRICS, Attention, Keys
+from outlierlens.view.charts import draw
+from outlierlens.view.charts.base import Chart, Spec, begun, chart, field, label, looks, place, round_to, rounded
+from outlierlens.view.charts.dim_names import MOST, names_at_ends
+from outlierlens.view.charts.palette import ALARM, BAND, FAINT, INK, MUTED
+from outlierlens.view.charts.panels import above, beside, composed, inner, panel
+from outlierlens.view.words import number
+
+HEIGHT, PANEL, SMALL = 270, 400, 178
+INTACT, OFF, RANDOM, UNIFORM = "intact", "outliers off", "random dimensions off", "all keys alike"
+SHOWN = ("first", "special", "delimiter", "relative_entropy")
+TITLES = {
+    "first": "first token",
+    "special": "special tokens",
+    "delimiter": "delimiters",
+    "relative_entropy": "entropy / log keys",
+}
+SIGNS = {"seen": "queries that see it", "all": "all queries", "padded": "all queries, padding too"}
+
+
+def attention_correlation(
+    found: Attention, keys: Keys = "without_first", mean: str | None = None, *, name: str = "attention-correlation"
+) -> Chart:
+    """r of attention received with |h_d| by layer, mean over heads: named dimensions over the band of all others."""
+    one = found.correlation(keys, mean)
+    band = one.band(found.dims)
+    others = [
+        {"layer": layer}
+        | dict(zip(("least", "low", "median", "high", "most"), map(round_to, band[row].tolist()), strict=True))
+        for row, layer in enumerate(found.layers)
+    ]
+    shown = looks(ranked(found), found.dims)
+    points = [
+        {"layer": layer, "name": label(dim), "rank": int(one.rank[row, column])}
+        | rounded(value=one.every[row, dim], low=one.low[row, column], high=one.high[row, column])
+        | rounded(p=one.p[row, column], off=one.off[row, column])
+        for row, layer in enumerate(found.layers)
+        for column, dim in enumerate(found.dims)
+    ]
+    drawn = [point for point in points if point["value"] is not None]
+    x = _layers(found)
+    y = field("value", "r with attention received", axis={"tickCount": 7})
+    what = draw.columns(
+        layer="layer:O", name="dimension:N", value="r, mean over heads", **draw.ENDS, rank="rank of |r|", p="rank p",
+        off="r with it off",
+    )  # fmt: skip
+    layers: list[Spec] = [
+        _area(others, x, y, "least", "most", 0.45),
+        _area(others, x, y, "low", "high", 1.0),
+        draw.line(others, x=x, y=y | {"field": "median"}, color=FAINT, strokeWidth=1.5),
+        draw.level(0, y=y, strokeWidth=1),
+        draw.rule(drawn, x=x, **draw.between(y=y), color=draw.dim_colour(shown), strokeWidth=1.5),
+        draw.line(drawn, x=x, y=y, color=draw.dim_colour(shown), strokeWidth=2),
+        draw.points(drawn, x=x, y=y, **draw.dim_look(shown), tooltip=what[:-1], size=70),
+        *names_at_ends(drawn, shown, x, y, span=(-0.5, 0.5)),
+    ]
+    title = begun(KEYS[keys])
+    return chart(
+        name=name,
+        title=f"{title}: attention received and |h|",
+        reading=_correlation_says(found, keys, mean),
+        layers=layers,
+        height=HEIGHT,
+        **what.table(points),
+    )
+
+
+def attention_sinks(found: Attention, *, name: str = "attention-sinks") -> Chart:
+    """Share of attention on the first token, special tokens and delimiters, and its entropy, by layer and condition."""
+    metrics = [metric for metric in SHOWN if metric != "special" or found.n_special]
+    panels, numbers = [], []
+    for metric in metrics:
+        panel, rows = _sink_panel(found, metric)
+        panels.append(panel)
+        numbers += rows
+    columns = ("what", "layer", "intact", "95 % from", "to", "outliers off", "change", "95 % from", "to", "random off")
+    return composed(
+        name=name,
+        title="Where attention goes, by layer",
+        reading=_sinks_say(found),
+        body=beside(panels, 26),
+        columns=columns,
+        rows=numbers,
+    )
+
+
+def attention(found: Attention, *, name: str = "attention") -> Chart:
+    """Correlations over both choices of keys, sinks, heads, and the example's maps, one below the other."""
+    shown = {one.n_keys: one.keys for one in (found.different[0], found.different[-1])}
+    top = [attention_correlation(found, keys, name=f"attention-{keys}") for keys in shown.values()]
+    rest = [attention_sinks(found), attention_heads(found, found.different[0].keys)]
+    if found.example is not None:
+        rest.append(attention_example(found))
+    wide = PANEL if len(top) > 1 else 2 * PANEL
+    upper = beside([inner(one, width=wide, height=HEIGHT) for one in top], 40)
+    return composed(
+        name=name,
+        title=f"{found.provenance.model}: attention received and outlier dimensions",
+        reading=" ".join(part.reading for part in (*top, *rest)),
+        body=above([upper, *map(inner, rest)], 34, apart=("color", "shape", "x", "opacity")),
+        **top[0].numbers,
+    )
+
+
+def _sink_panel(found: Attention, metric: str) -> tuple[Spec, list[tuple[Any, ...]]]:
+    at = METRICS.index(metric)
+    rows: list[Spec] = []
+    numbers = []
+    random = np.array([condition.of(metric) for condition in found.randoms])  # [draw, layer]
+    for row, layer in enumerate(found.layers):
+        intact, off = found.intact, found.off
+        for line, condition in ((INTACT, intact), (OFF, off)):
+            value, low, high = condition.of(metric)[row], condition.low[at, row], condition.high[at, row]
+            rows.append(_point(layer, line, value, low, high))
+        if len(random):
+            rows.append(_point(layer, RANDOM, random[:, row].mean(), random[:, row].min(), random[:, row].max()))
+        if metric in TITLES and at < len(found.uniform):
+            rows.append(_point(layer, UNIFORM, found.uniform[at, row], math.nan, math.nan))
+        cells = (
+            *(intact.of(metric)[row], intact.low[at, row], intact.high[at, row], off.of(metric)[row]),
+            *(off.change[at, row], off.change_low[at, row], off.change_high[at, row]),
+            random[:, row].mean() if len(random) else math.nan,
+        )
+        numbers.append((TITLES[metric], layer, *(round_to(float(cell)) for cell in cells)))
+    drawn = [line for line in (INTACT, OFF, RANDOM, UNIFORM) if any(one["line"] == line for one in rows)]
+    rows = [one for one in rows if one["value"] is not None]
+    order = (INTACT, OFF, RANDOM, UNIFORM)
+    colour, shape = draw.both(
+        "line", order, (INK, ALARM, MUTED, FAINT), ("circle", "diamond", "square", "cross"), columns=4
+    )
+    dash = draw.by("line", dict(zip(order, ([1, 0], [1, 0], [5, 3], [2, 3]), strict=True))) | {"legend": None}
+    x = _layers(found)
+    axis = {"tickCount": 6} | ({"format": ".0%"} if metric != "relative_entropy" else {})
+    y = field("value", TITLES[metric], axis=axis, scale={"zero": True})
+    what = draw.columns(layer="layer:O", line="condition:N", value=TITLES[metric], low="from", high="to")
+    ranged = [one for one in rows if one["low"] is not None]
+    marked = [one for one in rows if one["line"] in drawn[:2]]
+    layers: list[Spec] = [
+        draw.area(ranged, x=x, **draw.between(y=y), color=colour, opacity=0.2),
+        draw.line(rows, x=x, y=y, color=colour, strokeDash=dash, strokeWidth=1.8),
+        draw.points(marked, x=x, y=y, color=colour, shape=shape | {"legend": None}, tooltip=what, size=40),
+    ]
+    return panel(layers, SMALL if found.n_special else SMALL + 70, 190), numbers
+
+
+def _point(layer: str, line: str, value: float, low: float, high: float) -> Spec:
+    return {"layer": layer, "line": line} | rounded(value=value, low=low, high=high)
+
+
+def _area(rows: list[Spec], x: Spec, y: Spec, low: str, high: str, opacity: float) -> Spec:
+    return draw.area(rows, x=x, y=y | {"field": low}, y2={"field": high}, color=BAND, opacity=opacity)
+
+
+def _layers(found: Attention) -> Spec:
+    return draw.layer_axis(found.layers, values=ticks(found))
+
+
+def _correlation_says(found: Attention, keys: Keys, mean: str | None) -> str:
+    one = found.correlation(keys, mean)
+    text = (
+        f"Pearson's r of the attention a key receives (mean over {SIGNS[one.mean]}) with |h| at that key, mean over heads, "
+        f"over {one.n_keys:,} ({KEYS[keys]}). The band holds 90 % of all "
+        "other dimensions, the faint one all of them. "
+    )
+    for column, dim in list(enumerate(found.dims))[:MOST]:
+        if not np.isfinite(one.overall[column]):
+            continue
+        best = int(np.nanargmax(np.abs(one.every[:, dim])))
+        text += (
+            f"Dimension {dim} has {number(float(one.every[best, dim]))} at most ({place(found.layers[best])}, rank "
+            f"{one.rank[best, column]}); over all layers mean |r| {number(float(one.overall[column]))}, rank p "
+            f"{float(one.overall_p[column]):.2g}. "
+        )
+    return text.strip()
+
+
+def _sinks_say(found: Attention) -> str:
+    threshold = found.threshold
+    text = (
+        f"Share of a query's attention by layer, mean over heads and queries; bands are 95 % intervals over texts, of random "
+        f"dimensions the range of {len(found.randoms)} draws. On the first token fall {found.intact.of('first').mean():.0%} "
+        f"intact and {found.off.of('first').mean():.0%} with the outliers off; "
+        f"{found.intact.sink_rate(threshold):.0%} and {found.off.sink_rate(threshold):.0%} of the heads give it more than "
+        f"{threshold:g}"
+    )
+    if found.randoms:
+        rates = [one.sink_rate(threshold) for one in found.randoms]
+        text += f", with random dimensions off {min(rates):.0%} to {max(rates):.0%}"
+    return text + "."

@@ -1,0 +1,218 @@
+"""The run: one pass intact, one with the outliers off, one for each draw of random dimensions.
+
+loaded = load_model("minilm-l6", LoadOptions(attention="eager"))
+found = attention(loaded, read_texts("train.parquet", limit=1000), AttentionOptions())
+found.correlation("without_special").overall_p
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from outlierlens.ablation.controls import Plan, random_sets
+from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.switches import EditSettings
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Texts
+from outlierlens.detection.targets import named_dims
+from outlierlens.errors import BadInput
+from outlierlens.experiments.attention.condition import Measured, Reading, example_maps, measure
+from outlierlens.experiments.attention.correlate import Passes, correlations, over_heads
+from outlierlens.experiments.attention.keys import KeyKinds, padded
+from outlierlens.experiments.attention.options import AttentionOptions
+from outlierlens.experiments.attention.result import Attention, AttentionCondition, ExampleMaps
+from outlierlens.models.attention_maps import check_eager
+from outlierlens.models.load import LoadedModel, load_model, stream_width
+from outlierlens.session import Session
+from outlierlens.statistics.resampling import percentile_interval
+from outlierlens.vectors.read import Tokens, text_stack, tokenise
+
+N_CONTROL = 10  # random dimensions of the released code's control
+NO_EXAMPLE = -1
+Progress = Callable[[str, int, int], None]
+
+
+def attention(
+    loaded: LoadedModel,
+    texts: Texts,
+    options: AttentionOptions | None = None,
+    *,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Attention:
+    """Vertical attention, its correlation with every dimension, and attention sinks: intact, outliers off, random ones off.
+
+    The named dimensions are those asked for, or those that the scan of the weights finds, or the strongest where it finds
+    none. `progress` is called with (label, texts done, texts).
+
+    Raises:
+        BadInput: attention that is not eager, a family whose weights cannot be had, an unknown dimension, layer, stream or
+            example, or a state that is not finite.
+    """
+    options = options or AttentionOptions()
+    stack = text_stack(loaded, options.stack)
+    check_eager(loaded, stack)
+    width = stream_width(loaded.model, stack)
+    named = named_dims(loaded, stack, options.dims)
+    avoid = sorted({*named.dims, *named.found})
+    example = _example_layer(stack, options, len(texts))
+    tokens = tokenise(loaded, texts, max_length=options.max_length)
+    reading = _reading(loaded, stack, texts, tokens, named.dims, options)
+    drawn = random_sets(width, len(named.dims), n=options.n_random, seed=options.seed, other_than=named.dims)
+    intact = measure(_told(reading, progress, "intact"), None)
+    off = measure(_told(reading, progress, "outliers off"), _everywhere(stack, named.dims))
+    randoms = [
+        measure(_told(reading, progress, f"random dimensions off, draw {i + 1}"), _everywhere(stack, dims))
+        for i, dims in enumerate(drawn)
+    ]
+    control: tuple[int, ...] = ()
+    if options.paper_compat:
+        size = min(N_CONTROL, width - len(avoid))
+        (control,) = random_sets(width, size, avoid=avoid, n=1, seed=options.seed + 1)
+    before = _replicates(intact)
+    conditions = [_condition("intact", (), intact, before), _condition("off", named.dims, off, before)]
+    conditions += [_condition("random", dims, one, before) for dims, one in zip(drawn, randoms, strict=True)]
+    n_queries = sum(intact.n_keys.values())
+    return Attention(
+        provenance=loaded.provenance(command=command, seed=options.seed),
+        data=texts.source,
+        data_digest=texts.digest,
+        stack=stack.name,
+        layers=tuple(str(layer) for layer in range(stack.n_layers)),
+        n_heads=intact.heads,
+        hidden_size=width,
+        n_texts=int((reading.lengths > 0).sum()),
+        n_tokens=n_queries,
+        n_special=intact.n_keys["special"],
+        max_length=tokens.max_length,
+        hides=intact.hides,
+        dims=named.dims,
+        named_by=named.by,
+        mode=reading.ablation.name,
+        threshold=options.threshold,
+        n_bootstrap=options.n_bootstrap,
+        delimiters=reading.kinds.delimiters,
+        control_dims=control,
+        paper_compat=options.paper_compat,
+        uniform=np.stack([intact.places[layer].uniform for layer in range(stack.n_layers)], axis=1) / n_queries,
+        conditions=tuple(conditions),
+        correlations=correlations(Passes(intact, off, randoms), named.dims, control),
+        example=None if example is None else _example(reading, texts, named.dims, example, options),
+        notes=(*loaded.notes, *named.notes, *_notes(loaded, stack, intact, conditions[0], options)),
+    )
+
+
+def run(session: Session, options: AttentionOptions) -> Attention:
+    """The measurement, as the command runs it."""
+    texts, _ = session.texts()
+    loaded = load_model(session.subject.model, replace(session.load, attention="eager"))
+    return attention(loaded, texts, options, progress=session.progress)
+
+
+def _reading(
+    loaded: LoadedModel,
+    stack: BoundStack,
+    texts: Texts,
+    tokens: Tokens,
+    dims: tuple[int, ...],
+    options: AttentionOptions,
+) -> Reading:
+    lengths = tokens.lengths
+    tokenizer: Any = loaded.tokenizer
+    kinds = KeyKinds(tokenizer, tokens)
+    if options.paper_compat:
+        tokens = padded(tokens, tokenizer.pad_token_id or 0)
+    settings = EditSettings(factor=options.factor)
+    if options.mode == "mean":
+        means = means_over(loaded, stack, texts, length=tokens.max_length, batch_size=options.batch_size)
+        settings = replace(settings, means=means)
+    return Reading(
+        loaded=loaded,
+        stack=stack,
+        tokens=tokens,
+        lengths=lengths,
+        kinds=kinds,
+        ablation=Ablation(loaded, stack, options.mode, options.embeddings, settings),
+        named=dims,
+        batch_size=options.batch_size,
+        n_bootstrap=options.n_bootstrap,
+        seed=options.seed,
+        paper_compat=options.paper_compat,
+    )
+
+
+def _told(reading: Reading, tell: Progress | None, label: str) -> Reading:
+    return reading if tell is None else replace(reading, progress=lambda done, total: tell(label, done, total))
+
+
+def _everywhere(stack: BoundStack, dims: tuple[int, ...]) -> Plan:
+    return {layer: tuple(dims) for layer in range(stack.n_layers)}
+
+
+def _replicates(measured: Measured) -> np.ndarray:
+    """[replicate, metric, layer, head], the first of all texts once."""
+    return np.stack([measured.places[layer].rates(measured.heads) for layer in sorted(measured.places)], axis=2)
+
+
+def _condition(kind: str, dims: tuple[int, ...], measured: Measured, before: np.ndarray) -> AttentionCondition:
+    rates = _replicates(measured)
+    mean, raw = over_heads(rates, axis=3), over_heads(before, axis=3)
+    low, high = percentile_interval(mean[1:])
+    change = mean - raw
+    change_low, change_high = percentile_interval(change[1:])
+    return AttentionCondition(kind, dims, measured.n_values, rates[0], low, high, change[0], change_low, change_high)
+
+
+def _example_layer(stack: BoundStack, options: AttentionOptions, n_texts: int) -> int | None:
+    """The layer whose maps are kept, None for no maps; checked before any work."""
+    if options.example == NO_EXAMPLE:
+        return None
+    if options.example is not None and not 0 <= options.example < n_texts:
+        raise BadInput(f"example {options.example} does not exist; the texts are 0 to {n_texts - 1}")
+    layer = max(0, stack.n_layers - 2) if options.example_layer is None else options.example_layer
+    if not 0 <= layer < stack.n_layers:
+        raise BadInput(f"layer {layer} does not exist; stream {stack.name} has layers 0 to {stack.n_layers - 1}")
+    return layer
+
+
+def _example(
+    reading: Reading, texts: Texts, dims: tuple[int, ...], layer: int, options: AttentionOptions
+) -> ExampleMaps:
+    number = options.example
+    if number is None:
+        enough = np.flatnonzero(reading.lengths >= options.example_tokens)
+        number = int(enough[0]) if len(enough) else int(reading.lengths.argmax())
+    text = texts.texts[number]
+    tokens = tokenise(reading.loaded, [text], max_length=min(options.example_tokens, options.max_length))
+    one = replace(reading, tokens=tokens, lengths=tokens.lengths, paper_compat=False)
+    if not tokens.lengths[0]:
+        raise BadInput(f"text {number} has no token; choose another example")
+    intact, ids = example_maps(one, None, layer)
+    off, _ = example_maps(one, _everywhere(reading.stack, dims), layer)
+    tokenizer: Any = reading.loaded.tokenizer
+    shown = tuple(str(token) for token in tokenizer.convert_ids_to_tokens(list(ids)))
+    return ExampleMaps(text, number, str(layer), shown, intact, off)
+
+
+def _notes(
+    loaded: LoadedModel, stack: BoundStack, intact: Measured, shown: AttentionCondition, options: AttentionOptions
+) -> tuple[str, ...]:
+    found = []
+    if stack.name == "decoder":
+        found.append("self-attention of the decoder; its attention to the encoder is not read")
+    if not intact.n_keys["special"]:
+        found.append("the tokenizer adds no special tokens: keys with and without them are the same")
+    if abs(float(shown.of("mass").min()) - 1) > 1e-3:
+        found.append(
+            f"a query's weights sum to {float(shown.of('mass').min()):.3f} to {float(shown.of('mass').max()):.3f}, mean over "
+            "heads, not to 1: shares are of weights as they are, entropies of weights brought to sum 1"
+        )
+    if loaded.config.get("attention_kind") == "gated":
+        found.append("attention is gated: weights are before the gate, which scales what a head reads of them")
+    if options.paper_compat:
+        found.append(
+            "correlations as in the released code: padding counts among queries, controls are 10 random dimensions"
+        )
+    return tuple(found)

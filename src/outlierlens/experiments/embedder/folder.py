@@ -1,0 +1,136 @@
+"""The files of a sentence-transformers model.
+
+    check_place(Path("better"), overwrite=False)
+    with new_folder(Path("better")) as part:
+        write_model(part, cut.model, tokenizer, modules)
+
+Module types bear the names that sentence-transformers has had since its first versions; newer ones translate them.
+Weights are safetensors alone: those of `Dense` are read so since 3.0.1, and a pickle is nothing to hand on.
+"""
+
+import copy
+import inspect
+import json
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlierlens.errors import BadInput
+from outlierlens.results.json_toml import read_json
+from outlierlens.vectors.fixes import Fix
+
+MODULES, RESULT, CARD = "modules.json", "outlierlens.json", "README.md"
+TYPE = "sentence_transformers.models."
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Modules:
+    """What stands behind the Transformer: the mean over `width` dimensions, `fix` as a dense layer, and the length 1."""
+
+    width: int
+    fix: Fix
+    normalize: bool
+    max_length: int
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether the fix changes anything."""
+        return self.fix.name != "raw"
+
+
+def check_place(folder: Path, *, overwrite: bool) -> None:
+    """Raise BadInput where nothing may be written to `folder`: before long work, and again when it is done."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not overwrite:
+        raise BadInput(f"{folder} exists; name another folder with -o, or use --overwrite")
+    if folder.is_symlink() or not all((folder / name).is_file() for name in (MODULES, RESULT)):
+        raise BadInput(f"{folder} holds no exported embedder, so it is not replaced; name another folder with -o")
+
+
+def write_model(folder: Path, model: Any, tokenizer: Any, modules: Modules) -> None:
+    """Write everything but the model card and the result."""
+    model.save_pretrained(folder, max_shard_size="5GB")
+    _rotary_base(folder / "config.json")
+    write_tokenizer(folder, tokenizer, inspect.signature(model.forward).parameters)
+    _json(folder / "sentence_bert_config.json", {"max_seq_length": modules.max_length, "do_lower_case": False})
+    _json(
+        folder / "config_sentence_transformers.json",
+        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
+    names = ["Transformer", "Pooling", *["Dense"] * modules.has_dense, *["Normalize"] * modules.normalize]
+    listed: list[dict[str, Any]] = []
+    for place, name in enumerate(names):
+        path = f"{place}_{name}" if place else ""
+        (folder / path).mkdir(exist_ok=True)
+        listed.append({"idx": place, "name": str(place), "path": path, "type": TYPE + name})
+    _json(folder / MODULES, listed)
+    _json(
+        folder / "1_Pooling" / "config.json",
+        {
+            "word_embedding_dimension": modules.width,
+            "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+    )
+    if modules.has_dense:
+        _dense(folder / "2_Dense", modules.fix)
+    if modules.normalize:
+        # Version 6 wants a file; the others read none. A hub keeps no empty folder either.
+        _json(folder / listed[-1]["path"] / "config.json", {})
+
+
+def _rotary_base(path: Path) -> None:
+    """Name the base of rotary positions where transformers 4 looks for it too; it would take its default in silence."""
+    values = read_json(path, "export it again", a=dict)
+    rotary = values.get("rope_parameters")
+    if isinstance(rotary, dict) and isinstance(rotary.get("rope_theta"), int | float):
+        _json(path, {**values, "rope_theta": rotary["rope_theta"]})
+
+
+def write_tokenizer(folder: Path, tokenizer: Any, taken: Container[str]) -> None:
+    """The tokenizer, padding on the right, in a form that transformers 4 reads too.
+
+    `taken` are the inputs of the model: older versions of sentence-transformers hand on whatever a tokenizer gives.
+    """
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "right"
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is not None:  # what the last call asked for would be stored as if it were the tokenizer's own
+        inner.no_truncation()
+        inner.no_padding()
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    values = read_json(path, "export it again", a=dict)
+    if values.get("tokenizer_class") == "TokenizersBackend":
+        values["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if values.get("extra_special_tokens") == []:
+        del values["extra_special_tokens"]
+    values["model_input_names"] = [name for name in tokenizer.model_input_names if name in taken]
+    _json(path, values)
+
+
+def _dense(folder: Path, fix: Fix) -> None:
+    from safetensors.numpy import save_file
+
+    weight = np.ascontiguousarray(fix.weight, dtype=np.float32)  # [kept, dim]
+    save_file({"linear.weight": weight, "linear.bias": fix.bias.astype(np.float32)}, folder / WEIGHTS)
+    _json(
+        folder / "config.json",
+        {
+            "in_features": weight.shape[1],
+            "out_features": weight.shape[0],
+            "bias": True,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        },
+    )
+
+
+def _json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")

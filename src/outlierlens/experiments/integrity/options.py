@@ -1,0 +1,30 @@
+"""What `fingerprint` and `verify` are asked."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from outlierlens.detection.scan.measure import ScanOptions
+from outlierlens.options import Flag, Flat
+
+
+@dataclass(frozen=True)
+class FingerprintOptions:
+    """How to take a fingerprint."""
+
+    scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
+    """The rule that finds the outlier dimensions, limits on reading, and how the model is opened."""
+    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
+    """308,381: these are the dangerous dimensions, in every stream; default: what scan finds."""
+    deep: bool = False
+    """Also embedding columns and hashes of whole tensors; reads everything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """What a model is held against."""
+
+    baseline: Path
+    """The fingerprint to hold it against."""
+    deep: bool = False
+    """Also embedding columns and hashes of whole tensors; reads everything."""

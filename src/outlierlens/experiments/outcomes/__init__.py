@@ -1,0 +1,1 @@
+"""Pre-training runs side by side, seeds of one recipe together."""

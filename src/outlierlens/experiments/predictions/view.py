@@ -1,0 +1,174 @@
+"""What is said of a model's predictions with dimensions off, for every surface: `sections(found)`."""
+
+import math
+from collections.abc import Iterator
+
+from outlierlens.experiments.predictions.charts import prediction_shifts
+from outlierlens.experiments.predictions.charts import predictions as draw
+from outlierlens.experiments.predictions.result import (
+    INTERVENTIONS,
+    Change,
+    PartsOfSpeech,
+    Predictions,
+    Spoken,
+    prediction_rows,
+)
+from outlierlens.statistics.words import no_change
+from outlierlens.view import section as cells
+from outlierlens.view.section import Cell, FineShare, Interval, P, Rows, Section
+from outlierlens.view.words import named
+
+SHIFTED = {
+    "more frequent": "more frequent",
+    "rarer": "rarer",
+    "neither": "neither clearly more frequent nor rarer",
+    "unknown": "too few to say",
+}
+SHIFTS = (
+    "input",
+    "off",
+    "verdict",
+    "times",
+    "Δ ln frequency",
+    "95 %",
+    "random",
+    "p",
+    "Δ expected",
+    "95 %",
+    "random",
+    "p",
+)
+SAID = ("input", "off", "accuracy", "surprisal", "entropy", "slope", "ρ", "slope, exp.", "ρ, exp.", "KL to corpus", "KL from",
+        "special", "types", "says")  # fmt: skip
+OF_SAID = ("accuracy", "surprisal", "entropy", "slope", "spearman", "slope_expected", "spearman_expected", "kl_to_unigram",
+           "kl_from_unigram", "special")  # fmt: skip
+EVERY = ("input", "off", "measure", "intact", "ablated", "change", "95 %", "random", "p")
+PARTS = ("part", "intact", "ablated", "change in points", "95 %")
+
+
+def sections(found: Predictions, *, verbose: bool = False, name: str = "predictions") -> Iterator[Section]:
+    """Which way predictions go and what is said; with `verbose` every measure, and what part of speech became which.
+
+    `name` is the section's, and begins those of its charts.
+    """
+    tables = [
+        Rows(
+            "Corpus frequency of predicted tokens, ablated − intact",
+            SHIFTS,
+            tuple(_shifts(found)),
+            _what_is_told(found),
+        ),
+        Rows("What is said", SAID, tuple(_said(found)), "Surprisal, entropy and divergences (KL) in nats."),
+    ]
+    if verbose:
+        tables.append(Rows("Every measure", EVERY, tuple(_every(found))))
+    for speech in found.speech:
+        tables += _speech(speech, verbose)
+    charts = (draw(found, name=name), prediction_shifts(found, name=f"{name}-shifts"))
+    yield Section(name, "What the model says", (*sentences(found), _measured(found)), charts, tuple(tables))
+
+
+def sentences(found: Predictions) -> tuple[str, ...]:
+    """Which way predictions go, for every intervention and input."""
+    said = []
+    for one in found.shifts:
+        change = one.changes["log_frequency"]
+        p = "" if change.p is None else f", rank p {change.p:.3g}"
+        said.append(
+            f"{one.input}, {INTERVENTIONS[one.intervention]}: predicted tokens are {SHIFTED[one.direction]} "
+            f"({change.change:+.2f} nats of log frequency, {found.interval(one, 'log_frequency')}{p})."
+        )
+    return tuple(said)
+
+
+def _measured(found: Predictions) -> str:
+    inputs = ", ".join(f"{one.input} {one.n_positions:,} tokens of {one.n_texts:,} texts" for one in found.heard)
+    return (
+        f"{found.provenance.model} on {found.data}: {inputs}; frequencies of {found.n_counted:,} tokens ({found.counts}); "
+        f"{named(found.dims)} off, in all layers by {found.mode}, beside {len(found.shifts[0].random)} random sets of as many "
+        "dimensions."
+    )
+
+
+def _what_is_told(found: Predictions) -> str:
+    note = (
+        "Times: how much more frequent in the corpus (geometric mean). Intervals over texts; p by rank of the size among "
+        "random sets, whose median stands beside."
+    )
+    sizes = {
+        found.of(one.input).n_texts
+        for one in found.shifts
+        for change in one.changes.values()
+        if change.low == change.high == 0
+    }
+    return " ".join((note, *(f"“No change” means {no_change(n, 'texts')}." for n in sorted(sizes))))
+
+
+def _shifts(found: Predictions) -> Iterator[tuple[Cell, ...]]:
+    for one in found.shifts:
+        changes = (one.changes[name] for name in ("log_frequency", "expected_log_frequency"))
+        yield (
+            one.input,
+            one.intervention,
+            one.direction,
+            one.times,
+            *(cell for change in changes for cell in _change(change)),
+        )
+
+
+def _change(change: Change) -> tuple[Cell, ...]:
+    p = None if change.p is None else P(change.p)
+    return (cells.Change(change.change), Interval(change.low, change.high), cells.Change(change.random_median), p)
+
+
+def _said(found: Predictions) -> Iterator[tuple[Cell, ...]]:
+    for heard in found.heard:
+        for off, one in (("nothing", heard.intact), *((shift.intervention, shift.chosen) for shift in heard.shifts)):
+            yield (heard.input, off, *_numbers(one), one.n_types, _words(one))
+
+
+def _numbers(spoken: Spoken) -> Iterator[float]:
+    for name in OF_SAID:
+        yield FineShare(spoken.values[name]) if name in ("accuracy", "special") else spoken.values[name]
+
+
+def _words(spoken: Spoken) -> str:
+    return ", ".join(f"{word.token} {word.share:.0%}" for word in spoken.top[:5])
+
+
+def _every(found: Predictions) -> Iterator[tuple[Cell, ...]]:
+    for row in prediction_rows(found):
+        p = None if math.isnan(row["p"]) else P(row["p"])
+        yield (
+            *(
+                row["input"],
+                row["intervention"],
+                row["measure"],
+                row["intact"],
+                row["ablated"],
+                cells.Change(row["change"]),
+            ),
+            *(Interval(row["low"], row["high"]), cells.Change(row["random_median"]), p),
+        )
+
+
+def _speech(speech: PartsOfSpeech, verbose: bool) -> Iterator[Rows]:
+    """Shares of parts of speech, the largest change first; with `verbose`, what became what."""
+    where = f"{speech.input}, {speech.intervention}"
+    rows = [
+        (one.tag, FineShare(one.intact), FineShare(one.ablated), cells.Change(100 * one.change),
+         Interval(100 * one.low, 100 * one.high))
+        for one in (speech.kept, *sorted(speech.shares, key=lambda one: -abs(one.change)))
+    ]  # fmt: skip
+    how = "as single tokens" if speech.alone else "as words in their sentence"
+    note = (
+        f"{speech.n:,} predictions of {speech.n_texts:,} texts, tagged {how} by {speech.tagger}. Kept: the part of speech of "
+        "the text's own token."
+    )
+    if any(one.low == one.high == 0 for one in (speech.kept, *speech.shares)):
+        note += f" “No change” means {no_change(speech.n_texts, 'texts')}."
+    yield Rows(f"Parts of speech: {where}", PARTS, tuple(rows), note)
+    for name, counts in (("intact", speech.intact), ("ablated", speech.ablated)) if verbose else ():
+        counted = tuple((tag, *row) for tag, row in zip(speech.tags, counts.tolist(), strict=True))
+        note = "Rows: part of speech of the text's own token; columns: of the predicted one."
+        yield Rows(f"Real and predicted, {name}: {where}", ("real", *speech.tags), counted, note)

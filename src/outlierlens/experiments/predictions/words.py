@@ -1,0 +1,157 @@
+"""What a model predicts at the positions of its input: the texts as rows of tokens, and their logits part by part.
+
+    task = INPUT_TASKS["unmasked"](loaded, texts, TaskOptions(max_length=128))
+    for feed in task.feeds(range(task.n_texts)):
+        for number, rows, logits in task.logits(feed, [(), (308, 381)]):   # as it is; two dimensions out of the product
+            ...                                                           # logits [some of the selected, vocabulary]
+
+masked     15 % of the ordinary tokens are predicted, masked as for the masked loss
+unmasked   every ordinary token is predicted from the text as it stands, itself included (Puccetti et al. 2022)
+next       every token but the first is predicted from those before it
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.data.token_texts import special_ids
+from outlierlens.models.forward import text_reader
+from outlierlens.models.hooks import edited_inputs, edited_output, head_inputs, head_only_at
+from outlierlens.models.inputs import token_ids
+from outlierlens.tasks.language_model import CausalLoss, LanguageModelLoss, MaskedLoss, Rows, Window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOGIT_BYTES = 64_000_000  # of logits at once
+
+
+@dataclass(frozen=True)
+class Feed(Rows):
+    """`Rows`, with the text and the place among its tokens that each predicted token is of, int [selected] both."""
+
+    text: np.ndarray
+    token: np.ndarray
+
+
+class Said(LanguageModelLoss):
+    """A language-model task whose logits are looked at, and not only its loss.
+
+    Attributes:
+        ahead: how far the predicted token is behind the position that predicts it.
+    """
+
+    ahead = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the vocabulary matrix."""
+        return int(self._head.weight.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Dimensions of what is multiplied with the vocabulary matrix."""
+        return int(self._head.weight.shape[1])
+
+    def all_feeds(self) -> list[Any]:
+        """Forward passes that together read every text once, longest first."""
+        # Where logits are not the product alone, all of a pass are held at once.
+        tokens = None if self._by_parts else max(int(self.lengths.max()), LOGIT_BYTES // (4 * self.n_rows))
+        return list(self.feeds(range(self.n_texts), tokens))
+
+    def logits(self, feed: Feed, off: Sequence[Sequence[int]]) -> Iterator[tuple[int, slice, "Tensor"]]:
+        """(number in `off`, which of the selected, their logits [some, vocabulary]): float32, a part at a time.
+
+        Of every entry of `off`, those dimensions are out of the product with the vocabulary matrix; one pass serves all.
+        """
+        from torch.nn import functional
+
+        size = max(1, LOGIT_BYTES // (4 * self.n_rows))
+        if self._by_parts:
+            states = head_inputs(self._model, feed.positions, lambda: self._run(feed))
+            for number, dims in enumerate(off):
+                for part in _parts(len(states), size):
+                    some = functional.linear(without(states[part], dims), self._head.weight, self._head.bias)
+                    yield number, part, some.float()
+            return
+        for number, dims in enumerate(off):
+            dropped = edited_inputs(self._model, [self._head], _dropping(dims)) if dims else nullcontext()
+            with dropped, head_only_at(self._model, feed.positions):
+                whole = self._run(feed).logits
+            for part in _parts(len(whole), size):
+                yield number, part, whole[part].float()
+
+    def reads_last_hidden(self) -> bool:
+        """Whether what is multiplied with the vocabulary matrix is the last hidden state itself, tried on one text."""
+        import torch
+
+        feed = next(self.feeds([int(self.lengths.argmin())]))
+        kept: list[Tensor] = []
+
+        def keep(states: "Tensor") -> "Tensor":
+            kept.append(states)
+            return states
+
+        reader = text_reader(self.loaded, self.loaded.stacks)
+        with torch.inference_mode(), edited_output(self._model, reader, keep):
+            read = head_inputs(self._model, feed.positions, lambda: self._run(feed))
+        last = kept[-1][feed.positions]
+        return last.shape == read.shape and torch.equal(last, read)
+
+    @property
+    def _model(self) -> Any:
+        return self.loaded.model
+
+    @property
+    def _head(self) -> Any:
+        return self._model.get_output_embeddings()
+
+    def _collate(self, rows: list[tuple[int, Window]]) -> Feed:
+        made = super()._collate(rows)
+        text = np.repeat(np.array(made.slots), [len(window.positions) for _, window in rows])
+        token = [window.start + place + self.ahead for _, window in rows for place in window.positions]
+        return Feed(**{one.name: getattr(made, one.name) for one in fields(Rows)}, text=text, token=np.array(token))
+
+
+class MaskedInput(Said, MaskedLoss):
+    """Masked tokens."""
+
+
+class UnmaskedInput(Said, MaskedLoss):
+    """Every ordinary token, nothing masked."""
+
+    def _windows(self, number: int, text: str) -> list[Window]:
+        ids = token_ids(self.loaded, text, truncation=True, max_length=self.max_length)
+        special = special_ids(self.loaded.tokenizer)
+        ordinary = [i for i, token in enumerate(ids) if token not in special]
+        return [Window(number, ids, ordinary, [ids[i] for i in ordinary])] if ordinary else []
+
+
+class NextToken(Said, CausalLoss):
+    """Every token but a text's first, from those before it."""
+
+    ahead = 1
+
+
+INPUT_TASKS: dict[str, type[Said]] = {"masked": MaskedInput, "unmasked": UnmaskedInput, "next": NextToken}
+OF_HEAD = {"masked": ("masked", "unmasked"), "causal": ("next",)}
+
+
+def without(states: "Tensor", dims: Sequence[int]) -> "Tensor":
+    """A copy of states [..., dim] with `dims` zero; the states themselves where there are none."""
+    if not len(dims):
+        return states
+    changed = states.clone()
+    changed[..., list(dims)] = 0
+    return changed
+
+
+def _dropping(dims: Sequence[int]) -> Callable[["Tensor"], "Tensor"]:
+    return lambda states: without(states, dims)
+
+
+def _parts(n: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(n, start + size)) for start in range(0, n, size))

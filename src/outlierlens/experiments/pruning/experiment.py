@@ -1,0 +1,283 @@
+"""What it costs to force a pruning budget onto one position: `prune_experiment`.
+
+effect = prune_experiment(load_model("smollm2-135m"), read_texts("excerpt"))
+effect.chosen.change, effect.magnitude.change          # nats per token, the same number of weights pruned
+effect.verdict
+
+Every condition prunes exactly as many weights of the blocks' last operations. `magnitude` takes the smallest. The others take
+the weights of some positions first, then the smallest of what is left: `chosen` the outliers in all layers, the controls random
+positions in all layers, random ones that differ by layer, and ones about as large that differ by layer.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.ablation.controls import Plan, compared, matched_sets, plan_key, random_sets
+from outlierlens.ablation.damage import Condition, Score
+from outlierlens.architectures import live_parameters
+from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.measure import magnitude as strength_of
+from outlierlens.detection.scan.measure import scan_live
+from outlierlens.errors import BadInput
+from outlierlens.experiments.pruning.options import ExperimentOptions
+from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.experiments.pruning.result import PruneExperiment, Removal
+from outlierlens.models.changes import set_values, temporary
+from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.results.row_store import RowStore
+from outlierlens.session import Session
+from outlierlens.statistics.words import unseen_note
+from outlierlens.tasks import begins, check_intact, make_task, scored
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Progress = Callable[[str, int, int], None]
+
+
+def prune_experiment(
+    loaded: LoadedModel,
+    texts: Texts,
+    options: ExperimentOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    rows: Path | None = None,
+) -> PruneExperiment:
+    """Measure the loss with one budget of weights pruned by magnitude, and with it forced onto positions.
+
+    With `rows`, every finished condition is appended to that file, and conditions found there are not measured again.
+
+    Raises:
+        BadInput: no outlier to force the budget onto, unknown positions, or no usable text.
+    """
+    options = options or ExperimentOptions()
+    bench = _Bench(loaded, texts, options)
+    families = bench.families()
+    total = 3 + sum(map(len, families.values()))
+    report = progress or (lambda *_: None)
+    with ExitStack() as files:
+        if rows:
+            bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
+        report("intact", 0, total)
+        intact = bench.measure("intact", None)
+        report("magnitude", 1, total)
+        magnitude = bench.measure("magnitude", {})
+        report("chosen", 2, total)
+        chosen = bench.measure("chosen", dict.fromkeys(range(bench.cells.n_layers), bench.dims))
+        measured: dict[str, list[Condition]] = {}
+        for kind, plans in families.items():
+            for number, plan in enumerate(plans):
+                report(kind, 3 + sum(map(len, measured.values())), total)
+                measured.setdefault(kind, []).append(bench.measure(f"{kind} {number + 1}", plan))
+    report("done", total, total)
+    return PruneExperiment(
+        provenance=loaded.provenance(seed=options.seed, digest=bench.fingerprint),
+        data=texts.source,
+        data_digest=texts.digest,
+        task=bench.task.name,
+        unit=bench.task.unit,
+        stack=bench.stack.name,
+        site=bench.cells.site,
+        dims=bench.dims,
+        dims_source=bench.dims_source,
+        n_layers=bench.cells.n_layers,
+        hidden_size=bench.cells.width,
+        n_candidates=bench.pruner.n_candidates,
+        forced=bench.forced,
+        budget=bench.budget,
+        n_texts=bench.task.n_texts,
+        n_tokens=bench.task.n_tokens,
+        intact=intact,
+        magnitude=magnitude,
+        chosen=chosen,
+        controls=compared(measured, chosen, ranked="random position", closeness=bench.closeness),
+        swaps=bench.swaps,
+        notes=(*loaded.notes, *bench.notes),
+    )
+
+
+def run(session: Session, options: ExperimentOptions) -> PruneExperiment:
+    """The experiment, as the command runs it."""
+    texts, _ = session.texts()
+    return prune_experiment(session.loaded, texts, options, progress=session.progress, rows=session.rows.rows)
+
+
+class Pruner:
+    """The weights of a stream's last operations in one row, and which of them a budget takes."""
+
+    def __init__(self, model: "nn.Module", cells: Cells):
+        self.cells = cells
+        self.live = live_parameters(model)
+        self.params = list({param.name: param for layer in cells.params for param in layer}.values())
+        sizes = [self.live[param.name].numel() for param in self.params]
+        ends = np.cumsum([0, *sizes])
+        self.slices = {p.name: slice(a, b) for p, a, b in zip(self.params, ends[:-1], ends[1:], strict=True)}
+        self.n_candidates = int(ends[-1])
+        self.scores = np.concatenate([
+            (self.live[p.name].detach().float() - p.off).abs().reshape(-1).cpu().numpy() for p in self.params
+        ])  # fmt: skip
+
+    def forced(self, plan: Plan) -> np.ndarray:
+        """bool [weight]: all weights of the positions of `plan`, {layer: positions}."""
+        taken = np.zeros(self.n_candidates, dtype=bool)
+        for layer, dims in plan.items():
+            for param in self.cells.params[layer]:
+                shaped = taken[self.slices[param.name]].reshape(tuple(self.live[param.name].shape))
+                np.moveaxis(shaped, param.axis, 0)[list(dims)] = True
+        return taken
+
+    def pruned(self, plan: Plan, budget: int) -> np.ndarray:
+        """bool [weight]: those of `plan`, then the smallest of the others up to `budget` in all."""
+        taken = self.forced(plan)
+        left = budget - int(np.count_nonzero(taken))
+        if left > 0:
+            sizes = np.where(taken, np.inf, self.scores)
+            edge = np.partition(sizes, left - 1)[left - 1]
+            smaller = sizes < edge
+            equal = np.flatnonzero(sizes == edge)
+            smaller[equal[: left - int(np.count_nonzero(smaller))]] = True
+            taken |= smaller
+        return taken
+
+    @temporary
+    def off(self, taken: np.ndarray) -> Iterator[int]:
+        """Switch weights off inside the block, and put every value back bit for bit; yields how many are off."""
+        import torch
+
+        with ExitStack() as undo:
+            for param in self.params:
+                live = self.live[param.name]
+                here = torch.from_numpy(taken[self.slices[param.name]]).reshape(live.shape)
+                if here.any():
+                    set_values(undo, live, (here,), param.off, param.name)
+            yield int(np.count_nonzero(taken))
+
+
+class _Bench:
+    """A model, its task, and the budget."""
+
+    def __init__(self, loaded: LoadedModel, texts: Texts, options: ExperimentOptions):
+        self.loaded, self.options = loaded, options
+        self.stack = loaded.stack(options.stack)
+        shapes = {name: tuple(value.shape) for name, value in live_parameters(loaded.model).items()}
+        self.cells = Cells.of(self.stack, shapes, Removal())
+        self.dims, self.dims_source = self._named()
+        self.fingerprint = fingerprint(loaded.model)
+        self.how = replace(options.task, seed=options.seed)
+        self.task = make_task(loaded, texts, self.how)
+        self.notes: list[str] = list(self.task.notes)
+        self.notes.append(unseen_note(self.task.n_texts))
+        self.pruner = Pruner(loaded.model, self.cells)
+        self.forced = int(self.cells.total.sum()) * len(self.dims)
+        self.budget = max(self.forced, round(options.sparsity * self.pruner.n_candidates))
+        self.alone = self.pruner.pruned({}, self.budget)
+        self.swaps: dict[str, int] = {}
+        self.closeness: float | None = None
+        self.rows: RowStore | None = None
+        self.intact, self.weights = self.task.per_text()
+        check_intact(loaded, self.task, self.intact)
+        if self.cells.beyond_masks:
+            self.notes.append("norms here multiply by 1 + weight: a pruned value is −1, where the factor is 0")
+
+    def _named(self) -> tuple[tuple[int, ...], str]:
+        asked = tuple(dict.fromkeys(self.options.dims))
+        bad = [dim for dim in asked if not 0 <= dim < self.cells.width]
+        if bad:
+            raise BadInput(
+                f"dimension {bad[0]} does not exist; stream {self.stack.name!r} has 0 to {self.cells.width - 1}"
+            )
+        if asked:
+            return asked, "given"
+        found = next(one for one in scan_live(self.loaded).stacks if one.stack == self.stack.name)
+        if not found.dims:
+            raise BadInput(
+                f"{self.loaded.name}: the scan finds no outlier; name positions to force the budget onto with --dims"
+            )
+        return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma"
+
+    def identity(self, texts: Texts) -> dict[str, Any]:
+        """What must be equal for measured conditions to be reusable."""
+        return {
+            "model": self.fingerprint,
+            "data": texts.digest,
+            "task": asdict(self.how),
+            "stack": self.stack.name,
+            "budget": self.budget,
+            **begins(self.task),
+        }
+
+    def families(self) -> dict[str, list[Plan]]:
+        """The control plans by kind."""
+        options, n_layers, size = self.options, self.cells.n_layers, len(self.dims)
+        everywhere = dict.fromkeys(range(n_layers), self.dims)
+        found: dict[str, list[Plan]] = {}
+        if options.n_random:
+            sets = random_sets(self.cells.width, size, n=options.n_random, seed=options.seed, other_than=self.dims)
+            found["random position"] = [dict.fromkeys(range(n_layers), dims) for dims in sets]
+        if options.n_scattered:
+            found["scattered"] = [self._scattered(size, number) for number in range(options.n_scattered)]
+        if options.n_matched and self.stack.weight_layers == tuple(range(n_layers)):
+            strength = strength_of(self.loaded, self.stack)
+            sets_ = matched_sets(strength, everywhere, avoid=(), n=options.n_matched, seed=options.seed)
+            found["matched"] = [one.plan for one in sets_]
+            self.closeness = float(np.median([one.closeness for one in sets_]))
+        return found
+
+    def _scattered(self, size: int, number: int) -> Plan:
+        """As many random positions in each layer, none of them twice while there are fresh ones."""
+        random = np.random.default_rng([self.options.seed, number])
+        free = np.setdiff1d(np.arange(self.cells.width), self.dims)
+        rounds = -(-self.cells.n_layers * size // len(free))
+        drawn = np.concatenate([random.permutation(free) for _ in range(rounds)])
+        return {
+            layer: tuple(sorted(set(drawn[layer * size : (layer + 1) * size].tolist())))
+            for layer in range(self.cells.n_layers)
+        }
+
+    def measure(self, label: str, plan: Plan | None) -> Condition:
+        """Prune the weights of `plan` and the smallest others, score every text, put all back; None prunes nothing."""
+        values, n_pruned = self.intact, 0
+        if plan is not None:
+            values, n_pruned = self._per_text(label, plan)
+        value, low, high = scored(values, self.weights, None, seed=self.options.seed)
+        change = scored(values - self.intact, self.weights, None, seed=self.options.seed)
+        plan = plan or {}
+        uniform = len(set(plan.values())) <= 1
+        loss = self.task.unit == "nats per token"
+        return Condition(
+            label=label,
+            dims=tuple(sorted({dim for dims in plan.values() for dim in dims})),
+            by_layer={} if uniform else plan,
+            score=Score(
+                value=value,
+                low=low,
+                high=high,
+                perplexity=float(np.exp(min(value, 700.0))) if loss else None,
+                per_text=tuple(values.tolist()),
+                also={},
+            ),
+            change=change[0],
+            change_low=change[1],
+            change_high=change[2],
+            n_parameters=n_pruned,
+            layers=tuple(sorted(plan)),
+        )
+
+    def _per_text(self, label: str, plan: Plan) -> tuple[np.ndarray, int]:
+        taken = self.pruner.pruned(plan, self.budget)
+        n_pruned = int(np.count_nonzero(taken))
+        self.swaps[label] = int(np.count_nonzero(taken & ~self.alone))
+        key = plan_key(plan)
+        kept = self.rows.get(key) if self.rows else None
+        if kept is None:
+            with self.pruner.off(taken):
+                values, _ = self.task.per_text()
+            kept = {"per_text": values.tolist(), "pruned": n_pruned}
+            if self.rows:
+                self.rows.append(key, kept)
+        return np.array(kept["per_text"]), n_pruned

@@ -1,0 +1,308 @@
+"""What other tools should leave alone, in the form that they read: `protect`.
+
+made = protect("smollm2-135m", "llm-compressor")
+made.text                                    # YAML for a recipe
+made.modules, made.dims                      # what it names
+
+tool             form      what the tool reads
+torch-pruning    Python    channels that its importance never gives up, and `ignored_layers` to keep the whole stream
+llm-compressor   YAML      `ignore` of SparseGPTModifier, WandaPruningModifier, QuantizationModifier …
+bitsandbytes     Python    `llm_int8_skip_modules` of transformers' BitsAndBytesConfig
+awq              Python    `modules_to_not_convert` of AwqConfig, and scales of the channels for `apply_awq` of llm-awq
+
+Names are read from the checkpoint's header; outliers come from the scan of its weights. Needs no torch.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from outlierlens import architectures as arch
+from outlierlens.architectures import BoundStack
+from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.detection.scan.measure import scan_checkpoint
+from outlierlens.detection.scan.result import StackScan
+from outlierlens.errors import BadInput, one_line
+from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
+from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.view.words import number_of_layers, runs
+
+TOOLS: tuple[Tool, ...] = get_args(Tool)
+ENDINGS = {"torch-pruning": ".py", "llm-compressor": ".yaml", "bitsandbytes": ".py", "awq": ".py"}
+# Which linears read a norm's output, by the norm's and the linears' names in a block; only what is known is written.
+READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    ("input_layernorm", ("attention.query_key_value",)),
+    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+    ("post_attention_layernorm", ("mlp.dense_h_to_4h",)),
+    ("self_attn_layer_norm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    ("final_layer_norm", ("fc1",)),
+)
+TORCH_PRUNING = '''\
+import torch_pruning as tp
+
+KEEP = {keep}
+
+
+def module_of(model, name):
+    """The module of that name, also where a head's prefix stands before it here or there."""
+    for path, module in model.named_modules():
+        if path and (path == name or path.endswith("." + name) or name.endswith("." + path)):
+            return module
+    raise KeyError(name)
+
+
+class KeepPositions(tp.importance.Importance):
+    """Another importance, in which the protected positions of the stream come last."""
+
+    def __init__(self, importance, model):
+        self.importance = importance
+        self.keep = {module_of(model, name): set(dims) for name, dims in KEEP.items()}
+
+    def __call__(self, group):
+        scores = self.importance(group)
+        if scores is None:
+            return None
+        for place, (dependency, channels) in enumerate(group):
+            kept = self.keep.get(dependency.target.module, ())
+            if kept and dependency.handler is not tp.prune_linear_in_channels:
+                for channel, root in zip(channels, group[place].root_idxs):
+                    if channel in kept:
+                        scores[root] = float("inf")
+        return scores
+
+
+# importance = KeepPositions(tp.importance.MagnitudeImportance(), model)
+# pruner = tp.pruner.BasePruner(model, example_inputs, importance=importance, ...)
+# To keep every position of the stream, so that MLPs and heads alone are pruned:
+# ignored_layers = [module_of(model, name) for name in KEEP]
+'''
+PRUNES = ("torch-pruning", "llm-compressor")
+
+
+@dataclass(frozen=True)
+class Protection:
+    """A protect-list: `text` is what to paste, `modules` and `dims` what it names, `layers` where, `notes` what to know."""
+
+    tool: Tool
+    text: str
+    modules: tuple[str, ...]
+    dims: tuple[int, ...]
+    layers: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Protection:
+    """A protect-list for `tool`, ready to paste.
+
+    Raises:
+        BadInput: an unknown tool or layer, several streams and none named, or no outlier to protect.
+    """
+    if tool not in TOOLS:
+        raise BadInput(f"unknown tool {tool!r}; lists are written for {', '.join(TOOLS)}")
+    options = options or ProtectOptions()
+    scan = options.scan
+    with open_checkpoint(
+        model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
+    ) as checkpoint:
+        return _Lists(checkpoint, options).made(tool)
+
+
+class _Lists:
+    """The modules and channels of one stream."""
+
+    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions):
+        self.checkpoint, self.options = checkpoint, options
+        stacks = arch.stacks_for(checkpoint, options.scan.row)
+        bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+        chosen = [one for one in bound if options.stack in (None, one.name)]
+        if len(chosen) != 1:
+            known = ", ".join(one.name for one in bound)
+            raise BadInput(f"{checkpoint.name}: which stream? --stack must be one of {known}")
+        self.bound: BoundStack = chosen[0]
+        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+        self.cells = Cells.of(self.bound, shapes, options.rule)
+        scan = scan_checkpoint(checkpoint, options.scan)
+        self.scan: StackScan = next(stack for stack in scan.stacks if stack.stack == self.bound.name)
+        self.dims = tuple(dict.fromkeys(options.dims)) or self.scan.dims
+        if not self.dims:
+            raise BadInput(f"{checkpoint.name}: the scan finds no outlier to protect; name positions with --dims")
+        bad = [dim for dim in self.dims if not 0 <= dim < self.cells.width]
+        if bad:
+            raise BadInput(f"dimension {bad[0]} does not exist; there are 0 to {self.cells.width - 1}")
+
+    def made(self, tool: Tool) -> Protection:
+        """The list for one tool."""
+        chosen = self.options.layers or ("enough" if tool in PRUNES else "flagged")
+        if tool == "torch-pruning":
+            chosen = "all"  # channels of the stream go from every layer together
+        layers = self.layers(chosen)
+        modules = tuple(name for layer in layers for name in self.writers(layer))
+        notes = [self._about(tool, chosen, layers)]
+        if self.bound.ends_in_norm and tool != "torch-pruning":
+            safe = ": the constraint cannot break by it" if tool in PRUNES else ""
+            notes.append(
+                f"blocks here end in a norm, and this tool leaves norms alone{safe}; the modules are the linears before "
+                "those norms"
+            )
+        write = {
+            "torch-pruning": self._torch_pruning,
+            "llm-compressor": self._llm_compressor,
+            "bitsandbytes": self._bitsandbytes,
+            "awq": self._awq,
+        }[tool]
+        text = write(modules, layers, notes)
+        return Protection(tool, text, modules, self.dims, layers, tuple(notes))
+
+    def layers(self, chosen: Which | tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of `cells`, ascending: of layers, but that layers which run one block count once.
+
+        Raises:
+            BadInput: a layer that does not exist, or some alone of the layers that run one block.
+        """
+        n_layers = self.cells.n_layers
+        if not isinstance(chosen, str):
+            bad = [layer for layer in chosen if not 0 <= layer < self.bound.n_layers]
+            if bad:
+                raise BadInput(f"layer {bad[0]} does not exist; there are 0 to {self.bound.n_layers - 1}")
+            given = [set(layers) & set(chosen) for layers in self.bound.block_layers]
+            for layers, some in zip(self.bound.block_layers, given, strict=True):
+                if some and some != set(layers):
+                    raise BadInput(f"layers {runs(layers)} run one block, which is spared as a whole; name all of them")
+            return tuple(number for number, some in enumerate(given) if some)
+        if chosen == "all":
+            return tuple(range(n_layers))
+        known = {outlier.dim: outlier for outlier in self.scan.outliers}
+        flagged = {layer for dim in self.dims if dim in known for layer in known[dim].layers_scale}
+        if chosen == "flagged" and flagged:
+            return tuple(sorted(flagged))
+        columns = [self.scan.map_dims.index(dim) for dim in self.dims if dim in self.scan.map_dims]
+        strength = abs(self.scan.z_scale[:, columns]).max(axis=1) if columns else [0.0] * n_layers
+        order = sorted(range(n_layers), key=lambda layer: (-strength[layer], layer))
+        return tuple(sorted(order[: n_layers - self.cells.limit + 1]))
+
+    def writers(self, layer: int) -> tuple[str, ...]:
+        """Modules that write last in a layer, as the checkpoint names them."""
+        if not self.bound.ends_in_norm:
+            found = [param.name.removesuffix(".weight") for param in self.bound.scale[self.bound.weight_layers[layer]]]
+        else:
+            block = self.bound.blocks[self.bound.weight_layers[layer]]
+            names = [f"{block}.{module.removesuffix('()')}" for module in self.bound.stack.last_linear]
+            found = [
+                name for name in names if f"{name}.weight" in self.checkpoint.tensors or name in self.checkpoint.tensors
+            ]
+        return tuple(found)
+
+    def _about(self, tool: Tool, chosen: Which | tuple[int, ...], layers: tuple[int, ...]) -> str:
+        n_layers, limit = self.cells.n_layers, self.cells.limit
+        left = n_layers - len(layers)
+        which = chosen if isinstance(chosen, str) else "given"
+        about = f"positions {', '.join(map(str, self.dims))}; {len(layers)} of {number_of_layers(n_layers)} ({which})"
+        if tool not in PRUNES:
+            return f"{about} are protected"
+        if left < limit:
+            holds = f"cannot remove a position in {limit} or more, so the constraint holds whatever is pruned"
+        else:
+            holds = f"could still remove a position in {limit} or more; check what comes out"
+        return f"{about}: pruning the other {left} {holds}"
+
+    def _head(self, what: str, notes: Sequence[str]) -> list[str]:
+        lines = [f"outlierlens: {what} of {self.checkpoint.name}", *notes]
+        return [f"# {one_line(line)}" for line in lines]
+
+    def _torch_pruning(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
+        keep = {name: sorted(self.dims) for name in modules}
+        notes[0] = f"positions {', '.join(map(str, self.dims))} of the residual stream, which goes as a whole"
+        if self.bound.stack.weight_is_in_by_out:
+            notes.append("linears here are Conv1D modules, which Torch-Pruning prunes only with a pruner of your own")
+        head = self._head("channels that Torch-Pruning should keep", notes)
+        return "\n".join([*head, TORCH_PRUNING.replace("{keep}", _literal(keep))])
+
+    def _llm_compressor(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
+        lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in modules]
+        return "\n".join([
+            *self._head("modules that llm-compressor should ignore", notes),
+            "# Put the list into the modifier of your recipe; sparsity and scheme are yours.",
+            "sparsity_stage:",
+            "  sparsity_modifiers:",
+            "    SparseGPTModifier:",
+            "      sparsity: 0.5",
+            '      mask_structure: "0:0"',
+            '      targets: ["Linear"]',
+            "      ignore:",
+            '        - "re:.*lm_head$"',
+            *(f"        - {line}" for line in lines),
+            "",
+        ])  # fmt: skip
+
+    def _bitsandbytes(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
+        skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
+        notes.append("a name given here replaces the default, which leaves the head out; it is named again")
+        return "\n".join([
+            *self._head("modules that bitsandbytes should leave in high precision", notes),
+            "from transformers import BitsAndBytesConfig",
+            "",
+            f"llm_int8_skip_modules = {_literal(skip)}",
+            "",
+            "config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=llm_int8_skip_modules)",
+            '# AutoModelForCausalLM.from_pretrained(..., quantization_config=config)',
+            "",
+        ])  # fmt: skip
+
+    def _awq(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
+        skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
+        pairs = self.readers(layers)
+        lines = ["from transformers import AwqConfig", "", f"modules_to_not_convert = {_literal(skip)}", ""]
+        lines += ["config = AwqConfig(bits=4, modules_to_not_convert=modules_to_not_convert)"]
+        if not pairs:
+            notes.append(
+                "no scales: which linears read which norm is known here for pre-norm blocks named as in Llama, OPT and "
+                "GPT-NeoX, whose norms multiply by their weight"
+            )
+            return "\n".join([*self._head("modules that AWQ should leave in high precision", notes), *lines, ""])
+        notes.append(
+            f"scales: a channel's weights grow by {self.options.factor:g} and its norm shrinks by as much, which changes "
+            "nothing before quantization"
+        )
+        return "\n".join([
+            *self._head("modules and channels that AWQ should spare", notes),
+            *lines,
+            "",
+            "# Scales for llm-awq: apply_awq(model, awq_results), or torch.save(awq_results, file) for --load_awq.",
+            "import torch",
+            "",
+            f"READERS = {_literal([[norm, *linears] for norm, linears in pairs])}",
+            f"scales = torch.ones({self.cells.width})",
+            f"scales[{sorted(self.dims)}] = {self.options.factor!r}",
+            'awq_results = {"scale": [(norm, tuple(linears), scales.clone()) for norm, *linears in READERS], "clip": []}',
+            "",
+        ])  # fmt: skip
+
+    def readers(self, layers: Sequence[int]) -> list[tuple[str, tuple[str, ...]]]:
+        """(norm, linears that read it) of the layers, where that is known; [] elsewhere."""
+        if self.bound.ends_in_norm or self.bound.stack.norm_offset:
+            return []
+        names, found = self.checkpoint.tensors, []
+        for layer in layers:
+            block = self.bound.blocks[self.bound.weight_layers[layer]]
+            for norm, linears in READERS:
+                parts = [f"{block}.{norm}", *(f"{block}.{linear}" for linear in linears)]
+                stored = [names.get(f"{part}.weight") for part in parts]
+                fits = all(one is not None for one in stored) and norm in self.bound.stack.reading_norms
+                if fits and all(one.shape[-1] == self.cells.width for one in stored if one is not None):
+                    found.append((parts[0], tuple(parts[1:])))
+        return found
+
+
+def _tail(name: str, prefix: str) -> str:
+    """A module's name without what a task head puts before it."""
+    return name.removeprefix(prefix)
+
+
+def _literal(value: Any) -> str:
+    """A list or dictionary as Python (and JSON), a line an entry."""
+    return json.dumps(value, indent=4) if not isinstance(value, dict) else (
+        "{\n" + "".join(f"    {json.dumps(key)}: {json.dumps(item)},\n" for key, item in value.items()) + "}"
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""The one definition of a removed position, in numbers: which parameters make it, and how many values must be zero.
+
+cells = Cells.of(bound, shapes, rule)          # of one stream; cells_of(checkpoint) of all streams of a file
+cells.removed(off)                 # bool [layer, dim] of off [layer, dim], how many of its values are zero
+per_dim_off(values == param.off, param)
+
+`pruned.Removal` holds the settings and the words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from outlierlens import architectures as arch
+from outlierlens.architectures import BoundStack, Param
+from outlierlens.checkpoints import Checkpoint
+from outlierlens.errors import BadFile
+from outlierlens.experiments.pruning.result import Removal
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The values that make each position in each layer of a stream: a cell is one position in one layer.
+
+    Attributes:
+        params: of each layer, the parameters that hold its cells [layer][part].
+        total: int [layer], values of one cell of a layer. needed: of them, zero, for the position to be removed there.
+        limit: layers in which a position must be removed to break the constraint.
+        width: positions of the stream.
+    """
+
+    bound: BoundStack
+    rule: Removal
+    params: tuple[tuple[Param, ...], ...]
+    total: np.ndarray
+    needed: np.ndarray
+    limit: int
+    width: int
+
+    @classmethod
+    def of(cls, bound: BoundStack, shapes: Mapping[str, tuple[int, ...]], rule: Removal) -> "Cells":
+        """The cells of a stream whose parameters have these shapes; blocks that are shared count once.
+
+        Raises:
+            BadFile: layers disagree on the width of the stream.
+        """
+        layers = bound.weight_layers
+        with_bias = bound.ends_in_norm and not rule.scale_alone
+        params = tuple((*bound.scale[layer], *(bound.bias[layer] if with_bias else ())) for layer in layers)
+        widths = {shapes[param.name][param.axis] for layer in params for param in layer}
+        if len(widths) != 1:
+            raise BadFile(f"stream {bound.name!r}: layers disagree on its width: {', '.join(map(str, sorted(widths)))}")
+        total = np.array([sum(param.values_per_dim(shapes[param.name]) for param in layer) for layer in params])
+        needed = np.array([rule.off_needed(int(n), is_norm=bound.ends_in_norm) for n in total])
+        return cls(bound, rule, params, total, needed, rule.needed(len(layers)), widths.pop())
+
+    @property
+    def n_layers(self) -> int:
+        """Layers with weights of their own."""
+        return len(self.params)
+
+    @property
+    def beyond_masks(self) -> bool:
+        """Whether no mask can remove a position: a norm that multiplies by 1 + weight is 1 where its weight is 0."""
+        return any(param.off for layer in self.params for param in layer)
+
+    @property
+    def site(self) -> str:
+        """What was looked at, relative to the block."""
+        declared = self.bound.stack
+        names = [declared.last_norm] if self.bound.ends_in_norm else list(declared.last_linear)
+        return " + ".join(name.removesuffix("()") for name in names)
+
+    @property
+    def definition(self) -> str:
+        """When a position is removed here, for reading."""
+        return self.rule.says(is_norm=self.bound.ends_in_norm, has_bias=all(self.bound.bias))
+
+    def removed(self, off: np.ndarray) -> np.ndarray:
+        """bool [layer, dim]: whether so many values off [layer, dim] remove the position."""
+        found: np.ndarray = off >= self.needed[:, None]
+        return found
+
+    def broken(self, removed: np.ndarray) -> np.ndarray:
+        """Positions removed in too many layers, of removed [layer, dim], ascending."""
+        return np.flatnonzero(removed.sum(axis=0) >= self.limit)
+
+
+def cells_of(checkpoint: Checkpoint, rule: Removal | None = None) -> list[Cells]:
+    """The cells of every stream of a model's file; raises UnknownArchitecture where no row describes it."""
+    bound = arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    return [Cells.of(one, shapes, rule or Removal()) for one in bound]
+
+
+def per_dim_off(off: np.ndarray, param: Param) -> np.ndarray:
+    """How many values of each position are off, int [dim], of bool values in the parameter's shape."""
+    return np.moveaxis(off, param.axis, 0).reshape(off.shape[param.axis], -1).sum(axis=1, dtype=np.int64)

@@ -1,1 +1,0 @@
-"""`report`: what the main job is asked, and the command."""

@@ -1,0 +1,303 @@
+"""What to measure next: rounds of work, decided from nothing but what was measured so far.
+
+    for phase, works in adaptive(state): measure(works)      # the loop adds what it measures to state.measured
+
+Work is cut at the looks, and where looks are far apart into pieces of `PIECE` texts. Since every decision is a function of
+rows alone, an interrupted, resumed or distributed sweep takes the same ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from outlierlens.experiments.sweep.estimate import (
+    Estimate,
+    Ranking,
+    Rare,
+    estimate,
+    gradient_scale,
+    precise,
+    unsettled,
+    use_gradients,
+)
+from outlierlens.experiments.sweep.functional import Functional
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.screen import Screen
+from outlierlens.experiments.sweep.units import Unit, Work
+
+PIECE = 64
+SCALE_UNITS = 16  # the fewest that a common scale of gradients is taken from
+Round = tuple[str, list[Work]]
+
+
+def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, stop) of every piece of the ordered texts: cut at `looks` and at most `PIECE` long."""
+    cuts = [0]
+    for look in looks:
+        cuts += [*range(cuts[-1] + PIECE, look, PIECE), look]
+    return list(pairwise(cuts))
+
+
+@dataclass
+class Measured:
+    """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
+
+    weights: np.ndarray
+    dropped: int = 0
+    _parts: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, key: str) -> None:
+        """Forget a unit, to measure it anew."""
+        self.dropped += self.spent(key)
+        self._parts.pop(key, None)
+        self.left_out.pop(key, None)
+
+    def spent(self, key: str) -> int:
+        """Texts that were run for a unit."""
+        return self.n(key) - self.left_out.get(key, 0)
+
+    def add(self, key: str, start: int, values: np.ndarray, left_out: int = 0) -> None:
+        """Append differences on the texts from `start`, which follow those of `key` so far; `left_out` were not run."""
+        self.left_out[key] = self.left_out.get(key, 0) + left_out
+        assert start == self.n(key), f"{key} is measured up to {self.n(key)}, not {start}"
+        self._parts.setdefault(key, []).append(values)
+
+    def n(self, key: str) -> int:
+        """Texts a unit was measured on."""
+        return sum(map(len, self._parts.get(key, ())))
+
+    def values(self, key: str) -> np.ndarray:
+        """All differences of a unit, float64 [text]."""
+        parts = self._parts.get(key, [])
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts)]
+        return parts[0] if parts else np.empty(0)
+
+
+@dataclass
+class State:
+    """A sweep so far.
+
+    Attributes:
+        gradients: first-order estimates [text, unit] on the first texts, or None.
+        scales: by window, what its units' gradients are multiplied by; taken at the first look.
+        uses_gradients: of each unit, whether they serve as its control variate; decided at its first look.
+        level: of the interval at each look, for the rule that stops at its width.
+        strict: likewise, for any reason to look or stop: what the order of the strongest is decided by, and what the
+            intervals of units hold that were measured further for it (`ranked`).
+        estimates: of each unit at its last look; None before the first.
+        separated: whether the top is told apart.
+        again: of each of the strongest that are measured again, how many texts chose it: its estimate rests on later ones.
+        smallest: the smallest step of a difference, as in `Task`.
+        rare: what rare texts add, as far as all units together have shown at the last look.
+        screen: which texts are run for each unit; None runs all.
+        functional: what turns a unit's differences on all texts into its effect, where that is no mean; else None.
+    """
+
+    units: Sequence[Unit]
+    options: SweepOptions
+    looks: tuple[int, ...]
+    level: float
+    strict: float
+    measured: Measured
+    gradients: np.ndarray | None = None
+    scales: dict[str, float] = field(default_factory=dict)
+    uses_gradients: dict[int, bool] = field(default_factory=dict)
+    estimates: list[Estimate | None] = field(default_factory=list)
+    ranked: set[int] = field(default_factory=set)
+    separated: bool = False
+    again: dict[int, int] = field(default_factory=dict)
+    smallest: float = 0.0
+    functional: Functional | None = None
+    rare: Rare | None = None
+    screen: Screen | None = None
+
+    def __post_init__(self) -> None:
+        self.estimates = [None] * len(self.units)
+
+    def control(self, number: int) -> np.ndarray | None:
+        """First-order estimates of a unit [text] where they serve as its control variate."""
+        return self._slopes(number) if self.uses_gradients.get(number) else None
+
+    def look(self, numbers: Sequence[int]) -> None:
+        """Estimate these units from what is measured of them."""
+        if self.gradients is not None and not self.scales:
+            self._weigh_gradients(self.gradients)
+        if self.functional is None and not self.smallest and len(self.looks) > 1 and len(self.units) >= SCALE_UNITS:
+            self.rare = Rare.among([self.measured.values(unit.key) for unit in self.units])
+        for number in numbers:
+            self.estimates[number] = self.estimate(number, self.strict if number in self.ranked else self.level)
+
+    def estimate(self, number: int, level: float) -> Estimate:
+        """A unit's effect with an interval of this level, from all that is measured of it."""
+        values, weights = self.measured.values(self.units[number].key), self.measured.weights
+        if self.functional is not None:
+            return self.functional.estimate(values, level)
+        if number in self.again:
+            values, weights = values[self.again[number] :], weights[self.again[number] :]
+        control = None if number in self.again else self.control(number)
+        found = estimate(values, weights, level, control, weights, smallest=self.smallest)
+        return self.rare.allowed_for(found, values) if self.rare else found
+
+    def _weigh_gradients(self, gradients: np.ndarray) -> None:
+        """Decide how gradients serve, from all units at their first look."""
+        windows: dict[str, list[int]] = {}
+        for number, unit in enumerate(self.units):
+            windows.setdefault(unit.window, []).append(number)
+        for window, numbers in windows.items():
+            first = np.stack([self.measured.values(self.units[number].key)[: self.looks[0]] for number in numbers])
+            # A scale fitted to few units is fitted to their noise, and the estimate would no longer be unbiased.
+            many = len(numbers) >= SCALE_UNITS
+            self.scales[window] = gradient_scale(first, self.measured.weights, gradients[:, numbers].T) if many else 1.0
+            for number, values in zip(numbers, first, strict=True):
+                self.uses_gradients[number] = use_gradients(values, self.measured.weights, self._slopes(number))
+
+    def _slopes(self, number: int) -> np.ndarray:
+        """Scaled first-order estimates of a unit [text]."""
+        assert self.gradients is not None
+        return self.gradients[:, number].astype(float) * self.scales[self.units[number].window]
+
+    def change(self, number: int) -> float:
+        """A unit's change at its last look; 0 before the first."""
+        found = self.estimates[number]
+        return found.change if found is not None else 0.0
+
+    def work(self, unit: Unit, span: tuple[int, int]) -> Work:
+        """The work of a unit on a span: on all its texts, or on those that the screen asks for."""
+        return Work(unit, *span, None if self.screen is None else self.screen.only(unit, span))
+
+    def precise(self, number: int) -> bool:
+        """Whether a unit's interval is narrow enough, or was before it was measured further."""
+        found = self.estimates[number]
+        return number in self.ranked or (
+            found is not None and precise(found, self.options.tolerance, self.options.relative)
+        )
+
+    def texts_left(self) -> float:
+        """About how many evaluations the units that are not precise yet need, from how wide their intervals are."""
+        if len(self.looks) == 1:
+            left = {unit.key: self.looks[-1] - self.measured.n(unit.key) for unit in self.units}
+            if self.screen is None:
+                return float(sum(left.values()))
+            whole, share = self.screen.whole, self.screen.share
+            return sum(n * (1.0 if key in whole else share) for key, n in left.items())
+        wanted = 0.0
+        for found in self.estimates:
+            if found is None:
+                wanted += 2 * self.looks[0]
+            elif not precise(found, self.options.tolerance, self.options.relative):
+                goal = max(self.options.tolerance, self.options.relative * abs(found.change))
+                wanted += min(found.n_texts * ((found.half_width / goal) ** 2 - 1), self.looks[-1] - found.n_texts)
+        return wanted
+
+
+def exact(state: State) -> Iterator[Round]:
+    """Every unit on every text (that the screen asks for), piece by piece; what comes out strongest is measured whole."""
+    for span in pieces(state.looks):
+        yield "effects", [state.work(unit, span) for unit in state.units]
+        if state.functional is None or span[1] == state.looks[-1]:  # a metric is one of all texts together
+            state.look(range(len(state.units)))
+    if state.screen is not None:
+        yield from _whole(state, state.screen)
+    state.separated = True
+
+
+def _whole(state: State, screen: Screen) -> Iterator[Round]:
+    """The strongest units anew, on every text: gradients say least of strong effects."""
+    while True:
+        ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
+        fresh = [number for number in ranked if state.units[number].key not in screen.whole]
+        if not fresh:
+            return
+        for number in fresh:
+            screen.whole.add(state.units[number].key)
+            state.measured.drop(state.units[number].key)
+        for span in pieces(state.looks):
+            yield "telling the top apart", [state.work(state.units[number], span) for number in fresh]
+        state.look(fresh)
+
+
+def adaptive(state: State) -> Iterator[Round]:
+    """Every unit until its interval is narrow enough; then the strongest until their order is settled."""
+    cut = pieces(state.looks)
+    open_ = list(range(len(state.units)))
+    if state.gradients is not None:  # what gradients expect to be strong comes first: the leader board settles early
+        open_.sort(key=np.argsort(np.argsort(-state.gradients.mean(0))).tolist().__getitem__)
+    before = 0
+    for look in state.looks:
+        yield "effects", _until(state, open_, before, look, cut)
+        state.look(open_)
+        open_ = [number for number in open_ if not state.precise(number)]
+        before = look
+        if not open_:
+            break
+    while needed := _needed(state):
+        following = {number: _next(state, number) for number in needed}
+        yield (
+            "telling the top apart",
+            [work for number, (now, look) in following.items() for work in _until(state, [number], now, look, cut)],
+        )
+        state.ranked |= {number for number in needed if state.precise(number)}
+        state.look(sorted(needed))
+    yield from _again(state, cut)
+
+
+def _again(state: State, cut: list[tuple[int, int]]) -> Iterator[Round]:
+    """The strongest once more, on texts that had no part in choosing them, until their intervals are narrow enough.
+
+    The largest of many estimates is too large by chance, and its interval misses on that side (with 64 equal effects 80 %
+    held at nominal 95). Where the texts do not suffice, all of them are measured: that is no estimate any more.
+    """
+    last = state.looks[-1]
+    ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
+    n_texts = {number: state.measured.n(state.units[number].key) for number in ranked}
+    state.ranked -= {*ranked}
+    state.again |= {number: n if n < last else 0 for number, n in n_texts.items()}
+    open_ = [number for number, n in n_texts.items() if n < last and np.isfinite(state.change(number))]
+    while open_:
+        following = {number: _next(state, number) for number in open_}
+        yield (
+            "measuring the strongest again",
+            [work for number, (now, look) in following.items() for work in _until(state, [number], now, look, cut)],
+        )
+        state.again |= {number: 0 for number, (_, look) in following.items() if look == last}
+        state.look(open_)
+        open_ = [number for number in open_ if state.again[number] and not state.precise(number)]
+
+
+def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
+    """Every one of `units` on the first `n_texts` texts, a number at which pieces end."""
+    for start, stop in pieces(state.looks):
+        if stop <= n_texts:
+            yield "controls", [state.work(unit, (start, stop)) for unit in units if state.measured.n(unit.key) <= start]
+
+
+def _needed(state: State) -> set[int]:
+    """Units that can still be measured and must be, for the order of the top; sets `state.separated`."""
+    if not state.options.top:
+        state.separated = True
+        return set()
+    found = [state.estimate(number, state.strict) for number in range(len(state.units))]
+    wanted = unsettled(
+        found,
+        lambda number: state.measured.values(state.units[number].key),
+        state.measured.weights,
+        Ranking(state.options.top, state.strict, state.options.tolerance, state.smallest),
+        state.control,
+    )
+    state.separated = not wanted
+    return {number for number in wanted if found[number].n_texts < state.looks[-1]}
+
+
+def _next(state: State, number: int) -> tuple[int, int]:
+    """(texts a unit was measured on, its next look)."""
+    now = state.measured.n(state.units[number].key)
+    return now, next(look for look in state.looks if look > now)
+
+
+def _until(state: State, numbers: Sequence[int], before: int, look: int, cut: list[tuple[int, int]]) -> list[Work]:
+    spans = [span for span in cut if before <= span[0] and span[1] <= look]
+    return [Work(state.units[number], *span) for span in spans for number in numbers]

@@ -1,0 +1,1 @@
+"""Load, place and run a model: the only hooks, what it is fed, its attention maps."""

@@ -1,0 +1,234 @@
+"""Look at a running network's attention weights, one layer's maps of one batch at a time; beside `hidden`, the only hooks.
+
+    check_eager(loaded, stack)                       # sdpa and flash attention make no weights: say so before any work
+    with tapped_attention(loaded, stack, look):      # look(layer, weights, visible)
+        run(batch)
+
+`weights` are [batch, head, query, key] as attention applied them, after softmax. `visible` is bool, broadcast to
+[batch, 1, query, key]: which keys the mask of this layer lets a query see; None where it lets all be seen. Padding may be
+hidden in it or not. Nothing is kept: once `look` returns, the maps are freed when the layer is done.
+
+transformers declares for most families which module returns its weights; for the others `OWN` says so. A decoder's
+self-attention is read; its attention to the encoder is not.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.architectures import BoundStack
+from outlierlens.errors import BadInput
+from outlierlens.models.changes import temporary
+from outlierlens.models.hooks import refuse_compiled
+from outlierlens.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Look = Callable[[int, "Tensor", "Tensor | None"], None]
+
+
+@dataclass(frozen=True)
+class Own:
+    """Where a block returns its attention weights when asked with output_attentions=True.
+
+    Attributes:
+        index: place in the tuple the block returns.
+        query_first: weights are [query, key, batch, head], and no mask hides a key that is no padding.
+        window: module path, relative to the block, of a bool buffer [1, 1, query, key] that hides keys beside the mask.
+    """
+
+    index: int = 1
+    query_first: bool = False
+    window: str = ""
+
+
+# Families whose blocks hand their weights on only when asked, by model_type.
+OWN: dict[str, Own] = {
+    "mpnet": Own(),
+    "deberta": Own(),
+    "deberta-v2": Own(),
+    "bloom": Own(),
+    "falcon": Own(),
+    "gpt_neo": Own(window="attn.attention.bias"),
+    "xlnet": Own(index=2, query_first=True),
+}
+MASKS = ("attention_mask", "mask")
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A module that returns the weights of one or, where blocks are shared, several layers, in the order they run."""
+
+    path: str
+    index: int
+    layers: tuple[int, ...]
+    own: Own | None = None
+
+
+@temporary
+def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iterator[None]:
+    """Call `look(layer, weights, visible)` on every layer's attention weights in every forward pass inside the block.
+
+    Raises:
+        BadInput: the family's weights cannot be had, the model is compiled, or it runs another attention than eager.
+    """
+    check_eager(loaded, stack)
+    sites = _sites(loaded, stack)
+    refuse_compiled(loaded.model)
+    modules = dict(loaded.model.named_modules())
+    with ExitStack() as hooks:
+        turns = dict.fromkeys((site.path for site in sites), 0)
+
+        def restart(*_: Any) -> None:
+            turns.update(dict.fromkeys(turns, 0))
+
+        for _, outer in _around(modules, stack.blocks[0]):
+            # Whichever of the models around the blocks is run, a pass begins there.
+            hooks.callback(outer.register_forward_pre_hook(restart).remove)
+        for site in sites:
+            _hook(loaded, modules[site.path], site, turns, look, hooks)
+        yield
+
+
+def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:
+    """Raise BadInput unless the model computes attention in a way that makes weights, with the remedy."""
+    sites = _sites(loaded, stack)
+    modules = dict(loaded.model.named_modules())
+    for site in sites:
+        config: Any = getattr(modules[site.path], "config", None) or getattr(loaded.model, "config", None)
+        for module in modules[site.path].modules():
+            config = getattr(module, "config", None) or config
+        used = getattr(config, "_attn_implementation", None) or "eager"
+        if used != "eager":
+            raise BadInput(_not_eager(loaded, used))
+
+
+def _not_eager(loaded: LoadedModel, used: str) -> str:
+    return (
+        f"{loaded.name} runs attention {used!r}, which computes no attention weights; load it with "
+        "LoadOptions(attention='eager'), or call model.set_attn_implementation('eager')"
+    )
+
+
+def _sites(loaded: LoadedModel, stack: BoundStack) -> list[_Site]:
+    """Where the weights of each layer of `stack` come from."""
+    modules = dict(loaded.model.named_modules())
+    around: Any = _around(modules, stack.blocks[0])
+    own = OWN.get(str(around[0][1].config.model_type if around else loaded.config.get("model_type")))
+    found: dict[str, tuple[int, list[int]]] = {}
+    for layer, block in enumerate(stack.blocks):
+        if own is not None:
+            found.setdefault(block, (own.index, []))[1].append(layer)
+            continue
+        declared = _declared(modules, block)
+        if len(declared) != 1:
+            raise BadInput(
+                f"{loaded.name}, stream {stack.name!r}: transformers declares {len(declared) or 'no'} modules of block "
+                f"{block} that return attention weights, so they cannot be read; families that can be read are those "
+                f"with `_can_record_outputs['attentions']`, and {', '.join(OWN)}"
+            )
+        path, index = declared[0]
+        found.setdefault(path, (index, []))[1].append(layer)
+    return [_Site(path, index, tuple(layers), own) for path, (index, layers) in found.items()]
+
+
+def _around(modules: dict[str, "nn.Module"], block: str) -> list[tuple[str, "nn.Module"]]:
+    """(path, model) of each transformers model that holds the block, the innermost first."""
+    from transformers import PreTrainedModel
+
+    names = block.split(".")
+    paths = [".".join(names[:length]) for length in range(len(names) - 1, -1, -1)]
+    return [(path, modules[path]) for path in paths if isinstance(modules[path], PreTrainedModel)]
+
+
+def _declared(modules: dict[str, "nn.Module"], block: str) -> list[tuple[str, int]]:
+    """(path, index of the weights in its output) of each module of `block` that transformers records weights of."""
+    from transformers.utils.output_capturing import OutputRecorder
+
+    recorders: list[Any] = []
+    for _, outer in _around(modules, block):
+        recorded = (getattr(outer, "_can_record_outputs", None) or {}).get("attentions")
+        if recorded is not None:
+            recorders = recorded if isinstance(recorded, list) else [recorded]
+            break
+    found = []
+    for recorder in recorders:
+        one = recorder if isinstance(recorder, OutputRecorder) else OutputRecorder(target_class=recorder, index=1)
+        inside = f".{one.layer_name.strip('.')}." if one.layer_name else "."
+        for path, module in modules.items():
+            of_class = one.target_class is not None and isinstance(module, one.target_class)
+            if of_class and path.startswith(f"{block}.") and inside in f".{path}.":
+                found.append((path, one.index))
+    return found
+
+
+def _hook(
+    loaded: LoadedModel, module: "nn.Module", site: _Site, turns: dict[str, int], look: Look, hooks: ExitStack
+) -> None:
+    names = list(inspect.signature(module.forward).parameters)
+    window: Any = None
+    if site.own is not None and site.own.window:
+        holder, _, leaf = site.own.window.rpartition(".")
+        window = getattr(module.get_submodule(holder), leaf, None)
+
+    def ask(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        place = names.index("output_attentions")
+        if place < len(args):
+            return (*args[:place], True, *args[place + 1 :]), kwargs
+        return args, {**kwargs, "output_attentions": True}
+
+    def after(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        layer = site.layers[turns[site.path] % len(site.layers)]
+        turns[site.path] += 1
+        weights = output[site.index] if isinstance(output, tuple) and -len(output) <= site.index < len(output) else None
+        if weights is None or weights.ndim != 4:
+            raise BadInput(
+                _not_eager(loaded, str(getattr(getattr(module, "config", None), "_attn_implementation", "?")))
+            )
+        own = site.own
+        if own is not None and own.query_first:
+            look(layer, weights.permute(2, 3, 0, 1), None)
+        else:
+            visible = _visible(_argument(names, args, kwargs), weights)
+            look(layer, weights, _both(visible, window, weights))
+        # Blocks that were asked for their weights hand them to a list of all layers' otherwise.
+        return None if own is None else tuple(None if i == own.index else part for i, part in enumerate(output))
+
+    if site.own is not None:
+        hooks.callback(module.register_forward_pre_hook(ask, with_kwargs=True).remove)
+    hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+
+
+def _argument(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Tensor | None":
+    """The mask that a module was given."""
+    for name in MASKS:
+        if name in kwargs:
+            found: Tensor | None = kwargs[name]
+            return found
+        if name in names and names.index(name) < len(args):
+            given: Tensor | None = args[names.index(name)]
+            return given
+    return None
+
+
+def _visible(mask: "Tensor | None", weights: "Tensor") -> "Tensor | None":
+    """Which keys a query may see [batch, 1, query, key], of an additive mask, or one that is true where they may."""
+    import torch
+
+    if mask is None or mask.ndim != 4:
+        return None
+    # A bias by position, which heads do not share, may be added in the mask; what hides is the type's smallest number.
+    mask = mask[:, :1]
+    seen = mask > torch.finfo(mask.dtype).min / 2 if mask.is_floating_point() else mask.bool()
+    return seen[..., -weights.shape[2] :, : weights.shape[3]] if seen.shape[2] > 1 else seen[..., : weights.shape[3]]
+
+
+def _both(visible: "Tensor | None", window: "Tensor | None", weights: "Tensor") -> "Tensor | None":
+    if window is None:
+        return visible
+    queries, keys = weights.shape[2:]
+    shown = window[:, :, keys - queries : keys, :keys].bool()
+    return shown if visible is None else visible & shown

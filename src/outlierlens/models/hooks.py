@@ -1,0 +1,368 @@
+"""The file with forward hooks on hidden states: look at a running network's, or edit them (`attention_maps` for attention).
+
+    with tapped(model, stacks, look):            # look(stack, layer, states) sees [batch, token, dim]
+        model(**batch)
+    with edited(model, stack, edit, layers):     # edit(layer, states) returns the states that go on
+        model(**batch)
+    with written(model, stack, edit, layers):    # likewise, for the output of each block's last operation
+        model(**batch)
+
+The tap point of layer l is the output of block l, before any final norm; `EMBEDDINGS` is the input of block 0.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.architectures import BoundStack
+from outlierlens.errors import BadInput
+from outlierlens.models.changes import temporary
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EMBEDDINGS = -1  # inside this package only; JSON and tables say "embeddings"
+
+
+def layer_name(layer: int) -> str:
+    """ "embeddings" or the block's number as text."""
+    return "embeddings" if layer == EMBEDDINGS else str(layer)
+
+
+@temporary
+def tapped(
+    model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, "Tensor"], None]
+) -> Iterator[None]:
+    """Call `look(stack, layer, states)` on every hidden state of every forward pass inside the block.
+
+    `states` is [batch, token, dim], layer `EMBEDDINGS` first, then 0, 1, … in the order they run.
+    """
+    with ExitStack() as hooks:
+        for stack in stacks:
+
+            def see(layer: int, states: "Tensor", stack: BoundStack = stack) -> None:
+                look(stack, layer, states)
+
+            _hook(model, stack, [EMBEDDINGS, *range(stack.n_layers)], see, hooks)
+        yield
+
+
+@temporary
+def tapped_reads(
+    model: "nn.Module", stacks: Sequence[BoundStack], look: Callable[[BoundStack, int, int, "Tensor"], None]
+) -> Iterator[None]:
+    """Call `look(stack, layer, part, read)` on what each reading norm hands to attention or MLP, in every forward pass.
+
+    `read` is [batch * token, dim]; only streams whose norms sit on what is read have any (pre-norm).
+    """
+    modules = dict(model.named_modules())
+    with ExitStack() as hooks:
+        for stack in stacks:
+            for layer, norms in enumerate(stack.reading):
+                for part, norm in enumerate(norms):
+
+                    def see(
+                        module: "nn.Module",
+                        args: Any,
+                        output: Any,
+                        at: tuple[BoundStack, int, int] = (stack, layer, part),
+                    ) -> None:
+                        states = output.transpose(0, 1) if at[0].stack.token_first else output
+                        look(*at, states.reshape(-1, states.shape[-1]))
+
+                    hooks.callback(modules[norm.name.rpartition(".")[0]].register_forward_hook(see).remove)
+        yield
+
+
+@temporary
+def edited(
+    model: "nn.Module",
+    stack: BoundStack,
+    edit: Callable[[int, "Tensor"], "Tensor"],
+    layers: Sequence[int] | None = None,
+) -> Iterator[None]:
+    """Replace hidden states of `layers` (default: every block's output) by `edit(layer, states)` in every forward pass."""
+    wanted = range(stack.n_layers) if layers is None else layers
+    with ExitStack() as hooks:
+        _hook(model, stack, wanted, edit, hooks)
+        yield
+
+
+def last_operations(stack: BoundStack) -> tuple[str, ...] | None:
+    """Module whose output is each block's last operation [layer]: the norm of the stream, or the linear that writes last.
+
+    None where no single module's output is: experts, bare parameters, blocks that several layers share.
+    """
+    paths = []
+    for params in stack.scale:
+        module, dot, leaf = params[0].name.rpartition(".")
+        if len(params) != 1 or not dot or leaf not in ("weight", "gamma"):
+            return None
+        paths.append(module)
+    return tuple(paths) if len(set(paths)) == len(paths) else None
+
+
+@temporary
+def written(
+    model: "nn.Module",
+    stack: BoundStack,
+    edit: Callable[[int, "Tensor"], "Tensor | None"],
+    layers: Sequence[int],
+) -> Iterator[None]:
+    """Show the output of the last operation of `layers` to `edit(layer, states)`; what it returns, if anything, goes on.
+
+    Zero at a dimension there is what zero scale and bias of that operation give.
+
+    Raises:
+        BadInput: the last operation is no single module's output (see `last_operations`).
+    """
+    paths = last_operations(stack)
+    if paths is None:
+        raise BadInput(f"stream {stack.name!r}: the blocks' last operation is no single module's output")
+    with ExitStack() as hooks:
+        _hook(model, stack, layers, edit, hooks, paths)
+        yield
+
+
+def norm_before_last_mlp(model: "nn.Module", stack: BoundStack) -> "nn.Module | None":
+    """The norm between attention and MLP of the last block of a post-norm stream; None where there is no such one."""
+    if not stack.ends_in_norm or stack.stack.token_first:
+        return None
+    modules = dict(model.named_modules())
+    last = {param.name.rpartition(".")[0] for param in (*stack.scale[-1], *stack.bias[-1])}
+    paths = {param.name.rpartition(".")[0] for param in stack.writes[-1]} - last
+    norms = [path for path in paths if path in modules and "norm" in type(modules[path]).__name__.lower()]
+    return modules[norms[0]] if len(norms) == 1 else None
+
+
+@temporary
+def only_first_token(norm: "nn.Module") -> Iterator[None]:
+    """Have `norm`, of `norm_before_last_mlp`, and all that follows it, see the first token of each text alone.
+
+    For models whose head reads nothing else: the last block's MLP is then computed for one token instead of all.
+    """
+
+    def first(_: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0][:, :1], *args[1:])
+
+    with _before(norm, first):
+        yield
+
+
+@temporary
+def edited_inputs(
+    model: "nn.Module", modules: Sequence["nn.Module"], edit: Callable[["Tensor"], "Tensor"]
+) -> Iterator[None]:
+    """Replace the first argument of each of `modules` by `edit(argument)` in every forward pass."""
+    refuse_compiled(model)
+
+    def before(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (edit(args[0]), *args[1:])
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(before).remove)
+        yield
+
+
+@temporary
+def edited_output(model: "nn.Module", module: "nn.Module", edit: Callable[["Tensor"], "Tensor"]) -> Iterator[None]:
+    """Replace the last hidden state that `module` gives by `edit(state)`, [batch, token, dim], in every forward pass."""
+    refuse_compiled(model)
+
+    def after(_: "nn.Module", args: Any, output: Any) -> Any:
+        if hasattr(output, "last_hidden_state"):
+            output.last_hidden_state = edit(output.last_hidden_state)
+            return output
+        return (edit(output[0]), *output[1:])
+
+    hook = module.register_forward_hook(after)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@temporary
+def edited_calls(
+    model: "nn.Module",
+    before: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
+    after: Mapping["nn.Module", Callable[["Tensor"], "Tensor"]],
+) -> Iterator[None]:
+    """Replace the first argument of each module of `before`, and the output of each of `after`, by what its function gives."""
+    refuse_compiled(model)
+
+    def enter(module: "nn.Module", args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (before[module](args[0]), *args[1:])
+
+    def leave(module: "nn.Module", _: tuple[Any, ...], output: "Tensor") -> "Tensor":
+        return after[module](output)
+
+    with ExitStack() as hooks:
+        for module in before:
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+        for module in after:
+            hooks.callback(module.register_forward_hook(leave).remove)
+        yield
+
+
+@temporary
+def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
+    """Yield a list that holds the attention masks [batch, token] that the running pass of `model` was given; [] for none."""
+    import torch
+
+    masks: list[Tensor] = []
+
+    def keep(module: "nn.Module", args: Any, kwargs: dict[str, Any]) -> None:
+        found = (kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask"))
+        masks[:] = [mask for mask in found if isinstance(mask, torch.Tensor) and mask.ndim == 2]
+
+    hook = model.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        yield masks
+    finally:
+        hook.remove()
+
+
+@temporary
+def valid_tokens(model: "nn.Module") -> Iterator[Callable[["Tensor"], "Tensor"]]:
+    """Yield a function that tells which tokens of the running pass are no padding: bool [batch, token] for given states.
+
+    It reads the pass's own attention masks; where none fits (a step of generation, no mask given) every token is valid. A
+    speech model's mask is of samples: the model itself says which of its tokens that leaves.
+    """
+    import torch
+
+    with running_masks(model) as masks:
+
+        def mask_of(states: "Tensor") -> "Tensor":
+            for mask in masks:
+                if mask.shape == states.shape[:2]:
+                    return mask.bool()
+                of_samples: Any = getattr(model, "_get_feature_vector_attention_mask", None)
+                if of_samples is not None and len(mask) == len(states):
+                    return of_samples(states.shape[1], mask, add_adapter=False).bool()
+            return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+
+        yield mask_of
+
+
+@temporary
+def head_only_at(model: "nn.Module", positions: tuple["Tensor", "Tensor"]) -> Iterator[None]:
+    """Compute the vocabulary head only at `positions`, (rows, tokens) [selected]; logits are then [selected, vocabulary].
+
+    The head is the linear that `get_output_embeddings` names; everything behind it works element by element.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        raise BadInput(f"{type(model).__name__} has no vocabulary head")
+
+    def select(module: "nn.Module", args: tuple[Any, ...]) -> Any:
+        return (args[0][positions], *args[1:])
+
+    with _before(head, select):
+        yield
+
+
+@temporary
+def _before(module: "nn.Module", look: Callable[["nn.Module", tuple[Any, ...]], Any]) -> Iterator[None]:
+    """Call `look(module, args)` before `module` runs; what it returns, if anything, goes on in place of the arguments."""
+    hook = module.register_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def head_inputs(model: "nn.Module", positions: tuple["Tensor", "Tensor"], run: Callable[[], Any]) -> "Tensor":
+    """What the vocabulary head reads at `positions`, (rows, tokens) [selected], while `run()` runs the model: [selected, dim].
+
+    The pass ends there: neither the head nor what the model does to logits afterwards is computed.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        raise BadInput(f"{type(model).__name__} has no vocabulary head")
+    read: list[Tensor] = []
+
+    def take(module: "nn.Module", args: tuple[Any, ...]) -> None:
+        read.append(args[0][positions])
+        raise _Enough
+
+    with suppress(_Enough), _before(head, take):
+        run()
+    if read:
+        return read[0]
+    raise BadInput(f"{type(model).__name__} does not run its vocabulary head in a forward pass")
+
+
+class _Enough(Exception):
+    """Ends a forward pass where nothing more is needed of it."""
+
+
+def refuse_compiled(model: "nn.Module") -> None:
+    """Raise BadInput for a compiled model: hooks that are added after compilation are silently ignored."""
+    for module in (model, *model.modules()):
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise BadInput(
+                "this model is compiled, and a compiled graph ignores hooks that are added later; pass the original "
+                "module (model._orig_mod), or use zeroed_weights, which edits parameters and works"
+            )
+
+
+def _hook(
+    model: "nn.Module",
+    stack: BoundStack,
+    layers: Sequence[int],
+    use: Callable[[int, "Tensor"], "Tensor | None"],
+    hooks: ExitStack,
+    paths: Sequence[str] = (),
+) -> None:
+    """Hook the outputs of `layers` at `paths` [layer], by default the blocks."""
+    refuse_compiled(model)
+    wanted = set(layers)
+    modules = dict(model.named_modules())
+    paths = paths or stack.blocks
+    runs: dict[int, list[int]] = {}  # id of a module -> the layers it runs, in order; several where blocks are shared
+    for layer, path in enumerate(paths):
+        runs.setdefault(id(modules[path]), []).append(layer)
+    calls = dict.fromkeys(runs, 0)
+
+    def restart(*_: Any) -> None:
+        calls.update(dict.fromkeys(calls, 0))
+
+    def after(module: "nn.Module", args: Any, output: Any) -> Any:
+        turns = runs[id(module)]
+        layer = turns[calls[id(module)] % len(turns)]
+        calls[id(module)] += 1
+        return _swap(stack, output, layer, use) if layer in wanted else None
+
+    def before(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if calls[id(module)] % len(runs[id(module)]):
+            return None  # a shared block's later turn: its input is no embedding
+        if args:
+            changed = _swap(stack, args[0], EMBEDDINGS, use)
+            return None if changed is None else ((changed, *args[1:]), kwargs)
+        changed = _swap(stack, kwargs["hidden_states"], EMBEDDINGS, use)
+        return None if changed is None else (args, {**kwargs, "hidden_states": changed})
+
+    hooks.callback(model.register_forward_pre_hook(restart).remove)
+    # The first block's input is told apart by counting that block's turns.
+    needed = [path for layer, path in enumerate(paths) if layer in wanted or EMBEDDINGS in wanted]
+    for path in dict.fromkeys(needed):
+        hooks.callback(modules[path].register_forward_hook(after).remove)
+    if EMBEDDINGS in wanted:
+        first = modules[stack.blocks[0]]
+        hooks.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
+
+
+def _swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
+    """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
+    states = output[0] if isinstance(output, tuple) else output
+    # XLNet blocks carry [token, batch, dim].
+    shown = states.transpose(0, 1) if stack.stack.token_first else states
+    changed = use(layer, shown)
+    if changed is None:
+        return None
+    if stack.stack.token_first:
+        changed = changed.transpose(0, 1)
+    return (changed, *output[1:]) if isinstance(output, tuple) else changed

@@ -1,0 +1,376 @@
+"""Load a model and its tokenizer by name, the way every command takes them.
+
+loaded = load_model("smollm2-135m")
+loaded.model, loaded.tokenizer, loaded.head          # head: "causal", "masked", "other" or "none"
+loaded.stacks                                        # residual streams, bound to the live parameters
+"""
+
+import contextlib
+import difflib
+import hashlib
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from outlierlens import architectures as arch
+from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.checkpoints.formats import WEIGHTS
+from outlierlens.checkpoints.samples import SAMPLES
+from outlierlens.checkpoints.samples.cache import say
+from outlierlens.data.token_texts import KnownTokens
+from outlierlens.errors import BadFile, BadInput, MissingExtra, Offline, OutlierlensError, UnknownModel, need
+from outlierlens.models import variants
+from outlierlens.models.devices import pick_device, whole_float32
+from outlierlens.models.folder import model_folder
+from outlierlens.models.heads import NewHead, agree_on_padding, check_values, load_with_head
+from outlierlens.models.model_class import config_of, load_class
+from outlierlens.models.processor import processor_beside
+from outlierlens.models.token_rows import guard_rows, row_count
+from outlierlens.models.tokenizer import tokenizer_beside
+from outlierlens.results.document import Provenance
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+Head = Literal["causal", "masked", "other", "none"]
+OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
+STORED = "checkpoint"
+DTYPES = ("float32", "bfloat16", "float16", STORED)
+# Families whose causal classes attend in both directions unless the config says is_decoder.
+ENCODER_FAMILIES = frozenset({
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How to load: revision, precision, device and trust, as in every command.
+
+    `dtype` is float32 on every machine, whatever the hardware is fast at; "checkpoint" is what the model's config says, or else
+    its first weight is stored in. `row` is a TOML file that declares the architecture, or the family (model_type) to take
+    the model for; `tokenizer` names a folder, sample or hub id whose tokenizer reads the texts. `offline` forbids the
+    network while this model is loaded and changes nothing afterwards. `notice` receives a line before slow work that is
+    done once, such as the conversion of a sample.
+    """
+
+    revision: str | None = None
+    subfolder: str = ""
+    token: str | None = None
+    dtype: str = "float32"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    offline: bool = False
+    row: arch.RowChoice = None
+    tokenizer: str | None = None
+    attention: str | None = None
+    notice: Callable[[str], None] = say
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode with everything that measures need to know about it."""
+
+    name: str
+    model: "nn.Module"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    head: Head
+    stacks: list[BoundStack]
+    config: dict[str, Any] = field(repr=False, default_factory=dict)
+    processor: Any = field(repr=False, default=None)  # of models that read pictures or recordings
+    notice: Callable[[str], None] = field(repr=False, compare=False, default=say)
+    known: KnownTokens = field(repr=False, compare=False, default_factory=KnownTokens)  # of the texts read so far
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of every result should know about the texts that were read; () for nothing."""
+        return (self.known.note,) if self.known.note else ()
+
+    @property
+    def device(self) -> "torch.device":
+        """Where the inputs go."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> str:
+        """What most of its weights are in: "bfloat16"."""
+        count: Counter[str] = Counter()
+        for parameter in self.model.parameters():
+            count[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        return count.most_common(1)[0][0]
+
+    def provenance(self, *, command: str = "", seed: int | None = None, digest: str = "") -> Provenance:
+        """Of a result of this model, made now; `digest` is its `fingerprint`, taken here (1 s/GB) where none is given.
+
+        Raises:
+            BadInput: every token of the texts that were read is unknown to the tokenizer.
+        """
+        self.known.check(self.name)
+        self.known.warn(self.notice, self.name)
+        return Provenance.now(
+            self.name, digest or fingerprint(self.model), command=command, seed=seed, dtype=self.dtype
+        )
+
+    def stack(self, name: str | None = None) -> BoundStack:
+        """The stream called `name`, or the only one; raises BadInput with the choices."""
+        names = [stack.name for stack in self.stacks]
+        if name is None and len(names) == 1:
+            return self.stacks[0]
+        if name not in names:
+            raise BadInput(f"{self.name}: which stream? --stack must be one of {', '.join(names)}, not {name!r}")
+        return self.stacks[names.index(name)]
+
+
+def from_objects(
+    model: "nn.Module", tokenizer: Any = None, *, processor: Any = None, name: str = "", row: arch.RowChoice = None
+) -> LoadedModel:
+    """Wrap a live model; `row` is a TOML file, or a family, that replaces the table's row.
+
+    `processor` is the image processor or feature extractor of a model that reads pictures or recordings. A model whose
+    tokenizer knows more ids than its embeddings have rows is given a hook that says so when such an id comes.
+
+    Raises:
+        UnknownArchitecture: the model's type has no row and none is given.
+    """
+    config = config_dict(model)
+    if isinstance(row, Path):
+        stacks = arch.load_toml(row)
+    else:
+        stacks = arch.stacks_of({**config, "model_type": row} if row else config, name or type(model).__name__)
+    bound = arch.bind_live(stacks, model)
+    model.eval()
+    guard_rows(model, tokenizer, name or type(model).__name__)
+    return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config, processor)
+
+
+def config_dict(model: "nn.Module") -> dict[str, Any]:
+    """The model's configuration as a dictionary; {} for a module that carries none."""
+    config: Any = getattr(model, "config", None)
+    return config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
+
+
+def max_positions(config: Mapping[str, Any]) -> int | None:
+    """Tokens that the model has positions for, where its config sets a limit."""
+    limits = [config.get(key) for key in ("max_position_embeddings", "n_positions")]
+    found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    if not found:
+        return None
+    if config.get("model_type") not in OFFSET_POSITIONS:
+        return min(found)
+    # RoBERTa and its kin number positions from the padding index + 1; the index is 1 unless the config names another.
+    padding = config.get("pad_token_id")
+    return min(found) - (1 if padding is None else padding) - 1
+
+
+def load_model(name: str, options: LoadOptions | None = None, head: NewHead | None = None) -> LoadedModel:
+    """Load `name` (sample, directory, weight file or hub id) with its tokenizer and bind its residual streams.
+
+    The class is the one the config's `architectures` names, or where it names none, that of the language model whose head is
+    stored; where the file lacks that class's head (sentence encoders are often saved so), the bare encoder is loaded
+    instead. A pooler that the file lacks is set to zero: no state depends on it, and random values would make every load
+    another model.
+
+    With `head`, the model gets that head for fine-tuning; a stored head for the same labels is kept (`options.notice` is
+    told).
+
+    Raises:
+        BadFile: damaged weights (NaN and infinity among them), a config that does not fit them, or missing ones.
+        MissingExtra: the model or its tokenizer needs a library that is not installed.
+        UnknownModel, UnknownArchitecture, Offline, BadInput: see those.
+    """
+    options = options or LoadOptions()
+    if options.dtype not in DTYPES:
+        raise BadInput(f"dtype is {options.dtype!r}; use one of {', '.join(DTYPES)}")
+    torch = need("torch", "models", "running a model")
+    transformers = need("transformers", "models", "running a model")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    source, options = _source(name, options)
+    common = _common(options)
+    device = pick_device(options.device)
+    whole_float32(device)
+    dtype = "auto" if options.dtype == STORED else getattr(torch, options.dtype)
+    with _explaining(name, source, options):
+        family = options.row if isinstance(options.row, str) else None
+        config = config_of(source, family, common, options.notice)
+        how = {**common, **({"attn_implementation": options.attention} if options.attention else {})}
+        if head is None:
+            model = load_class(source, config, dtype, how)
+        else:
+            model = load_with_head(source, head, config=config, dtype=dtype, options=how, notice=options.notice)
+        if options.tokenizer is None:
+            tokenizer = tokenizer_beside(source, common, config)
+        else:
+            tokenizer = _other_tokenizer(options, model)
+        agree_on_padding(model, tokenizer)
+        processor = processor_beside(model, source, common)
+    check_values(name, model, options.dtype)
+    loaded = from_objects(model.to(device), tokenizer, processor=processor, name=name, row=options.row)
+    return replace(loaded, notice=options.notice)
+
+
+def load_tokenizer(name: str, options: LoadOptions | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of `name` (sample, directory, weight file or hub id) alone: no weights are read.
+
+    Raises:
+        UnknownModel: there is none.
+        BadFile, MissingExtra, Offline: as `load_model`.
+    """
+    options = options or LoadOptions()
+    transformers = need("transformers", "models", "reading a tokenizer")
+    transformers.utils.logging.set_verbosity_error()
+    source, options = _source(name, options, weights=False)
+    with _explaining(name, source, options):
+        found = tokenizer_beside(source, _common(options))
+    if found is None:
+        raise UnknownModel(
+            f"{name}: no tokenizer there, or the hub cannot be reached; name a folder, sample or hub id that has one"
+        )
+    return found
+
+
+def load_config(name: str, options: LoadOptions | None = None) -> Any:
+    """The configuration of `name` (sample, directory or hub id) alone; raises like `load_tokenizer`."""
+    options = options or LoadOptions()
+    transformers = need("transformers", "models", "reading a configuration")
+    source, options = _source(name, options, weights=False)
+    with _explaining(name, source, options):
+        return transformers.AutoConfig.from_pretrained(source, **_common(options))
+
+
+def _other_tokenizer(options: LoadOptions, model: "nn.Module") -> "PreTrainedTokenizerBase":
+    """The tokenizer that is named instead of the model's own; raises BadInput where the model lacks rows for its tokens."""
+    name = str(options.tokenizer)
+    found = load_tokenizer(name, replace(options, revision=None, subfolder="", row=None, tokenizer=None))
+    rows = row_count(model) or 0
+    if (highest := max(found.get_vocab().values())) >= rows:
+        raise BadInput(
+            f"--tokenizer {name}: has tokens up to number {highest:,}, and the model rows for {rows:,}; name the tokenizer "
+            f"that the model was trained with"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _explaining(name: str, source: str, options: LoadOptions) -> Iterator[None]:
+    """Load inside: without the network where that is asked for, and with errors of ours for those of other libraries."""
+    with _no_network() if options.offline else contextlib.nullcontext():
+        try:
+            variants.register_config()
+            yield
+        except (OutlierlensError, MemoryError):
+            raise
+        except Exception as error:  # the libraries below raise nearly every class for a damaged file, some bare
+            raise _explained(error, name, missing=options.offline and not Path(source).exists()) from error
+
+
+def _common(options: LoadOptions) -> dict[str, Any]:
+    """What every `from_pretrained` gets."""
+    return {
+        "revision": options.revision,
+        "token": options.token,
+        "trust_remote_code": options.trust_remote_code,
+        "subfolder": options.subfolder,
+        "local_files_only": options.offline,
+    }
+
+
+@contextlib.contextmanager
+def _no_network() -> Iterator[None]:
+    """Have the hub library refuse every request: `local_files_only` alone lets some through (metadata, telemetry)."""
+    constants: Any = need("huggingface_hub.constants", "models", "running a model")
+    before = constants.HF_HUB_OFFLINE
+    try:
+        constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _explained(error: Exception, name: str, *, missing: bool) -> OutlierlensError:
+    """The error of ours, in one line, that says what another library's error means for loading `name`."""
+    if missing and isinstance(error, OSError):
+        return Offline(f"{name}: not in the local cache, and offline mode is on; run once without --offline")
+    text = (" ".join(str(error).split()) or type(error).__name__)[:300]
+    if isinstance(error, ImportError):
+        return MissingExtra(f"{name}: needs a library that is not installed: {text}")
+    if isinstance(error, pickle.UnpicklingError):
+        # The library's own message recommends unpickling without protection.
+        return BadFile(f"{name}: its weights are damaged or hold more than tensors; fetch or save them again")
+    if isinstance(error, OSError | ValueError):
+        return UnknownModel(f"{name}: cannot be loaded: {text}")
+    return BadFile(
+        f"{name}: a file in it is damaged or does not fit the others ({type(error).__name__}: {text}); "
+        f"fetch or save the model again"
+    )
+
+
+def _source(name: str, options: LoadOptions, *, weights: bool = True) -> tuple[str, LoadOptions]:
+    """Where to load from, and the options that are left: a folder on this machine is named with its subfolder."""
+    found = model_folder(
+        name, subfolder=options.subfolder, offline=options.offline, weights=weights, notice=options.notice
+    )
+    if found is not None:
+        return str(found), replace(options, subfolder="")
+    if name.startswith((".", "/", "~")) or Path(name).suffix in WEIGHTS:
+        raise UnknownModel(f"{name}: no such file or directory")
+    meant = difflib.get_close_matches(name, SAMPLES, n=1, cutoff=0.8)
+    if meant:  # as `scan` says; the hub would be asked for minutes otherwise
+        raise UnknownModel(f"{name}: no such file or directory; did you mean the sample {meant[0]}?")
+    return name, options
+
+
+def _head_of(model: "nn.Module") -> Head:
+    """What the outputs are: "causal" (next token), "masked", "other" (another head) or "none" (states).
+
+    A class name ending in ForCausalLM or LMHeadModel counts as causal only where the model attends to the left alone.
+    "other" are therefore: XLNet (both directions unless it is given a permutation mask), encoder families whose config
+    says is_decoder false (BertLMHeadModel, RobertaForCausalLM, …), XLM and Flaubert with causal false, and Gemma with
+    use_bidirectional_attention.
+    """
+    inner: Any = getattr(model, "_orig_mod", getattr(model, "module", model))
+    name, config = type(inner).__name__, config_dict(inner)
+    if name.endswith("ForMaskedLM"):
+        return "masked"
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        family = config.get("model_type")
+        both_directions = (
+            family == "xlnet"
+            or (family in ENCODER_FAMILIES and not config.get("is_decoder", False))
+            or config.get("causal") is False
+            or config.get("use_bidirectional_attention") is True
+        )
+        return "other" if both_directions else "causal"
+    return "other" if "For" in name else "none"
+
+
+def fingerprint(model: "nn.Module") -> str:
+    """SHA-256 over names, shapes, types and all bytes of every parameter; parameters that are shared count once.
+
+    About 1 second per gigabyte: nothing but every byte shows a change of one value, and sums would take longer.
+
+    Raises:
+        BadInput: a parameter has no values here (it is on the meta device).
+    """
+    import torch
+
+    arch.refuse_sharded(model)
+    digest = hashlib.sha256()
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.is_meta:
+                raise BadInput(f"{name} is on the meta device and has no values; load the whole model on one device")
+            digest.update(f"{name}\0{tuple(parameter.shape)}\0{parameter.dtype}\n".encode())
+            digest.update(parameter.detach().reshape(-1).view(torch.uint8).to("cpu").numpy().data)
+    return digest.hexdigest()
+
+
+def stream_width(module: "nn.Module", bound: BoundStack) -> int:
+    """Number of dimensions of the stream, from the live weights."""
+    param = bound.scale[0][0]
+    return int(live_parameters(module)[param.name].shape[param.axis])

@@ -1,0 +1,1 @@
+"""How models read pictures and recordings."""

@@ -1,0 +1,90 @@
+"""How a model reads items while its states are looked at: `ItemReading`, beside `reading.TextReading`."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.data.media.items import PLURAL, Items, Kind
+from outlierlens.data.texts import Batch
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.media.prepare import Prepare, Prepared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Batches that are prepared and sorted by length together: pictures are all alike, recordings are large.
+WINDOWS: dict[Kind, int] = {"image": 1, "audio": 8}
+
+
+class ItemReading:
+    """A bare forward pass on items, and what their tokens are called; see `reading.Reading`."""
+
+    def __init__(self, loaded: LoadedModel, kind: Kind):
+        self.loaded, self.kind, self.inputs = loaded, kind, PLURAL[kind]
+        self.prepare = Prepare(loaded, kind)
+        self.stacks = self.prepare.stacks
+        self.max_length = 0  # nothing is cut by tokens
+        self.window = WINDOWS[kind]
+        self.n_cut = 0
+        self._seen: Prepared | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results should know."""
+        said = []
+        if other := [stack.name for stack in self.loaded.stacks if stack not in self.stacks]:
+            said.append(f"not observed: stream {', '.join(other)}, which {self.inputs} do not reach")
+        if self.n_cut:
+            said.append(f"{self.n_cut:,} {self.inputs} are longer than is read of one, and were cut")
+        if not self.prepare.pads:
+            said.append(UNPADDED)
+        return tuple(said)
+
+    def batches(self, items: Items, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
+        """Batches of `items`, the longest first; a limit of tokens does not apply."""
+        made = [self.prepare(part, max_seconds=items.max_seconds) for part in items.parts]
+        if max_length is None:  # else it is the passage, which was read before
+            self.n_cut += sum(one.cut for one in made)
+        order = sorted(range(len(made)), key=lambda number: -made[number].length)
+        for group in self.prepare.apart([made[number] for number in order]):
+            for start in range(0, len(group), batch_size):
+                numbers = tuple(order[place] for place in group[start : start + batch_size])
+                self._seen = made[numbers[0]]
+                yield self.prepare.batch([made[number] for number in numbers], numbers)
+
+    def __call__(self, batch: Batch) -> None:
+        """Run the model without its head; hooks see the states."""
+        import torch
+
+        with torch.inference_mode():
+            self.prepare.reader(**batch.inputs)
+
+    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
+        """{stream: (places of the tokens, special tokens)}, both [batch, token]."""
+        import torch
+
+        places = torch.arange(batch.valid.shape[1], device=batch.valid.device).expand(batch.valid.shape)
+        return {stack.name: (places, batch.special) for stack in self.stacks}
+
+    def words(self, ids: list[int]) -> tuple[str, ...]:
+        """What the tokens at these places are: "[CLS]", "patch 3,4" (row, column), or "0.64 s"."""
+        return tuple(self._word(place) if place >= 0 else "" for place in ids)
+
+    def _word(self, place: int) -> str:
+        if self.kind == "audio":
+            config: Any = self.prepare.config
+            step = int(np.prod(config.conv_stride)) / int(self.loaded.processor.sampling_rate)
+            return f"{place * step:.2f} s"
+        if place < self.prepare.n_special:
+            return "[CLS]" if place == 0 else f"[special {place}]"
+        assert self._seen is not None, "tokens are named after they were seen"
+        _, columns = self.prepare.grid(self._seen.values)
+        row, column = divmod(place - self.prepare.n_special, columns)
+        return f"patch {row},{column}"
+
+
+UNPADDED = (
+    "this model norms its features over time (feat_extract_norm 'group'), so padding would change every state: only "
+    "recordings of the same number of samples share a batch"
+)

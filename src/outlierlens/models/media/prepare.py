@@ -1,0 +1,222 @@
+"""From one item to what a model takes of it, by the model's own processor; and several of them in one batch.
+
+prepare = Prepare(loaded, "audio")
+one = prepare(part, max_seconds=30)              # .values: pixels [channel, height, width], or samples [sample]
+batch = prepare.batch([one, other], (0, 1))      # a `Batch`: padded, with what is padding and what is a special token
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.architectures import BoundStack
+from outlierlens.data.media.decode import picture, recording, samples
+from outlierlens.data.media.items import PLURAL, Kind, Part
+from outlierlens.data.texts import Batch
+from outlierlens.errors import BadInput, need
+from outlierlens.models.forward import NOT_TEXT, reader_of
+from outlierlens.models.hooks import EMBEDDINGS, tapped
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.processor import TAKES
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NOT_MASKED = "group"  # feature norm over time of wav2vec2-base and its kin: padding would change every state
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One item as the model takes it: `values` float32, so many tokens (`length`); `cut` where there was more of it."""
+
+    values: np.ndarray
+    length: int
+    cut: bool = False
+
+
+def item_stacks(loaded: LoadedModel) -> list[BoundStack]:
+    """The streams of a model that pictures or recordings reach."""
+    if len(loaded.stacks) == 1:
+        return loaded.stacks
+    return [stack for stack in loaded.stacks if stack.name in NOT_TEXT]
+
+
+class Prepare:
+    """A model's own preparation of items.
+
+    Attributes:
+        reader: the innermost module that takes them and runs `stacks`.
+        pads: whether recordings of different length can share a batch; where they cannot, those of one length do.
+        n_special: tokens before the first patch of a picture.
+
+    Raises:
+        BadInput: the model does not read such items, or has no processor beside it.
+        MissingExtra: pictures without Pillow.
+    """
+
+    def __init__(self, loaded: LoadedModel, kind: Kind):
+        self.loaded, self.kind = loaded, kind
+        self.stacks = item_stacks(loaded)
+        reader = reader_of(loaded, self.stacks, TAKES[kind])
+        if reader is None:
+            raise BadInput(
+                f"{loaded.name} does not read {PLURAL[kind]} (it takes {getattr(loaded.model, 'main_input_name', 'other')}); "
+                f"use a model that takes {TAKES[kind]}, such as {'ViT' if kind == 'image' else 'wav2vec2'}"
+            )
+        self.reader = reader
+        if kind == "image":
+            need("PIL", "vision", "reading images")
+        if loaded.processor is None:
+            what = "image processor" if kind == "image" else "feature extractor"
+            raise BadInput(
+                f"{loaded.name} has no {what} beside it (preprocessor_config.json), so {PLURAL[kind]} cannot be prepared "
+                f"for it; fetch the whole model, or save its processor into the folder"
+            )
+        config: Any = getattr(self.reader, "config", loaded.model.config)
+        self.config = config
+        self.pads = kind == "image" or getattr(config, "feat_extract_norm", NOT_MASKED) != NOT_MASKED
+        self.n_special = 0
+        self._tokens: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, part: Part, *, max_seconds: float) -> Prepared:
+        """The item decoded and prepared; raises BadFile or BadInput with its name."""
+        return self._picture(part) if self.kind == "image" else self._recording(part, max_seconds)
+
+    def _picture(self, part: Part) -> Prepared:
+        channels = int(getattr(self.config, "num_channels", 3))
+        if channels not in (1, 3):
+            raise BadInput(f"{self.loaded.name} reads {channels} channels; pictures have 1 or 3")
+        pixels = (
+            picture(part.content(), part.name, channels=channels) if part.array is None else _channels(part, channels)
+        )
+        made = self.loaded.processor(images=[pixels], return_tensors="np", input_data_format="channels_last")
+        values = np.asarray(made[TAKES["image"]], dtype=np.float32)[0]
+        size = getattr(self.config, "image_size", None)
+        wanted = (channels, *((size, size) if isinstance(size, int) else size or values.shape[1:]))
+        if values.shape != wanted and not (values.shape[0] == channels and self._is_read(values)):
+            raise BadInput(
+                f"{part.name}: the image processor makes {list(values.shape)} of it, {self.loaded.name} reads {list(wanted)} "
+                f"[channel, height, width]; use the processor that belongs to the model"
+            )
+        return Prepared(values, self._patches(values))
+
+    def _is_read(self, values: np.ndarray) -> bool:
+        """Whether the model takes a picture of this shape: one that interpolates its positions (DINOv2) takes most."""
+        try:
+            return self._patches(values) > 0
+        except (ValueError, RuntimeError):  # a shape that its modules do not fit
+            return False
+
+    def _patches(self, values: np.ndarray) -> int:
+        """Tokens of a picture of this shape, seen in one pass over an empty one."""
+        import torch
+
+        if values.shape not in self._tokens:
+            seen: list[int] = []
+
+            def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+                if layer == EMBEDDINGS:
+                    seen.append(states.shape[1])
+
+            with torch.inference_mode(), tapped(self.loaded.model, self.stacks[:1], look):
+                self.reader(**{TAKES["image"]: self._moved(np.zeros((1, *values.shape), dtype=np.float32))})
+            self._tokens[values.shape] = seen[0]
+            rows, columns = self.grid(values)
+            self.n_special = seen[0] - rows * columns
+        return self._tokens[values.shape]
+
+    def grid(self, values: np.ndarray) -> tuple[int, int]:
+        """Patches of a picture: (rows, columns)."""
+        size: Any = self.config.patch_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return values.shape[1] // height, values.shape[2] // width
+
+    def _recording(self, part: Part, max_seconds: float) -> Prepared:
+        processor = self.loaded.processor
+        if part.array is None:
+            sound = recording(part.content(), part.name, max_seconds=max_seconds)
+        else:
+            sound = samples(part.array, part.rate or 0, part.name, max_seconds=max_seconds)
+        wanted = int(processor.sampling_rate)
+        if sound.rate != wanted:
+            raise BadInput(
+                f"{part.name}: {sound.rate:,} samples a second; {self.loaded.name} reads {wanted:,}; resample it first "
+                f"(ffmpeg -i IN -ar {wanted} OUT.wav)"
+            )
+        made = processor(sound.samples, sampling_rate=sound.rate, return_tensors="np")
+        values = np.asarray(made[TAKES["audio"]], dtype=np.float32)[0]
+        if values.ndim != 1:
+            raise BadInput(
+                f"{self.loaded.name}: its feature extractor makes {list(values.shape)} of a recording; models that read "
+                f"samples are supported, such as wav2vec2"
+            )
+        length = frames(self.reader, len(values))
+        if length < 1:
+            raise BadInput(f"{part.name}: {len(values):,} samples are too few for one token; leave it out")
+        return Prepared(values, length, sound.cut)
+
+    def batch(self, items: Sequence[Prepared], texts: tuple[int, ...]) -> Batch:
+        """Items as one batch; `texts` are their numbers. Recordings are padded behind, and masked where lengths differ."""
+        import torch
+
+        lengths = torch.tensor([item.length for item in items])
+        valid = torch.arange(int(lengths.max())) < lengths[:, None]
+        special = torch.zeros_like(valid)
+        special[:, : self.n_special] = True
+        if self.kind == "image":
+            inputs = {TAKES["image"]: self._moved(np.stack([item.values for item in items]))}
+        else:
+            longest = max(len(item.values) for item in items)
+            padded = np.zeros((len(items), longest), dtype=np.float32)
+            mask = np.zeros((len(items), longest), dtype=np.int64)
+            for row, item in enumerate(items):
+                padded[row, : len(item.values)] = item.values
+                mask[row, : len(item.values)] = 1
+            inputs = {TAKES["audio"]: self._moved(padded)}
+            if self.pads:
+                inputs["attention_mask"] = torch.from_numpy(mask).to(self.loaded.device)
+            assert self.pads or mask.all(), "recordings of different length share a batch"
+        device = self.loaded.device
+        return Batch(inputs, valid.to(device), special.to(device), texts)
+
+    def apart(self, items: Sequence[Prepared]) -> list[list[int]]:
+        """Places of the items, in groups that can share batches, each in the order given."""
+        if self.pads:
+            return [list(range(len(items)))]
+        groups: dict[int, list[int]] = {}
+        for place, item in enumerate(items):
+            groups.setdefault(len(item.values), []).append(place)
+        return list(groups.values())
+
+    def _moved(self, values: np.ndarray) -> "Tensor":
+        """On the model's device, in its precision as it is now."""
+        import torch
+
+        dtype = next(parameter.dtype for parameter in self.loaded.model.parameters() if parameter.is_floating_point())
+        return torch.from_numpy(values).to(self.loaded.device, dtype)
+
+
+def frames(module: "nn.Module", n_samples: int) -> int:
+    """Tokens that a speech model makes of so many samples."""
+    count: Any = getattr(module, "_get_feat_extract_output_lengths", None)
+    if count is None:
+        raise BadInput(f"{type(module).__name__} does not say how many tokens it makes of a recording; use wav2vec2")
+    more = {"add_adapter": False} if "add_adapter" in inspect.signature(count).parameters else {}
+    return int(count(n_samples, **more))
+
+
+def _channels(part: Part, channels: int) -> np.ndarray:
+    """An array [height, width, channel] with so many channels: grey is repeated, transparency left out."""
+    assert part.array is not None
+    pixels = np.asarray(part.array)
+    if pixels.shape[2] == 4:
+        pixels = pixels[:, :, :3]
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2)
+    # The weights of the eye (ITU-R 601), as Pillow turns colours grey.
+    return np.round(pixels @ np.array([0.299, 0.587, 0.114]))[:, :, None].astype(np.uint8)

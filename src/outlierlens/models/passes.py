@@ -1,0 +1,126 @@
+"""How a model reads data while its hidden states are looked at: one object for texts, one for pictures and recordings.
+
+    reading = reading_of(loaded, texts, 128)
+    for batch in reading.batches(texts, batch_size=16):
+        with tapped(loaded.model, reading.stacks, look):
+            reading(batch)
+
+`models.media.passes.ItemReading` is the other one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outlierlens.architectures import BoundStack
+from outlierlens.data.media.items import Items
+from outlierlens.data.texts import Batch, Data, Texts, batches
+from outlierlens.models.forward import NOT_TEXT, TextForward, text_stacks
+from outlierlens.models.inputs import token_limit, tokenizer_of
+from outlierlens.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Reading(Protocol):
+    """A bare forward pass and the batches it takes.
+
+    Attributes:
+        stacks: the streams that run.
+        max_length: tokens that are read of each at most; 0 where tokens are no measure of it.
+        window: batches that are prepared and sorted by length together.
+        inputs: what they are: "texts".
+    """
+
+    stacks: list[BoundStack]
+    max_length: int
+    window: int
+    inputs: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results should know about how it was read."""
+        ...
+
+    def batches(self, data: Any, *, batch_size: int, max_length: int | None = None) -> Iterator[Batch]:
+        """Batches of `data`, the longest first, at most `max_length` tokens of each where that can be."""
+        ...
+
+    def __call__(self, batch: Batch) -> None:
+        """Run the model on `batch`, without its head where that can be left out; hooks see the states."""
+        ...
+
+    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
+        """{stream: (numbers of its tokens, special tokens)}, both [batch, token]."""
+        ...
+
+    def words(self, ids: list[int]) -> tuple[str, ...]:
+        """What these numbers of tokens stand for, "" for none."""
+        ...
+
+
+class TextReading:
+    """`Reading` of texts by their tokens.
+
+    Raises:
+        BadInput: the model has no tokenizer, or reads no text.
+    """
+
+    window = 32  # memory stays constant in the number of texts
+    inputs = "texts"
+
+    def __init__(self, loaded: LoadedModel, max_length: int):
+        self.loaded = loaded
+        tokenizer_of(loaded)
+        self.stacks = text_stacks(loaded)
+        self.forward = TextForward(loaded, self.stacks)
+        self.max_length = token_limit(loaded, max_length)
+        self._asked = max_length
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not read, and how."""
+        said = []
+        if other := [stack.name for stack in self.loaded.stacks if stack.name in NOT_TEXT]:
+            said.append(f"not observed: stream {', '.join(other)}, which texts do not reach")
+        if self.forward.shifted:
+            said.append(
+                "the decoder read each text shifted by one behind its start token; that token counts as special"
+            )
+        if self.max_length < self._asked:
+            said.append(f"texts are cut at {self.max_length} tokens: the model has no more positions")
+        return tuple(said)
+
+    def batches(
+        self, data: Texts | Sequence[str], *, batch_size: int, max_length: int | None = None
+    ) -> Iterator[Batch]:
+        """Padded batches of `data`."""
+        length = self.max_length if max_length is None else min(self.max_length, max_length)
+        tokenizer, device = self.loaded.tokenizer, self.loaded.device
+        for batch in batches(tokenizer, data, max_length=length, batch_size=batch_size, device=device):
+            if max_length is None:  # else it is a closer look at texts that are read anyway
+                for ids, valid in zip(batch.inputs["input_ids"].tolist(), batch.valid.sum(1).tolist(), strict=True):
+                    self.loaded.known.add(tokenizer, ids[:valid])
+            yield batch
+
+    def __call__(self, batch: Batch) -> None:
+        """Run the model; see `TextForward`."""
+        self.forward(batch)
+
+    def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
+        """{stream: (token ids, special tokens)}; the decoder's are shifted."""
+        return self.forward.sides(batch)
+
+    def words(self, ids: list[int]) -> tuple[str, ...]:
+        """The tokens with these ids."""
+        tokenizer: Any = self.loaded.tokenizer
+        known = [token for token in ids if token >= 0]
+        text = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
+        return tuple(str(text.get(token) or "") for token in ids)
+
+
+def reading_of(loaded: LoadedModel, data: Data, max_length: int) -> Reading:
+    """How `loaded` reads `data`, at most `max_length` tokens of each text, while its states are looked at."""
+    from outlierlens.models.media.passes import ItemReading
+
+    return ItemReading(loaded, data.kind) if isinstance(data, Items) else TextReading(loaded, max_length)

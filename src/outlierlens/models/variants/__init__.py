@@ -1,0 +1,51 @@
+"""A BERT whose position, norm and attention kinds are options: the family that pre-training experiments are made with.
+
+    config = VariantConfig(position_kind="rotary", norm_order="pre", norm_kind="rmsnorm", attention_kind="gated")
+    model = VariantForMaskedLM(config)               # BertForMaskedLM's arguments, outputs and parameter names
+    load_model("a-folder-saved-from-it")             # `models` registers the classes when it meets such a config
+
+With every option at its default a model computes bit for bit what `BertForMaskedLM` computes from the same weights.
+Importing this package imports neither torch nor transformers; using one of its classes does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.errors import need
+
+if TYPE_CHECKING:
+    from outlierlens.models.variants.config import VariantConfig
+    from outlierlens.models.variants.model import VariantForMaskedLM, VariantModel
+
+MODEL_TYPE = "outlierlens-bert"
+_HOMES = {"VariantConfig": "config", "VariantModel": "model", "VariantForMaskedLM": "model"}
+
+__all__ = ["MODEL_TYPE", "VariantConfig", "VariantForMaskedLM", "VariantModel", "register", "register_config"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for library in ("torch", "transformers"):
+        need(library, "models", "a model of the package's own family")
+    return getattr(need(f"{__name__}.{_HOMES[name]}", "models", "a model of the package's own family"), name)
+
+
+def register_config() -> None:
+    """Have transformers' AutoConfig know configs of this family; cheap, and harmless when repeated."""
+    from transformers import AutoConfig
+
+    from outlierlens.models.variants.config import VariantConfig
+
+    AutoConfig.register(MODEL_TYPE, VariantConfig, exist_ok=True)
+
+
+def register() -> None:
+    """Have transformers' AutoConfig, AutoModel and AutoModelForMaskedLM know the family; harmless when repeated."""
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    from outlierlens.models.variants.config import VariantConfig
+    from outlierlens.models.variants.model import VariantForMaskedLM, VariantModel
+
+    register_config()
+    AutoModel.register(VariantConfig, VariantModel, exist_ok=True)
+    AutoModelForMaskedLM.register(VariantConfig, VariantForMaskedLM, exist_ok=True)

@@ -1,0 +1,65 @@
+"""`report`: the main job, and one self-contained page of it; or of two models side by side."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from outlierlens.cli.common import Progress, check_file, resumable, say
+from outlierlens.errors import BadInput
+from outlierlens.report.card import card, refuse_others
+from outlierlens.report.options import DEFAULT, ReportOptions
+from outlierlens.session import Session
+
+
+def run(session: Session, options: ReportOptions) -> None:
+    """Measure, or read what is finished; write the page and say where it is."""
+    output = session.output
+    check_file(options.card, replace=output.overwrite)  # before the work, not after it
+    if options.card:
+        refuse_others(options.card)
+    if options.compare:
+        of_one = (
+            ("MODEL", options.model),
+            ("--sweep", options.sweeps),
+            ("--result", options.results),
+            ("--card", options.card),
+        )
+        for name, value in of_one:
+            if value:
+                raise BadInput(f"--compare takes two models; {name} belongs to a report of one")
+    options = replace(options, model=options.model or DEFAULT)
+    measured_before = options.model.endswith(".json") and Path(options.model).is_file()
+    page = (_redrawn if measured_before else _measured)(session, options)
+    if options.card:
+        from outlierlens.results.document import load
+        from outlierlens.results.safe_files import write_text
+
+        write_text(options.card, card(load(page.with_name("results.json"))))
+    if not output.quiet:
+        say(f"report: {page}")
+        if options.card:
+            say(f"card: {options.card}")
+
+
+def _redrawn(session: Session, options: ReportOptions) -> Path:
+    """The page of results that were measured before; needs no torch."""
+    from outlierlens.report.job import redraw
+
+    if options.dims is not None or session.reading.data:
+        raise BadInput(f"{options.model} holds measured results: --dims and --data need the model itself")
+    return redraw(Path(options.model), session.output.output, options.sweeps, options.results)
+
+
+def _measured(session: Session, options: ReportOptions) -> Path:
+    from outlierlens.report.job import Job, run
+    from outlierlens.report.pair_job import directory_of, report_pair
+
+    names, output = options.compare or (options.model,), session.output
+    job = Job(
+        replace(options, model=names[0]), output.output or Path("runs") / directory_of(names), session.reading,
+        output.overwrite, session.command,
+    )  # fmt: skip
+    rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
+    with resumable(rows), Progress(output.tells_progress) as progress:
+        if options.compare:
+            return report_pair(options.compare, job, session.load, progress)
+        return run(job, session.load, progress)

@@ -1,0 +1,90 @@
+"""What a report is made of, which is also what `results.json` holds: `ReportData`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from outlierlens.ablation.damage import Damage
+from outlierlens.detection.observe.result import Observation, StackObservation
+from outlierlens.detection.scan.charts import found_first
+from outlierlens.detection.scan.result import Scan, StackScan
+from outlierlens.experiments.sweep.result import Sweep, names
+from outlierlens.experiments.track.result import Track
+from outlierlens.replicate.luo.result import LuoReplication
+from outlierlens.replicate.puccetti.result import PuccettiReplication
+from outlierlens.report.joined import Joined
+from outlierlens.results.document import Provenance, Result
+
+
+@dataclass(frozen=True)
+class ReportData(Result):
+    """All results of one run of the main job.
+
+    Attributes:
+        provenance: of the whole run; its command makes the report again.
+        scan: outliers from weights.
+        observation: activation statistics; None where the model was not run.
+        damages: what switching off did; the first one is the headline.
+        sweeps: dimensions (or sets) switched off one after the other.
+        tracks: outliers over training steps.
+        notes: remarks that belong beside the results.
+        luo: Luo et al. 2021 for this model. puccetti: Puccetti et al. 2022.
+        joined: results of other commands.
+    """
+
+    provenance: Provenance
+    scan: Scan
+    observation: Observation | None = None
+    damages: tuple[Damage, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    tracks: tuple[Track, ...] = ()
+    notes: tuple[str, ...] = ()
+    luo: LuoReplication | None = None
+    puccetti: PuccettiReplication | None = None
+    joined: Joined = field(default_factory=Joined)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """One row per outlier that weights name."""
+        return self.scan.records()
+
+    @property
+    def model(self) -> str:
+        """The model's name for reading: as given, of a path its last part."""
+        given = self.provenance.model
+        is_path = given.startswith(("/", "./", "../", "~")) or "\\" in given
+        return (given.replace("\\", "/").rstrip("/").rpartition("/")[2] or given) if is_path else given
+
+    def streams(self) -> Iterator[tuple[str, StackScan | None, StackObservation | None]]:
+        """Each residual stream once: its name, its first scan and its observation where there is one."""
+        scans = {stack.stack: stack for stack in reversed(self.scan.stacks)}
+        seen = {stack.stack: stack for stack in self.observation.stacks} if self.observation else {}
+        for name in dict.fromkeys([*(stack.stack for stack in self.scan.stacks), *seen]):
+            yield name, scans.get(name), seen.get(name)
+
+    def named(self, stream: str) -> tuple[int, ...]:
+        """Dimensions of a stream that get a name in pictures: found in weights, in activations, switched off, swept.
+
+        Of those found in weights the strongest come first. Rules on activations that list many dimensions do not crowd out the
+        rest: the strongest few of each are named.
+        """
+        weights = [dim for stack in self.scan.stacks if stack.stack == stream for dim in found_first(stack)]
+        seen = [s for s in self.observation.stacks if s.stack == stream] if self.observation else []
+        by_rule: dict[str, list[tuple[float, int]]] = {}
+        for outlier in (o for stack in seen for o in stack.outliers):
+            by_rule.setdefault(outlier.rule, []).append((-max(outlier.strength, default=0.0), outlier.dim))
+        strongest = [dim for found in by_rule.values() for _, dim in sorted(found)[:NAMED_BY_RULE]]
+        off = [dim for d in self.damages if d.stack == stream for dim in d.chosen.dims]
+        return tuple(dict.fromkeys([*weights, *strongest, *off, *self.strongest(stream), *self.emerged(stream)]))
+
+    def strongest(self, stream: str) -> tuple[int, ...]:
+        """Dimensions of a stream that the sweeps name beside those found in weights, the first few of each sweep."""
+        sweeps = [sweep for sweep in self.sweeps if sweep.stack == stream]
+        return tuple(dim for s in sweeps for dim in [d for d in names(s) if d not in s.found][:NAMED_BY_RULE])
+
+    def emerged(self, stream: str) -> tuple[int, ...]:
+        """Dimensions of a stream that stand out at the end of a tracked run, for scale or for bias."""
+        tracks = [track for track in self.tracks if track.stack == stream]
+        return tuple(one.dim for track in tracks for one in track.emergences if one.passes != "neither")
+
+
+NAMED_BY_RULE = 3

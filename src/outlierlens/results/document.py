@@ -1,0 +1,337 @@
+"""Every result as a frozen dataclass, written to and read back from versioned JSON.
+
+    text = to_json(scan_result)
+    same = from_json(text)              # torch is never needed to read a result
+
+A result carries where it came from (`Provenance`) and the settings of the rule that made it. Its fields name their axes,
+so that a file whose parts do not fit is refused when it is read:
+
+    layers: Annotated[tuple[str, ...], "layer"]
+    hidden_size: Annotated[int, "dim"]                     # a number is the size itself
+    mean: Annotated[np.ndarray, "layer dim"]               # as long as `layers`, as wide as `hidden_size`
+    bias: Annotated[np.ndarray, "layer dim, or empty"]
+    edges: Annotated[np.ndarray, "box+1 2"]                # one more than the axis; a size in digits
+    found: Annotated[dict[str, tuple[int, ...]], "found"]  # by key
+    scores: Annotated[Scores, "row=layer"]                 # the axis `row` of Scores is this one's `layer`
+
+An axis has one size in a dataclass and in all that it holds.
+"""
+
+import dataclasses
+import functools
+import importlib
+import itertools
+import json
+import math
+import sys
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from outlierlens import __version__
+from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.experiments import BY_RESULT, EXPERIMENTS
+from outlierlens.results.axes import fit
+from outlierlens.results.json_toml import parse_json
+from outlierlens.results.safe_files import write_text
+from outlierlens.view.html import sections_html
+
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT_VERSION = 1
+MAX_JSON_BYTES = 512 * 2**20
+# Where each kind of result file is defined: reading one imports its home, which then registers it.
+HOMES = {kind: home for row in EXPERIMENTS for kind, home in row.kinds.items()}
+_KINDS: "dict[str, type[Result]]" = {}
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+MAX_AXES = 8  # of an array
+
+
+class Result(ABC):
+    """What every kind of result can do; a kind is a frozen dataclass that says its `records`."""
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
+
+    @abstractmethod
+    def records(self) -> Iterable[Mapping[str, Any]]:
+        """Flat rows: what a data frame is made of."""
+
+    def columns(self, *which: Any, **named: Any) -> Any:
+        """The columns of a data frame, {name: values}, or its rows."""
+        return list(self.records(*which, **named))
+
+    def to_pandas(self, *which: Any, **named: Any) -> "pandas.DataFrame":
+        """`records` as a data frame; takes what they take. Raises MissingExtra where pandas is not installed."""
+        return need("pandas", "models", "to_pandas()").DataFrame(self.columns(*which, **named))
+
+    def save(self, path: Path | str) -> Path:
+        """Write to exactly `path`, as `outlierlens.save` does."""
+        return save(self, path)
+
+    def _repr_html_(self) -> str:
+        return sections_html(BY_RESULT[type(self).__name__].sections()(self))
+
+
+class OnTask:
+    """What numbers of a task are called, for results with these fields."""
+
+    task: str  # its metric included: "causal loss", "glue:cola mcc"
+    metric: str  # "" for a loss
+    unit: str
+
+    @property
+    def of_change(self) -> str:
+        """What a change is a number of: "nats per token"; "mcc lost"."""
+        return f"{self.metric} lost" if self.metric else self.unit
+
+    @property
+    def measured(self) -> str:
+        """What was measured, for reading: "causal loss"; "mcc on glue:cola"."""
+        return f"{self.metric} on {self.task.removesuffix(f' {self.metric}')}" if self.metric else self.task
+
+
+_version = functools.cache(metadata.version)  # reading a package's metadata takes longer than many a measure
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a result came from: enough to make it again.
+
+    `fingerprint` is a SHA-256 over names, shapes and the values that were read; `command` reproduces the result. `dtype` is
+    what the running model's weights were in, "bfloat16"; "" where no model ran.
+    """
+
+    model: str
+    fingerprint: str
+    command: str = ""
+    seed: int | None = None
+    version: str = __version__
+    libraries: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    dtype: str = ""
+
+    @classmethod
+    def now(
+        cls, model: str, fingerprint: str, *, command: str = "", seed: int | None = None, dtype: str = ""
+    ) -> "Provenance":
+        """Provenance of a result made at this moment by this process; names the libraries that are loaded."""
+        loaded = [name for name in ("numpy", "torch", "transformers", "gguf", "onnx") if name in sys.modules]
+        libraries = {"python": ".".join(map(str, sys.version_info[:3]))}
+        libraries |= {name: _version(name) for name in loaded}
+        return cls(
+            model=model,
+            fingerprint=fingerprint,
+            command=command,
+            seed=seed,
+            libraries=libraries,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            dtype=dtype,
+        )
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """One JSON document with `format_version` and `kind`; NaN and infinities are written as strings."""
+    if type(value).__name__ not in _KINDS:
+        raise BadInput(f"{type(value).__name__} is not a result; results are {', '.join(_KINDS)}")
+    document = {"format_version": FORMAT_VERSION, "kind": type(value).__name__, **_encode(value)}
+    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    # A file name that is no UTF-8 has lone surrogates, which no UTF-8 holds; JSON escapes them just so.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def from_json(text: str | bytes, where: str = "result") -> Any:
+    """The result that `to_json` wrote; `where` names the file in errors.
+
+    Raises:
+        BadFile: not JSON, an unknown kind or version, a missing or ill-typed field, or one whose shape does not fit others.
+    """
+    return decode_document(parse_json(text, where), where)
+
+
+def decode_document(document: Any, where: str) -> Any:
+    """The result in an already parsed document; raises BadFile like `from_json`."""
+    kind = _kind_of(document, where)
+    if document.get("format_version") != FORMAT_VERSION:
+        raise BadFile(
+            f"{where}: format_version {document.get('format_version')!r:.40}; this version reads {FORMAT_VERSION}; "
+            "make the result again or install the version that wrote it"
+        )
+    return _decode(kind, document, where, {})
+
+
+def _kind_of(document: Any, where: str) -> "type[Result]":
+    """The class that a document names, which is imported when it is first met."""
+    kind = document.get("kind") if isinstance(document, dict) else None
+    kind = kind if isinstance(kind, str) else None
+    if kind in HOMES and kind not in _KINDS:
+        importlib.import_module(f"outlierlens.{HOMES[kind]}")
+    if kind not in _KINDS:
+        raise BadFile(f"{where}: kind {kind!r:.40} is no result of outlierlens; known: {', '.join(HOMES)}")
+    return _KINDS[kind]
+
+
+def load(path: Path | str) -> Any:
+    """Read a result file; raises BadFile when it is missing or malformed."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadFile(f"{path}: no such result file")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a result file")
+    return from_json(path.read_bytes(), str(path))
+
+
+def save(value: Any, path: Path | str) -> Path:
+    """Write a result to exactly `path`, through a temporary file beside it that is then renamed."""
+    return write_text(Path(path), to_json(value) + "\n")
+
+
+def _encode(value: Any, wanted: Any = None) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = {"kind": type(value).__name__} if wanted is Result else {}  # any of them: it says which
+        hints = _hints(type(value))
+        return kind | {f.name: _encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return _encode_array(value)
+    if isinstance(value, np.generic):
+        return _encode(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        of = Result if wanted == tuple[Result, ...] else None
+        return [_encode(item, of) for item in value]
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    raise TypeError(f"cannot write {type(value).__name__} to JSON")
+
+
+def _encode_array(values: np.ndarray) -> Any:
+    if values.dtype.kind != "f" or not values.size:
+        return values.tolist()
+    # Seven significant digits say all of a float32; the file stays half as long.
+    flat: list[Any] = [float(f"{x:.7g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
+    for size in reversed(values.shape[1:]):
+        flat = [flat[start : start + size] for start in range(0, len(flat), size)]
+    return flat if values.ndim else flat[0]
+
+
+def _decode(wanted: Any, value: Any, where: str, sizes: dict[str, int]) -> Any:
+    """`value` as the type `wanted`; `sizes` holds the axes bound so far and gets those that are new."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted is Any:
+        return value
+    if origin is Annotated:
+        axes = _axes(wanted)
+        if axes is None:
+            return _decode(arguments[0], value, where, sizes)
+        if "=" in axes:
+            inner, outer = axes.split("=")
+            return _decode(arguments[0], value, where, sizes | {inner: sizes[outer]})
+        return fit(_decode(arguments[0], value, where, sizes), axes, where, sizes)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return _decode(inner, value, where, sizes)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise BadFile(f"{where}: {value!r:.40} is none of {', '.join(map(repr, arguments))}")
+        return value
+    if wanted is Result or (dataclasses.is_dataclass(wanted) and isinstance(wanted, type)):
+        return _decode_dataclass(wanted, value, where, sizes)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_decode(arguments[0], item, f"{where}[{i}]", sizes) for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {
+            _decode_key(arguments[0], key, where): _decode(arguments[1], item, f"{where}.{key:.40}", sizes)
+            for key, item in value.items()
+        }
+    if wanted is np.ndarray and isinstance(value, list):
+        return _decode_array(value, where)
+    if wanted is float and (isinstance(value, int | float) or (isinstance(value, str) and value in _NOT_FINITE)):
+        try:
+            return float(value)
+        except OverflowError:
+            raise BadFile(f"{where}: a whole number too large for a float; make the result again") from None
+    if isinstance(wanted, type) and isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+        return value
+    raise BadFile(f"{where}: expected {getattr(wanted, '__name__', wanted)}, found {type(value).__name__}")
+
+
+def _decode_key(wanted: Any, key: str, where: str) -> Any:
+    if wanted is not int:
+        return key
+    try:
+        return int(key)
+    except ValueError:
+        raise BadFile(f"{where}: {key!r:.40} is no whole number") from None
+
+
+def _decode_array(value: list[Any], where: str) -> np.ndarray:
+    """The numbers in nested lists; NumPy never sees words, of which it makes a table as wide as the longest."""
+    shape, flat = [len(value)], value
+    while flat and type(flat[0]) is list and len(shape) < MAX_AXES:
+        width = len(flat[0])
+        if any(type(row) is not list or len(row) != width for row in flat):
+            raise BadFile(f"{where}: not a regular array of numbers")
+        shape.append(width)
+        flat = list(itertools.chain.from_iterable(flat))
+    try:
+        if str in set(map(type, flat)):
+            flat = [_NOT_FINITE[number] if type(number) is str else number for number in flat]
+        if not set(map(type, flat)) <= {int, float, bool}:
+            raise ValueError("not numbers")
+        array = np.array(flat)
+        if array.dtype.kind not in "biuf":
+            raise ValueError("too large")
+        return array.reshape(shape)
+    except (ValueError, KeyError, OverflowError):
+        raise BadFile(f"{where}: not a regular array of numbers") from None
+
+
+def _decode_dataclass(cls: type, value: Any, where: str, outer: dict[str, int]) -> Any:
+    cls = _kind_of(value, where) if cls is Result else cls
+    if not isinstance(value, dict):
+        raise BadFile(f"{where}: expected an object for {cls.__name__}, found {type(value).__name__}")
+    given, sizes = {}, dict(outer)
+    for f, wanted in _fields(cls):
+        if f.name in value:
+            given[f.name] = _decode(wanted, value[f.name], f"{where}.{f.name}", sizes)
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise BadFile(f"{where}: {f.name} is missing")
+    return cls(**given)
+
+
+def _axes(wanted: Any) -> str | None:
+    """The axes that a field names, among what else stands beside its type."""
+    return next((mark for mark in getattr(wanted, "__metadata__", ()) if isinstance(mark, str)), None)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
+    """A dataclass' fields with their types, those first by which axes are measured: numbers, names, then arrays."""
+    hints = _hints(cls)
+
+    def place(one: tuple[dataclasses.Field[Any], Any]) -> int:
+        axes = _axes(one[1])
+        if axes is None or "=" in axes or ", or " in axes:
+            return 3 if axes and "=" not in axes else 4
+        return {int: 0, np.ndarray: 2}.get(typing.get_args(one[1])[0], 1)
+
+    return tuple(sorted(((f, hints[f.name]) for f in dataclasses.fields(cls)), key=place))

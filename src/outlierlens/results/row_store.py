@@ -1,0 +1,261 @@
+"""The append-only store of finished units of long work: one JSON line each, flushed; interrupted work continues.
+
+    with RowStore.open(path, identity) as rows:
+        if (value := rows.get(key)) is None:
+            value = rows.append(key, measure())
+
+    with alone_in(directory): ...                    # no other process writes to it meanwhile
+
+The first line holds `identity`: what must be equal for the rows to belong together (model, data, seed, settings).
+Each line ends with the CRC-32 of what stands before it, so that a changed digit is found.
+"""
+
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.results.safe_files import held, refuse_links, replacing
+
+LOCK = ".lock"  # of a directory that a process writes to
+IN_USE = "{}: another run is writing to it; wait for it or name another file"
+FIRST = b'{"identity":'
+CHECKED = re.compile(rb'(.*),"crc32":"([0-9a-f]{8})"}', re.DOTALL)
+SYNC_SECONDS = 1.0  # rows may come by the hundred a second; forcing each to the disk would be what takes the time
+
+
+@dataclass
+class RowStore:
+    """Finished units by key, in memory and in a file that only grows."""
+
+    path: Path
+    file: IO[bytes]
+    done: dict[str, Any] = field(default_factory=dict)
+    _synced: float = 0.0
+    _lock: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def open(cls, path: Path, identity: dict[str, Any]) -> "RowStore":
+        """Open or create `path`, which no other process may then open; rows of an earlier run with this identity are kept.
+
+        A torn last line (the process was killed while writing it) is cut off.
+
+        Raises:
+            BadInput: the file belongs to work with another identity (the message names what differs), another process
+                writes to it, or it is a link.
+            BadFile: a line before the last is malformed or was changed.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_links(path.parent, path.name)
+        with ExitStack() as lock:
+            lock.enter_context(held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)))
+            done, end = dict[str, Any](), 0
+            if path.exists():
+                _, done, end = _read(path, identity)
+                os.truncate(path, end)
+            store = cls(path, path.open("ab"), done, _lock=lock.pop_all())
+        if end == 0:
+            store._write({"identity": identity})
+        return store
+
+    def get(self, key: str) -> Any | None:
+        """The value of a finished unit, or None."""
+        return self.done.get(key)
+
+    def append(self, key: str, value: Any) -> Any:
+        """Keep one finished unit: a killed process no longer loses it, nor, a second later, a machine that goes down."""
+        self._write({"key": key, "value": value})
+        self.done[key] = value
+        return value
+
+    def rewind(self, keep: Callable[[str], bool]) -> Path | None:
+        """Move the units whose key `keep` refuses to a new file beside this one; returns its path, None for no such unit.
+
+        For work that goes on from an earlier point and will make them again. A process killed meanwhile loses nothing:
+        the other file is complete before this one is replaced as a whole.
+        """
+        first, *lines = _lines(self.path.read_bytes())
+        keys = [json.loads(line)["key"] for line in lines]
+        leaving = [not keep(key) for key in keys]
+        if not any(leaving):
+            return None
+        aside = _free_name(self.path)
+        for path, wanted in ((aside, True), (self.path, False)):
+            with replacing(path) as file:
+                file.write(
+                    first + b"".join(line for line, leaves in zip(lines, leaving, strict=True) if leaves is wanted)
+                )
+        self.file.close()
+        self.file = self.path.open("ab")
+        for key, leaves in zip(keys, leaving, strict=True):
+            if leaves:
+                self.done.pop(key, None)
+        return aside
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self._saying():
+            self.file.write(row_line(row))
+            self.file.flush()
+            now = time.monotonic()
+            if now - self._synced > SYNC_SECONDS:
+                os.fsync(self.file.fileno())
+                self._synced = now
+
+    @contextmanager
+    def _saying(self) -> Iterator[None]:
+        """What the disk refuses names the file, and says what is not lost."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = self.path
+            error.add_note("finished rows are kept")
+            raise
+
+    def __enter__(self) -> "RowStore":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock, self._saying(), self.file:
+            os.fsync(self.file.fileno())
+
+
+def row_line(row: dict[str, Any]) -> bytes:
+    """A line of the file, with its checksum and its end."""
+    body = json.dumps(row, ensure_ascii=False, separators=(",", ":"))[:-1].encode("utf-8", "backslashreplace")
+    return body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
+
+
+def remove_rows(path: Path) -> None:
+    """Remove a file of rows, where there is one, to start again.
+
+    Raises:
+        BadInput: it is a link, or no file of rows: nothing that somebody else wrote is removed.
+    """
+    refuse_links(path.parent, path.name)
+    if not path.exists():
+        return
+    if not path.is_file() or not _begins_as_rows(path):
+        raise BadInput(f"{path}: not rows of outlierlens, so it is not replaced; name another file")
+    with held(path.with_name(f".{path.name}{LOCK}"), IN_USE.format(path)):
+        path.unlink()
+
+
+def _begins_as_rows(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(len(FIRST))
+    return start == FIRST[: len(start)]
+
+
+def read_rows(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(identity, {key: value}) of a file of rows, which may still be growing; a torn last line is left out.
+
+    Raises:
+        BadInput: no such file.
+        BadFile: not such a file, or a line before the last is malformed or was changed.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file of rows")
+    identity, done, end = _read(path, None)
+    if not end:
+        raise BadFile(f"{path}: holds no row; its first line was not written completely")
+    return identity, done
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.replayed-{number}{path.suffix}")).exists():
+        number += 1
+    return aside
+
+
+def _read(path: Path, identity: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """(identity, {key: value}, bytes of whole lines); the identity is compared where one is given."""
+    if not path.is_file() or not _begins_as_rows(path):
+        raise BadFile(f"{path}: not rows of outlierlens; name another file")
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    found: dict[str, Any] = {}
+    done: dict[str, Any] = {}
+    for number, line in enumerate(_lines(raw[:end]), 1):
+        try:
+            row = _checked(line)
+            if number == 1:
+                found = dict(row["identity"])
+                if identity is not None:
+                    _same(path, found, json.loads(json.dumps(identity)))
+            elif isinstance(row["key"], str):
+                done[row["key"]] = row["value"]
+            else:
+                raise TypeError("a key is a string")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BadFile(
+                f"{path}, line {number}: not a row as outlierlens wrote it; delete the file to start again"
+            ) from None
+    return found, done, end
+
+
+def _lines(raw: bytes) -> list[bytes]:
+    return [line + b"\n" for line in raw.split(b"\n")[:-1]]
+
+
+def _checked(line: bytes) -> dict[str, Any]:
+    """The row of a line; raises ValueError where it is not what its checksum was made of."""
+    match = CHECKED.fullmatch(line, 0, len(line) - 1)
+    if match is None or int(match[2], 16) != zlib.crc32(match[1]):
+        raise ValueError("the checksum differs")
+    return dict(json.loads(match[1] + b"}"))
+
+
+def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+    """The values of an identity by name, those of groups of settings too: "task max_length"."""
+    flat: dict[str, Any] = {}
+    for key, value in identity.items():
+        inner = value if isinstance(value, dict) and value else None
+        flat |= {f"{key} {name}": one for name, one in inner.items()} if inner else {key: value}
+    return flat
+
+
+def _same(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    groups = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    if groups:
+        was, is_now = (_flat({key: of.get(key) for key in groups}) for of in (before, now))
+        differing = [key for key in {**was, **is_now} if was.get(key) != is_now.get(key)]
+        what = "; ".join(f"{key} was {was.get(key)!r}, is {is_now.get(key)!r}" for key in differing[:3])
+        raise BadInput(
+            f"{path} holds rows of other work ({what}); use another directory, or --overwrite to start again"
+        )
+
+
+@contextmanager
+def alone_in(directory: Path, what: str = "run", *inside: str) -> Iterator[None]:
+    """Make a directory and hold it: rows of two processes would mix. The lock goes with the process, however it ends.
+
+    `inside` are patterns of what will be written in it; without one, everything.
+
+    Raises:
+        BadInput: it is a file, another process holds it (`what` says what that is), or a link lies in it.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise BadInput(f"{directory} is a file; name a directory with -o")
+    directory.mkdir(parents=True, exist_ok=True)
+    refuse_links(directory, *inside)
+    there = f"{directory}: another {what} is writing to it; wait for it or name another directory"
+    with held(directory / LOCK, there):
+        yield
+
+
+def nine_digits(values: np.ndarray) -> list[float]:
+    """Values with nine significant digits, which say all of a float32."""
+    return [float(f"{value:.9g}") for value in values.tolist()]

@@ -1,0 +1,1 @@
+"""What all trainings share, and watching them; pre-training and fine-tuning."""

@@ -1,0 +1,37 @@
+"""`finetune`: its runs are kept in a run directory, and go on from there."""
+
+from pathlib import Path
+
+from outlierlens.cli import common
+from outlierlens.cli.common import resumable, say, warn
+from outlierlens.cli.experiment import tell
+from outlierlens.session import Session
+from outlierlens.training.finetune.options import Finetuning
+
+
+def run(session: Session, options: Finetuning) -> None:
+    """Fine-tune the model in the run directory, and show what every seed reached."""
+    model, output, asked = session.subject.model, session.output, session.splits
+    train, dev = asked.splits(offline=session.loading.offline)
+    # The name alone of a hub id or path, so that the directory lies in runs/.
+    name = f"{Path(model).name or 'model'}-{asked.labelled_task.name.split(':')[-1]}"
+    folder = output.output or Path("runs") / name
+
+    from outlierlens.training.finetune.folder import RESULT
+    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
+
+    loud = output.tells_progress
+    how = FinetuneOptions(
+        load=session.load, command=session.command, overwrite=output.overwrite, report_to=options.report_to,
+        progress=warn if loud else lambda _: None, on_log=_log if loud else None,
+    )  # fmt: skip
+    with resumable(folder):
+        found = finetune(model, train, dev, folder, options.settings, seeds=options.seeds, options=how)
+    tell(session, found)
+    if output.for_people:
+        best = max(found.seeds, key=lambda one: one.best.scores[found.metric])
+        say(f"result: {folder / RESULT}; look at a model: {common.command('scan', best.folder)}")
+
+
+def _log(seed: int, step: int, steps: int, logs: dict[str, float]) -> None:
+    warn(f"seed {seed}: step {step:,} of {steps:,}: loss {logs['loss']:.4g}")

@@ -1,0 +1,228 @@
+"""Text -> rows of token ids on disk, read once and never held in memory, made once for every recipe that shares them.
+
+    tokens = prepare(recipe, progress=print)
+    tokens.train[17]                       # uint16 or uint32 [length], mapped from disk
+    tokens.held_out                        # texts that were never trained on
+
+Every 1/validation-th text is held out. The folder in the cache is named by what the rows depend on: the content of the
+files (or the hub id) and the recipe's `data` and `tokenizer` sections. It appears whole or not at all.
+"""
+
+import dataclasses
+import hashlib
+import html
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outlierlens.checkpoints.samples.cache import folder_being_made
+from outlierlens.data.texts import stream_texts
+from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.results.json_toml import read_json
+from outlierlens.results.safe_files import write_text
+from outlierlens.training.pretrain.frequency import Flattening, shuffled
+from outlierlens.training.pretrain.packing import Marks, pack
+from outlierlens.training.pretrain.recipe import DataRecipe, Recipe
+from outlierlens.training.pretrain.tokens import load_tokenizer, train_tokenizer
+
+FORMAT = 1
+TEXTS_AT_ONCE = 1000
+ROWS_AT_ONCE = 8192
+HELD_OUT = 2000  # texts kept as text, to measure on
+SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+")
+MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,200}>")
+READ_BY_NAME = (".jsonl", ".ndjson", ".csv", ".tsv")  # text whose ending tells how it is read; all else, its content
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Prepared rows, mapped from disk; `counts` are occurrences of every id in the training rows, int64 [vocabulary]."""
+
+    folder: Path
+    tokenizer: Any
+    train: np.ndarray
+    validation: np.ndarray
+    counts: np.ndarray
+    held_out: tuple[str, ...]
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Ids that are never masked, replaced or moved."""
+        return tuple(sorted(special_ids(self.tokenizer)))
+
+
+def prepare(recipe: Recipe, *, offline: bool = False, progress: Progress = print) -> Tokens:
+    """The rows of `recipe`, made if they are not in the cache.
+
+    Raises:
+        BadInput: no source, a source that cannot be read, or too little text for one row of each part.
+    """
+    if not recipe.data.source:
+        raise BadInput(
+            f"recipe {recipe.name}: names no text; give files or hub ids with --data, or as data.source in the recipe"
+        )
+    digest = _digest(recipe)
+    with folder_being_made("pretrain", f"tokens-{digest[:20]}") as (target, making):
+        if making is not None:
+            _make(recipe, making, offline, progress)
+    return _open(target)
+
+
+def sentences_of(text: str, data: DataRecipe) -> list[str]:
+    """The sentences of one text, as the recipe splits and cleans them."""
+    if data.strip_markup:
+        text = html.unescape(MARKUP.sub(" ", text))
+    pieces = SENTENCE_END.split(text) if data.sentences == "punctuation" else [text]
+    return [piece for piece in (" ".join(piece.split()) for piece in pieces) if len(piece) >= data.min_characters]
+
+
+def _make(recipe: Recipe, folder: Path, offline: bool, progress: Progress) -> None:
+    data = recipe.data
+    every = max(2, round(1 / data.validation))
+
+    def texts(validation: bool) -> Iterator[str]:
+        read = itertools.chain.from_iterable(
+            stream_texts(source, column=data.text_column or None, offline=offline) for source in data.source
+        )
+        return (text for number, text in enumerate(read) if (number % every == 0) == validation)
+
+    if recipe.tokenizer.source == "train":
+        progress("training the tokenizer")
+        pieces = (piece for text in texts(False) for piece in sentences_of(text, data))
+        train_tokenizer(pieces, recipe.tokenizer, data.length).save_pretrained(folder / "tokenizer")
+    else:
+        load_tokenizer(recipe.tokenizer.source, offline=offline).save_pretrained(folder / "tokenizer")
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
+    marks = Marks(*(_special(tokenizer, name) for name in ("cls", "sep", "pad")))
+    for part, validation in (("train", False), ("validation", True)):
+        progress(f"reading the {part} text into rows of {data.length} tokens")
+        ids = _encoded(texts(validation), tokenizer, data)
+        _write_rows(folder / f"{part}.npy", pack(ids, data.packing, marks, data.length), len(tokenizer), data.length)
+    special = tuple(sorted(special_ids(tokenizer)))
+    if data.flatten or data.shuffle:
+        progress("changing the rows as the recipe says")
+        _change(folder, data, special, len(tokenizer))
+    counts = _count(np.load(folder / "train.npy", mmap_mode="r"), len(tokenizer))
+    if (unknown := unknown_id(tokenizer)) is not None:
+        n = int(counts.sum() - counts[list(special)].sum())
+        if n and counts[unknown] == n:
+            raise BadInput(nothing_known(recipe.name, n))
+        if note := unknown_note(int(counts[unknown]), n):
+            progress(note)
+    np.save(folder / "counts.npy", counts)
+    held_out = [" ".join(sentences_of(text, data)) for text in itertools.islice(texts(True), HELD_OUT)]
+    write_text(folder / "held_out.json", json.dumps([text for text in held_out if text], ensure_ascii=False))
+    write_text(folder / "recipe.toml", recipe.to_toml())
+    write_text(folder / "meta.json", json.dumps({"format": FORMAT, "data": dataclasses.asdict(data)}))
+
+
+def _encoded(texts: Iterable[str], tokenizer: Any, data: DataRecipe) -> Iterator[list[int]]:
+    """Token ids of every sentence, without special tokens, in order."""
+    texts = iter(texts)
+    while some := list(itertools.islice(texts, TEXTS_AT_ONCE)):
+        pieces = [piece for text in some for piece in sentences_of(text, data)]
+        if pieces:
+            yield from tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _write_rows(path: Path, rows: Iterator[list[int]], n_vocabulary: int, length: int) -> None:
+    """Append rows to a raw file, then give it NumPy's header in front: the number of rows is known last."""
+    kind = np.dtype(np.uint16 if n_vocabulary <= 2**16 else np.uint32)
+    raw = path.with_suffix(".raw")
+    n_rows = 0
+    with raw.open("wb") as file:
+        while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            file.write(np.array(some, dtype=kind).tobytes())
+            n_rows += len(some)
+    if n_rows == 0:
+        raw.unlink()
+        raise BadInput(
+            f"the {path.stem} text does not fill one row of {length} tokens; give more text, shorter rows or another "
+            f"share for validation"
+        )
+    stored = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=(n_rows, length))
+    source = np.memmap(raw, dtype=kind, mode="r", shape=(n_rows, length))
+    for start in range(0, n_rows, ROWS_AT_ONCE):
+        stored[start : start + ROWS_AT_ONCE] = source[start : start + ROWS_AT_ONCE]
+    stored.flush()
+    del source
+    raw.unlink()
+
+
+def _change(folder: Path, data: DataRecipe, special: tuple[int, ...], n_vocabulary: int) -> None:
+    flattening = None
+    if data.flatten:
+        counts = _count(np.load(folder / "train.npy", mmap_mode="r"), n_vocabulary)
+        flattening = Flattening.from_counts(
+            counts, share=data.flatten, special=special, frequent_mass=data.frequent_mass
+        )
+    for number, part in enumerate(("train", "validation")):
+        generator = np.random.Generator(np.random.Philox(key=number))
+        rows = np.load(folder / f"{part}.npy", mmap_mode="r+")
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            some = np.asarray(rows[start : start + ROWS_AT_ONCE])
+            if flattening is not None:
+                some = flattening(some, generator)
+            rows[start : start + ROWS_AT_ONCE] = shuffled(some, special, generator) if data.shuffle else some
+        rows.flush()
+
+
+def _count(rows: np.ndarray, n_vocabulary: int) -> np.ndarray:
+    counts = np.zeros(n_vocabulary, dtype=np.int64)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        counts += np.bincount(rows[start : start + ROWS_AT_ONCE].ravel(), minlength=n_vocabulary)
+    return counts
+
+
+def _open(folder: Path) -> Tokens:
+    try:
+        texts = read_json(folder / "held_out.json", a=list)
+        return Tokens(
+            folder=folder,
+            tokenizer=load_tokenizer(str(folder / "tokenizer")),
+            train=np.load(folder / "train.npy", mmap_mode="r", allow_pickle=False),
+            validation=np.load(folder / "validation.npy", mmap_mode="r", allow_pickle=False),
+            counts=np.load(folder / "counts.npy", allow_pickle=False),
+            held_out=tuple(texts),
+        )
+    except (OSError, ValueError, EOFError, BadInput, BadFile) as error:
+        raise BadFile(
+            f"{folder}: prepared rows are damaged ({error}); delete the folder to have them made again"
+        ) from None
+
+
+def _special(tokenizer: Any, name: str) -> int:
+    found = getattr(tokenizer, f"{name}_token_id")
+    if found is None:
+        raise BadInput(f"this tokenizer has no {name} token, which the rows of a masked language model need")
+    return int(found)
+
+
+def _digest(recipe: Recipe) -> str:
+    """SHA-256 over what the rows depend on: contents of files, not their names."""
+    digest = hashlib.sha256(f"{FORMAT} ".encode())
+    described = {"data": dataclasses.asdict(recipe.data), "tokenizer": dataclasses.asdict(recipe.tokenizer)}
+    del described["data"]["source"]
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    for source in recipe.data.source:
+        path = Path(source)
+        if path.is_file():
+            if path.suffix.lower() in READ_BY_NAME:
+                digest.update(path.suffix.lower().encode())
+            with path.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+        else:
+            digest.update(source.encode())
+    reused = Path(recipe.tokenizer.source)
+    for file in sorted(reused.glob("*")) if reused.is_dir() else ():
+        if file.name in ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""What a step reads depends on the recipe alone: which rows, in which order, masked how.
+
+    data = TrainingRows(tokens, recipe, n_rows=steps * rows_per_step)
+    data.collate([0, 1, 2])                  # the batch of the first three places, on any machine and after any resume
+
+Place i of the training belongs to epoch i // n and to the row at place i % n of that epoch's own order.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.training.pretrain.masking import Masking, masked
+from outlierlens.training.pretrain.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outlierlens.training.pretrain.corpus import Tokens
+
+HELD_OUT_EPOCH = 2**22  # an epoch that no training reaches: held-out rows are masked alike at every evaluation
+
+
+class Rows:
+    """Places of a data set for PyTorch's loader; an item is its place, and `collate` makes the batch."""
+
+    def __init__(self, rows: np.ndarray, tokens: "Tokens", recipe: Recipe):
+        self.rows = rows
+        self.seed = recipe.training.seed
+        self.padding = tokens.tokenizer.pad_token_id if recipe.data.packing == "lines" else None
+        self.masking = Masking(
+            recipe.training.mask_share, tokens.tokenizer.mask_token_id, tokens.special, len(tokens.tokenizer)
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> int:
+        return place
+
+    def keys(self, places: list[int]) -> list[tuple[int, int]]:
+        """(epoch, row) of each place."""
+        return [(HELD_OUT_EPOCH, place) for place in places]
+
+    def collate(self, places: list[int]) -> dict[str, "Tensor"]:
+        """input_ids, attention_mask and labels, int64 [row, token] each."""
+        import torch
+
+        keys = self.keys(places)
+        # Held-out rows do not depend on the seed: runs of several seeds are compared on the same masks.
+        seed = 0 if keys and keys[0][0] == HELD_OUT_EPOCH else self.seed
+        chosen = np.asarray(self.rows[[row for _, row in keys]])
+        ids, labels = masked(chosen, keys, self.masking, seed)
+        valid = np.ones_like(ids) if self.padding is None else (chosen != self.padding).astype(np.int64)
+        batch: dict[str, Any] = {"input_ids": ids, "attention_mask": valid, "labels": labels}
+        return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+class TrainingRows(Rows):
+    """`n_rows` places: epoch after epoch, each in an order of its own."""
+
+    def __init__(self, tokens: "Tokens", recipe: Recipe, n_rows: int):
+        super().__init__(tokens.train, tokens, recipe)
+        self.n_rows = n_rows
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def keys(self, places: list[int]) -> list[tuple[int, int]]:
+        """(epoch, row) of each place."""
+        n = len(self.rows)
+        return [(place // n, int(self._order_of(place // n)[place % n])) for place in places]
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        if self._order[0] != epoch:
+            # As unsigned integers: NumPy would make floats of such numbers, which cannot tell epochs apart.
+            key = np.array([self.seed, (1 << 63) + epoch], dtype=np.uint64)
+            generator = np.random.Generator(np.random.Philox(key=key))
+            self._order = (epoch, generator.permutation(len(self.rows)))
+        return self._order[1]

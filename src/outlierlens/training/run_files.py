@@ -1,0 +1,223 @@
+"""The files of a training run: checkpoints with their steps, and the loss that was logged beside them.
+
+    found = find_saved(["runs/bert"])                        # runs/bert/checkpoint-500, …: Saved, by ascending step
+    found = find_saved(["EleutherAI/pythia-160m"], revisions=("step0", "step1000"))
+    curves = find_log(found)                                 # {"loss": Curve, "eval_loss": Curve}
+
+A step is read from the last part of a path, hub id or revision: one of the words step, checkpoint, ckpt, global_step,
+iter or iteration, then a number, perhaps with k or M: checkpoint-500, step20k, multiberts-seed_0-step_20k,
+step1000-tokens4B. Else a folder's trainer_state.json says it.
+"""
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from outlierlens.errors import BadFile, BadInput, UnknownModel
+from outlierlens.results.json_toml import parse_json, read_json
+from outlierlens.training.trajectory import Curve
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+MAX_LOG_BYTES = 256 * 2**20
+LINES = "a log has one object with step and loss a line"
+MAX_STEP = 10**15
+STATE = "trainer_state.json"
+LOGS = ("log.jsonl", "log_history.jsonl", "metrics.jsonl")
+# Words under which trainers log; perplexity is exp(loss).
+NAMES = {
+    "loss": ("loss", "train", "train_loss", "train/loss"),
+    "eval_loss": ("eval_loss", "val", "val_loss", "validation_loss", "eval/loss"),
+    "eval_perplexity": ("eval_perplexity", "val_perplexity", "perplexity", "eval/perplexity"),
+}
+_STEP = re.compile(
+    r"(?:^|[-_.])(?:global[-_])?(?:step|checkpoint|ckpt|iteration|iter)s?[-_]?(\d{1,12})(k|m)?(?![a-z\d])", re.I
+)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint: what `open_checkpoint` opens, and its optimizer step."""
+
+    model: str
+    step: int
+    revision: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.model if self.revision is None else f"{self.model}@{self.revision}"
+
+
+def step_in(name: str) -> int | None:
+    """The step that a name speaks of, None where it speaks of none."""
+    found = _STEP.findall(name)
+    if not found:
+        return None
+    digits, unit = found[-1]
+    return int(digits) * {"": 1, "k": 1000, "m": 1_000_000}[unit.lower()]
+
+
+def find_saved(names: Sequence[str], *, revisions: Sequence[str] = (), steps: Sequence[int] = ()) -> tuple[Saved, ...]:
+    """Every checkpoint, by ascending step; `steps`, one a checkpoint in the order given, override what names say.
+
+    A folder stands for the checkpoints in its subfolders (and files) whose names speak of a step, or for itself where it
+    has none such. With `revisions` there is one name, and each revision is a checkpoint.
+
+    Raises:
+        BadInput: a checkpoint whose step cannot be told, or two of the same step.
+    """
+    if revisions and len(names) != 1:
+        raise BadInput(f"--revisions belong to one model, and {len(names)} are named")
+    if revisions:
+        pairs: list[tuple[str, str | None]] = [(names[0], revision) for revision in revisions]
+    else:
+        pairs = [(one, None) for name in names for one in _inside(name)]
+    if steps and len(steps) != len(pairs):
+        raise BadInput(
+            f"--steps names {len(steps)} steps for {len(pairs)} checkpoints; name one for each, in their order"
+        )
+    given = list(steps) if steps else [_step(model, revision) for model, revision in pairs]
+    found = [Saved(model, step, revision) for (model, revision), step in zip(pairs, given, strict=True)]
+    found.sort(key=lambda one: one.step)
+    for before, after in itertools.pairwise(found):
+        if before.step == after.step:
+            raise BadInput(
+                f"{before.name} and {after.name} are both of step {after.step}; leave one out, or use --steps"
+            )
+    return tuple(found)
+
+
+def _inside(name: str) -> list[str]:
+    """The checkpoints that a name stands for, in order of their names' steps."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return [name]
+    inside = [(step_in(path.stem if path.is_file() else path.name), path) for path in sorted(folder.iterdir())]
+    kept = [(step, path) for step, path in inside if step is not None and _holds_weights(path)]
+    if kept:
+        return [str(path) for _, path in sorted(kept, key=lambda one: (one[0], one[1].name))]
+    if _holds_weights(folder):
+        return [name]
+    raise UnknownModel(
+        f"{name}: holds no checkpoint: neither weights nor folders such as checkpoint-500 or step_1000 with weights"
+    )
+
+
+def _holds_weights(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".safetensors"
+    return any(next(path.glob(pattern), None) is not None for pattern in WEIGHTS)
+
+
+def _step(model: str, revision: str | None) -> int:
+    said = revision if revision is not None else model.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    step = step_in(said)
+    if step is None and revision is None and (Path(model) / STATE).is_file():
+        value = _json(Path(model) / STATE).get("global_step")
+        step = value if _is_step(value) else None
+    if step is None:
+        raise BadInput(f"{said}: no step in this name (such as checkpoint-500 or step20k); say the steps with --steps")
+    return step
+
+
+def find_log(saved: Sequence[Saved]) -> dict[str, Curve]:
+    """What was logged: the trainer's state in the last checkpoint, or in the folder around it, or a log there; {} without."""
+    last = Path(saved[-1].model)
+    for folder in (last, last.parent):
+        if saved[-1].revision is None and last.exists() and folder.is_dir():
+            for name in (STATE, *LOGS):
+                if (folder / name).is_file() and (curves := read_log(folder / name)):
+                    return curves
+    return {}
+
+
+def read_log(path: Path) -> dict[str, Curve]:
+    """Loss curves by name from a trainer_state.json, or from JSON lines with "step" and a loss; a later row of a step counts.
+
+    Raises:
+        BadFile: not such a file; a last line without its end (still being written) is left out.
+    """
+    if path.suffix == ".json":
+        rows = _json(path).get("log_history")
+        if not isinstance(rows, list):
+            raise BadFile(f"{path}: no log_history; give a trainer_state.json, or JSON lines with step and loss")
+    else:
+        rows = _lines(path)
+    points: dict[str, dict[int, float]] = {}
+    for row in rows:
+        step = row.get("step") if isinstance(row, dict) else None
+        # The trainer's last row holds the mean loss of the whole run, beside its running time.
+        if not _is_step(step) or "train_runtime" in row:
+            continue
+        for name, words in NAMES.items():
+            value = next((row[word] for word in words if isinstance(row.get(word), int | float)), math.nan)
+            if abs(value) <= sys.float_info.max:  # finite, and no whole number that a float cannot hold
+                points.setdefault(name, {})[step] = float(value)
+    return {name: Curve(np.array(sorted(p)), np.array([p[step] for step in sorted(p)])) for name, p in points.items()}
+
+
+def _is_step(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_STEP
+
+
+def loss_curves(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Those of `curves` that are losses, under our names, without points that are not finite."""
+    kept = {name: curve for name, curve in curves.items() if name in NAMES}
+    finite = {name: np.isfinite(curve.values) for name, curve in kept.items()}
+    made = {name: Curve(curve.steps[finite[name]], curve.values[finite[name]]) for name, curve in kept.items()}
+    return {name: curve for name, curve in made.items() if len(curve.steps)}
+
+
+def _lines(path: Path) -> list[Any]:
+    text = _text(path)
+    rows = []
+    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n"), 1):
+        rows += [parse_json(line, f"{path}, line {number}", LINES)] if line.strip() else []
+    return rows
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value = parse_json(_text(path), str(path))
+    if not isinstance(value, dict):
+        raise BadFile(f"{path}: holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise BadInput(f"{path}: no such log")
+    if path.stat().st_size > MAX_LOG_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a log")
+    return path.read_text("utf-8", errors="replace")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints of a run, by step; one that was being written when the process died is not whole."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal() and _is_whole(path):
+            found.append((int(step), path))
+    return [path for _, path in sorted(found)]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint that holds what resuming needs, or None."""
+    found = [path for path in checkpoints(folder) if (path / "optimizer.pt").is_file()]
+    return found[-1] if found else None
+
+
+def _is_whole(path: Path) -> bool:
+    # The Trainer writes its state last.
+    try:
+        read_json(path / STATE)
+    except (OSError, BadFile):
+        return False
+    return True

@@ -1,0 +1,344 @@
+"""Watch outlier dimensions emerge while a model trains, in any training loop; `callback` does it for a Trainer.
+
+    with ol.watch(model, "watch.jsonl", ol.WatchOptions(every=100), tokenizer=tokenizer) as watcher:
+        for batch in data:
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            metrics = watcher.step(loss=loss)        # every 100th step; {} otherwise
+            optimizer.zero_grad()                    # after the watcher has seen the gradients
+
+Every N-th step appends one row: scale and bias of the norms that end the blocks, the gradients they just got, and on a
+fixed probe the kurtosis and inf-norm of the hidden states. The rows are read by `watch_rows` and by `track`. Training
+goes on as if nothing had happened: modes, gradients and random states stay as they are.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens import architectures as arch
+from outlierlens.architectures import Param, live_parameters
+from outlierlens.checkpoints.samples.cache import say
+from outlierlens.data.texts import Texts
+from outlierlens.detection.rules import zscore
+from outlierlens.detection.scan.measure import combine, per_dim, scaled
+from outlierlens.errors import BadInput
+from outlierlens.models.load import LoadedModel, config_dict
+from outlierlens.results.row_store import RowStore
+from outlierlens.training.trajectory import default_view, tracked_site
+from outlierlens.training.watch_crossings import Crossings, metrics_of
+from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_probe
+from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
+ROW_TOKENS = 8  # vectors of the width, beside the 27 that a row of twelve layers has without them
+SAME_VALUE = 4e-3  # relative: what bfloat16 keeps of a value that a checkpoint rounded
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What to record, and when to say something.
+
+    Attributes:
+        every: record each N-th optimizer step.
+        probe: texts, or token ids [text, token], on which hidden states are measured; by default the excerpt that is
+            shipped, where there is a tokenizer.
+        probe_texts, probe_tokens: how many texts of the probe are read, and at most how many tokens of each.
+        dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
+            are past `n_sigma` now, then those that were. The rows hold every dimension in any case.
+        n_sigma, min_layer_fraction: a dimension is announced when |z| >= n_sigma in this share of the layers.
+        notice: receives a line when a dimension leaves or comes back, and remarks.
+    """
+
+    every: int = 100
+    probe: "Texts | Tensor | None" = field(default=None, compare=False)
+    probe_texts: int = 16
+    probe_tokens: int = 64
+    dims: Literal["auto"] | Sequence[int] = "auto"
+    n_sigma: float = 3.0
+    min_layer_fraction: float = 0.5
+    notice: Callable[[str], None] = field(default=say, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.probe_texts < 1 or self.probe_tokens < 2:
+            raise BadInput(
+                f"every is {self.every}, probe_texts {self.probe_texts} and probe_tokens {self.probe_tokens}; "
+                "need at least 1, 1 and 2"
+            )
+        if not 0 < self.n_sigma < float("inf") or not 0 < self.min_layer_fraction <= 1:
+            raise BadInput(
+                f"n_sigma is {self.n_sigma} and min_layer_fraction {self.min_layer_fraction}; "
+                "need a positive number of standard deviations and a share in (0, 1]"
+            )
+        if isinstance(self.dims, str) and self.dims != "auto":
+            raise BadInput(f'dims is {self.dims!r}; use "auto" or a list of dimensions')
+
+
+def watch(
+    model: "nn.Module", rows: Path | str, options: WatchOptions | None = None, *, tokenizer: Any = None, start: int = 0
+) -> "Watcher":
+    """Begin to watch `model`; rows are appended to the file `rows`, by the process of rank 0 alone.
+
+    `start` is the optimizer step that the weights have behind them: 0, or that of the checkpoint they were loaded from.
+    Rows of later steps then belong to a future that will be replayed, and move to a file beside it.
+
+    Raises:
+        BadInput: sharded parameters, an unusable probe, or a file that holds rows of other work.
+        UnknownArchitecture: no row of the architecture table fits the model.
+    """
+    return Watcher(model, Path(rows), options or WatchOptions(), tokenizer=tokenizer, start=start)
+
+
+class Watcher:
+    """A training that is being watched; made by `watch`.
+
+    Attributes:
+        recording: whether this process writes; only that of rank 0 does.
+        last: the last step that was counted.
+    """
+
+    def __init__(self, model: "nn.Module", path: Path, options: WatchOptions, *, tokenizer: Any, start: int):
+        if start < 0:
+            raise BadInput(f"start is {start}; it is the number of optimizer steps done, at least 0")
+        self.path, self.options, self.last = path, options, start
+        self.model = bare_model(model)
+        self.recording = _rank() == 0
+        self._held: dict[str, dict[str, np.ndarray]] | None = None
+        self._rows: RowStore | None = None
+        self._diverged = False
+        if self.recording:
+            self._begin(tokenizer)
+
+    def step(
+        self, step: int | None = None, *, loss: Any = None, learning_rate: float | None = None
+    ) -> dict[str, float]:
+        """Count an optimizer step, by default the next; record it when it is an N-th one and return its numbers.
+
+        Call it after `backward` (and `optimizer.step`) and before `zero_grad`; with a gradient scaler, after `unscale_`.
+        `loss` may be a tensor: it is read only for steps that are recorded.
+
+        Raises:
+            BadInput: the step does not come after the last one.
+        """
+        step = self.last + 1 if step is None else step
+        if step <= self.last:
+            raise BadInput(f"step {step} comes after step {self.last}; start again with watch(…, start=) to go back")
+        self.last = step
+        if not self.recording or step % self.options.every:
+            self._held = None
+            return {}
+        loss = loss.detach() if hasattr(loss, "detach") else loss
+        return self._record(step, None if loss is None else float(loss), learning_rate)
+
+    def due(self, step: int) -> bool:
+        """Whether this process records `step`."""
+        return self.recording and step % self.options.every == 0
+
+    def hold_gradients(self) -> None:
+        """Keep the gradients of this moment for the next recorded step, for a loop that clears them before it."""
+        self._held = {name: self._gradients(site) for name, site in self._sites.items()}
+
+    def log(self, step: int, name: str, value: float) -> None:
+        """Append a logged scalar, such as a loss averaged over steps; the first of a name at a step counts."""
+        if self._rows is not None and (key := log_key(step, name)) not in self._rows.done:
+            self._append(key, float(value))
+
+    def close(self) -> None:
+        """Close the file of rows; what was recorded stays."""
+        if self._rows is not None:
+            self._rows.__exit__(None, None, None)
+            self._rows = None
+        self.recording = False
+
+    def __enter__(self) -> "Watcher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, tokenizer: Any) -> None:
+        model, options = self.model, self.options
+        config, name = config_dict(model), type(model).__name__
+        bound = arch.bind_live(arch.stacks_of(config, name), model)
+        self._sites = {stack.name: tracked_site(stack) for stack in bound}
+        loaded = LoadedModel(name, model, tokenizer, "none", bound, config)
+        self._probe: Probe | None = None
+        try:
+            self._probe = make_probe(loaded, options.probe, ProbeSize(options.probe_texts, options.probe_tokens))
+        except BadInput as error:
+            if options.probe is not None:
+                raise
+            options.notice(f"the weights are watched, hidden states are not: {error}")
+        streams = {}
+        for stack in bound:
+            scale, _ = self._values(stack.name)
+            streams[stack.name] = {
+                "site": self._sites[stack.name].name,
+                "norm_site": stack.stack.norm_site,
+                "view": default_view(stack),
+                "layers": len(scale),
+                "width": scale.shape[1],
+            }
+            self._check_dims(scale.shape[1], stack.name)
+        self._crossings = {
+            stack.name: Crossings(
+                options.n_sigma, options.min_layer_fraction, f"{stack.name}: " if len(bound) > 1 else ""
+            )
+            for stack in bound
+        }
+        identity = {
+            "kind": KIND,
+            "model_type": str(config.get("model_type", "")),
+            "streams": streams,
+            "probe": self._probe.digest if self._probe else "",
+            "every": options.every,
+        }
+        self._rows = RowStore.open(self.path, identity)
+        try:
+            self._resume(self._rows)
+            if self.due(self.last) and step_key(self.last) not in self._rows.done:
+                self._record(self.last, None, None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _resume(self, rows: RowStore) -> None:
+        """Check that the past is this model's, put rows of the future aside, and take up what was known then."""
+        if self.last and (here := rows.get(step_key(self.last))) is not None:
+            for name, seen in here["streams"].items():
+                self._check_same(name, StreamRow.from_json(seen))
+        # Rows at step 0 may be of another initialisation; the one at hand is recorded anew.
+        aside = rows.rewind(lambda key: step_of(key) <= self.last and self.last > 0)
+        if aside is not None:
+            self.options.notice(
+                f"{self.path} held rows of steps after {self.last:,}, which this training replays; moved to {aside.name}"
+            )
+        for step, value in recorded(rows.done).items():
+            for name, seen in value["streams"].items():
+                row = StreamRow.from_json(seen)
+                z = _z(row)
+                self._crossings[name].see(step, z["scale"], z.get("bias"))
+        rows.done = dict.fromkeys(rows.done)  # the keys suffice; the vectors would fill the memory of a long training
+
+    def _check_same(self, name: str, row: StreamRow) -> None:
+        for now, before in zip(self._values(name), (row.scale, row.bias), strict=True):
+            same = np.abs(now - before) <= SAME_VALUE * np.abs(before)
+            # Half of them: a callback of the user's may have changed some after the row was written.
+            if same.size and np.isfinite(before).all() and same.mean() < 0.5:
+                raise BadInput(
+                    f"{self.path}: the norms at step {self.last:,} are not those of this model, so its rows are of another "
+                    "training; name another file"
+                )
+
+    def _check_dims(self, width: int, stack: str) -> None:
+        if self.options.dims == "auto":
+            return
+        for dim in self.options.dims:
+            if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or not 0 <= dim < width:
+                raise BadInput(f"dimension {dim!r} does not exist; stream {stack!r}: dimensions 0 to {width - 1}")
+
+    def _record(self, step: int, loss: float | None, learning_rate: float | None) -> dict[str, float]:
+        """Append the row of a step; returns what a logger wants of it."""
+        activations = self._probe.measure() if self._probe else {}
+        metrics: dict[str, float] = {}
+        streams = {}
+        for name, site in self._sites.items():
+            scale, bias = self._values(name)
+            gradients = self._gradients(site) if self._held is None else self._held[name]
+            seen = {}
+            if name in activations:
+                found = activations[name]
+                seen = {
+                    "kurtosis_dims": found.kurtosis_dims,
+                    "kurtosis_entries": found.kurtosis_entries,
+                    "inf_norm": found.inf_norm,
+                    "state": found.state,
+                    "tokens": found.tokens[:ROW_TOKENS],
+                }
+            row = StreamRow(scale, bias, gradients["scale"], gradients["bias"], **seen)
+            streams[name] = row.to_json()
+            prefix = "outliers/" if len(self._sites) == 1 else f"outliers/{name}/"
+            metrics |= {prefix + key: value for key, value in self._look(step, name, row).items()}
+        self._held = None
+        self._append(step_key(step), {"loss": loss, "learning_rate": learning_rate, "streams": streams})
+        return metrics
+
+    def _look(self, step: int, name: str, row: StreamRow) -> dict[str, float]:
+        """Say what crossed the threshold, and sum the row up."""
+        z = _z(row)
+        if not self._diverged and not (np.isfinite(row.scale).all() and np.isfinite(row.bias).all()):
+            self._diverged = True
+            self.options.notice(f"step {step:,}: norms hold NaN or infinity, so the training has diverged")
+        crossings = self._crossings[name]
+        for line in crossings.see(step, z["scale"], z.get("bias")):
+            self.options.notice(line)
+        chosen = self.options.dims
+        dims = crossings.foremost(LOGGED_DIMS) if chosen == "auto" else [int(dim) for dim in chosen]
+        gradients = {"scale": row.gradient_scale, "bias": row.gradient_bias}
+        found = metrics_of(z, gradients, dims, self.options.n_sigma)
+        for measure in ("kurtosis_dims", "kurtosis_entries", "inf_norm"):
+            if (values := getattr(row, measure)).size:
+                found[measure] = float(values.max())
+        return found
+
+    def _append(self, key: str, value: Any) -> None:
+        assert self._rows is not None
+        self._rows.append(key, value)
+        self._rows.done[key] = None
+
+    def _values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Scale and bias of a stream as they act, float32 [layer, dim]; the bias is empty where there is none."""
+        site, live = self._sites[name], live_parameters(self.model)
+
+        def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
+            vectors = []
+            for params in layers:
+                names = {name for p in params for name in (p.name, p.times) if name}
+                values = {name: live[name].detach().float().cpu().numpy() for name in names}
+                ranks = {key: value.ndim for key, value in values.items()}
+                written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
+                vectors.append(combine(written, params, ranks))
+            return np.stack(vectors).astype(np.float32)
+
+        return stacked(site.scale), stacked(site.bias) if all(site.bias) else nothing()
+
+    def _gradients(self, site: Any) -> dict[str, np.ndarray]:
+        """L2 norm over layers of the gradients at each dimension [dim], empty where there are none."""
+        live = live_parameters(self.model)
+        found = {}
+        for kind, layers in (("scale", site.scale), ("bias", site.bias)):
+            squares = []
+            for param in (param for layer in layers for param in layer):
+                if (gradient := live[param.name].grad) is not None:
+                    values = gradient.detach().float().cpu().numpy()
+                    moved = np.moveaxis(values, param.axis, 0).reshape(values.shape[param.axis], -1)
+                    squares.append(np.einsum("di,di->d", moved, moved, dtype=np.float64))
+            found[kind] = np.sqrt(np.sum(squares, axis=0)).astype(np.float32) if squares else nothing()
+        return found
+
+
+def _z(row: StreamRow) -> dict[str, np.ndarray]:
+    """z of scale and, where there is one, bias; 0 in a vector that a diverged training filled with NaN."""
+    kinds = {"scale": row.scale, "bias": row.bias}
+    with np.errstate(invalid="ignore"):
+        return {kind: np.nan_to_num(zscore(values)) for kind, values in kinds.items() if values.size}
+
+
+def _rank() -> int:
+    """This process's rank among those that train together."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0") or 0)

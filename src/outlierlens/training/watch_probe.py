@@ -1,0 +1,241 @@
+"""Hidden states of a model in training on a fixed probe, leaving the model and the training exactly as they were.
+
+    probe = make_probe(loaded, None, ProbeSize(texts=16, tokens=64))      # or texts, or token ids
+    seen = probe.measure()                                                # {stream: Activations}
+    with untouched(model): ...                       # evaluation mode, no gradients; modes and random state restored
+
+The pass runs the module below the head in the parameters' own precision, whatever autocast the training uses.
+"""
+
+import copy
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outlierlens.architectures import BoundStack
+from outlierlens.architectures.bind import sharded_part
+from outlierlens.data.texts import EXCERPT, Batch, Texts, collate, read_texts
+from outlierlens.errors import BadInput
+from outlierlens.models.changes import temporary
+from outlierlens.models.forward import TextForward, check_padding, text_stacks
+from outlierlens.models.hooks import EMBEDDINGS, refuse_compiled, tapped
+from outlierlens.models.inputs import check_known, token_limit
+from outlierlens.models.load import LoadedModel
+from outlierlens.models.token_rows import row_count
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOKENS = 16  # of the first text whose vectors are kept
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a probe shows in one stream; see `watch_rows.Activity` for the formulas, float64 [layer] and float32 [dim].
+
+    `tokens` are the states of the first tokens of the first text after the middle layer, float32 [token, dim]; `state` is the
+    mean over all of that text.
+    """
+
+    kurtosis_dims: np.ndarray
+    kurtosis_entries: np.ndarray
+    inf_norm: np.ndarray
+    state: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class ProbeSize:
+    """How much of the texts is read: the first `texts`, `tokens` of each, special tokens included."""
+
+    texts: int
+    tokens: int
+
+
+class Probe:
+    """A fixed batch and the way to run it.
+
+    Attributes:
+        digest: SHA-256 over the token ids and which of them count.
+    """
+
+    def __init__(self, loaded: LoadedModel, batch: Batch):
+        self.loaded, self.batch = loaded, batch
+        self.stacks = text_stacks(loaded)
+        forward = TextForward(loaded, self.stacks)
+        self.reader, self.inputs = forward.reader, forward.inputs(batch)
+        digest = hashlib.sha256(str(tuple(batch.valid.shape)).encode())
+        for part in (batch.inputs["input_ids"], batch.valid.long()):
+            digest.update(part.numpy().astype("<i8").tobytes())
+        self.digest = digest.hexdigest()
+        with untouched(loaded.model):  # says at once, and not at the first recorded step, that hooks would be ignored
+            pass
+
+    def measure(self) -> dict[str, Activations]:
+        """Run the probe and describe every layer of every stream; the model is left as it was.
+
+        Raises:
+            BadInput: states do not fit the tokens (attention that unpads).
+        """
+        import torch
+
+        device = self.loaded.device
+        valid = self.batch.valid.to(device)
+        seen: dict[str, list[Tensor]] = {stack.name: [] for stack in self.stacks}
+        texts: dict[str, Tensor] = {}
+
+        def look(stack: BoundStack, layer: int, found: "Tensor") -> None:
+            if layer == EMBEDDINGS:
+                return
+            check_padding(stack, layer, found, valid, "the probe's tokens")
+            seen[stack.name].append(_describe(found, valid))
+            if layer == middle(stack.n_layers):
+                texts[stack.name] = found[0][valid[0]].float()  # [token, dim]
+
+        with untouched(self.loaded.model), tapped(self.loaded.model, self.stacks, look):
+            inputs = {
+                name: value.to(device) if isinstance(value, torch.Tensor) else value
+                for name, value in self.inputs.items()
+            }
+            with torch.autocast(device.type, enabled=False):
+                self.reader(**inputs)
+            found = {}
+            for stack in self.stacks:
+                layers = torch.stack(seen[stack.name]).cpu().double().numpy()  # [layer, measure]
+                text = texts[stack.name]
+                state, tokens = text.mean(0).cpu().numpy(), text[:TOKENS].cpu().numpy()
+                found[stack.name] = Activations(layers[:, 0], layers[:, 1], layers[:, 2], state, tokens)
+        return found
+
+
+def middle(n_layers: int) -> int:
+    """The layer whose state is kept: 4 of 8, as in the paper's figure."""
+    return n_layers // 2
+
+
+def _describe(states: "Tensor", valid: "Tensor") -> "Tensor":
+    """Kurtosis over dims, kurtosis over entries and inf-norm of [batch, token, dim] over valid tokens: [3]."""
+    import torch
+
+    # Fourth powers of a few hundred swamp float32; MPS has nothing wider.
+    wide = states.detach().float() if states.device.type == "mps" else states.detach().double()
+    second = wide[valid].square().mean(0)  # [dim]
+    over_dims = second.square().mean() / second.mean().square()
+    mask = valid.unsqueeze(-1)
+    count = valid.sum(1) * states.shape[-1]  # [text]
+    mean = wide.masked_fill(~mask, 0).sum((1, 2)) / count
+    square = (wide - mean[:, None, None]).masked_fill(~mask, 0).square()
+    variance = square.sum((1, 2)) / count
+    entries = (square.square().sum((1, 2)) / count / variance.square()).mean()
+    largest = wide.masked_fill(~mask, 0).abs().amax((1, 2)).mean()
+    return torch.stack([over_dims, entries, largest])
+
+
+def make_probe(loaded: LoadedModel, given: "Texts | Tensor | None", size: ProbeSize) -> Probe:
+    """A probe of texts or token ids [text, token]; by default of the excerpt shipped with the package.
+
+    Raises:
+        BadInput: this model cannot read it, there is no tokenizer for texts, or parts of the model are compiled.
+    """
+    if given is None or isinstance(given, Texts):
+        return Probe(loaded, _from_texts(loaded, given or read_texts(EXCERPT), size))
+    return Probe(loaded, _from_ids(loaded, given))
+
+
+def _from_texts(loaded: LoadedModel, texts: Texts, size: ProbeSize) -> Batch:
+    if loaded.tokenizer is None:
+        raise BadInput(
+            "without a tokenizer the probe's texts cannot be read; pass tokenizer=, or token ids as the probe"
+        )
+    # A copy, because a call changes a tokenizer's truncation; one text at a time, because a batch starts threads, after
+    # which data loaders that fork complain.
+    tokenizer: Any = copy.deepcopy(loaded.tokenizer)
+    limit = token_limit(loaded, size.tokens)
+    encoded = [tokenizer(text, truncation=True, max_length=limit) for text in texts.texts[: size.texts]]
+    kept = tuple(number for number, text in enumerate(encoded) if text["input_ids"])
+    if not kept:
+        raise BadInput("the tokenizer made no token of the probe's texts; give others")
+    check_known(loaded, (encoded[number]["input_ids"] for number in kept))
+    columns = {key: [encoded[number][key] for number in kept] for key in encoded[kept[0]]}
+    return collate(tokenizer, columns, kept, "cpu")
+
+
+def _from_ids(loaded: LoadedModel, given: Any) -> Batch:
+    import torch
+
+    ids = torch.as_tensor(given).detach().cpu()
+    if ids.ndim != 2 or ids.numel() == 0 or ids.is_floating_point() or ids.is_complex():
+        raise BadInput(f"a probe of token ids must be whole numbers [text, token], not {ids.dtype} {list(ids.shape)}")
+    size = row_count(loaded.model) or 0
+    if int(ids.min()) < 0 or int(ids.max()) >= size:
+        raise BadInput(
+            f"the probe's token ids go from {int(ids.min())} to {int(ids.max())}; the model has {size:,} tokens"
+        )
+    limit = token_limit(loaded, ids.shape[1])
+    if ids.shape[1] > limit:
+        raise BadInput(f"the probe has {ids.shape[1]} tokens a text; the model has positions for {limit}")
+    valid = torch.ones(ids.shape, dtype=torch.bool)
+    inputs = {"input_ids": ids.long(), "attention_mask": valid.long()}
+    return Batch(inputs, valid, torch.zeros_like(valid), tuple(range(len(ids))))
+
+
+@temporary
+def untouched(model: "nn.Module") -> Iterator[None]:
+    """Run the model in evaluation mode without gradients or compiled calls; every trace is undone.
+
+    Each module's mode comes back by itself (some may have been in evaluation mode), as do the random states of Python,
+    NumPy and torch.
+    """
+    import torch
+
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    compiled = {
+        module: call for module in modules if (call := getattr(module, "_compiled_call_impl", None)) is not None
+    }
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)), torch.no_grad():
+            for module in modules:
+                module.training = False  # not eval(): adapters merge their weights there
+            for module in compiled:
+                module._compiled_call_impl = None
+            refuse_compiled(model)
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
+        random.setstate(python)
+        np.random.set_state(numpy)
+        # Weights cast while gradients were off must not serve a pass that needs them.
+        torch.clear_autocast_cache()
+
+
+def bare_model(model: "nn.Module") -> "nn.Module":
+    """The model inside compilers' and data-parallel wrappers.
+
+    Raises:
+        BadInput: its parameters are sharded, so that no process has whole vectors (FSDP, ZeRO-3).
+    """
+    inner: Any = model
+    while True:
+        wrappers = {cls.__name__ for cls in type(inner).__mro__}
+        if hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        elif wrappers & {"DistributedDataParallel", "DataParallel", "DeepSpeedEngine"}:
+            inner = inner.module
+        else:
+            break
+    if sharded := sharded_part(inner):
+        raise BadInput(
+            f"parameters of this model are sharded over processes ({sharded}), so none of them holds whole vectors; "
+            "train with DDP or ZeRO-2 to watch, or run `outlierlens track` on the checkpoints afterwards"
+        )
+    return inner

@@ -1,0 +1,239 @@
+"""Which dimensions are clipped in which layer: what papers name, what `observe` finds, or what a user writes.
+
+    clipping = resolve_clipping("auto", loaded, fit_texts=read_texts("train.jsonl"))
+    clipping.at("3")                                   # dimensions that are set to zero in vectors of layer "3"
+    resolve_clipping("luo-bert-large", loaded)         # a table of a paper, for that shape alone
+    resolve_clipping("0-9:896;9-16:678", loaded)       # layers from 0; "557,143" is every block
+
+Clipping is Luo et al.'s (2021, section 4): dimensions of *extracted* vectors are zero, the network itself runs unchanged. A
+file (.toml or .json) holds the same: `"0-9" = [896]` a line, `embeddings` for what goes into the first block.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.models.hooks import EMBEDDINGS, layer_name
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.json_toml import read_json, read_toml
+from outlierlens.vectors.read import text_stack
+
+AUTO_TEXTS = 1000  # texts that "auto" observes at most: shares of token vectors settle long before
+MAX_FILE_BYTES = 2**20
+WRITTEN = "write 557,143 (every block), 0-9:896;9-16:678 (layers from 0), auto, none, a named specification or a file"
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Dimensions to clip, layer by layer.
+
+    Attributes:
+        name: as asked for: "auto", "luo-bert-large", "557".
+        dims: by the layer's name ("embeddings", "0", "1", …), ascending; a layer without any is absent.
+        source: where they come from, in words.
+    """
+
+    name: str
+    dims: dict[str, tuple[int, ...]]
+    source: str
+
+    def at(self, layer: str) -> tuple[int, ...]:
+        """Dimensions to clip in vectors of `layer`; () for none."""
+        return self.dims.get(layer, ())
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        """All dimensions that are clipped in some layer, ascending."""
+        return tuple(sorted({dim for dims in self.dims.values() for dim in dims}))
+
+
+@dataclass(frozen=True)
+class Specification:
+    """Dimensions that a paper names, for one checkpoint.
+
+    Attributes:
+        model_type, n_layers, hidden_size: the shape it is for.
+        ranges: (first layer, last layer (included), dimension); layers counted from 1 as in the paper, where layer 1 is
+            the output of the first block.
+        source: section of the paper.
+        note: what the paper leaves open.
+    """
+
+    model_type: str
+    n_layers: int
+    hidden_size: int
+    ranges: tuple[tuple[int, int, int], ...]
+    source: str
+    note: str = ""
+
+    @property
+    def dims(self) -> dict[str, tuple[int, ...]]:
+        """{layer's name: dimensions}, layers counted from 0: the output of the first block is "0"."""
+        return _by_layer((range(first - 1, last), (dim,)) for first, last, dim in self.ranges)
+
+
+_FOUND = "Luo et al. 2021, appendix A"
+_CASING = "the paper does not say which casing"
+SPECIFICATIONS = {
+    "luo-bert-base": Specification("bert", 12, 768, ((1, 12, 557),), "Luo et al. 2021, section 2", _CASING),
+    "luo-roberta-base": Specification(
+        "roberta", 12, 768, ((1, 12, 77), (1, 12, 588)), "Luo et al. 2021, section 2"
+    ),
+    "luo-distilbert": Specification("distilbert", 6, 768, ((1, 6, 557),), _FOUND, _CASING),
+    "luo-distilroberta": Specification("roberta", 6, 768, ((1, 6, 77), (1, 6, 588)), _FOUND),
+    "luo-bert-large": Specification(
+        "bert", 24, 1024, ((1, 10, 896), (10, 17, 678), (16, 19, 122), (19, 23, 928)), _FOUND,
+        f"{_CASING}; it names none for the last layer",
+    ),
+    "luo-roberta-large": Specification(
+        "roberta", 24, 1024, ((1, 24, 673), (1, 9, 981), (15, 24, 631)), "Luo et al. 2021, appendix D.1",
+        "what the paper clips; appendix A finds 673 in layers 1 to 23 and 981 in 1 to 6: luo-roberta-large-found",
+    ),
+    "luo-roberta-large-found": Specification(
+        "roberta", 24, 1024, ((1, 23, 673), (1, 6, 981), (15, 24, 631)), _FOUND,
+        "what the paper finds; appendix D.1 clips 673 in all layers and 981 in the first 9: luo-roberta-large",
+    ),
+}  # fmt: skip
+
+
+def resolve_clipping(
+    asked: str, loaded: LoadedModel, *, fit_texts: Texts | None = None, stack: str | None = None
+) -> Clipping:
+    """What `asked` means for this model: "auto", "none", dimensions, layers with dimensions, a specification or a file.
+
+    "auto" takes the dimensions of Luo's rule (`ActivationRules`) on `fit_texts`, each in the layers where it holds: never
+    in the embeddings, as in the paper. Where there is none, the clipping is empty and its source says so.
+
+    Raises:
+        BadInput: text that cannot be read so, a layer or dimension that the model does not have, a specification for
+            another shape, or "auto" without texts.
+        BadFile: a file that is missing, malformed or too large.
+    """
+    from outlierlens.models.load import stream_width
+
+    bound = text_stack(loaded, stack)
+    width = stream_width(loaded.model, bound)
+    if asked == "none":
+        return Clipping(asked, {}, "nothing is clipped, as asked for")
+    if asked == "auto":
+        return _observed(loaded, bound, fit_texts)
+    if asked in SPECIFICATIONS:
+        return _specified(asked, SPECIFICATIONS[asked], loaded, (bound.n_layers, width))
+    if asked.lower().endswith((".toml", ".json")):
+        found, source = _file(Path(asked), bound.n_layers)
+    else:
+        found, source = _written(asked, bound.n_layers), "named by hand"
+    return Clipping(asked, _checked(found, bound, width, asked), source)
+
+
+def _observed(loaded: LoadedModel, bound: BoundStack, texts: Texts | None) -> Clipping:
+    from outlierlens.detection.observe.measure import ObserveOptions, observe
+
+    if texts is None or not len(texts):
+        raise BadInput(
+            "--clip auto finds the dimensions on a text to fit on; name one with --fit-data, or the dimensions"
+        )
+    options = ObserveOptions(passage_tokens=0, table_cells=1)
+    seen = observe(loaded, texts.first(AUTO_TEXTS), options)
+    (mine,) = (one for one in seen.stacks if one.stack == bound.name)
+    found: dict[str, set[int]] = {}
+    for outlier in mine.outliers:
+        for layer in outlier.layers if outlier.rule == "luo" else ():
+            found.setdefault(layer, set()).add(outlier.dim)
+    dims = {layer: tuple(sorted(found[layer])) for layer in mine.layers if layer in found}
+    rule = options.rules
+    said = (
+        f"smallest or largest entry of at least {rule.luo_share:.0%} of a layer's token vectors in at least "
+        f"{rule.luo_layer_fraction:.0%} of the blocks, observed on {seen.n_texts:,} texts ({seen.n_tokens:,} tokens) of "
+        f"{texts.source}"
+    )
+    return Clipping("auto", dims, said if dims else f"no dimension is the {said}; nothing is clipped")
+
+
+def _specified(name: str, spec: Specification, loaded: LoadedModel, shape: tuple[int, int]) -> Clipping:
+    family = str(loaded.config.get("model_type"))
+    if (family, *shape) != (spec.model_type, spec.n_layers, spec.hidden_size):
+        raise BadInput(
+            f"clipping {name} is for a {spec.model_type} of {spec.n_layers} blocks and {spec.hidden_size} dimensions; "
+            f"{loaded.name} is a {family} of {shape[0]} blocks and {shape[1]} dimensions; use --clip auto, which finds the "
+            f"dimensions of any model"
+        )
+    return Clipping(name, spec.dims, "; ".join(filter(None, (spec.source, spec.note))))
+
+
+def _written(text: str, n_layers: int) -> dict[str, tuple[int, ...]]:
+    """ "557,143" or "0-9:896;9-16:678" as {layer's name: dimensions}."""
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if not parts:
+        raise BadInput(f"cannot read the clipping {text!r}; {WRITTEN}")
+    found = []
+    for part in parts:
+        layers, colon, dims = part.rpartition(":")
+        numbers = dims.split(",")
+        if not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", number) for number in numbers):
+            known = ", ".join(SPECIFICATIONS)
+            raise BadInput(f"cannot read the clipping {part!r}; {WRITTEN}; specifications are {known}")
+        wanted = _layers(layers, n_layers) if colon else range(n_layers)
+        found.append((wanted, tuple(int(number) for number in numbers)))
+    return _by_layer(found)
+
+
+def _layers(text: str, n_layers: int) -> range:
+    """ "0-9", "4" or "embeddings"."""
+    if text.strip() == "embeddings":
+        return range(EMBEDDINGS, EMBEDDINGS + 1)
+    read = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
+    if not read:
+        raise BadInput(f"cannot read the layers {text!r} of a clipping; write 4, 0-9 or embeddings (layers from 0)")
+    first, last = int(read[1]), int(read[2] or read[1])
+    if last < first:
+        raise BadInput(f"layers {text.strip()} of a clipping run backwards; write {last}-{first}")
+    if last >= n_layers:
+        raise BadInput(f"layer {last} cannot be clipped; the model has blocks 0 to {n_layers - 1}")
+    return range(first, last + 1)
+
+
+def _file(path: Path, n_layers: int) -> tuple[dict[str, tuple[int, ...]], str]:
+    """({layer's name: dimensions}, where they come from) of a TOML or JSON file: at its top, or under `dims` and `source`."""
+    if not path.is_file():
+        raise BadFile(f"{path}: no such file of a clipping; {WRITTEN}")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a clipping")
+    document: Any = read_json(path, WRITTEN) if path.suffix.lower() == ".json" else read_toml(path, BadFile)
+    entries = document.get("dims", document) if isinstance(document, Mapping) else None
+    if not isinstance(entries, Mapping) or (not entries and "dims" not in document):  # nothing may be what was found
+        raise BadFile(f'{path}: holds no layer with dimensions; write "0-9" = [896] (TOML) or {{"0-9": [896]}} (JSON)')
+    found = []
+    for layers, dims in entries.items():
+        if not isinstance(dims, list) or not all(type(dim) is int for dim in dims):
+            raise BadFile(f"{path}: {layers} = {str(dims)[:60]}; it must be a list of dimensions, [896, 678]")
+        found.append((_layers(layers, n_layers), tuple(dims)))
+    said = document.get("source") if "dims" in document else None
+    return _by_layer(found), str(said)[:500] if said else f"file {path.name}"
+
+
+def _by_layer(entries: Iterable[tuple[Sequence[int], tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """{layer's name: dimensions, each once and ascending}, layers in order, of (layers, dimensions)."""
+    found: dict[int, set[int]] = {}
+    for layers, dims in entries:
+        for layer in layers:
+            found.setdefault(layer, set()).update(dims)
+    return {layer_name(layer): tuple(sorted(found[layer])) for layer in sorted(found) if found[layer]}
+
+
+def _checked(
+    found: dict[str, tuple[int, ...]], bound: BoundStack, width: int, asked: str
+) -> dict[str, tuple[int, ...]]:
+    for layer, dims in found.items():
+        for dim in dims:
+            if not 0 <= dim < width:
+                raise BadInput(
+                    f"clipping {asked!r}, layer {layer}: dimension {dim} does not exist; stream {bound.name} has dimensions "
+                    f"0 to {width - 1}"
+                )
+    return found

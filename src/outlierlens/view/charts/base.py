@@ -1,0 +1,284 @@
+"""`Chart`: a Vega-Lite specification with its title, its one-sentence reading and its numbers as a table.
+
+chart.spec              # for the page: width of its container, colours as CSS variables
+chart.plain()           # for files and notebooks: fixed width, light colours
+"""
+
+import base64
+import importlib.util
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from outlierlens.errors import BadInput, need
+from outlierlens.view.charts.palette import COLOURED, GRID, INK, MUTED, SURFACE, concrete
+from outlierlens.view.charts.png import smaller
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+MIME = "application/vnd.vegalite.v6+json"
+WIDTH = 820  # pixels, of pictures in files
+TABLE_ROWS = 120
+PLAIN_NUMBER = "format(datum.value, ',')"  # an axis label as 10,000 rather than 1e+4
+Spec = dict[str, Any]
+Cell = str | int | float | None
+Looks = dict[int, int | None]
+"""Dimension -> number of its colour and shape; None is ink."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture of a result.
+
+    Attributes:
+        name: file name without ending; letters, digits, "-" and "_" only.
+        title: what is drawn, a few words.
+        reading: what one sees, in plain sentences; the text alternative of the picture.
+        spec: Vega-Lite, version 6.
+        columns, rows: the numbers behind the picture, at most `TABLE_ROWS` rows.
+        total: number of rows before that limit.
+    """
+
+    name: str
+    title: str
+    reading: str
+    spec: Spec
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    total: int
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise BadInput(f"chart name {self.name!r} must be letters, digits, '-' and '_'; it names a file")
+
+    def plain(self, width: int = WIDTH) -> Spec:
+        """The specification on its own: light colours, fixed width in pixels."""
+        # Panels side by side have widths of their own.
+        return concrete(self.spec) | ({"width": width} if "layer" in self.spec else {})
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """`columns`, `rows` and `total`, for a larger chart that has the same table."""
+        return {"columns": self.columns, "rows": self.rows, "total": self.total}
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """For notebooks: the specification, and where charts can be drawn a picture for viewers that know no Vega-Lite."""
+
+        drawn = {"image/png": base64.b64encode(picture(self, "png")).decode()} if can_export() else {}
+        return {MIME: self.plain(), **drawn, "text/plain": f"{self.title}: {self.reading}"}
+
+
+def chart(
+    *, name: str, title: str, reading: str, layers: list[Spec], height: int, columns: Sequence[str], rows: Iterable[Any]
+) -> Chart:
+    """A layered chart in the house style."""
+    spec = framed({"width": "container", "height": height, "layer": layers}, reading)
+    numbers = tuple(tuple(row) for row in rows)
+    return Chart(name, title, reading, spec, tuple(columns), numbers[:TABLE_ROWS], len(numbers))
+
+
+def framed(body: Spec, reading: str) -> Spec:
+    """A body of layers or panels as a specification in the house style, with its picture in words."""
+    return {"$schema": SCHEMA, "description": reading, "background": SURFACE, "config": CONFIG} | body
+
+
+CONFIG: Spec = {
+    "font": "Inter, 'Segoe UI', 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "gridColor": GRID,
+        "domainColor": MUTED,
+        "tickColor": MUTED,
+        "labelFontSize": 12,
+        "titleFontSize": 12.5,
+        "titleFontWeight": 500,
+        "titlePadding": 8,
+        "labelOverlap": True,
+    },
+    "legend": {
+        "symbolOpacity": 1,  # else a legend is as faint as the first layer drawn, which may be a band
+        "labelColor": INK,
+        "titleColor": MUTED,
+        "labelFontSize": 12.5,
+        "titleFontSize": 12.5,
+        "titleFontWeight": 500,
+        "orient": "top",
+        "symbolSize": 90,
+        "symbolStrokeWidth": 0,
+        "columnPadding": 14,
+        "columns": 4,
+    },
+    "text": {"color": INK, "fontSize": 12.5},
+    "point": {"strokeWidth": 1.3},
+}
+
+
+def visible(text: str) -> str:
+    """`text` with what cannot be seen made visible: line breaks, tabs, control and direction characters."""
+    signs = {"\n": "⏎", "\r": "␍", "\t": "⇥"}
+    return "".join(
+        signs.get(c, f"⟨U+{ord(c):04X}⟩" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c) for c in text
+    )
+
+
+def round_to(value: float, digits: int = 4) -> float | None:
+    """`value` to that many significant digits, None where it is not finite (JSON has no such number)."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def rounded(digits: int = 4, **values: float | None) -> Spec:
+    """Each value by `round_to`, by its name: numbers of a datum."""
+    return {name: None if value is None else round_to(float(value), digits) for name, value in values.items()}
+
+
+def bar(low: float, high: float, *, times: float = 1) -> Spec:
+    """{"low", "high"} of an interval bar of a change, times a factor; None both where there is none to draw: the interval is
+    not settled, or nothing changed at all."""
+    drawn = math.isfinite(low) and math.isfinite(high) and not low == high == 0
+    return {"low": round_to(times * low), "high": round_to(times * high)} if drawn else {"low": None, "high": None}
+
+
+def drawable(values: np.ndarray) -> np.ndarray:
+    """Values as float64 in which an undefined one is 0 and an infinite one the largest float32, so that it still shows."""
+    top = float(np.finfo(np.float32).max)
+    return np.nan_to_num(np.asarray(values, dtype=np.float64), nan=0.0, posinf=top, neginf=-top)
+
+
+def begun(text: str) -> str:
+    """With a capital to begin a title; the rest, unlike with str.capitalize, as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def place(layer: str) -> str:
+    """A row of an observation in words."""
+    return "the embeddings" if layer == "embeddings" else f"layer {layer}"
+
+
+def field(name: str, title: str | list[str] | None, kind: str = "quantitative", **more: Any) -> Spec:
+    """An encoding of a field."""
+    return {"field": name, "type": kind, "title": title, **more}
+
+
+def label(dim: int) -> str:
+    """How a dimension is called in legends."""
+    return f"dim {dim}"
+
+
+def looks(named: Sequence[int], among: Sequence[int] | np.ndarray) -> Looks:
+    """Dimension -> number of its colour and shape, None for ink, for all of `named` that are `among` the drawn.
+
+    `named` begins with the strongest: the first six have colours, the others are ink and have their number beside them. The
+    number is the place in `named`, so a dimension looks the same in every chart, whichever others are drawn there.
+    """
+    drawn = {int(dim) for dim in among}
+    return {dim: place if place < COLOURED else None for place, dim in enumerate(dict.fromkeys(named)) if dim in drawn}
+
+
+def strongest_first(dims: Iterable[int], strength: Callable[[int], float], room: int = COLOURED) -> tuple[int, ...]:
+    """`dims` for `looks`, by falling strength where they are more than there is `room` for; else as they are."""
+    unique = tuple(dict.fromkeys(dims))
+    if len(unique) <= room:
+        return unique
+    return tuple(sorted(unique, key=lambda dim: -np.nan_to_num(strength(dim), nan=-np.inf)))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A scale for values that may span decades: `scale` and `axis` for Vega-Lite, `log` says which it became."""
+
+    scale: Spec
+    axis: Spec
+    log: bool
+
+    @property
+    def said(self) -> str:
+        """What the title of an axis says of the scale: nothing where it is linear."""
+        return " (symmetric log scale)" if self.log else ""
+
+    def encoding(self, name: str, title: str | list[str], **more: Any) -> Spec:
+        """A field on this scale; the last line of its title says so. `more` goes to the scale where it is linear."""
+        lines = [title] if isinstance(title, str) else title
+        said = [*lines[:-1], lines[-1] + self.said]
+        scale = self.scale if self.log else self.scale | more
+        return field(name, said[0] if isinstance(title, str) else said, scale=scale, axis=self.axis)
+
+
+def symmetric(values: np.ndarray, *, factor: float = 50.0) -> Range:
+    """A linear scale, or a symmetric logarithmic one where the largest |value| is over `factor` × the median.
+
+    Between −c and c (c = the median |value|, at least a millionth of the largest) the symmetric scale is near linear;
+    it has a zero and takes negatives.
+    """
+    size = np.abs(values[np.isfinite(values)])
+    top = float(size.max(initial=0.0))
+    median = float(np.median(size)) if size.size else 0.0
+    if not top > factor * median:
+        return Range({"zero": False, "nice": True}, {}, False)
+    constant = max(median, top / 1e6)
+    ticks = decades(constant, top)
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    shown = [-t for t in reversed(ticks) if -t >= 10 * low and low < 0] + [0.0] + [t for t in ticks if t <= 10 * high]
+    domain = [min(low * 1.3, -constant) if low < 0 else 0.0, max(high * 1.3, constant) if high > 0 else 0.0]
+    shown = [tick for tick in shown if domain[0] <= tick <= domain[1]]
+    scale = {"type": "symlog", "constant": round_to(constant), "domain": [round_to(d) for d in domain], "nice": False}
+    return Range(scale, {"values": shown, "labelExpr": PLAIN_NUMBER}, True)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Ticks of a log scale from about `low` to about `high`: powers of ten; within two decades 2 and 5 times them too."""
+    if high >= 100 * low:
+        return decades(low / 3, high * 3)
+    return round_numbers(low / 3, high * 3)
+
+
+def round_numbers(low: float, high: float, times: Sequence[int] = (1, 2, 5)) -> list[float]:
+    """`times` powers of ten from `low` to `high`."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    numbers = (float(f"{one}e{power}") for power in powers for one in times)
+    return [number for number in numbers if low <= number <= high]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten from about `low` to about `high`, every second or third where there would be more than eight."""
+    first, last = math.floor(math.log10(low)) + 1, math.ceil(math.log10(high))
+    step = max(1, math.ceil((last - first + 1) / 8))
+    return [float(f"1e{power}") for power in range(last - (last - first) // step * step, last + 1, step)]
+
+
+PNG_SCALE = 2.0
+
+
+PictureKind = Literal["svg", "png", "vl.json"]
+
+
+def can_export() -> bool:
+    """Whether the library that draws picture files is installed."""
+    return importlib.util.find_spec("vl_convert") is not None
+
+
+def picture(chart: Chart, kind: PictureKind) -> bytes:
+    """The chart as a file's bytes, in light colours; raises MissingExtra without vl-convert (not for "vl.json")."""
+    return pictures(chart, (kind,))[kind]
+
+
+def pictures(chart: Chart, kinds: Sequence[PictureKind]) -> dict[PictureKind, bytes]:
+    """`picture` of each kind; as SVG and PNG the chart is drawn once."""
+    made: dict[PictureKind, bytes] = {}
+    if "vl.json" in kinds:
+        made["vl.json"] = (json.dumps(chart.plain(), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+    if "svg" in kinds or "png" in kinds:
+        convert = need("vl_convert", "charts", "drawing charts as files")
+        # No address is allowed: a specification holds its data, and nothing is fetched.
+        svg = convert.vegalite_to_svg(chart.plain(), allowed_base_urls=[])
+        if "svg" in kinds:
+            made["svg"] = svg.encode()
+        if "png" in kinds:
+            made["png"] = smaller(convert.svg_to_png(svg, scale=PNG_SCALE))
+    return made
