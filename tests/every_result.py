@@ -15,6 +15,8 @@ import frequency_bands_results
 import frequency_results
 import geometry_results
 import integrity_results
+import layer_story_results
+import observation_results
 import origin_models
 import predicted_results
 import pretrain_runs
@@ -25,8 +27,6 @@ import runs
 import similar_results
 import synthetic_report
 import synthetic_tasks
-import test_layer_story
-import test_observation
 import treated_results
 from outlierlens.detection.observe.result import ActivationOutlier, Observation
 from outlierlens.detection.scan.result import Scans
@@ -67,14 +67,14 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= integrity_results.made()
     made |= downstream_results.made() | probe_results.made()
     made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
-    made["LayerStory"] = test_layer_story.story()
+    made["LayerStory"] = layer_story_results.story()
     made["Quantized"] = quantized_results.quantized()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 
 
 def _observation() -> Observation:
-    two = test_observation.TWO
+    two = observation_results.TWO
     found = ActivationOutlier("massive", 1, ("0", "1"), (2000.0, 3000.0))
     return replace(two, stacks=(replace(two.stacks[0], outliers=(found,)), *two.stacks[1:]))
 

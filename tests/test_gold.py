@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import every_command
+from closed_calls import external
 from gold import files, make
 from outlierlens.experiments import BY_NAME
-from test_closed_network import external
 
 # Float32 on another processor has other last bits; differences and ratios of small differences make more of them.
 CLOSE = {"runs": 2e-3}

@@ -1,0 +1,611 @@
+"""What a pruning removed: masks and models of every kind, against counts made by hand; lists for other tools; the views."""
+
+import json
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.numpy import save_file
+from torch.nn.utils import prune
+
+import pruning_results
+from architectures import FAMILIES, build
+from outlierlens.ablation.switches import zero_weights_
+from outlierlens.detection.scan.measure import ScanOptions
+from outlierlens.errors import BadFile, BadInput, Offline, UnknownModel
+from outlierlens.experiments.pruning.charts import prune_experiment, pruned_positions
+from outlierlens.experiments.pruning.check import prune_check
+from outlierlens.experiments.pruning.options import CheckOptions, ProtectOptions
+from outlierlens.experiments.pruning.protect import TOOLS, protect
+from outlierlens.experiments.pruning.result import Removal
+from outlierlens.experiments.pruning.view import sections
+from outlierlens.report.joined import Joined, joined_notes, joined_sections
+from outlierlens.results.document import load
+
+OUTLIERS = CheckOptions(dims=(3,))
+NORMS = "encoder.layer.{}.output.LayerNorm.{}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Saved tiny models: make("bert") intact; make("bert", edit) changed by `edit(model)`, each its own folder."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(family: str, edit: Any = None, name: str = "intact", head: str = "") -> str:
+        path = root / f"{family}{head}-{name}"
+        if not path.exists():
+            model = build(FAMILIES[family], head)
+            if edit:
+                edit(model)
+            model.save_pretrained(path)
+        return str(path)
+
+    return make
+
+
+def masks_of(dims: dict[int, tuple[int, ...]], scale_only: bool = False) -> dict[str, np.ndarray]:
+    """Masks of a BERT's output norms with these positions gone, {layer: positions}."""
+    masks = {}
+    for layer in range(3):
+        for leaf in ("weight", "bias"):
+            mask = np.ones(16, bool)
+            if leaf == "weight" or not scale_only:
+                mask[list(dims.get(layer, ()))] = False
+            masks[NORMS.format(layer, leaf)] = mask
+    return masks
+
+
+@pytest.mark.parametrize(("family", "values"), [("bert", 2), ("gpt2", 64), ("llama", 24), ("gemma2", 1)])
+def test_newly_zero_values_of_a_model(family: str, values: int, folder: Any) -> None:
+    def edit(model: Any) -> None:
+        zero_weights_(model, [3, 5], layers=[0, 2])
+        zero_weights_(model, [7], layers=[1])
+
+    found = prune_check(folder(family), folder(family, edit, "pruned"), OUTLIERS)
+    (stack,) = found.stacks
+    assert found.evidence == "models"
+    assert stack.layers_removed.tolist() == [2 if d in (3, 5) else 1 if d == 7 else 0 for d in range(16)]
+    assert (stack.n_layers, stack.needed, stack.broken, stack.broken_outliers) == (3, 2, (3, 5), (3,))
+    assert stack.outliers[0].layers == (0, 2)
+    assert stack.outliers[0].share == pytest.approx(2 / 3)
+    per_cell = {"gpt2": 24}.get(family, values)
+    assert stack.values_removed == 5 * per_cell
+    assert stack.values == 3 * 16 * per_cell
+    assert not found.holds
+    assert found.verdict == (
+        "broken: safe to prune except 3 (outlier), 5, removed in up to 2 of 3 layers (the constraint allows fewer than 2)"
+    )
+    assert found.bytes_read < found.total_bytes
+    three = CheckOptions(rule=Removal(min_layer_fraction=1.0), dims=(3,))
+    again = prune_check(folder(family), folder(family, edit, "pruned"), three)
+    assert again.holds
+    assert (
+        again.verdict
+        == "holds: no position is removed in 3 of 3 layers or more; outliers removed in some layers: 3 (2)"
+    )
+
+
+def test_a_model_against_itself_is_untouched_and_its_own_zeros_are_not_new(folder: Any) -> None:
+    found = prune_check(folder("bert"), folder("bert"))
+    assert found.holds
+    assert found.stacks[0].values_removed == 0
+    zeroed = folder("bert", lambda m: zero_weights_(m, [3]), "three off")
+    assert prune_check(zeroed, zeroed, OUTLIERS).stacks[0].layers_removed.sum() == 0
+    five = folder("bert", lambda m: zero_weights_(m, [3, 5]), "three and five off")
+    assert prune_check(zeroed, five, OUTLIERS).stacks[0].broken == (5,)
+
+
+WRITERS: dict[str, Any] = {
+    "npz": lambda path, masks: np.savez(path, **masks),
+    "packed.npz": lambda path, masks: np.savez_compressed(path, **{k: v.astype(np.uint8) for k, v in masks.items()}),
+    "safetensors": lambda path, masks: save_file(masks, path),
+    "floats.safetensors": lambda path, masks: save_file(
+        {f"{k}_mask": v.astype(np.float32) for k, v in masks.items()}, path
+    ),
+    "headed.npz": lambda path, masks: np.savez(path, **{f"bert.{k}_mask": v for k, v in masks.items()}),
+    "pt": lambda path, masks: torch.save({k: torch.from_numpy(v) for k, v in masks.items()}, path),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_masks_in_files_of_every_kind(kind: str, folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / f"masks.{kind}"
+    WRITERS[kind](path, masks_of({0: (3,), 1: (3, 9), 2: (9, 4)}))
+    found = prune_check(folder("bert"), str(path), OUTLIERS)
+    assert found.evidence == "masks"
+    assert found.stacks[0].layers_removed.tolist() == [0, 0, 0, 2, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]
+    assert found.stacks[0].broken == (3, 9)
+    headed = prune_check(folder("bert", name="headed", head="MaskedLM"), str(path), OUTLIERS)
+    assert headed.stacks[0].broken == (3, 9)
+
+
+def test_masks_alone_need_a_config_beside_them(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "masks.npz"
+    np.savez(path, **masks_of({0: (3,), 2: (3,)}))
+    with pytest.raises(BadInput, match=r"no config\.json beside it.*prune-check MODEL MASKS"):
+        prune_check(str(path))
+    (tmp_path / "config.json").write_text((Path(folder("bert")) / "config.json").read_text())
+    found = prune_check(str(path))
+    assert found.stacks[0].broken == (3,)
+    assert found.stacks[0].outliers == ()
+    assert "masks alone do not say where outliers are" in found.stacks[0].notes[-1]
+    np.savez(path, **dict(list(masks_of({}).items())[:3]))
+    with pytest.raises(BadInput, match="do not cover the last operation of every block"):
+        prune_check(str(path))
+
+
+def test_bias_and_scale_are_both_asked_for_unless_told_otherwise(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "masks.npz"
+    np.savez(path, **masks_of({0: (3,), 1: (3,), 2: (3,)}, scale_only=True))
+    found = prune_check(folder("bert"), str(path), OUTLIERS)
+    assert found.holds
+    assert found.stacks[0].definition == "scale and bias of the output norm zero"
+    assert found.stacks[0].outliers[0].share == 0.5
+    alone = prune_check(folder("bert"), str(path), CheckOptions(rule=Removal(scale_alone=True), dims=(3,)))
+    assert alone.stacks[0].broken == (3,)
+    assert alone.stacks[0].definition == "scale of the output norm zero"
+
+
+@pytest.mark.parametrize(("fraction", "removed"), [(1.0, 0), (0.9, 1), (0.5, 3)])
+def test_a_share_of_a_row_can_be_enough(fraction: float, removed: int, folder: Any, tmp_path: Path) -> None:
+    masks = {f"layers.{layer}.mlp.down_proj.weight": np.ones((16, 24), np.uint8) for layer in range(3)}
+    masks["layers.0.mlp.down_proj.weight"][3, :22] = 0  # 91.7 %
+    masks["layers.1.mlp.down_proj.weight"][3, :21] = 0  # 87.5 %
+    masks["layers.2.mlp.down_proj.weight"][3, :12] = 0  # half
+    path = tmp_path / "masks.npz"
+    np.savez(path, **masks)
+    rule = Removal(row_fraction=fraction)
+    found = prune_check(folder("llama"), str(path), CheckOptions(rule=rule, dims=(3,)))
+    assert found.stacks[0].layers_removed[3] == removed
+    assert found.holds is (removed < 2)
+
+
+def test_a_state_dict_of_torch_pruning_alone_or_beside_its_model(folder: Any, tmp_path: Path) -> None:
+    model = build(FAMILIES["bert"])
+    for layer in range(3):
+        norm = model.get_submodule(f"encoder.layer.{layer}.output.LayerNorm")
+        mask = torch.ones(16)
+        mask[[2, 3]] = 0
+        for leaf in ("weight", "bias"):
+            prune.custom_from_mask(norm, leaf, mask)
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    assert "encoder.layer.0.output.LayerNorm.weight_orig" in state
+    torch.save(state, tmp_path / "pruned.pt")
+    (tmp_path / "config.json").write_text((Path(folder("bert")) / "config.json").read_text())
+    save_file({name: value.numpy() for name, value in state.items()}, tmp_path / "pruned.safetensors")
+    for arguments in (("pruned.pt",), ("pruned.safetensors",)):
+        found = prune_check(*(str(tmp_path / name) for name in arguments), options=CheckOptions(dims=(3,)))
+        assert found.evidence == "torch masks"
+        assert found.stacks[0].broken == (2, 3)
+    beside = prune_check(folder("bert"), str(tmp_path / "pruned.pt"), OUTLIERS)
+    assert (beside.evidence, beside.stacks[0].broken) == ("torch masks", (2, 3))
+
+
+def test_outliers_are_those_of_the_intact_weights(folder: Any) -> None:
+    def plant(model: Any) -> None:
+        for layer in range(3):
+            norm = model.get_submodule(f"encoder.layer.{layer}.output.LayerNorm")
+            with torch.no_grad():
+                norm.weight[6], norm.bias[6] = 50.0, 50.0
+
+    def both(model: Any) -> None:
+        plant(model)
+        zero_weights_(model, [6], layers=[0, 1])
+
+    found = prune_check(folder("bert", plant, "planted"), folder("bert", both, "planted and pruned"))
+    assert found.stacks[0].named_by == "the scan of the weights, at 3 sigma"
+    assert [hit.dim for hit in found.stacks[0].outliers] == [6]
+    assert found.stacks[0].broken_outliers == (6,)
+
+
+def test_the_constraint_can_be_about_outliers_alone(folder: Any) -> None:
+    pruned = folder("bert", lambda m: zero_weights_(m, [5]), "five off")
+    rule = Removal(scope="outliers")
+    found = prune_check(folder("bert"), pruned, CheckOptions(rule=rule, dims=(3,)))
+    assert found.holds
+    assert found.verdict == (
+        "holds: no outlier is removed in 2 of 3 layers or more; no outlier is removed in any layer; 1 other positions are"
+    )
+    assert not prune_check(folder("bert"), pruned, CheckOptions(rule=rule, dims=(5,))).holds
+
+
+def narrower(old: str, kept: list[int], target: Path, *, jitter: float = 0.0) -> str:
+    """A BERT folder with only the `kept` positions of the stream (norms alone are what the check reads)."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(Path(old) / "model.safetensors")
+    config = json.loads((Path(old) / "config.json").read_text())
+    small = {}
+    for name, values in tensors.items():
+        of_stream = [kept if size == 16 else list(range(size)) for size in values.shape]
+        small[name] = np.ascontiguousarray(values[np.ix_(*of_stream)] + jitter)
+    target.mkdir()
+    save_file(small, target / "model.safetensors")
+    (target / "config.json").write_text(json.dumps(config | {"hidden_size": len(kept)}))
+    return str(target)
+
+
+def test_a_narrower_stream_is_mapped_by_its_values_or_by_a_list(folder: Any, tmp_path: Path) -> None:
+    kept = [0, 1, 2, 4, 8, 9, 15, 14]
+    small = narrower(folder("bert"), kept, tmp_path / "small")
+    found = prune_check(folder("bert"), small, OUTLIERS)
+    assert found.stacks[0].kept == tuple(kept)
+    assert found.stacks[0].broken == tuple(d for d in range(16) if d not in kept)
+    assert found.stacks[0].layers_removed.tolist() == [0 if d in kept else 3 for d in range(16)]
+    assert "found by their values" in found.stacks[0].notes[-1]
+    trained = narrower(folder("bert"), kept, tmp_path / "trained", jitter=0.01)
+    with pytest.raises(BadInput, match=r"8 positions of 16.*cannot be checked; give --positions"):
+        prune_check(folder("bert"), trained, OUTLIERS)
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    given = prune_check(folder("bert"), trained, CheckOptions(dims=(3, 4), positions=tmp_path / "kept.json"))
+    assert given.stacks[0].broken_outliers == (3,)
+    with pytest.raises(BadInput, match="it grew"):
+        prune_check(small, folder("bert"), OUTLIERS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[0, 1", "not valid JSON"),
+        ('{"a": 1}', "holds no list of whole numbers"),
+        ("[0, true, 1, 2, 3, 4, 5, 6]", "holds no list of whole numbers"),
+        ("[0, 1]", "lists 2 positions; the pruned stream has 8"),
+        ("[0, 1, 2, 3, 4, 5, 6, 16]", r"position 16 does not exist \(0 to 15\)"),
+        ("[0, 1, 2, 3, 4, 5, 6, 6]", "a position is repeated"),
+    ],
+)
+def test_lists_of_positions_that_cannot_be(content: str, message: str, folder: Any, tmp_path: Path) -> None:
+    small = narrower(folder("bert"), list(range(8)), tmp_path / "small")
+    (tmp_path / "kept.json").write_text(content)
+    with pytest.raises(BadInput, match=message):
+        prune_check(folder("bert"), small, CheckOptions(dims=(3,), positions=tmp_path / "kept.json"))
+
+
+def test_a_narrower_mlp_loses_what_its_rows_no_longer_have(folder: Any, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    tensors = load_file(Path(folder("llama")) / "model.safetensors")
+    config = json.loads((Path(folder("llama")) / "config.json").read_text()) | {"intermediate_size": 6}
+    for name, values in tensors.items():
+        if "mlp." in name:
+            tensors[name] = np.ascontiguousarray(values[:, :6] if "down" in name else values[:6])
+    tensors["layers.1.mlp.down_proj.weight"][4] = 0
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = prune_check(folder("llama"), str(tmp_path), OUTLIERS)
+    assert found.stacks[0].layers_removed.tolist() == [0, 0, 0, 0, 1] + [0] * 11
+    assert found.stacks[0].outliers[0].share == pytest.approx(18 / 24)
+    most = prune_check(folder("llama"), str(tmp_path), CheckOptions(rule=Removal(row_fraction=0.75), dims=(3,)))
+    assert len(most.stacks[0].broken) == 16
+
+
+def test_whole_layers_that_are_gone_cannot_be_checked(folder: Any, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    tensors = {n: v for n, v in load_file(Path(folder("bert")) / "model.safetensors").items() if ".layer.2." not in n}
+    config = json.loads((Path(folder("bert")) / "config.json").read_text()) | {"num_hidden_layers": 2}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="whole layers were removed"):
+        prune_check(folder("bert"), str(tmp_path), OUTLIERS)
+
+
+def test_masks_that_do_not_fit(folder: Any, tmp_path: Path) -> None:
+    path, model = tmp_path / "masks.npz", folder("bert")
+    good = masks_of({})
+    for masks, message in (
+        ({"something.else": np.ones(3, bool)}, "none of its 1 tensors .* is named as a parameter"),
+        (good | {NORMS.format(1, "weight"): np.full(16, 0.5)}, "holds 0.5; masks are 0 and 1"),
+        (good | {NORMS.format(1, "weight"): np.ones(8, bool)}, r"is \[8\], the parameter \[16\]"),
+        (good | {f"a.{NORMS.format(0, 'bias')}": np.ones(16), f"b.{NORMS.format(0, 'bias')}": np.ones(16)}, None),
+        ({k: v for k, v in good.items() if "0" not in k} | {f"{n}.{NORMS.format(0, 'bias')}": np.ones(16) for n in "ab"},
+         "could all be the mask"),
+    ):  # fmt: skip
+        np.savez(path, **masks)
+        if message is None:
+            assert prune_check(model, str(path), OUTLIERS).holds
+            continue
+        with pytest.raises(BadInput, match=message):
+            prune_check(model, str(path), OUTLIERS)
+    np.savez(path, **{"encoder.layer.0.intermediate.dense.weight": np.zeros((24, 16), bool)})
+    found = prune_check(model, str(path), OUTLIERS)
+    assert found.holds
+    assert "no mask is of a block's last operation" in found.notes[-1]
+    with pytest.raises(BadInput, match="holds weights, not masks"):
+        prune_check(model)
+    with pytest.raises(BadInput, match="dimension 16 does not exist"):
+        prune_check(model, str(path), CheckOptions(dims=(16,)))
+    with pytest.raises(BadInput, match="no stream 'decoder'"):
+        prune_check(model, str(path), CheckOptions(stack="decoder"))
+    with pytest.raises(BadInput, match="--positions belongs to a pruned model"):
+        prune_check(model, str(path), CheckOptions(positions=path))
+    with pytest.raises(Offline):
+        prune_check(model, "someone/pruned", CheckOptions(scan=ScanOptions(offline=True)))
+    with pytest.raises(UnknownModel):
+        prune_check(model, str(tmp_path / "nothing.npz"))
+
+
+def test_norms_that_multiply_by_one_plus_weight_are_not_removed_by_masks(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "masks.npz"
+    np.savez(path, **{f"layers.{i}.post_feedforward_layernorm.weight": np.zeros(16, bool) for i in range(3)})
+    found = prune_check(folder("gemma2"), str(path), OUTLIERS)
+    assert found.holds
+    assert any("multiply by 1 + weight" in note for note in found.stacks[0].notes)
+
+
+def npz_with(
+    path: Path, header: bytes, body: bytes = b"", *, name: str = "a.weight.npy", method: int = zipfile.ZIP_STORED
+) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr(name, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", r"masks are numbers or bool"),
+        (
+            b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000,), }",
+            r"declares \[1000000\] of <f4 but holds 0 bytes",
+        ),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", "declares the shape"),
+        (b"__import__('os').system('true')", "a header that cannot be read"),
+    ],
+)
+def test_hostile_archives_are_refused(header: bytes, message: str, folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "masks.npz"
+    npz_with(path, header)
+    with pytest.raises(BadFile, match=message):
+        prune_check(folder("bert"), str(path))
+
+
+def test_truncated_and_bloated_archives_are_refused(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "masks.npz"
+    np.savez(path, **masks_of({}))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadFile, match=r"not a readable \.npz file"):
+        prune_check(folder("bert"), str(path))
+    header = b"{'descr': '|b1', 'fortran_order': False, 'shape': (16,), }"
+    npz_with(path, header, b"\1" * 16, method=zipfile.ZIP_BZIP2)
+    with pytest.raises(BadFile, match="packed in a way that numpy never does"):
+        prune_check(folder("bert"), str(path))
+
+
+def test_columns_first_arrays_are_read_as_they_are(folder: Any, tmp_path: Path) -> None:
+    masks = {f"layers.{i}.mlp.down_proj.weight": np.asfortranarray(np.ones((16, 24), bool)) for i in range(3)}
+    for mask in masks.values():
+        mask[11] = False
+    np.savez(tmp_path / "m.npz", **masks)
+    assert prune_check(folder("llama"), str(tmp_path / "m.npz"), OUTLIERS).stacks[0].broken == (11,)
+
+
+def test_the_check_needs_no_torch(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "masks.npz"
+    np.savez(path, **masks_of({0: (3,), 1: (3,)}))
+    code = (
+        "import sys; from outlierlens.experiments.pruning.check import prune_check\n"
+        "from outlierlens.experiments.pruning.protect import protect\n"
+        "assert not prune_check(sys.argv[1], sys.argv[2]).holds; print([m for m in ('torch', 'scipy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder("bert"), str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_command_says_it_in_its_exit_code(folder: Any, run: Any, tmp_path: Path) -> None:
+    broken, fine = tmp_path / "broken.npz", tmp_path / "fine.npz"
+    np.savez(broken, **masks_of({0: (3,), 1: (3,)}))
+    np.savez(fine, **masks_of({0: (3,)}))
+    out, chart = tmp_path / "check.json", tmp_path / "check.html"
+    arguments = ["--dims", "3", "-o", str(out), "--chart", str(chart)]
+    code, stdout, _ = run("prune-check", folder("bert"), str(broken), *arguments)
+    assert code == 3
+    assert stdout.startswith("Broken: safe to prune except 3 (outlier), removed in 2 of 3 layers")
+    assert load(out).stacks[0].broken == (3,)
+    assert "safe to prune except 3" in chart.read_text()
+    code, stdout, _ = run("prune-check", folder("bert"), str(fine), "--dims", "3")
+    assert code == 0
+    assert stdout.startswith("Holds: ")
+    code, stdout, err = run("prune-check", folder("bert"), str(tmp_path / "none.npz"))
+    assert (code, stdout) == (2, "")
+    assert "no such file" in err
+    code, _, err = run("prune-check", folder("bert"), str(fine), "--as", "poetry")
+    assert code == 2
+    assert "poetry" in err
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_lists_can_be_pasted(tool: Any, folder: Any) -> None:
+    made = protect(folder("llama"), tool, ProtectOptions(dims=(3, 7)))
+    assert made.dims == (3, 7)
+    if tool == "llm-compressor":
+        recipe = yaml.safe_load(made.text)
+        ignore = recipe["sparsity_stage"]["sparsity_modifiers"]["SparseGPTModifier"]["ignore"]
+        # Two of three layers must stay for a position to be removed in fewer than two.
+        assert len(made.layers) == 2
+        assert ignore[1:] == [rf"re:.*layers\.{layer}\.mlp\.down_proj$" for layer in made.layers]
+        return
+    compile(made.text, tool, "exec")
+    space: dict[str, Any] = {}
+    if tool == "awq":
+        exec(made.text, space)
+        assert space["config"].modules_to_not_convert[0] == "lm_head"
+    elif tool == "bitsandbytes":
+        exec(made.text, space)
+        assert space["config"].llm_int8_skip_modules == ["lm_head", *made.modules]
+    else:
+        assert made.layers == (0, 1, 2)
+
+
+def test_scales_for_awq_change_nothing_before_quantization(folder: Any) -> None:
+    space: dict[str, Any] = {}
+    exec(protect(folder("llama"), "awq", ProtectOptions(dims=(3, 7), factor=4.0, layers="all")).text, space)
+    model = build(FAMILIES["llama"])
+    ids = torch.arange(1, 7)[None]
+    before = model(ids).last_hidden_state.detach()
+    entries = space["awq_results"]["scale"]
+    assert len(entries) == 6
+    with torch.no_grad():
+        for norm, linears, scales in entries:
+            assert scales[[3, 7]].tolist() == [4.0, 4.0]
+            assert scales.sum() == 14 + 8
+            model.get_submodule(norm).weight /= scales
+            for linear in linears:
+                model.get_submodule(linear).weight *= scales
+    torch.testing.assert_close(model(ids).last_hidden_state, before, rtol=1e-4, atol=1e-5)
+
+
+class FakeGroup(list):
+    """What Torch-Pruning hands to an importance: (dependency, channels) pairs whose items know their root channels."""
+
+    def __getitem__(self, place: Any) -> Any:
+        item = super().__getitem__(place)
+        return type("Item", (tuple,), {"root_idxs": [0, 1, 2]})(item)
+
+
+def test_the_importance_for_torch_pruning_never_gives_up_protected_positions(folder: Any, monkeypatch: Any) -> None:
+    from types import ModuleType, SimpleNamespace
+
+    fake: Any = ModuleType("torch_pruning")
+    fake.importance = SimpleNamespace(Importance=object)
+    fake.prune_linear_in_channels, fake.prune_linear_out_channels = object(), object()
+    monkeypatch.setitem(sys.modules, "torch_pruning", fake)
+    space: dict[str, Any] = {}
+    exec(protect(folder("llama"), "torch-pruning", ProtectOptions(dims=(7,))).text, space)
+    model = build(FAMILIES["llama"], "CausalLM")
+    writer = model.get_submodule("model.layers.1.mlp.down_proj")
+    keep = space["KeepPositions"](lambda group: torch.zeros(3), model)
+    out = SimpleNamespace(target=SimpleNamespace(module=writer), handler=fake.prune_linear_out_channels)
+    inward = SimpleNamespace(target=SimpleNamespace(module=writer), handler=fake.prune_linear_in_channels)
+    assert keep(FakeGroup([(out, [5, 7, 8])])).tolist() == [0, float("inf"), 0]
+    assert keep(FakeGroup([(inward, [5, 7, 8])])).tolist() == [0, 0, 0]
+    assert space["KeepPositions"](lambda group: None, model)(FakeGroup()) is None
+
+
+def test_layers_of_a_list(folder: Any) -> None:
+    every = protect(folder("llama"), "llm-compressor", ProtectOptions(dims=(3,), layers="all"))
+    assert every.layers == (0, 1, 2)
+    one = protect(folder("llama"), "llm-compressor", ProtectOptions(dims=(3,), layers=(1,)))
+    assert one.modules == ("layers.1.mlp.down_proj",)
+    assert "could still remove a position in 2 or more" in one.notes[0]
+    bert = protect(folder("bert"), "bitsandbytes", ProtectOptions(dims=(3,), layers=(0,)))
+    assert bert.modules == ("encoder.layer.0.output.dense",)
+    assert bert.notes[0] == "positions 3; 1 of 3 layers (given) are protected"  # it prunes nothing
+    assert "this tool leaves norms alone; the modules" in bert.notes[1]
+    assert "no scales" in protect(folder("gemma2"), "awq", ProtectOptions(dims=(3,))).text
+
+
+def test_lists_that_cannot_be(folder: Any) -> None:
+    for options, message in (
+        (ProtectOptions(), "the scan finds no outlier to protect"),
+        (ProtectOptions(dims=(16,)), "dimension 16 does not exist"),
+        (ProtectOptions(dims=(3,), layers=(3,)), "layer 3 does not exist"),
+        (ProtectOptions(dims=(3,), stack="decoder"), "which stream"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            protect(folder("llama"), "llm-compressor", options)
+    with pytest.raises(BadInput, match="unknown tool 'scissors'"):
+        protect(folder("llama"), "scissors")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="factor is 0"):
+        ProtectOptions(factor=0)
+
+
+def test_the_protect_command_writes_a_file(folder: Any, run: Any, tmp_path: Path) -> None:
+    out = tmp_path / "ignore.yaml"
+    code, stdout, err = run("protect", folder("llama"), "--for", "llm-compressor", "--dims", "3", "-o", str(out))
+    assert code == 0, err
+    assert "2 modules of 2 layers" in stdout
+    assert yaml.safe_load(out.read_text())
+    code, stdout, _ = run("protect", folder("llama"), "--for", "bitsandbytes", "--dims", "3", "--layers", "0-1")
+    assert code == 0
+    assert "llm_int8_skip_modules" in stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"row_fraction": 0.0}, "row_fraction is 0.0"),
+        ({"min_layer_fraction": 1.5}, "min_layer_fraction is 1.5"),
+        ({"scope": "some"}, "scope"),
+    ],
+)
+def test_rules_that_cannot_be(settings: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Removal(**settings)
+
+
+def test_how_many_values_a_row_must_lose() -> None:
+    assert [Removal(row_fraction=f).off_needed(10, is_norm=False) for f in (1.0, 0.9, 0.91, 0.01)] == [10, 9, 10, 1]
+    assert Removal(row_fraction=0.1).off_needed(2, is_norm=True) == 2
+
+
+def test_charts_and_sections_say_what_the_results_say() -> None:
+    check, experiment = pruning_results.check(), pruning_results.experiment()
+    picture = pruned_positions(check.stacks[0], check)
+    drawn = {row[0]: row[2] for row in picture.rows}
+    assert drawn == {1: 4, 5: 0, 3: 2, 6: 1}
+    assert "3 of 8 positions are removed in some layer, 2 in 2 of 4 layers or more" in picture.reading
+    points = [point for layer in picture.spec["layer"] for point in layer["data"]["values"] if "dim" in point]
+    assert {(point["dim"], point["layers"]) for point in points} == {(1, 4), (5, 0), (3, 2), (6, 1)}
+    costs = prune_experiment(experiment)
+    assert len(costs.rows) == 2 + 3 + 2
+    assert "By magnitude the masked loss changes by +0.01 nats per token (-0.01 to +0.03)" in costs.reading
+    (checked,), (measured,) = sections(check), sections(experiment, verbose=True)
+    assert checked.sentences[0].startswith(
+        "Broken: safe to prune except 1 (outlier), 3, removed in up to 4 of 4 layers"
+    )
+    assert (
+        "14 of 64 of those values are gone (21.88%); 2 of 8 positions are removed in 2 of 4 layers or more"
+        in checked.sentences[2]
+    )
+    assert checked.tables[0].rows[2] == (3, "model", False, "2 of 4 layers", 0.5, True)
+    assert measured.sentences[0].startswith(
+        "Safe to prune except position 1: +1.500 nats per token with 4 weights forced"
+    )
+    assert measured.sentences[2:] == (
+        "Random position: median +0.02 nats per token, rank p of the chosen positions 0.25.",
+        "Scattered: median +0.005 nats per token.",
+    )
+    conditions, controls, every = measured.tables
+    assert conditions.rows[2] == ("chosen", 4.5, 1.5, (1.48, 1.52), 8, 4)
+    assert controls.rows[0] == ("random position", 3, 0.02, pytest.approx(0.038), pytest.approx(0.02), 0.25)
+    assert len(every.rows) == 3 + 2
+    assert len(next(sections(experiment)).tables) == 2
+    joined = Joined((check, check, experiment))
+    assert joined_notes(joined) == (
+        "a note",
+        "a note on the stream",
+        "a note on the experiment",
+    )
+    assert [section.name for section in joined_sections(joined)] == ["prune-check", "prune-check-2", "prune-experiment"]
+
+
+def test_an_experiment_condemns_a_position_only_where_it_costs_more_than_all_else() -> None:
+    assert pruning_results.experiment().worse
+    assert pruning_results.experiment(chosen=0.03).verdict.startswith("position 1 can be pruned like others: +0.030")
+    assert not pruning_results.experiment(chosen=1.5, magnitude=1.6).worse
+
+
+def test_the_python_of_the_page_runs(folder: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    import re
+
+    page = (Path(__file__).parents[3] / "docs" / "pruning.md").read_text("utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    code = code.replace("amount=100", "amount=10").replace(
+        "0.7", "0.6"
+    )  # of 3 layers, position for position one may go
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {"model": build(FAMILIES["llama"]), "outliers": (3,), "name": folder("bert")}
+    exec(compile(code, "pruning.md", "exec"), known)
+    assert known["guard"].broken() == {"model": ()}
+    assert known["found"].budget == round(0.6 * 96)
+    assert prune_check(folder("bert"), "masks.npz", OUTLIERS).holds

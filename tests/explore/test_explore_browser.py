@@ -1,0 +1,445 @@
+"""The live page in a browser: what people do, what they see, and that nothing is ever loaded from outside.
+
+Screenshots and the log of requests go to `runs/explore/` (or $OUTLIERLENS_ARTEFACTS), which git ignores.
+"""
+
+import contextlib
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from closed import sitecustomize as network
+from conftest import needs_chromium
+from moments import HANGS, until
+from outlierlens.errors import BadInput
+from outlierlens.explore.result import State
+
+ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parents[2] / "runs" / "explore")
+TEXT = (
+    "I went into this movie with low expectations and came out smiling. The story is simple, but the actors are so good "
+    "that you care about every one of them. The ending made me cry, and I would gladly watch it again with my family."
+)
+WORDS = " ".join(f"w{number}" for number in range(1, 25))  # two blanks of a decoder that knows words alone
+
+pytestmark = [
+    pytest.mark.browser,
+    needs_chromium,
+]
+
+
+class Server:
+    """A process that serves a page; like every Python that tests start, it cannot reach anything outside this machine."""
+
+    def __init__(self, folder: Path, *command: str, port: int, **environment: str):
+        self.said, self.address = folder / "said.log", f"http://127.0.0.1:{port}/"
+        given = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "0"} | environment
+        with self.said.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command], cwd=folder, env=given, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def wait(self) -> None:
+        until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, self.said.read_text("utf-8")
+        with contextlib.suppress(OSError), urlopen(self.address, timeout=HANGS):
+            return True
+        return False
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(HANGS)
+
+
+def unclaimed_port() -> int:
+    """A free port below those that the system gives to connections: one of these may be gone before a server starts."""
+    from outlierlens.explore.serve import free_port
+
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(BadInput):
+            return free_port(port)
+    raise AssertionError("a hundred ports are taken")
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The command, serving the packaged model with outliers; a Space's variables do not open it to others."""
+    port = unclaimed_port()
+    words = ("-m", "outlierlens", "explore", "mini-planted", "--text", TEXT, "--dims", "", "--port", str(port))
+    server = Server(
+        tmp_path_factory.mktemp("explore"), *words, "--dtype", "float32", port=port, GRADIO_SERVER_NAME="0.0.0.0"
+    )
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A Space of the packaged model without outliers, started as the hub starts it: its folder, its copy of the package."""
+    from outlierlens.explore.space import write_space
+    from outlierlens.models.load import LoadOptions
+
+    folder = write_space(tmp_path_factory.mktemp("space") / "made", "mini-bert", LoadOptions(dtype="float32"))
+    port, given = (
+        unclaimed_port(),
+        {"GRADIO_SERVER_NAME": "127.0.0.2", "PYTHONPATH": str(Path(network.__file__).parent)},
+    )
+    server = Server(folder, "app.py", port=port, GRADIO_SERVER_PORT=str(port), **given)
+    server.address = server.address.replace("127.0.0.1", "127.0.0.2")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def servers(command: Server, space: Server, words: Any) -> Iterator[dict[str, str]]:
+    """Addresses: of the command, of the Space, and in this process of a tiny decoder."""
+    import explore_models
+    from outlierlens.explore.options import Place
+    from outlierlens.explore.serve import served
+
+    decoder = explore_models.tiny(words)
+    with served(decoder, replace(decoder.start(), text=WORDS), Place(unclaimed_port())) as (address, _):
+        command.wait()
+        space.wait()
+        yield {"planted": command.address, "space": space.address, "decoder": address}
+
+
+@pytest.fixture(scope="module")
+def browser(browser: Any) -> Any:
+    """With an empty log of requests."""
+    (ARTEFACTS / "requests.log").unlink(missing_ok=True)
+    return browser
+
+
+class Visitor:
+    """Somebody with a browser of their own, who can reach this machine alone; everything asked for is written down."""
+
+    def __init__(self, browser: Any, *, width: int = 1280, height: int = 900):
+        self.context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
+        self.context.set_default_timeout(HANGS * 1000)
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.context.route("**/*", self._let)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("websocket", lambda socket: self.asked.append(socket.url))
+
+    def _let(self, route: Any) -> None:
+        self.asked.append(route.request.url)
+        if self.is_here(route.request.url):
+            route.continue_()
+        else:
+            route.abort()
+
+    @staticmethod
+    def is_here(url: str) -> bool:
+        return urlsplit(url).hostname in ("127.0.0.1", "127.0.0.2") or url.startswith(("data:", "blob:"))
+
+    def open(self, address: str, state: State | None = None) -> "Visitor":
+        self.page.goto(address + ("?" + state.query() if state else ""))
+        self.page.wait_for_selector("#ol-anisotropy h2, #ol-said [role=alert]")
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Wait until nothing is being worked out: the address is what the box of the link says."""
+        self.page.wait_for_function("document.querySelector('#ol-link :is(input, textarea)').value === location.href")
+
+    def changed(self, do: Any) -> None:
+        """Do something, and wait for the address to change: the last thing that happens."""
+        before = self.page.url
+        do()
+        self.page.wait_for_function("before => location.href !== before", arg=before)
+        self.settle()
+
+    def losses(self) -> dict[str, float]:
+        rows = self.page.locator("#ol-loss tr[data-condition]")
+        return {row.get_attribute("data-condition"): float(row.locator("td").first.inner_text()) for row in rows.all()}
+
+    def words(self, condition: str) -> list[str]:
+        return self.page.locator(f"#ol-passage tr[data-condition={condition}] button").all_inner_texts()
+
+    def query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
+
+    def dims(self) -> tuple[int, ...]:
+        return State.from_query(self.query()).dims
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    """Opens visitors; afterwards none of them may have asked for anything outside, or seen an error."""
+    visitors: list[Visitor] = []
+
+    def make(address: str, state: State | None = None, **size: int) -> Visitor:
+        visitors.append(Visitor(browser, **size))
+        return visitors[-1].open(address, state)
+
+    yield make
+    for one in visitors:
+        one.context.close()
+        assert [url for url in one.asked if not one.is_here(url)] == []
+        assert len(one.asked) > 20
+        assert one.complaints == []
+        ARTEFACTS.mkdir(parents=True, exist_ok=True)
+        with (ARTEFACTS / "requests.log").open("a", encoding="utf-8") as log:
+            log.write("\n".join(one.asked) + "\n")
+
+
+def test_an_outlier_changes_the_text_and_raises_the_loss_and_a_random_dimension_does_not(
+    servers: dict[str, str], visit: Any
+) -> None:
+    one = visit(servers["planted"])
+    page = one.page
+    assert page.locator("h1").first.inner_text() == "mini-planted"
+    assert page.locator("#ol-verdict").inner_text().startswith("8 outlier dimensions of 128")
+    boxes = page.locator("#ol-listed input[type=checkbox]")
+    assert boxes.count() == 8
+    assert page.locator("#ol-listed label").first.inner_text().startswith("8 · layers 0–3 of 4 · |z| up to")
+    assert list(one.losses()) == ["intact"]
+    assert "Nothing is off" in page.locator("#ol-said").inner_text()
+    intact = one.losses()["intact"]
+    for number in range(8):
+        one.changed(boxes.nth(number).check)
+    assert one.dims() == (8, 24, 40, 56, 72, 88, 104, 120)
+    losses = one.losses()
+    assert losses["intact"] == intact
+    assert losses["chosen"] > intact + 1
+    assert abs(losses["random"] - intact) < 0.3
+    assert one.words("chosen") != one.words("intact")
+    one.changed(page.get_by_role("button", name="A random one instead").click)
+    assert len(one.dims()) == 1
+    assert not set(one.dims()) & {8, 24, 40, 56, 72, 88, 104, 120}
+    assert page.locator("#ol-listed input:checked").count() == 0
+    assert abs(one.losses()["chosen"] - intact) < 0.3
+    assert one.words("chosen") == one.words("intact")
+
+
+def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None:
+    state = State(
+        text=TEXT, dims=(8, 17), first=1, last=2, mode="scale", factor=-0.5, seed=3, blank=1,
+        vector_layer="embeddings", vector_token=2, attention_layer=1, head=1,
+    )  # fmt: skip
+    one = visit(servers["planted"], state)
+    page = one.page
+    assert State.from_query(one.query() | {"stack": ""}) == state
+    assert page.locator("#ol-text textarea").input_value() == TEXT
+    assert page.locator("#ol-listed input:checked").count() == 1
+    assert page.locator("#ol-others :is(input, textarea)").input_value() == "17"
+    assert page.locator("#ol-factor").is_visible()
+    assert "mode scale × -0.5" in page.locator("#ol-said").inner_text()
+    assert "off in layers 1–2" in page.locator("#ol-said").inner_text()
+    assert "After the embeddings: went" in page.locator("#ol-vectors").inner_text()
+    assert "Layer 1, head 1 of 0–1" in page.locator("#ol-attention").inner_text()
+    assert "Blank 2;" in page.locator("#ol-guesses").inner_text()
+    shown, losses = page.url, one.losses()
+    again = visit(servers["planted"])
+    again.page.goto(shown)
+    again.page.wait_for_selector("#ol-anisotropy h2")
+    again.settle()
+    assert again.losses() == losses
+    assert again.page.url == shown
+
+
+# What the page shows is what the switches say: dimensions, the random set's seed, the blank, the layer of the vectors.
+AGREES = r"""() => {
+  const value = (id) => document.querySelector(`#ol-${id} :is(input, textarea)`).value;
+  const numbers = (text) => (text || '').split(',').filter((one) => one.trim()).map(Number);
+  const ticked = [...document.querySelectorAll('#ol-listed label')].filter((one) => one.querySelector('input').checked);
+  const dims = ticked.map((one) => parseInt(one.innerText)).concat(numbers(value('others'))).sort((a, b) => a - b);
+  const chosen = /chosen: ([0-9, ]+)/.exec(document.querySelector('#ol-said').innerText);
+  const shown = new URLSearchParams(location.search);
+  const said = (id, text) => document.querySelector(`#ol-${id}`).innerText.includes(text);
+  return value('link') === location.href
+    && String(numbers(chosen && chosen[1])) === String(dims) && String(numbers(shown.get('dims'))) === String(dims)
+    && Number(shown.get('seed') || 0) === Number(value('seed')) && Number(shown.get('blank') || 0) === Number(value('blank'))
+    && said('guesses', `Blank ${Number(value('blank')) + 1};`)
+    && said('vectors', `After ${value('vector').replace(/^(\d)/, 'layer $1').replace(/^e/, 'the e')}:`);
+}"""
+FAST = """async ([ids, gap]) => {
+  for (const id of ids) {
+    document.querySelectorAll('#ol-listed input[type=checkbox]')[id].click();
+    await new Promise((done) => setTimeout(done, gap));
+  }
+}"""
+
+
+@pytest.mark.parametrize("gap", [0, 50, 200])
+def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str], visit: Any, gap: int) -> None:
+    """The gap is what a person does, not what the page is given: it is waited for until it agrees."""
+    one = visit(servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)))
+    page = one.page
+    page.evaluate(FAST, [list(range(8)), gap])
+    page.wait_for_function(AGREES)
+    assert one.dims() == ()
+    assert "Nothing is off" in page.locator("#ol-said").inner_text()
+    assert list(one.losses()) == ["intact"]
+    page.evaluate(FAST, [[0, 3, 3, 5, 0, 3], gap])
+    page.locator("#ol-passage button").nth(1).click()
+    page.get_by_role("button", name="Another random control").click()
+    page.get_by_role("button", name="Another random control").click()
+    page.wait_for_function(AGREES)
+    assert (one.dims(), one.query()["blank"], one.query()["seed"]) == ((56, 88), "1", "2")
+    again = visit(servers["planted"], State(text=TEXT, dims=(56, 88), seed=2, blank=1))
+    assert again.losses() == one.losses()
+    page.evaluate(FAST, [[1], gap])
+    page.locator("#ol-vector input").fill("embeddings")
+    page.locator("#ol-vector input").press("Enter")
+    page.get_by_role("button", name="A random one instead").click()
+    page.evaluate(FAST, [[7], gap])
+    page.wait_for_function(AGREES)
+
+
+def test_what_two_people_choose_stays_apart(servers: dict[str, str], visit: Any) -> None:
+    one, other = visit(servers["planted"]), visit(servers["planted"])
+    one.changed(one.page.locator("#ol-listed input").nth(0).check)
+    one.page.locator("#ol-text textarea").fill("A film that nobody should have to see, I would say.")
+    one.changed(one.page.get_by_role("button", name="Show", exact=True).click)
+    other.changed(other.page.locator("#ol-listed input").nth(3).check)
+    assert (one.dims(), other.dims()) == ((8,), (56,))
+    assert other.query()["text"] == TEXT
+    assert other.page.locator("#ol-text textarea").input_value() == TEXT
+    assert one.query()["text"].startswith("A film that nobody")
+    # The other's intact model is intact while something is off for the one.
+    alone = visit(servers["planted"], State(text=TEXT, dims=(56,)))
+    assert alone.losses() == other.losses()
+
+
+def test_the_keyboard_is_enough(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["planted"])
+    page = one.page
+
+    def focused() -> str:
+        return page.evaluate(
+            "() => { const e = document.activeElement;"
+            " return e.dataset.blank ? 'blank ' + e.dataset.blank : e.closest('[id^=ol-]')?.id || e.tagName; }"
+        )
+
+    def tab_to(wanted: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if focused() == wanted:
+                return
+        raise AssertionError(f"{wanted} cannot be reached by the tab key; last was {focused()}")
+
+    tab_to("ol-text")
+    tab_to("ol-listed")
+    one.changed(lambda: page.keyboard.press("Space"))
+    assert one.dims() == (8,)
+    tab_to("ol-others")
+    page.keyboard.type("24, 40")
+    one.changed(lambda: page.keyboard.press("Enter"))
+    assert one.dims() == (8, 24, 40)
+    tab_to("blank 1")
+    one.changed(lambda: page.keyboard.press("Enter"))
+    assert "Blank 2;" in page.locator("#ol-guesses").inner_text()
+    assert one.query()["blank"] == "1"
+    assert focused() == "blank 1"
+
+
+def test_what_cannot_be_is_said_politely(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["planted"])
+    page = one.page
+    text, alert = page.locator("#ol-text textarea"), page.locator("#ol-said [role=alert]")
+
+    def shows(typed: str, message: str) -> None:
+        text.fill(typed)
+        page.get_by_role("button", name="Show", exact=True).click()
+        page.wait_for_function("wanted => document.querySelector('#ol-said').innerText.includes(wanted)", arg=message)
+        assert page.locator("#ol-loss tr").count() == 0
+
+    shows("", "There is no text to read; write a sentence.")
+    shows("word " * 10_000, "This text has 50,000 letters, and the page reads 2,000 at most")
+    one.changed(lambda: (text.fill("A 🦜 {{value}} ${1+1} <b>film</b> of the year."), page.locator("#ol-run").click()))
+    assert alert.count() == 0
+    assert "{{value}} ${1+1} <b>film</b>" in page.locator("#ol-passage pre").first.text_content()
+    assert page.locator("#ol-passage td b").count() == 0
+    others = page.locator("#ol-others :is(input, textarea)")
+    for typed, message in (("999", "Dimension 999 does not exist"), ("x", "Cannot read dimensions 'x'")):
+        others.fill(typed)
+        others.press("Enter")
+        page.wait_for_function("wanted => document.querySelector('#ol-said').innerText.includes(wanted)", arg=message)
+    bad = visit(servers["planted"])
+    bad.page.goto(servers["planted"] + "?" + urlencode({"dims": "1,x", "text": TEXT}))
+    bad.page.wait_for_selector("#ol-said [role=alert]")
+    assert "Cannot read dimensions '1,x'" in bad.page.locator("#ol-said").inner_text()
+
+
+def test_a_space_of_a_model_without_outliers_says_so_and_holds(
+    servers: dict[str, str], space: Server, visit: Any
+) -> None:
+    one = visit(servers["space"], State(text=TEXT, dims=(0, 1, 2)))
+    assert one.page.locator("h1").first.inner_text() == "mini-bert"
+    assert "No outlier dimension" in one.page.locator("#ol-verdict").inner_text()
+    assert "Listed are the 3 strongest." in one.page.locator("#ol-verdict").inner_text()
+    assert one.page.locator("#ol-listed input").count() == 3
+    losses = one.losses()
+    assert abs(losses["chosen"] - losses["intact"]) < 0.3
+    before = one.page.locator("#ol-said").inner_text()
+    one.changed(one.page.get_by_role("button", name="Another random control").click)
+    assert one.page.locator("#ol-said").inner_text() != before
+    assert _listening(space.process.pid) == ["127.0.0.2"]  # where the environment told it to
+    assert space.said.read_text("utf-8") == ""
+
+
+def test_a_decoder_goes_on_and_what_is_copied_is_what_is_shown(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["decoder"])
+    page = one.page
+    one.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    assert page.locator(".ol-says tr").count() == 3
+    assert page.locator("#ol-loss").inner_text().count("causal loss") == 1
+    page.locator("#ol-loss summary", has_text="Copy as command").click()
+    page.get_by_role("button", name="Copy Loss of this text as command").click()
+    page.wait_for_selector("text=Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator("#ol-loss pre").nth(1).text_content()
+    assert re.match(r"outlierlens explore \S+ '--text=w1 w2 ", copied)
+    one.changed(lambda: page.locator("#ol-passage button").nth(1).click())
+    assert "Blank 2;" in page.locator("#ol-guesses").inner_text()
+
+
+@pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 900), ("phone", 390, 844)])
+def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: str, width: int, height: int) -> None:
+    one = visit(
+        servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)), width=width, height=height
+    )
+    assert one.page.evaluate("document.documentElement.scrollWidth") <= width
+    for view in ("passage", "loss", "guesses", "vectors", "attention", "anisotropy"):
+        assert one.page.locator(f"#ol-{view} h2").count() == 1
+        assert one.page.locator(f"#ol-{view} details.ol-copy").count() == 2
+    assert one.page.locator("#ol-vectors svg").count() == one.page.locator("#ol-attention svg").count() == 3
+    assert one.page.locator("svg[role=img]:not([aria-label])").count() == 0
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    one.page.screenshot(path=ARTEFACTS / f"{name}.png", full_page=True)
+
+
+def test_the_command_is_on_this_machine_alone_and_reached_nothing(command: Server, servers: dict[str, str]) -> None:
+    with urlopen(servers["planted"]) as page:
+        assert "gradio" in page.read().decode()
+    said = command.said.read_text("utf-8")
+    assert said == f"exploring mini-planted at {command.address} (this machine only; Ctrl-C ends it)\n"
+    assert _listening(command.process.pid) == ["127.0.0.1"]
+
+
+def _listening(pid: int) -> list[str]:
+    """Addresses that a process listens at."""
+    import psutil
+
+    found = psutil.Process(pid).net_connections("inet")
+    return sorted({one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN})

@@ -1,0 +1,174 @@
+"""A model without a model_type: by the only row that its tensors fit, or by the family that the user names."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from architectures import FAMILIES, build
+from onnx_files import ONE_NODE, initializer, save
+from outlierlens import architectures as arch
+from outlierlens.architectures.choose import PREFIXES
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.checkpoints.onnx import OnnxCheckpoint
+from outlierlens.detection.scan.measure import ScanOptions, scan
+from outlierlens.errors import BadInput, UnknownArchitecture
+from outlierlens.models.load import LoadOptions, load_model
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(34)), "the")
+BERTS = {"bert", "camembert", "deberta", "deberta-v2", "outlierlens-bert", "roberta", "xlm-roberta"}
+
+
+def old_folder(place: Path, *, prefix: bool = True, head: bool = True, words: bool = True) -> Path:
+    """As BERT was saved in 2018: gamma and beta, no model_type, no architectures, a vocab.txt; dimension 3 stands out."""
+    model: Any = build(FAMILIES["bert"], "MaskedLM")
+    with torch.no_grad():
+        for block in model.bert.encoder.layer:
+            block.output.LayerNorm.weight[3] = 12.0
+            block.output.LayerNorm.bias[3] = -7.0
+    tensors = {}
+    for name, values in model.state_dict().items():
+        if head or name.startswith("bert."):
+            was = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            tensors[was if prefix else was.removeprefix("bert.")] = values
+    place.mkdir(parents=True)
+    torch.save(tensors, place / "pytorch_model.bin")
+    left_out = ("model_type", "architectures", "transformers_version", "dtype")
+    config = {key: value for key, value in model.config.to_dict().items() if key not in left_out}
+    (place / "config.json").write_text(json.dumps(config))
+    if words:
+        (place / "vocab.txt").write_text("\n".join(WORDS))
+    return place
+
+
+@pytest.mark.parametrize("family", sorted(arch.ARCHITECTURES))
+def test_the_row_of_every_family_fits_its_own_tensors(family: str) -> None:
+    """Where several rows fit, the message names the right one among them."""
+    if family not in FAMILIES:
+        pytest.skip("no tiny config of this name")
+    model = build(FAMILIES[family])
+    config = {key: value for key, value in model.config.to_dict().items() if key != "model_type"}
+    try:
+        found = arch.families(arch.live_parameters(model), config)
+    except UnknownArchitecture as error:
+        assert family in str(error).replace(",", "").replace(";", "").split()  # noqa: PT017 - either way is right
+        return
+    own = arch.stacks_of({**config, "model_type": family})
+    assert family in found
+    assert all(arch.stacks_of({**config, "model_type": other}) == own for other in found)
+
+
+def test_an_old_folder_is_read_by_the_row_that_fits(tmp_path: Path) -> None:
+    folder = str(old_folder(tmp_path / "old"))
+    found = scan(folder)
+    assert (found.stacks[0].dims, found.model_type) == ((3,), "bert")
+    assert found.notes == (
+        "no model_type in the config: taken for bert, whose row alone fits the names of the tensors; --family says otherwise",
+    )
+    bare = scan(str(old_folder(tmp_path / "bare", prefix=False, head=False)))
+    assert (bare.stacks[0].dims, bare.model_type) == ((3,), "")
+    assert all(name in bare.notes[0] for name in BERTS)
+    asked = scan(str(tmp_path / "bare"), ScanOptions(row="roberta"))
+    assert (asked.stacks[0].dims, asked.model_type, asked.notes) == ((3,), "roberta", ())
+
+
+def test_a_stored_head_counts_without_architectures(tmp_path: Path) -> None:
+    told: list[str] = []
+    loaded = load_model(str(old_folder(tmp_path / "old")), LoadOptions(notice=told.append))
+    assert (loaded.head, type(loaded.model).__name__) == ("masked", "BertForMaskedLM")
+    assert len(told) == 1
+    assert "taken for bert" in told[0]
+    whole: Any = build(FAMILIES["bert"], "MaskedLM")
+    wanted = whole.cls.predictions.transform.dense.weight
+    assert torch.equal(loaded.model.cls.predictions.transform.dense.weight, wanted)  # type: ignore[union-attr, arg-type]
+    tokenizer: Any = loaded.tokenizer
+    assert tokenizer("the w1")["input_ids"] == [2, 39, 6, 3]  # by vocab.txt alone
+    bare = load_model(str(old_folder(tmp_path / "bare", prefix=False, head=False)), LoadOptions(notice=told.append))
+    assert (bare.head, type(bare.model).__name__) == ("none", "BertModel")
+
+
+def test_families_that_share_a_row_must_be_told_apart_to_run(tmp_path: Path, run: Any) -> None:
+    folder = old_folder(tmp_path / "bare", prefix=False, head=False, words=False)
+    with pytest.raises(UnknownArchitecture, match=r"could be of bert, .*; say which, such as --family bert"):
+        load_model(str(folder))
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "vocab.txt").write_text("\n".join(WORDS))
+    options = ("--family", "bert", "--tokenizer", str(tmp_path / "tokens"), "--limit", "2")
+    code, _, err = run("observe", str(folder), *options)
+    assert code == 0, err
+    code, _, err = run("observe", str(folder), "--family", "bert", "--limit", "2")
+    assert code == 1
+    assert "no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)" in err
+    (tmp_path / "tokens" / "vocab.txt").write_text("\n".join((*WORDS, "more", "tokens")))
+    code, _, err = run("observe", str(folder), *options)
+    assert code == 1
+    assert "has tokens up to number 41, and the model rows for 40" in err
+
+
+def test_what_no_row_fits_is_said_with_a_remedy_that_works(tmp_path: Path, run: Any) -> None:
+    save_file({"blocks.0.mlp.weight": torch.zeros(4, 4)}, tmp_path / "other.safetensors")
+    for arguments in ((), ("--propose",)):
+        code, _, err = run("scan", str(tmp_path / "other.safetensors"), *arguments)
+        assert code == 1
+        assert "no row of the table fits its tensors; name the family that it is built like (--family bert)" in err
+        assert "--propose" not in err
+    code, _, err = run("scan", str(tmp_path / "other.safetensors"), "--family", "bert", "--arch", "row.toml")
+    assert (code, "give one of them" in err) == (1, True)
+
+
+def test_rows_that_differ_are_not_guessed_between() -> None:
+    names = arch.live_parameters(build(FAMILIES["llama"]))  # Gemma's names, whose norms multiply by 1 + weight
+    with pytest.raises(
+        UnknownArchitecture, match=r"fit the rows of gemma, .*llama.*; say which, such as --family gemma"
+    ):
+        arch.families(names)
+
+
+def test_a_draft_is_written_to_a_file_and_serves(tmp_path: Path, run: Any) -> None:
+    folder, row = old_folder(tmp_path / "old"), tmp_path / "row.toml"
+    code, out, err = run("scan", str(folder), "--propose", "-o", str(row))
+    assert (code, out) == (0, ""), err
+    assert scan(str(folder), ScanOptions(row=row)).stacks[0].dims == (3,)
+    code, _, err = run("scan", str(folder), "--propose", "-o", str(row))
+    assert (code, "exists" in err) == (1, True)
+    code, _, err = run("scan", str(folder), str(folder), "--propose", "-o", str(tmp_path / "two.toml"))
+    assert (code, "the row of one model" in err) == (1, True)
+
+
+@pytest.mark.parametrize("family", sorted(PREFIXES.values()))
+def test_names_that_begin_with_a_family_say_which(family: str) -> None:
+    assert arch.families([f"{family}.a.weight", "classifier.bias"]) == (family,)
+    with pytest.raises(UnknownArchitecture):
+        arch.families([f"{family}.a.weight", f"{'bert' if family != 'bert' else 'mpnet'}.a.weight"])
+
+
+def test_an_onnx_file_without_a_config(tmp_path: Path) -> None:
+    model = build(FAMILIES["distilbert"])
+    tensors = [initializer(f"distilbert.{name}", list(p.shape)) for name, p in model.named_parameters()]
+    path = save(tmp_path / "m.onnx", ONE_NODE, tensors)
+    assert OnnxCheckpoint(path, name="m", config={}).config == {}
+    with open_checkpoint(str(path)) as checkpoint:
+        (bound,) = arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors)
+        assert bound.n_layers == model.config.n_layers
+        assert "taken for distilbert" in checkpoint.notes[-1]
+
+
+def test_the_row_by_hand_of_the_docs_is_berts(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text("utf-8")
+    (tmp_path / "row.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    (whole,) = arch.stacks_of({"model_type": "bert"})  # with cross-attention, which BERT itself has not
+    assert arch.load_toml(tmp_path / "row.toml") == (
+        replace(whole, other_writes=whole.other_writes[:1], other_norms=whole.other_norms[:1]),
+    )
+
+
+def test_the_file_of_a_row_and_a_family_exclude_each_other() -> None:
+    from outlierlens.session import row_of
+
+    assert (row_of(None, None), row_of(None, "bert"), row_of(Path("a"), None)) == (None, "bert", Path("a"))
+    with pytest.raises(BadInput, match="--arch and --family both say"):
+        row_of(Path("a"), "bert")

@@ -1,0 +1,105 @@
+"""What the docs say is so: commands exist, links lead somewhere, code runs, generated pages are fresh."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outlierlens
+from documented import ROOT, command_of, options_in, options_of
+from outlierlens.cli.app import read
+from outlierlens.experiments import BY_NAME
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_parse(page: Path) -> None:
+    """Commands in blocks with all that the command line checks before it runs; those within the text by their options."""
+    text = page.read_text("utf-8")
+    lines = [line[2:] for block in blocks(text, "console") for line in block.splitlines() if line.startswith("$ ")]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[0] == "outlierlens":
+            command, left = command_of(words)
+            acting = {
+                "-h",
+                "--help",
+                "--version",
+                "--install-completion",
+                "--show-completion",
+            }  # would do what they say
+            if acting & set(left):
+                assert options_in(left) <= options_of(command), line
+            else:
+                read(words[1:])
+    for line in re.findall(r"`(outlierlens [a-z][^`]*)`", text):
+        command, left = command_of(shlex.split(line, comments=True))
+        assert options_in(left) <= options_of(command), line
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for page in PAGES:
+        for target in re.findall(r"\bmake ([a-z]+)\b", " ".join(blocks(page.read_text("utf-8"), "console"))):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_command_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    assert all(f"## outlierlens {command}\n" in text for command in BY_NAME)
+
+
+def test_generated_pages_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_in_the_readme_s_python_exist() -> None:
+    (code,) = blocks((ROOT / "README.md").read_text("utf-8"), "python")
+    compile(code, "README.md", "exec")
+    names = set(re.findall(r"\bol\.(\w+)", code))
+    assert len(names) >= 5
+    assert names <= set(outlierlens.__all__)
+
+
+@pytest.mark.real
+def test_the_readme_s_first_command_prints_what_it_shows(sample: Any) -> None:
+    sample("smollm2-135m")
+    shown = blocks((ROOT / "README.md").read_text("utf-8"), "console")[0].split("\n\n")[0].splitlines()[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "outlierlens", "scan", "smollm2-135m"], capture_output=True, text=True, check=True
+    )
+    printed = [line.rstrip() for line in done.stdout.splitlines()]
+    assert all(line in printed for line in shown), done.stdout
+
+
+@pytest.mark.real
+def test_one_dimension_of_smollm2_breaks_it_and_a_random_one_does_not(sample: Any) -> None:
+    from outlierlens import DisableOptions, disable, load_model, read_texts
+
+    loaded = load_model(sample("smollm2-135m"))
+    texts = read_texts("excerpt", limit=2)
+    options = DisableOptions(mode="zero", n_random=1, n_matched=0)
+    damage = disable(loaded, texts, [507], options)
+    assert damage.chosen.change > 6.9  # perplexity × 1,000
+    assert damage.controls[0].median < 0.05
+    verdicts = {filled.label: [blank.kind for blank in filled.blanks] for filled in damage.fills}
+    assert verdicts["chosen"].count("same") < verdicts["random"].count("same")

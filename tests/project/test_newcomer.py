@@ -1,0 +1,101 @@
+"""The newcomer's script: it takes its commands out of the README, and tells what was not done from what was."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "newcomer.py"
+PAGE = """
+import http.server, sys
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"<title>tiny</title>")
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Page)
+print(f"exploring tiny at http://127.0.0.1:{server.server_port}/ (this machine only)", flush=True)
+server.serve_forever()
+"""
+README = """# tiny
+
+## Set up
+
+```console
+$ make report      # everything
+$ make test
+$ python3 page.py  # Ctrl-C ends it
+```
+"""
+MAKEFILE = """report:
+\t@echo "setup: done"
+\t@mkdir -p runs && env > runs/environment.txt && touch runs/report.html
+\t@echo "report: runs/REPORT.html"
+"""
+
+
+@pytest.fixture(scope="module")
+def newcomer() -> Any:
+    spec = importlib.util.spec_from_file_location("newcomer", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["newcomer"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def repository(folder: Path, report: str) -> str:
+    folder.mkdir()
+    (folder / "README.md").write_text(README)
+    (folder / "page.py").write_text(PAGE)
+    (folder / "Makefile").write_text(MAKEFILE.replace("REPORT", report))
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "all"],
+    ):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return str(folder)
+
+
+def test_the_readme_s_commands_are_run_in_a_fresh_place_and_timed(
+    tmp_path: Path, newcomer: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("OUTLIERLENS_CACHE", "/not/for/newcomers")
+    monkeypatch.setattr(sys, "argv", ["newcomer.py", "--keep", "--source", repository(tmp_path / "origin", "report")])
+    assert newcomer.main() == 0
+    rows = re.findall(r"^\| (.*) \| (.*) \| (\d+:\d\d) \|$", capsys.readouterr().out, re.MULTILINE)
+    assert [(command, what) for command, what, _ in rows] == [
+        ("`git clone`", "cloned"),
+        ("`make report`", "set up"),
+        ("`make report`", "`runs/report.html`"),
+        ("`python3 page.py`", "a page, “tiny”"),
+    ]
+    (place,) = tmp_path.glob("newcomer-*")
+    given = dict(line.split("=", 1) for line in (place / "outlierlens/runs/environment.txt").read_text().splitlines())
+    assert given["HOME"] == str(place / "home")
+    assert not [name for name in given if name.startswith(("OUTLIERLENS", "HF_", "PYTHON", "VIRTUAL"))]
+
+
+def test_a_report_that_is_not_there_fails(
+    tmp_path: Path, newcomer: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["newcomer.py", "--source", repository(tmp_path / "origin", "other")])
+    assert newcomer.main() == 1
+    assert "make report: it names runs/other.html, which is not there" in capsys.readouterr().err
+
+
+def test_the_readme_s_table_is_of_the_readme_s_commands(newcomer: Any) -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    timed = re.findall(r"^\| `([^`]+)` \| .* \| \d+:\d\d \|$", readme, re.MULTILINE)
+    given = [command for command in newcomer.commands(readme) if command != "make test"]
+    assert list(dict.fromkeys(timed)) == ["git clone", *given]
+    assert any("report" in command for command in given)
+    assert any("explore" in command for command in given)

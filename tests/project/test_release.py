@@ -1,0 +1,101 @@
+"""What is released: a wheel of the whole package and nothing else, a lean sdist, a description that stands alone."""
+
+import email
+import email.message
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "outlierlens"
+MAX_BYTES = 15_000_000
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel, made from the sdist as `python -m build` does, without an environment of its own."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        return email.message_from_bytes(files.read(name))
+
+
+def test_the_wheel_is_the_package_with_its_licences(wheel: Path) -> None:
+    assert wheel.stat().st_size < MAX_BYTES
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+    wanted = {
+        f"outlierlens/{path.relative_to(PACKAGE).as_posix()}"
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "outlierlens/py.typed" in wanted
+    inside = {name for name in names if ".dist-info/" not in name}
+    assert inside == wanted
+    licences = {name.rpartition("/")[2] for name in names if "/licenses/" in name}
+    assert licences == {"LICENSE", "vega.LICENSES.txt"}
+
+
+def test_the_sdist_holds_what_builds_and_documents_the_package(dist: Path) -> None:
+    (sdist,) = dist.glob("*.tar.gz")
+    assert sdist.stat().st_size < MAX_BYTES
+    with tarfile.open(sdist) as files:
+        names = [name.partition("/")[2] for name in files.getnames()]
+    beside = {name for name in names if not name.startswith("src/outlierlens/")}
+    assert beside == {
+        ".gitignore", "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml",
+    }  # fmt: skip
+
+
+def test_the_description_stands_without_the_files_beside_it(metadata: email.message.Message) -> None:
+    text = str(metadata.get_payload())
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert text.startswith("# outlierlens")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "](docs/" in readme
+    assert not re.search(r"\]\((?!https?:)", text)
+    assert "![" not in text.replace("![](https", "")
+    assert len(text) > 0.8 * len(readme)
+    for line in ("| Did fine-tuning keep them? |", "damage = ol.disable(loaded, texts, [100, 247, 507]"):
+        assert line in text
+
+
+def test_what_an_index_shows_of_it(metadata: email.message.Message) -> None:
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    python = {c.rpartition(" ")[2] for c in metadata.get_all("Classifier", []) if c.startswith("Programming Language")}
+    assert {"3.11", "3.12", "3.13"} <= python
+    plain = [one for one in metadata.get_all("Requires-Dist", []) if "extra ==" not in one]
+    assert not [one for one in plain if one.startswith(("torch", "transformers"))]
+
+
+def test_it_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    inherited = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if "closed" in one]
+    place = os.pathsep.join([str(tmp_path), *inherited])
+    done = subprocess.run(
+        [sys.executable, "-m", "outlierlens", "scan", "mini-planted", "--json"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"dim": 8' in done.stdout

@@ -1,0 +1,129 @@
+"""The documentation's site: it builds strictly, loads nothing from outside, and its links, formulas and search work."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from conftest import needs_chromium
+from moments import HANGS
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+FETCHED = {"src", "srcset", "poster", "data", "action", "formaction", "background"}  # and the href of a <link>
+
+
+class Page(HTMLParser):
+    """What a page fetches, where its links lead, and the anchors it has."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.tags: list[str] = []
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in FETCHED or (tag == "link" and name == "href"):
+                self.fetched.append(value or "")
+            elif name == "href":
+                self.links.append(value or "")
+            elif name == "id":
+                self.anchors.add(value or "")
+            elif name == "style":
+                self.fetched += addresses(value or "")
+
+
+def addresses(css: str) -> list[str]:
+    """What a style sheet fetches."""
+    return re.findall(r"url\(\s*['\"]?([^'\")]+)", css) + re.findall(r"@import\s+['\"]([^'\"]+)", css)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make site` does."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
+    done = subprocess.run(
+        [*command, "-d", folder / "doctrees", ROOT / "docs", folder / "html"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_every_page_of_the_docs_is_there(site: Path) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").is_file()
+
+
+def test_nothing_is_loaded_from_outside(site: Path, pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert page.fetched
+        assert not [one for one in page.fetched if OUTSIDE.match(one)], path.name
+    for sheet in site.rglob("*.css"):
+        assert not [one for one in addresses(sheet.read_text("utf-8")) if OUTSIDE.match(one)], sheet.name
+    for script in site.rglob("*.js"):
+        code = script.read_text("utf-8")
+        assert not re.findall(r"(?:fetch|import|importScripts|open)\(\s*['\"`](?:\w+:)?//", code), script.name
+
+
+def test_every_local_link_leads_to_an_anchor_that_is_there(site: Path, pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        for link in page.links:
+            if OUTSIDE.match(link) or link.startswith(("mailto:", "data:")):
+                continue
+            place, _, anchor = unquote(link).partition("#")
+            target = (path.parent / place).resolve() if place else path
+            assert target.exists(), f"{path.name}: {link}"
+            if anchor and target in pages:
+                assert anchor in pages[target].anchors, f"{path.name}: {link}"
+
+
+def test_formulas_are_drawn_by_the_browser_itself(site: Path, pages: dict[Path, Page]) -> None:
+    source = (ROOT / "docs" / "formulas.md").read_text("utf-8")
+    shown = pages[site / "formulas.html"].tags.count("math")
+    assert shown == len(re.findall(r"\$\$.+?\$\$|(?<!\$)\$[^$]+\$(?!\$)", source, re.DOTALL)) > 50
+    assert "merror" not in pages[site / "formulas.html"].tags
+
+
+def test_the_reference_tells_of_every_public_name(pages: dict[Path, Page], site: Path) -> None:
+    import outlierlens
+
+    told = pages[site / "api.html"].anchors
+    assert {f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"} <= told
+
+
+@pytest.mark.browser
+@needs_chromium
+def test_the_search_works_from_the_files_alone(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.set_default_timeout(HANGS * 1000)
+    asked, complaints = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.goto(f"{(site / 'search.html').as_uri()}?q=anisotropy")
+    page.wait_for_selector("ul.search li a")
+    page.wait_for_selector("text=How vectors lie in space")
+    assert "outlierlens.view.charts.anisotropy" in page.text_content("ul.search")
+    page.goto((site / "formulas.html").as_uri())
+    assert page.evaluate("document.querySelector('math').getBoundingClientRect().height") > 8
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400  # a phone scrolls formulas, not the page
+    assert all(url.startswith(("file:", "data:")) for url in asked)
+    assert complaints == []
+    page.close()

@@ -1,0 +1,549 @@
+"""The report: sentences by rule, escaping, policy, size, files, and what a browser makes of it."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shlex
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import quantized_results
+import synthetic_report as synthetic
+from browser import CHROMIUM, HOSTILE, Page, browse
+from outlierlens.detection.rules import Rule
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
+from outlierlens.report.figures import all_charts, streams
+from outlierlens.report.joined import Joined
+from outlierlens.report.page import escaped_json
+from outlierlens.report.pair_page import render_pair
+from outlierlens.report.words import verdict
+from outlierlens.results import document as results
+from outlierlens.view.section import percent
+from outlierlens.view.words import factor, listed
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic.report_data()
+
+
+@pytest.fixture(scope="module")
+def page(data):
+    return render(data)
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    pytest.importorskip("vl_convert")
+    return write(data, tmp_path_factory.mktemp("runs") / "smollm2")
+
+
+# Sentences
+
+
+def test_found_and_damaging(data):
+    assert finding(data)[:3] == (
+        "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.",
+        "Switching them off multiplies perplexity by 992 (22.2 → 22,000); 19 random triples: ×1.00 in the median, "
+        "×1.01 at the 95th percentile (rank p = 0.05).",
+        "All 5 sets of weights as large at other positions in each layer do less (×1.50 in the median): "
+        "size alone does not explain the damage.",
+    )
+    assert verdict(data.damages[0]) == "damaging"
+    steps = {step.topic: step for step in advice(data)}
+    assert {topic: step.commands for topic, step in steps.items()} == {
+        "prune": ("outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507",),
+        "quantize": ("outlierlens quant smollm2-135m --dims 507",),
+        "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
+    }
+    assert "leave dimensions 100, 247 and 507 alone, in mlp.down_proj of every layer" in steps["prune"].text
+    assert steps["quantize"].because == "one step of an 8-bit scale over layer 6 is 177, the median |h| there 0.98"
+    assert "dimension 507 alone holds over 99 %" in steps["compare"].because
+
+
+def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch):
+    rules = sys.modules[advice.__module__]
+    peak = rules.largest(data.observation.stacks[0])
+    for ratio, said in (
+        (126.0, "Measure what 8-bit activations cost before you keep dimension 507"),
+        (127.0, "Give 8-bit activations a scale for each token"),
+    ):
+        monkeypatch.setattr(rules, "largest", lambda stack, ratio=ratio: replace(peak, value=19.0, ratio=ratio))
+        (step,) = (one for one in advice(data) if one.topic == "quantize")
+        assert step.text.startswith(said)
+
+
+def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data):
+    measured = quantized_results.quantized()
+    (step,) = (one for one in advice(replace(data, joined=Joined((measured,)))) if one.topic == "quantize")
+    assert step.text.lower() == f"{measured.verdict}.".lower()
+    assert step.because == "measured on 2 texts of d.txt (40 tokens)"
+    assert step.commands == ("outlierlens protect smollm2-135m --for llm-compressor --dims 5",)
+    free = replace(measured, roundings=measured.roundings[1:2])
+    (step,) = (one for one in advice(replace(data, joined=Joined((free,)))) if one.topic == "quantize")
+    assert step.commands == ()
+
+
+def test_every_command_of_an_advice_can_be_run():
+    from outlierlens.cli.app import read
+
+    bare = synthetic.scan(synthetic.stack_scan(needles=()))
+    cases = [synthetic.report_data(), synthetic.report_data(observed=False, damages=())]
+    cases += [synthetic.report_data(sweeps=(synthetic.sweep(),), damages=()), synthetic.report_data(scan_result=bare)]
+    cases += [synthetic.report_data(scan_result=bare, observed=False, damages=())]
+    encoder, decoder = (replace(synthetic.stack_scan(), stack=name) for name in ("encoder", "decoder"))
+    cases += [synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), damages=())]
+    cases += [synthetic.report_data(joined=Joined((quantized_results.quantized(),)))]
+    said = {command for data in cases for step in advice(data) for command in step.commands}
+    assert {command.split()[1] for command in said} == {
+        "protect", "quant", "export-embedder", "detectors", "report",
+    }  # fmt: skip
+    assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
+    for command in said:
+        read(shlex.split(command)[1:])  # raises for an option or a value that is not there
+
+
+def test_nothing_found_and_nothing_else_measured():
+    scan = synthetic.scan(synthetic.stack_scan(needles=()))
+    bare = synthetic.report_data(scan_result=scan, observed=False, damages=())
+    assert finding(bare) == (
+        "smollm2-135m has no outlier dimension in its weights: none is 3 standard deviations or more from the mean in "
+        "15 of 30 layers.",
+    )
+    assert [step.topic for step in advice(bare)] == ["nothing", "trust"]
+    assert "Run observe and disable" in advice(bare)[1].text
+
+
+def test_found_but_no_damage_measured():
+    bare = synthetic.report_data(observed=False, damages=())
+    assert finding(bare)[1] == "What switching them off does was not measured."
+    assert [step.topic for step in advice(bare)] == ["prune", "trust"]
+    assert advice(bare)[0].text == (
+        "Until it is measured what they do, leave dimensions 100, 247 and 507 alone when you prune or edit."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("/tmp/models/mpnet/", "mpnet"),
+        ("owner/name", "owner/name"),
+        ("./x.gguf", "x.gguf"),
+        ("C:\\m\\bert", "bert"),
+        ("/", "/"),
+    ],
+)
+def test_a_path_is_shown_by_its_last_part(given, shown):
+    data = synthetic.report_data(observed=False, damages=())
+    data = replace(data, provenance=replace(data.provenance, model=given))
+    assert data.model == shown
+    assert finding(data)[0].startswith(f"{shown} has 3")
+
+
+def test_found_but_harmless():
+    damage = synthetic.damage(chosen=0.003, random=0.01, fills=False)
+    harmless = synthetic.report_data(observed=False, damages=(damage,))
+    assert verdict(damage) == "harmless"
+    sentence = finding(harmless)[1]
+    assert sentence.startswith("Switching them off does no more than chance: perplexity ×1.00; 19 random triples")
+    assert len(finding(harmless)) == 2  # and no claim about positions
+    assert "need no protection" in advice(harmless)[0].text
+
+
+def test_an_interval_that_holds_zero_is_no_damage():
+    damage = synthetic.damage(chosen=0.5, random=0.001)
+    chosen = replace(damage.chosen, change_low=-0.1)
+    assert verdict(replace(damage, chosen=chosen)) == "harmless"
+
+
+def test_a_damage_that_few_random_sets_cannot_confirm_is_not_claimed():
+    damage = synthetic.damage(chosen=0.5)
+    control = synthetic.control("random", [0.001, 0.002, 0.003, -0.001], 0.5)
+    few = synthetic.report_data(observed=False, damages=(replace(damage, controls=(control,)),))
+    assert verdict(few.damages[0]) == "unclear"
+    assert "With 4 random sets this cannot be told from chance at p ≤ 0.05." in finding(few)
+    none = synthetic.report_data(observed=False, damages=(replace(damage, controls=()),))
+    assert finding(none)[1] == "Switching them off multiplies perplexity by 1.65 (22.2 → 36.6)."
+    assert "With 0 random sets" in finding(none)[2]
+
+
+def test_masked_loss_small_change_and_other_dimensions():
+    damage = synthetic.damage(task="masked loss", chosen=0.03, random=0.001, dims=(34,), matched=0.5)
+    text = finding(synthetic.report_data(observed=False, damages=(damage,)))
+    assert text[1].startswith(
+        "Switching dimension 34 off multiplies the perplexity of masked tokens by 1.03 (22.2 → 22.9)"
+    )
+    assert "19 random single dimensions" in text[1]
+    assert text[2] == "The change is small all the same: +0.03 nats per token."
+    assert text[3].endswith("size alone may explain the damage.")
+
+
+def test_a_dimension_that_passes_in_scale_alone_shows_its_numbers():
+    stack = synthetic.stack_scan(n_layers=4, bias=True, needles=())
+    stack.z_scale[:, 7] = 0.5, -4.3, -4.5, -3.0
+    stack.z_bias[:, 7] = -0.1, 2.25, 0.7, 0.0
+    damage = synthetic.damage(dims=(7,))
+    data = synthetic.report_data(scan_result=synthetic.scan(stack), damages=(damage,))
+    row = next(row for row in streams(data)[0].rows if row.dim == 7)
+    assert (row.by, row.layers_scale, row.z_scale, row.layers_bias, row.z_bias, row.p_holm) == (
+        "scale alone", 3, -4.5, 0, 2.25, None,
+    )  # fmt: skip
+    stack.z_scale[1:, 7] = 2.875
+    row = next(row for row in streams(data)[0].rows if row.dim == 7)
+    assert (row.by, row.layers_scale, row.z_scale) == ("switched off on request", 0, 2.875)
+
+
+def test_output_change_and_hidden_values():
+    damage = replace(
+        synthetic.damage(task="output change", intact=0.0, chosen=0.42, random=0.001, fills=False),
+        mode="edited_hidden zero",
+    )
+    text = finding(synthetic.report_data(observed=False, damages=(damage,)))
+    assert text[1].startswith(
+        "Setting their hidden values to zero moves the model's outputs by a cosine distance of 0.42; 19 random triples:"
+    )
+    assert "perplexity" not in " ".join(text)
+
+
+def test_infinite_loss_is_said():
+    damage = synthetic.damage(fills=False)
+    chosen = replace(damage.chosen, change=float("inf"), score=replace(damage.chosen.score, perplexity=float("inf")))
+    data = synthetic.report_data(observed=False, damages=(replace(damage, chosen=chosen),))
+    assert finding(data)[1].startswith("Switching them off makes the causal loss infinite or undefined; 19 random")
+    assert "×∞" in render(data)
+
+
+def test_relaxed_thresholds_and_weak_evidence_are_said():
+    stack = synthetic.stack_scan()
+    weak = replace(stack.outliers[0], p_holm=0.4)
+    stack = replace(stack, n_sigma=2.4, outliers=(weak, *stack.outliers[1:]))
+    text = finding(synthetic.report_data(scan_result=synthetic.scan(stack), observed=False, damages=()))
+    assert text[1] == "They pass only at a relaxed threshold of 2.4 standard deviations; at 3 there is none."
+    assert text[2] == f"Chance is not excluded for {weak.dim}: corrected p up to 0.4."
+
+
+def test_two_streams_are_named_and_a_rank_rule_counts_only_what_chance_does_not_explain():
+    encoder = replace(synthetic.stack_scan(needles=(5,), n_layers=6, hidden_size=64), stack="encoder")
+    decoder = replace(synthetic.stack_scan(needles=(), n_layers=6, hidden_size=64), stack="decoder")
+    both = synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), observed=False, damages=())
+    assert finding(both)[0] == "smollm2-135m: the encoder has 1 outlier dimension: 5; the decoder has none."
+    page = render(both)
+    assert 'id="chart-weights-scale"' in page
+    assert 'id="chart-1-weights-scale"' in page
+    chance = replace(encoder, outliers=(replace(encoder.outliers[0], p_holm=0.9),))
+    ranked = synthetic.report_data(scan_result=synthetic.scan(chance, rule=Rule("luo")), observed=False, damages=())
+    assert "has no outlier dimension in its weights: none ranks among the first 6" in finding(ranked)[0]
+
+
+def test_massive_activations_of_an_unnamed_dimension_are_said():
+    scan = synthetic.scan(synthetic.stack_scan(needles=(100,)))
+    text = finding(synthetic.report_data(scan_result=scan, damages=()))
+    assert "|h| reaches 22,500 in dimension 507 after layer 6, at the first token" in text[-1]
+    assert text[-1].endswith("; the rule on weights does not name this dimension.")
+
+
+def test_words_for_numbers():
+    assert [factor(x) for x in (0, np.log(12_345), np.log(3.2e9), 2000)] == ["1.00", "12,300", "3.2·10⁹", "3.9·10⁸⁶⁸"]
+    assert [percent(x) for x in (0.5, 0.9999, 1.0)] == ["50 %", "over 99 %", "100 %"]
+    assert listed([1]) == "1"
+    assert listed(list(range(20))).endswith("11 and 8 more")
+
+
+# The page
+
+
+def test_the_page_keeps_its_order(page):
+    heads = re.findall(r"<h[123][^>]*>(.*?)</h[123]>", page.split("<script")[0])
+    wanted = [
+        "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.", "What to do", "What else was found", "In the weights",
+        "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
+        "Token vectors of one input after layer 14", "Average vector, layer by layer",
+        "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer", "What breaks",
+        "The same passage, filled in", "The same beginning, continued", "Causal loss with dimensions off (zeroed_weights)",
+        "Against controls of the same size", "The dimensions in numbers", "How each number was made", "Make it again",
+    ]  # fmt: skip
+    assert heads == wanted
+    assert "outlierlens report smollm2-135m -o runs/smollm2" in Page(page).text
+    assert 'href="results.json"' in page
+
+
+def test_the_policy_allows_exactly_the_two_scripts_of_the_page(page):
+    parsed = Page(page)
+    (policy,) = [m["content"] for m in parsed.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
+        for attributes, code in zip(parsed.all("script"), parsed.scripts, strict=True)
+        if attributes.get("type") != "application/json"
+    ]
+    assert directives["script-src"].split() == hashes
+    assert len(hashes) == 2
+    assert directives["default-src"] == directives["connect-src"] == "'none'"
+    assert "unsafe-eval" not in policy
+
+
+def test_the_page_loads_nothing_and_is_small(page):
+    parsed = Page(page)
+    assert not [a for tag, a in parsed.elements if tag in ("link", "img", "iframe", "object", "embed", "base")]
+    assert not [a for tag, a in parsed.elements for name in ("src", "srcset", "style") if "url(" in (a.get(name) or "")]
+    assert not [a for _, a in parsed.elements if "src" in a]
+    style = re.search(r"<style>(.*?)</style>", page, re.S).group(1)
+    assert "@import" not in style
+    assert "url(" not in style
+    specs = json.loads(next(s for s in parsed.scripts if s.startswith("{")))
+    assert not [s for s in specs.values() if '"url":' in json.dumps(s)]
+    assert len(page.encode()) < 4e6
+
+
+def test_every_picture_has_words_and_numbers(page):
+    parsed = Page(page)
+    pictures = [a for a in parsed.all("div") if "data-chart" in a]
+    identifiers = {a["id"] for _, a in parsed.elements if "id" in a}
+    assert len(pictures) == 6
+    assert len(parsed.all("details")) == len(parsed.all("figcaption")) == 6
+    for picture in pictures:
+        assert picture["role"] == "img"
+        assert picture["aria-label"]
+        assert picture["aria-describedby"] in identifiers
+    assert len(identifiers) == len([a for _, a in parsed.elements if "id" in a])  # no id twice
+
+
+def test_contents_and_headings_link_to_their_sections(page):
+    parsed = Page(page)
+    identifiers = {a["id"] for _, a in parsed.elements if "id" in a}
+    links = [a["href"].removeprefix("#") for a in parsed.all("a") if a["href"].startswith("#")]
+    assert set(links) <= identifiers
+    contents = page.split("</nav>")[0].split('<nav class="contents"')[1]
+    assert re.findall(r'href="#([^"]+)"', contents) == [
+        "finding", "weights-1", "states-1", "damage-1", "dimensions", "how", "again",
+    ]  # fmt: skip
+    own = [a["href"].removeprefix("#") for a in parsed.all("a") if a.get("class") == "anchor"]
+    charts = [f"chart-{a['data-chart']}" for a in parsed.all("div") if "data-chart" in a]
+    assert sorted(own) == sorted([*re.findall(r'href="#([^"]+)"', contents), *charts])
+
+
+def test_blanks_are_marked_by_sign_and_word_not_by_colour_alone(page):
+    marks = re.findall(
+        r'<mark class="(\w+)" title[^>]*><i aria-hidden="true">(.)</i><bdi>(.*?)</bdi>(.*?)</mark>', page
+    )
+    assert [(kind, sign, word) for kind, sign, word, _ in marks[-3:]] == [
+        ("other", "≠", "the"), ("nonsense", "✗", "##ly"), ("nonsense", "✗", ","),
+    ]  # fmt: skip
+    assert all(f"({kind})" in spoken for kind, _, _, spoken in marks)
+
+
+def test_a_word_that_is_not_repeated_is_counted_and_explained_where_there_is_one(page):
+    assert "does not repeat" not in page
+    assert '<mark class="changed">' not in page
+    damage = synthetic.damage()
+    last = damage.fills[-1]
+    blanks = (*last.blanks[:2], replace(last.blanks[2], kind="changed"))
+    fills = (*damage.fills[:-1], replace(last, blanks=blanks))
+    changed = render(synthetic.report_data(damages=(replace(damage, fills=fills),)))
+    assert '<mark class="changed"><i>!</i>changed</mark>' in changed
+    assert "1 changed" in changed
+    assert '<span class="hidden"> (changed)</span>' in changed
+    assert "does not repeat" in changed
+
+
+def hostile_data():
+    tokens = (HOSTILE, *synthetic.TOKENS[1:], "\u2028", "\u202egnp.exe", "\x00", "\ud800", "<!--<script>")
+    data = synthetic.report_data(observed=synthetic.observation(n_layers=6, hidden_size=520, tokens=tokens))
+    fills = tuple(
+        replace(
+            f,
+            pieces=(HOSTILE, *f.pieces[1:]),
+            blanks=tuple(replace(b, filled=HOSTILE, intact=HOSTILE) for b in f.blanks),
+        )
+        for f in data.damages[0].fills
+    )
+    said = tuple(replace(c, prompt=HOSTILE, text=HOSTILE) for c in data.damages[0].continuations)
+    stack = replace(data.scan.stacks[0], site=HOSTILE, notes=(HOSTILE,))
+    return replace(
+        data,
+        provenance=replace(
+            data.provenance, model=HOSTILE, command=HOSTILE, libraries={HOSTILE: HOSTILE}, dtype=HOSTILE
+        ),
+        scan=replace(data.scan, model_type=HOSTILE, source=HOSTILE, stacks=(stack,)),
+        observation=replace(data.observation, data=HOSTILE),
+        damages=(replace(data.damages[0], data=HOSTILE, fills=fills, continuations=said, stack=HOSTILE),),
+        notes=(HOSTILE,),
+    )
+
+
+def test_text_of_a_model_never_becomes_markup():
+    page = render(hostile_data())
+    parsed = Page(page)
+    assert len(parsed.scripts) == 3
+    assert not parsed.all("img")
+    assert not [a for _, a in parsed.elements if any(name.startswith("on") for name in a)]
+    assert "<img" not in page.replace(parsed.scripts[1], "")
+    assert HOSTILE in html.unescape(parsed.text)
+    specs = parsed.scripts[0]
+    assert not set("<>&\u2028\u2029") & set(specs)
+    tokens = json.loads(specs)["token-vectors"]["layer"][2]["data"]["values"]
+    assert tokens[0]["token"] == HOSTILE
+    assert "\u202e" not in page
+    assert "\x00" not in page
+
+
+def test_json_in_a_script_reads_back_as_it_was():
+    value = {"a": "</script>&\u2028\u2029<!--", "b": [1, None, "é"]}
+    assert json.loads(escaped_json(value)) == value
+    with pytest.raises(ValueError, match="Out of range"):
+        escaped_json(float("nan"))
+
+
+def test_the_runtime_is_what_vl_convert_supplies_and_cannot_end_its_element():
+    convert = pytest.importorskip("vl_convert")
+    runtime = bundle.RUNTIME.read_text("utf-8")
+    assert not re.search(r"</script|<!--|<script", runtime, re.IGNORECASE)
+    assert "BSD-3-Clause" in runtime[:300]
+    assert "Interactive Data Lab" in bundle.RUNTIME.with_name("vega.LICENSES.txt").read_text("utf-8")
+    assert bundle.defuse("'</SCRIPT><!--'") == r"'\x3C/SCRIPT>\x3C!--'"
+    if f"vl-convert {convert.__version__}." in runtime[:300]:
+        assert bundle.bundle() == runtime
+
+
+def test_a_report_of_a_scan_alone():
+    bare = synthetic.report_data(observed=False, damages=())
+    text = Page(render(bare)).text
+    assert "In the running model" not in text
+    assert "What breaks" not in text
+    assert "Run observe and disable before relying on this" in text
+
+
+def test_eighty_layers_of_8192_dimensions_stay_small_and_quick():
+    large = synthetic.large_report()
+    start = time.process_time()
+    page = render(large)
+    assert time.process_time() - start < 5
+    assert len(page.encode()) < 4e6
+    assert max(len(json.dumps(chart.spec)) for chart in all_charts(large)) < 400_000
+    assert len(render_pair(paired(large, large)).encode()) < 2e6
+    assert "the strongest dimensions" not in page
+
+
+# Files
+
+
+def test_a_run_directory_holds_page_results_charts_and_manifest(run, data):
+    names = {path.relative_to(run.directory).as_posix() for path in run.directory.rglob("*") if path.is_file()}
+    manifest = json.loads((run.directory / "manifest.json").read_text("utf-8"))
+    assert names == {*manifest["files"], "manifest.json"}
+    assert {path.relative_to(run.directory).as_posix() for path in run.files} == names
+    assert {f"charts/loss.{kind}" for kind in ("svg", "png", "vl.json")} <= names
+    for name, entry in manifest["files"].items():
+        content = (run.directory / name).read_bytes()
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert manifest["command"] == data.provenance.command
+    assert manifest["finding"][0] == finding(data)[0]
+    assert manifest["libraries"]["numpy"] == "2.4.6"
+    assert manifest["dtype"] == "bfloat16"
+    assert "numpy 2.4.6; computed in bfloat16" in (run.directory / "report.html").read_text("utf-8")
+    assert manifest["format_version"] == results.FORMAT_VERSION
+    assert run.notes == ()
+
+
+def test_the_page_is_made_again_from_its_results(run):
+    page = (run.directory / "report.html").read_text("utf-8")
+    assert rerender(run.directory / "results.json") == page
+    assert rerender(run.directory) == page
+
+
+def test_results_read_back_as_they_were(data):
+    again = results.from_json(results.to_json(data))
+    assert finding(again) == finding(data)
+    assert results.to_json(again) == results.to_json(data)
+
+
+def test_a_run_is_not_overwritten_unless_asked_and_then_leaves_nothing_stale(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "can_export", lambda: False)
+    directory = tmp_path / "run"
+    one, two = (synthetic.damage(fills=False), synthetic.damage(chosen=1.0, fills=False))
+    written = write(synthetic.report_data(observed=False, damages=(one, two)), directory)
+    assert written.notes == (files.NO_PICTURES,)
+    assert (directory / "charts" / "loss-1.vl.json").is_file()
+    assert not list(directory.rglob("*.svg"))
+    (directory / "charts" / "mine.svg").write_text("kept")
+    with pytest.raises(BadInput, match=r"holds manifest\.json already; choose another directory or pass --overwrite"):
+        write(synthetic.report_data(observed=False, damages=(one,)), directory)
+    (directory / "rows.jsonl").write_text("{}\n")
+    data = synthetic.report_data(observed=False, damages=(one,))
+    write(data, directory, overwrite=True, also=[directory / "rows.jsonl"])
+    assert not (directory / "charts" / "loss-1.vl.json").exists()
+    assert (directory / "charts" / "mine.svg").read_text() == "kept"
+    assert "rows.jsonl" in json.loads((directory / "manifest.json").read_text("utf-8"))["files"]
+    assert not [path for path in directory.rglob("*") if path.name.endswith(".part")]
+
+
+def test_a_manifest_cannot_name_a_file_elsewhere_for_removal(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "can_export", lambda: False)
+    directory, victim = tmp_path / "run", tmp_path / "victim"
+    directory.mkdir()
+    victim.write_text("kept")
+    names = ["../victim", "charts/../../victim", str(victim), "charts/..", "rows.jsonl", 3]
+    (directory / "rows.jsonl").write_text("kept")
+    (directory / "manifest.json").write_text(json.dumps({"files": names}))
+    write(synthetic.report_data(observed=False, damages=()), directory, overwrite=True)
+    assert victim.read_text() == (directory / "rows.jsonl").read_text() == "kept"
+
+
+def test_what_cannot_be_rendered_is_said(tmp_path):
+    with pytest.raises(BadFile, match="no such result file"):
+        rerender(tmp_path / "results.json")
+    results.save(synthetic.scan(), tmp_path / "scan.json")
+    with pytest.raises(BadFile, match="holds a Scan, not a report's results"):
+        rerender(tmp_path / "scan.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="is a file; name a directory"):
+        write(synthetic.report_data(observed=False, damages=()), tmp_path / "file")
+
+
+# A real browser
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_a_browser_draws_every_chart_within_the_policy(data, tmp_path):
+    stack = synthetic.stack_scan(needles=(5, 9), n_layers=6, hidden_size=64, bias=True)
+    encoder = synthetic.report_data(scan_result=synthetic.scan(stack), damages=data.damages)
+    document, console = browse(render(encoder), tmp_path)
+    assert 'data-charts="ready"' in document
+    assert document.count('data-drawn="yes"') == 7
+    assert "could not be drawn (" not in Page(document).text
+    assert console == []  # no refusal by the policy, no warning of the charts
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_a_browser_runs_nothing_of_a_hostile_text(tmp_path):
+    document, console = browse(render(hostile_data()), tmp_path)
+    assert document.count('data-drawn="yes"') == 6
+    assert not Page(document).all("img")
+    assert console == []
+
+
+def test_continuations_are_shown_with_what_was_off(page):
+    assert "The same beginning, continued" in page
+    assert "covers most of the basin." in page
+    assert "A A⏎⇥A" in page
+
+
+def test_size_is_judged_only_where_weights_as_large_exist(data):
+    def said(closeness):
+        controls = tuple(
+            replace(control, closeness=closeness) if control.kind == "matched" else control
+            for control in data.damages[0].controls
+        )
+        return " ".join(finding(replace(data, damages=(replace(data.damages[0], controls=controls),))))
+
+    assert "size alone does not explain the damage" in said(0.95)
+    assert "the nearest in each layer reach 43% of these" in said(0.43)
+    assert "whether size alone explains the damage stays open" in said(0.43)
+    assert "size alone does not explain" not in said(0.43)
