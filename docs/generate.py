@@ -102,10 +102,10 @@ def architectures() -> str:
         "|---|---|---|---|---|",
     ]
     for model_type, row in sorted(ARCHITECTURES.items()):
-        if callable(row):
-            lines.append(f"| {model_type} | *by config* | | {first_line(row.__doc__)} | |")
+        if callable(row.stacks):
+            lines.append(f"| {model_type} | *by config* | | {first_line(row.stacks.__doc__)} | |")
             continue
-        for stack in row:
+        for stack in row.stacks:
             last = stack.last_norm or " + ".join(stack.last_linear)
             others = ", ".join(f"`{write}`" for write in stack.other_writes)
             lines.append(f"| {model_type} | {stack.name} | {stack.norm_site} | `{last}` | {others} |")

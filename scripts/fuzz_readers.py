@@ -414,7 +414,7 @@ def pooling_of(path: Path) -> Any:
 def architecture_row() -> Reader:
     import numpy as np
 
-    from outlierlens.architectures import ARCHITECTURES, bind, load_toml, to_toml
+    from outlierlens.architectures import bind, load_toml, stacks_of, to_toml
     from outlierlens.checkpoints import TensorInfo
 
     tensors = {name: TensorInfo("F32", np.shape(value), 0) for name, value in bert_tensors().items()}
@@ -422,7 +422,7 @@ def architecture_row() -> Reader:
     def read(path: Path) -> int:
         return len(bind(load_toml(path), tensors, BERT))
 
-    return Reader("row.toml", seeds(to_toml(ARCHITECTURES["bert"])), read)
+    return Reader("row.toml", seeds(to_toml(stacks_of({"model_type": "bert"}))), read)
 
 
 # --- texts and tables --------------------------------------------------------------------------------------------

@@ -93,6 +93,13 @@ class Stack:
         return self.layer_blocks[layer] if self.layer_blocks else self.blocks.replace("{layer}", str(layer))
 
 
+def parameter(module: str, leaf: str) -> str:
+    """The parameter of a linear; "name()" declares a bare parameter whose bias is "name_bias"."""
+    if module.endswith("()"):
+        return module[:-2] if leaf == "weight" else f"{module[:-2]}_bias"
+    return f"{module}.{leaf}"
+
+
 def load_toml(path: Path) -> tuple[Stack, ...]:
     """The stacks declared in a TOML file; raises BadInput with the offending key."""
     document = read_toml(path)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack, Param
-from outlierlens.architectures.tables import first_row, kind_of
+from outlierlens.architectures import BoundStack, Param, first_row, kind_of
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
 from outlierlens.detection.rules import Measured, find, zscore
