@@ -76,7 +76,8 @@ def test_views_and_results_import_no_torch() -> None:
 
 def test_files_stay_short_and_arguments_few() -> None:
     for path in modules():
-        assert len(path.read_text("utf-8").splitlines()) <= 400, f"{path}: find the second idea"
+        table = path == SOURCE / "experiments" / "__init__.py"  # it grows by a row an experiment
+        assert table or len(path.read_text("utf-8").splitlines()) <= 400, f"{path}: find the second idea"
         if "cli" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -91,6 +92,13 @@ def test_every_public_name_resolves_and_is_documented() -> None:
         assert value.__doc__, name
         if callable(value):
             assert value.__module__.startswith("outlierlens"), name
+
+
+def test_a_type_checker_knows_every_public_name() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text("utf-8"))
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    known = {alias.name for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert known == {*outlierlens.__all__} - {"OutlierlensError", "__version__"}
 
 
 def test_no_promise_is_left_in_the_code() -> None:
