@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import probe_results
-from architectures import FAMILIES, Family
+from architectures import FAMILIES, REPRESENTATIVE, Family
 from outlierlens import charts
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
@@ -21,7 +21,7 @@ from outlierlens.results.document import from_json, load, to_json
 from outlierlens.vectors.clip import Clipping, resolve_clipping
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
-from planted import TEXT_FAMILIES, some_texts, wrap
+from planted import some_texts, wrap
 
 NONE = Clipping("none", {}, "nothing is clipped, as asked for")
 
@@ -90,8 +90,8 @@ def test_without_positions_a_probe_is_no_better_than_chance(words: Any) -> None:
     assert "a token sees only what stands before it" in meaning(found)[1]
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES, ids=lambda family: family.name)
-def test_every_family(family: Family, words: Any) -> None:
+@pytest.mark.parametrize("family", REPRESENTATIVE, ids=lambda family: family.name)
+def test_representative_families(family: Family, words: Any) -> None:
     loaded = wrap(family, words(), double=False)
     split = split_of()
     clipping = Clipping("made", {"0": (3,), "1": (2, 3)}, "made up")
