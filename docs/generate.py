@@ -100,7 +100,8 @@ def architectures() -> str:
 
     lines = [
         "# Architectures\n",
-        "Generated from `src/outlierlens/architectures`; run `make docs` after a change. `stream`: the block ends in a norm of the",
+        "Generated from `src/outlierlens/architectures`; run `make docs` after a change. `stream`: the block ends in a norm of "
+        "the",
         "residual stream (post-norm). `write`: what the last operation adds is normed first. `read`: pre-norm; the rule then",
         "rests on the rows of the last linear. Rows marked *by config* depend on the model's configuration.\n",
         "| model_type | stream | norm site | last operation | other writes |",
