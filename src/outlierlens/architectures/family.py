@@ -73,7 +73,7 @@ class Family:
         causal: when a class named as a causal model attends to the left alone: always, where the config says is_decoder,
             or never.
         head_reads_last: its sequence head reads the last position, padding or not.
-        attention: where a block returns its weights, of families of which transformers does not declare it.
+        attention: where a block returns its weights, for families of which transformers does not declare it.
         shorten: cuts lists of layers that have a form of their own, in a config's values, to a number of blocks.
         vocabulary: file of a tokenizer that tells it from the families that share its streams.
         renamed: parameter -> its newer name, where files of both ages are about.
