@@ -63,6 +63,7 @@ class OnnxCheckpoint(Checkpoint):
     """One ONNX file, with external data files of the same folder where it names them."""
 
     kind = "onnx"
+    remedy = "use the file as it was exported, without graph optimization"
 
     def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
         """Parse and check the file; `config` is config.json's content, or {}.
@@ -94,7 +95,6 @@ class OnnxCheckpoint(Checkpoint):
             yield name, self._values(name, self._sources[name])
 
     def holds_floats(self, name: str) -> bool:
-        """Whether the values of a tensor are floats, stored as such or as integers with their scale."""
         source = self._sources[name]
         return bool(source.scale) or "FLOAT" in self._placed[source.stored].dtype
 

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens import __version__
-from outlierlens.checkpoints.samples.cache import network_is_off
+from outlierlens.checkpoints import formats
+from outlierlens.checkpoints.samples import SAMPLES, cache_root, is_complete
+from outlierlens.checkpoints.samples.cache import folder_of, network_is_off
 from outlierlens.errors import install
 from outlierlens.models.devices import cores
 
 PACKAGE = "outlierlens"
 FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
-# Commands that do their work without the extra `models`; only some of their inputs (.bin, .pt) need it.
-USES = {  # extra -> what it is for, where it is not whole commands
+USES = {  # extra -> what it is for, where it is neither whole commands nor a format of weights
     "charts": "--chart FILE.svg and .png, pictures beside a report",
-    "onnx": "ONNX files, and the sample distilbert-cased",
     "vision": "image data of observe, disable and sweep",
     "audio": "recordings that are no PCM .wav",
     "ray": "sweep --engine ray",
@@ -215,10 +215,19 @@ def _lacking(libraries: tuple[Library, ...], commands: tuple[str, ...]) -> tuple
         names = tuple(one.name for one in libraries if one.extra == extra and one.installed is None)
         if not names:
             continue
-        whole = tuple(commands)
-        needed = (whole or ("every command that runs a model",)) if extra == "models" else (USES[extra],)
+        needed = (commands or ("every command that runs a model",)) if extra == "models" else (use_of(extra),)
         found.append(Lacking(extra, names, needed, install(extra)))
     return tuple(found)
+
+
+def use_of(extra: str) -> str:
+    """What an extra other than `models` is for."""
+    if extra in USES:
+        return USES[extra]
+    rows = [row for row in formats.FORMATS if row.extra == extra]
+    files = [(name, Path(member.name).suffix) for name, sample in SAMPLES.items() for member in sample.files]
+    samples = [f"the sample {name}" for name, suffix in files if any(suffix in row.suffixes for row in rows)]
+    return ", and ".join([*(f"{row.name} files" for row in rows), *samples])
 
 
 def _devices() -> tuple[tuple[str, ...], str]:
@@ -236,9 +245,6 @@ def _devices() -> tuple[tuple[str, ...], str]:
 
 
 def _samples() -> tuple[tuple[Cached, ...], list[str]]:
-    from outlierlens.checkpoints.samples import SAMPLES, is_complete
-    from outlierlens.checkpoints.samples.cache import folder_of
-
     found, damaged = [], []
     for name, sample in SAMPLES.items():
         folder, whole = folder_of(sample), is_complete(sample)
@@ -255,8 +261,6 @@ def _samples() -> tuple[tuple[Cached, ...], list[str]]:
 
 def _cache() -> tuple[str, int | None, str]:
     """The cache's folder, bytes free on its disk, and why nothing could be written there."""
-    from outlierlens.checkpoints.samples import cache_root
-
     root = cache_root()
     there = next((folder for folder in (root, *root.parents) if folder.exists()), Path(root.anchor))
     wrong = ""

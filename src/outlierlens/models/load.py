@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.checkpoints.formats import WEIGHTS
+from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.token_texts import KnownTokens
@@ -317,7 +317,7 @@ def _source(name: str, options: LoadOptions, *, weights: bool = True) -> tuple[s
     )
     if found is not None:
         return str(found), replace(options, subfolder="")
-    if name.startswith((".", "/", "~")) or Path(name).suffix in WEIGHTS:
+    if name.startswith((".", "/", "~")) or Path(name).suffix in suffixes():
         raise UnknownModel(f"{name}: no such file or directory")
     meant = difflib.get_close_matches(name, SAMPLES, n=1, cutoff=0.8)
     if meant:  # as `scan` says; the hub would be asked for minutes otherwise

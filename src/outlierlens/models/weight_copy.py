@@ -1,7 +1,7 @@
 """A GGUF or ONNX file, or a trainer's checkpoint, as float32 safetensors with its config; memory holds one tensor at a time.
 
     copy_gguf(Path("model.gguf"), folder, beside=None, weights=True, notice=print)
-    copy_onnx(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
+    copy_file(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
     copy_wrapped(Path("last.ckpt"), folder, notice=print)          # the same
 
 Before anything is written, a model of the config's sizes is made without values and held against the tensors that the file has:
@@ -21,6 +21,7 @@ import numpy as np
 
 from outlierlens import architectures as arch
 from outlierlens.checkpoints.base import Checkpoint, load_config
+from outlierlens.checkpoints.formats import open_file
 from outlierlens.checkpoints.safetensors import write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
 from outlierlens.errors import BadFile, UnknownArchitecture, need
@@ -29,9 +30,6 @@ from outlierlens.models.heads import is_unused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from outlierlens.checkpoints.onnx import OnnxCheckpoint
-    from outlierlens.checkpoints.torchbin import TorchCheckpoint
 
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
@@ -123,16 +121,16 @@ def _config_beside(path: Path, own: dict[str, Any], shapes: Shapes, notice: Prog
     return None
 
 
-def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
-    """Fill `folder`, which holds config.json, with the weights; returns the external data files that were read.
+def copy_file(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
+    """Fill `folder`, which holds config.json, with the weights of a format that transformers does not know.
+
+    Returns the other files that were read: external data.
 
     Raises:
         BadFile: the file lacks parameters of the config's model, or has them in other shapes.
     """
-    from outlierlens.checkpoints.onnx import OnnxCheckpoint
-
-    with OnnxCheckpoint(path, name=str(path), config=load_config(folder / "config.json")) as checkpoint:
-        _copy(checkpoint, path, folder, "use the file as it was exported, without graph optimization", notice)
+    with open_file(path, str(path)) as checkpoint:
+        _copy(checkpoint, path, folder, notice)
         return list(checkpoint.outside)
 
 
@@ -146,13 +144,11 @@ def copy_wrapped(path: Path, folder: Path, *, notice: Progress) -> bool:
 
     with TorchCheckpoint([path], name=str(path), config=load_config(folder / "config.json")) as checkpoint:
         if checkpoint.wrapped:
-            _copy(checkpoint, path, folder, "save the model alone (save_pretrained)", notice)
+            _copy(checkpoint, path, folder, notice)
         return checkpoint.wrapped
 
 
-def _copy(
-    checkpoint: "OnnxCheckpoint | TorchCheckpoint", path: Path, folder: Path, remedy: str, notice: Progress
-) -> None:
+def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) -> None:
     """Write the tensors of the config's model, without what stands before their names."""
     config = checkpoint.config
     if not isinstance(config.get("model_type"), str):
@@ -168,7 +164,7 @@ def _copy(
     if missing:
         raise BadFile(
             f"{path}: lacks {len(missing)} parameters of {type(model).__name__} as config.json has it "
-            f"({', '.join(missing[:3])}, …); {remedy}, and its own config.json, or the "
+            f"({', '.join(missing[:3])}, …); {checkpoint.remedy}, and its own config.json, or the "
             "model's safetensors"
         )
     # What wraps the model is dropped: "auto_model." before "encoder.layer.0.…", nothing before "bert.encoder.layer.0.…".

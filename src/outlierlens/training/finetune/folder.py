@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.formats import WEIGHTS
+from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import is_sample
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results import json_toml as documents
@@ -80,7 +80,7 @@ def named_by_weights(model: str, subfolder: str = "") -> dict[str, str]:
         return {"model": model}
     digest = hashlib.sha256()
     inside = [Path(model)] if Path(model).is_file() else Path(model, subfolder).glob("*")
-    for path in sorted(file for file in inside if file.suffix in WEIGHTS):
+    for path in sorted(file for file in inside if file.suffix in suffixes()):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return {"weights": digest.hexdigest()}
