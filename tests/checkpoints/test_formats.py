@@ -14,7 +14,7 @@ from hub_server import COMMIT
 from outlierlens.checkpoints import formats, open_checkpoint, weight_file
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
 from outlierlens.checkpoints.formats import Format
-from outlierlens.cli.diagnosis import use_of
+from outlierlens.cli.doctor import use_of
 from outlierlens.errors import BadFile, Offline, UnknownModel
 from outlierlens.models.load import LoadOptions, fingerprint, load_model
 

@@ -13,7 +13,7 @@ import pytest
 
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import folder_of
-from outlierlens.cli import diagnosis as doctor
+from outlierlens.cli import doctor
 
 WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'onnx>=1.17; extra == "onnx"', 'pytest>=8; extra == "dev"')
 

@@ -402,7 +402,7 @@ def test_what_is_not_kept_is_prepared_again(
     models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make_task(models("image"), data["image"], TaskOptions(measure="loss")).per_text()[0]
-    monkeypatch.setattr("outlierlens.models.media.rows.KEPT_BYTES", 5000)
+    monkeypatch.setattr("outlierlens.models.media.passes.KEPT_BYTES", 5000)
     task: Any = make_task(models("image"), data["image"], TaskOptions(measure="loss"))
     assert len(task.rows._kept) == 1
     assert np.array_equal(task.per_text()[0], whole)

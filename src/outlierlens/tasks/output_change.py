@@ -21,7 +21,7 @@ from outlierlens.data.texts import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.media.rows import ItemRows
+from outlierlens.models.media.passes import ItemRows
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class SentenceChange(OutputChange):
 
 
 class _TextRows:
-    """Texts by their tokens: what `media.rows.ItemRows` is to pictures. Texts of no token are left out: `texts` are kept."""
+    """Texts by their tokens: what `media.passes.ItemRows` is to pictures. Texts of no token are left out: `texts` are kept."""
 
     notes: tuple[str, ...] = ()
 
