@@ -156,6 +156,24 @@ def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = end
 
 
+def raw_blocks(
+    path: Path, start: int, info: TensorInfo, n_rows: int, where: str
+) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+    """(bytes, shape) of each block of `n_rows` rows of the tensor that begins at byte `start` of a file."""
+    with path.open("rb") as file:  # a map would stay in memory page by page
+        file.seek(start)
+        for first, end, shape in row_spans(info, n_rows):
+            raw = np.frombuffer(file.read(end - first), np.uint8)
+            if len(raw) != end - first:
+                raise shorter(where)
+            yield raw, shape
+
+
+def shorter(where: str) -> BadFile:
+    """The error for a file that no longer holds what its header was seen to hold."""
+    return BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+
+
 def raw_rows(path: Path, start: int, info: TensorInfo, rows: Sequence[int], where: str) -> np.ndarray:
     """Bytes of `rows` of the tensor that begins at byte `start` of a file, a run of rows at a time.
 
@@ -169,7 +187,7 @@ def raw_rows(path: Path, start: int, info: TensorInfo, rows: Sequence[int], wher
             parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
     raw = np.concatenate(parts)
     if len(raw) != len(rows) * row_bytes:
-        raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+        raise shorter(where)
     return raw
 
 

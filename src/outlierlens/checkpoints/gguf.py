@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, TensorInfo, raw_rows, row_spans, widen
+from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, TensorInfo, raw_blocks, raw_rows, shorter, widen
 from outlierlens.checkpoints.gguf_families import family_of
 from outlierlens.checkpoints.gguf_header import Header, read_header
 from outlierlens.checkpoints.gguf_names import Family, Translation
@@ -67,16 +67,10 @@ class GGUFCheckpoint(Checkpoint):
             raw = mapped[place.start : place.end]
             where = f"{self.path}: {name}"
             if len(raw) != place.info.nbytes:
-                raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
-            self.bytes_read += place.info.nbytes
+                raise shorter(where)
             if place.info.dtype in ITEM_BYTES:
-                values = widen(np.array(raw), place.info.dtype, place.info.shape, where)
-            else:
-                values = _dequantize(raw, place.info, where)
-                self._dequantized.add(place.info.dtype)
-                self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-            if translation.shift:
-                values = values + np.float32(translation.shift)
+                raw = np.array(raw)  # a copy, aligned for a view
+            values = self._values(raw, place.info.dtype, place.info.shape, name)
             yield name, values.swapaxes(-1, -2) if translation.swap else values
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
@@ -84,37 +78,28 @@ class GGUFCheckpoint(Checkpoint):
         if translation.swap:  # its stored rows are columns
             yield from super().read_rows(name, n_rows)
             return
-        where = f"{self.path}: {name}"
-        plain = place.info.dtype in ITEM_BYTES
-        if not plain:
-            self._dequantized.add(place.info.dtype)
-            self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        with self.path.open("rb") as file:  # a map would stay in memory page by page
-            file.seek(place.start)
-            for start, end, shape in row_spans(place.info, n_rows):
-                raw = np.frombuffer(file.read(end - start), np.uint8)
-                if len(raw) != end - start:
-                    raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
-                self.bytes_read += end - start
-                info = TensorInfo(place.info.dtype, shape, end - start)
-                values = widen(raw, info.dtype, shape, where) if plain else _dequantize(raw, info, where)
-                yield values + np.float32(translation.shift) if translation.shift else values
+        for raw, shape in raw_blocks(self.path, place.start, place.info, n_rows, f"{self.path}: {name}"):
+            yield self._values(raw, place.info.dtype, shape, name)
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
         place, translation = self._stored[name]
         if translation.swap:  # its stored rows are columns
             return super().take_rows(name, rows)
-        where = f"{self.path}: {name}"
-        raw = raw_rows(self.path, place.start, place.info, rows, where)
+        raw = raw_rows(self.path, place.start, place.info, rows, f"{self.path}: {name}")
+        return self._values(raw, place.info.dtype, (len(rows), place.info.shape[-1]), name)
+
+    def _values(self, raw: np.ndarray, dtype: str, shape: tuple[int, ...], name: str) -> np.ndarray:
+        """Floats of (part of) the tensor that is called `name` here, from its bytes, without what a converter added."""
         self.bytes_read += len(raw)
-        info = TensorInfo(place.info.dtype, (len(rows), place.info.shape[-1]), len(raw))
-        if info.dtype in ITEM_BYTES:
-            values = widen(raw, info.dtype, info.shape, where)
+        where = f"{self.path}: {name}"
+        if dtype in ITEM_BYTES:
+            values = widen(raw, dtype, shape, where)
         else:
-            values = _dequantize(raw, info, where)
-            self._dequantized.add(info.dtype)
+            values = _dequantize(raw, TensorInfo(dtype, shape, len(raw)), where)
+            self._dequantized.add(dtype)
             self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        return values + np.float32(translation.shift) if translation.shift else values
+        shift = self._stored[name][1].shift
+        return values + np.float32(shift) if shift else values
 
 
 def _translate(header: Header, family: Family | None, where: str) -> dict[str, tuple[Placed, Translation]]:

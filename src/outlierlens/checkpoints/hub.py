@@ -119,10 +119,8 @@ class HubCheckpoint(Checkpoint):
         jobs: list[tuple[_Shard, Run]] = []
         for file_name, mine in by_shard.items():
             shard = self._shards[file_name]
-            places = {name: shard.placed[name] for name in mine}
+            places = {name: self._place(name)[1] for name in mine}
             for name, place in places.items():
-                if place.info.dtype not in ITEM_BYTES:
-                    raise BadFile(f"{shard.where}: cannot read values of type {place.info.dtype} ({name})")
                 if not place.info.nbytes:
                     yield name, widen(np.empty(0, np.uint8), place.info.dtype, place.info.shape, name)
             jobs += [(shard, run) for run in merge((place.start, place.end, name) for name, place in places.items())]
@@ -140,11 +138,8 @@ class HubCheckpoint(Checkpoint):
                 self._tally()
                 yield rows
             return
-        info = self.tensors[name]
-        shard = self._shards[self._file_of(name)]
-        if info.dtype not in ITEM_BYTES:
-            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
-        start = shard.placed[name].start
+        shard, place = self._place(name)
+        info, start = place.info, place.start
         spans = list(row_spans(info, n_rows))
         blocks = _in_parallel(lambda span: shard.file.read(start + span[0], start + span[1]), spans)
         for (_, _, shape), body in zip(spans, blocks, strict=True):
@@ -156,11 +151,8 @@ class HubCheckpoint(Checkpoint):
             values = self._local.take_rows(name, rows)
             self._tally()
             return values
-        info = self.tensors[name]
-        shard = self._shards[self._file_of(name)]
-        if info.dtype not in ITEM_BYTES:
-            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
-        start, width = shard.placed[name].start, info.shape[-1]
+        shard, place = self._place(name)
+        info, start, width = place.info, place.start, place.info.shape[-1]
         row_bytes = width * ITEM_BYTES[info.dtype]
         spans = [(start + first * row_bytes, start + end * row_bytes) for first, end in runs_of(rows)]
         raw = b"".join(_in_parallel(lambda span: bytes(shard.file.read(*span)), spans))
@@ -274,6 +266,13 @@ class HubCheckpoint(Checkpoint):
 
     def _file_of(self, name: str) -> str:
         return self._shard_of[name] if self._shard_of else next(iter(self._shards))
+
+    def _place(self, name: str) -> tuple["_Shard", Placed]:
+        """Where the bytes of a tensor are; raises BadFile where its values are of a type that cannot be read."""
+        info, shard = self.tensors[name], self._shards[self._file_of(name)]
+        if info.dtype not in ITEM_BYTES:
+            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
+        return shard, shard.placed[name]
 
     def _info(self, name: str) -> TensorInfo:
         shard = self._shards[self._shard_of[name]]

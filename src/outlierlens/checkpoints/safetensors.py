@@ -23,8 +23,8 @@ from outlierlens.checkpoints.base import (
     Checkpoint,
     TensorInfo,
     parse_config,
+    raw_blocks,
     raw_rows,
-    row_spans,
     widen,
 )
 from outlierlens.errors import BadFile
@@ -197,14 +197,10 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
         path, place = self._where[name]
-        with path.open("rb") as file:  # a map would stay in memory page by page
-            file.seek(place.start)
-            for start, end, shape in row_spans(place.info, n_rows):
-                raw = np.frombuffer(file.read(end - start), np.uint8)
-                if len(raw) != end - start:
-                    raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
-                self.bytes_read += end - start
-                yield widen(raw, place.info.dtype, shape, f"{path}: {name}")
+        where = f"{path}: {name}"
+        for raw, shape in raw_blocks(path, place.start, place.info, n_rows, where):
+            self.bytes_read += len(raw)
+            yield widen(raw, place.info.dtype, shape, where)
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
         path, place = self._where[name]
