@@ -292,27 +292,9 @@ def arrays_in(path: Path) -> dict[str, np.ndarray]:
     Raises:
         BadFile: damaged, with Python objects inside, or larger than it may be.
     """
-    return _packed(path) if path.suffix.lower() == ".npz" else {"": _single(path)}
-
-
-def names_in(path: Path) -> tuple[str, ...]:
-    """Names of the arrays of an .npz, none of which is read; () where it is damaged."""
     try:
-        with zipfile.ZipFile(path) as file:
-            return tuple(name.removesuffix(".npy") for name in file.namelist()[:MAX_MEMBERS])
-    except _DAMAGED:
-        return ()
-
-
-def _single(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except _DAMAGED as error:
-        raise _bad(path, error) from None
-
-
-def _packed(path: Path) -> dict[str, np.ndarray]:
-    try:
+        if path.suffix.lower() != ".npz":
+            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
         with zipfile.ZipFile(path) as file:
             members = [member for member in file.infolist() if member.filename.endswith(".npy")]
             total = sum(member.file_size for member in members)
@@ -323,7 +305,17 @@ def _packed(path: Path) -> dict[str, np.ndarray]:
                 )
             return {member.filename.removesuffix(".npy"): _member(file, member, path) for member in members}
     except _DAMAGED as error:
-        raise _bad(path, error) from None
+        text = " ".join(str(error).split())[:150] or type(error).__name__
+        raise BadFile(f"{path}: cannot be read as NumPy arrays ({text}); save plain arrays again") from None
+
+
+def names_in(path: Path) -> tuple[str, ...]:
+    """Names of the arrays of an .npz, none of which is read; () where it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return tuple(name.removesuffix(".npy") for name in file.namelist()[:MAX_MEMBERS])
+    except _DAMAGED:
+        return ()
 
 
 def _member(file: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
@@ -337,8 +329,3 @@ def _member(file: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.nd
             raise BadFile(f"{path}: array {member.filename.removesuffix('.npy')!r} {why}; save plain arrays")
     with file.open(member) as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
-
-
-def _bad(path: Path, error: Exception) -> BadFile:
-    text = " ".join(str(error).split())[:150] or type(error).__name__
-    return BadFile(f"{path}: cannot be read as NumPy arrays ({text}); save plain arrays again")
