@@ -24,7 +24,6 @@ from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints.samples import SAMPLES, texts_for
 from outlierlens.data.texts import read_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
-from outlierlens.detection.rules import layers_needed
 from outlierlens.detection.scan.measure import scan_live
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
@@ -105,9 +104,8 @@ class Explorer:
     def verdict(self, name: str = "") -> str:
         """One sentence: how many outlier dimensions the weights show, or that there are none."""
         scanned, rule = self._scanned(self.stack(name).name), self.scan.rule
-        needed = layers_needed(rule.min_layer_fraction, scanned.n_layers)
         layers = number_of_layers(scanned.n_layers)
-        where = f"past {scanned.n_sigma:g} sigma in at least {needed} of {layers} ({scanned.measure})"
+        where = f"past {scanned.threshold.sigmas} in at least {rule.needed(scanned.n_layers)} of {layers} ({scanned.measure})"
         if scanned.outliers:
             n = len(scanned.outliers)
             return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."
@@ -268,10 +266,10 @@ def _layer(name: str, stack: BoundStack) -> str:
 def _listed(scanned: StackScan, dim: int, *, found: bool) -> Listed:
     column = scanned.map_dims.index(dim)
     z = scanned.z_scale[:, column]
-    past = np.abs(z) >= scanned.n_sigma
+    past = scanned.threshold.passes(z)
     if scanned.z_bias.size:
         bias = scanned.z_bias[:, column]
-        past |= np.abs(bias) >= scanned.n_sigma
+        past |= scanned.threshold.passes(bias)
         z = np.concatenate([z, bias])
     layers = tuple(np.flatnonzero(past).tolist())
     return Listed(dim, found, layers, scanned.n_layers, float(z[np.abs(z).argmax()]))

@@ -55,7 +55,7 @@ def _lines(data: ReportData) -> Iterator[str]:
 
 def _found(data: ReportData) -> Iterator[str]:
     rule = data.scan.rule
-    yield from (f"### In the weights: rule {rule.name}, {rule.n_sigma:g} standard deviations", "")
+    yield from (f"### In the weights: rule {rule.name}, {rule.deviations}", "")
     rows = [
         (stack.stack, f"{stack.site} ({stack.measure})", stack.n_layers, f"{stack.hidden_size:,}", dims or "none")
         for stack in data.scan.stacks

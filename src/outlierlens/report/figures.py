@@ -176,9 +176,9 @@ def _passed_over(stack: StackScan, dim: int, rule: Rule) -> tuple[dict[str, Any]
         if vectors.size:
             z = vectors[:, column]
             numbers |= {
-                f"layers_{what}": int((np.abs(z) >= stack.n_sigma).sum()),
+                f"layers_{what}": int(stack.threshold.layers_past(z)),
                 f"z_{what}": strongest(tuple(z.tolist())),
             }
-    if dim not in stack.one_sided(rule.min_layer_fraction):
+    if dim not in stack.one_sided(rule):
         return numbers, []
     return numbers, ["scale alone" if numbers["layers_scale"] > numbers["layers_bias"] else "bias alone"]

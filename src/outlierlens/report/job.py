@@ -148,7 +148,7 @@ def _disable(
     for stack in loaded.stacks:
         scanned = next((s for s in found.stacks if s.stack == stack.name), None)
         weights = scanned.dims if scanned else ()
-        one_sided = scanned.one_sided(found.rule.min_layer_fraction) if scanned else ()
+        one_sided = scanned.one_sided(found.rule) if scanned else ()
         activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
         by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
         dims = parse_dims(job.options.dims) if job.options.dims else weights or by_activation[:2] or one_sided

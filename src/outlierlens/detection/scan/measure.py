@@ -14,7 +14,7 @@ import numpy as np
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.detection.rules import Measured, Outlier, Rule, find, layers_needed
+from outlierlens.detection.rules import Measured, Outlier, Rule, find
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.options import Flag, Flat
@@ -236,34 +236,32 @@ def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) 
         )
 
 
-def _one_sided(measured: Measured, rule: Rule, n_sigma: float) -> list[str]:
+def _one_sided(measured: Measured, rule: Rule) -> list[str]:
     """A note on dimensions that pass in scale or in bias but not in both."""
     assert measured.z_bias is not None
-    counts = [(np.abs(z) >= n_sigma).sum(axis=0) for z in (measured.z_scale, measured.z_bias)]  # [dim] each
+    scale, bias = rule.layers_past(measured.z_scale), rule.layers_past(measured.z_bias)  # [dim] each
     n_layers = len(measured.z_scale)
-    passes = [count >= layers_needed(rule.min_layer_fraction, n_layers) for count in counts]
-    only = np.flatnonzero(passes[0] != passes[1]).tolist()
+    passes = rule.parts(scale, bias, n_layers)
+    only = np.flatnonzero(passes["scale"] != passes["bias"]).tolist()
     if not only:
         return []
-    shown = "; ".join(
-        f"{dim} (scale {counts[0][dim]}/{n_layers}, bias {counts[1][dim]}/{n_layers})" for dim in only[:4]
-    )
+    shown = "; ".join(f"{dim} (scale {scale[dim]}/{n_layers}, bias {bias[dim]}/{n_layers})" for dim in only[:4])
     return [f"in enough layers for scale or bias, but not for both: {shown}" + (" and more" if len(only) > 4 else "")]
 
 
 def _stack_scan(
-    site: Site, measured: Measured, outliers: tuple[Outlier, ...], used: float, rule: Rule, n_values: int
+    site: Site, measured: Measured, outliers: tuple[Outlier, ...], n_sigma: float, rule: Rule, n_values: int
 ) -> StackScan:
-    asked = rule.n_sigma
+    used = rule.at(n_sigma)
     declared = site.stack.stack
     notes = list(declared.notes)
     if measured.bias is None:
         alone = "so this rule can find nothing" if rule.name == "puccetti" else "the rule rests on the scale alone"
         notes.append(f"{site.name} has no bias here: {alone}")
     elif rule.name == "kovaleva":
-        notes += _one_sided(measured, rule, used)
-    if used < asked:
-        notes.append(f"relaxed: nothing passes {asked:g} sigma, these pass {used:g} sigma")
+        notes += _one_sided(measured, used)
+    if n_sigma < rule.n_sigma:
+        notes.append(f"relaxed: nothing passes {rule.sigmas}, these pass {used.sigmas}")
     n_layers, width = measured.scale.shape
     if declared.shared_blocks and n_layers == 1:
         notes.append("all layers run one block, so one vector was tested")
@@ -283,7 +281,7 @@ def _stack_scan(
         n_layers=n_layers,
         hidden_size=width,
         outliers=outliers,
-        n_sigma=used,
+        n_sigma=n_sigma,
         values_read=n_values,
         notes=tuple(notes),
         map_dims=tuple(dims.tolist()),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from outlierlens.detection.activation_rules import ActivationRules
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.statistics import SIGNIFICANT
 
@@ -35,8 +36,8 @@ class Settings:
     """
 
     rules: ActivationRules = field(default_factory=ActivationRules)
-    n_sigma: float = 3.0
-    min_layer_fraction: float = 0.5
+    n_sigma: float = Rule.n_sigma
+    min_layer_fraction: float = Rule.min_layer_fraction
     puccetti_top: int = 6
     luo_rank: int = 6
     luo_rank_p: float = SIGNIFICANT

@@ -10,7 +10,7 @@ Memory does not grow with the number of rows, but for the columns of the named d
 
 import numpy as np
 
-from outlierlens.detection.rules import zscore
+from outlierlens.detection.rules import Rule, zscore
 from outlierlens.errors import BadFile
 from outlierlens.experiments.origin.result import (
     QUANTILES,
@@ -103,7 +103,7 @@ class TablePass:
         width: number of dimensions. dims: the named ones.
         first_row: rows before it are stored but never read, and count for nothing.
         keep_rows: keep every row's extremes; for tables of at most `MAX_KEPT_ROWS` rows.
-        n_sigma: what counts as far from the mean.
+        rule: what counts as far from the mean; by default `Rule()`.
         where: names the table in errors.
     """
 
@@ -114,11 +114,11 @@ class TablePass:
         *,
         first_row: int = 0,
         keep_rows: bool = False,
-        n_sigma: float = 3.0,
+        rule: Rule | None = None,
         where: str = "table",
     ):
         self.width, self.dims = width, np.array(dims, dtype=np.int64)
-        self.first_row, self.n_sigma, self.where = first_row, n_sigma, where
+        self.first_row, self.rule, self.where = first_row, rule or Rule(), where
         self.block_rows = max(1, BLOCK_VALUES // max(width, 1))
         self._seen = self._read = self._tied = 0
         # {dimensions that share a row's extreme: rows, by dimension}: whole numbers add up alike wherever blocks are cut.
@@ -151,7 +151,7 @@ class TablePass:
         if self._kept is not None:
             size = np.abs(z)
             shared = ((rows == low[:, None]).sum(axis=1), (rows == high[:, None]).sum(axis=1))
-            far = (size.max(axis=1), (size >= self.n_sigma).sum(axis=1))
+            far = (size.max(axis=1), self.rule.above(size).sum(axis=1))
             named = (rows[:, self.dims], z[:, self.dims], *ranks_in_rows(rows, self.dims))
             self._kept.append((low, high, rows.argmin(axis=1), rows.argmax(axis=1), *shared, *far, *named))
         read = (numbers >= self.first_row) & ~flat
@@ -178,7 +178,7 @@ class TablePass:
                 listed += numbers[row[alone & (dim == named)]][: MAX_LISTED - len(listed)].tolist()
             sharers.append(shared)
         self._tied += int(((sharers[0] > 1) | (sharers[1] > 1)).sum())
-        self._far += (size >= self.n_sigma).sum(axis=0)
+        self._far += self.rule.above(size).sum(axis=0)
         named_z = z[:, self.dims]
         self._z_sum += named_z.sum(axis=0)
         self._z_squares += np.square(named_z).sum(axis=0)
@@ -254,7 +254,7 @@ class TablePass:
                 mean_z=float(mean_z[dim]),
                 mean_rank=_rank(np.abs(mean_z), dim),
                 quantiles=np.quantile(columns[:, i], QUANTILES),
-                outside_share=float((np.abs(columns[:, i] - mean) >= self.n_sigma * std).mean()),
+                outside_share=float(self.rule.beyond(columns[:, i], mean, std).mean()),
                 counts=counts[i],
                 extremes=tuple(self._extremes[dim]),
             )
@@ -271,9 +271,9 @@ class TablePass:
             stored=stored,
             values=values,
             value_quantiles=_quantiles(values, others),
-            n_mean_outside=int((np.abs(mean_z) >= self.n_sigma).sum()) if self._read > 1 else 0,
+            n_mean_outside=int(self.rule.passes(mean_z).sum()) if self._read > 1 else 0,
             peak_median=float(np.median(self._peak)),
-            n_peak_outside=int((peak_sigma >= self.n_sigma).sum()),
+            n_peak_outside=int(self.rule.above(peak_sigma).sum()),
             dims=tuple(found),
             leaders=tuple(share for end in shares for share in _leaders(end, shares[end], self.dims)),
             rows=None if self._kept is None else TableRows(*map(np.concatenate, zip(*self._kept, strict=True))),

@@ -11,6 +11,7 @@ import numpy as np
 from outlierlens.ablation.mode_names import Mode
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan_live
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.quantization.apply import loss_change
@@ -24,7 +25,6 @@ from outlierlens.training.pretrain.loop import Run
 from outlierlens.training.pretrain.result import OUTCOME, Change, Outcome
 
 INT8 = "int8-tensor/int8-tensor"  # the plainest scheme, and the one that a single large value harms most
-SHARE = 0.5  # of the layers, in which a dimension must be past 3 sigma to be named
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     task = make_task(loaded, texts, task_options)
     options.progress(f"measuring on {len(texts)} held-out texts")
     found = scan_live(loaded, ScanOptions(view="last" if loaded.stack().ends_in_norm else "reading")).stacks[0]
-    both, scale_alone, bias_alone = found.past(SHARE)
+    both, scale_alone, bias_alone = found.past(Rule())
     values, weights = task.per_text()
     seen = observe(loaded, texts, ObserveOptions(max_length=recipe.data.length, batch_size=options.batch_size))
     mode: Mode = "weights" if loaded.stack().ends_in_norm else "zero"

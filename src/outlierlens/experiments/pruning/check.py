@@ -236,7 +236,7 @@ class _Check:
         quiet = replace(self.options.scan, notice=None)  # what is read was said when its size was checked
         scan = scan_checkpoint(_with_config(self.model, self.config), quiet)
         found = next(stack for stack in scan.stacks if stack.stack == bound.name)
-        return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma", ()
+        return found.dims, found.named_by, ()
 
     def _nothing_in_common(self, bound: Sequence[BoundStack]) -> None:
         """Masks that fit nothing of the model are a mistake; masks of other parameters are worth a remark."""

@@ -198,7 +198,7 @@ class _Bench:
             raise BadInput(
                 f"{self.loaded.name}: the scan finds no outlier; name positions to force the budget onto with --dims"
             )
-        return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma"
+        return found.dims, found.named_by
 
     def identity(self, texts: Texts) -> dict[str, Any]:
         """What must be equal for measured conditions to be reusable."""

@@ -17,6 +17,7 @@ import numpy as np
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, measure, scan_checkpoint, sites_of
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
@@ -205,16 +206,15 @@ def _maps(checkpoint: Checkpoint, stack: StackScan, options: ScanOptions) -> dic
 def _dims(
     stack: StackScan, other: StackScan, maps: Sequence[dict[Part, np.ndarray]], fates: dict[int, Fate]
 ) -> Iterator[DimSurvival]:
-    thresholds = stack.n_sigma, other.n_sigma
     for dim in sorted(fates):
         shifts = {
-            part: _shift(maps[0][part][:, dim], maps[1][part][:, dim], thresholds)
+            part: _shift(maps[0][part][:, dim], maps[1][part][:, dim], stack.threshold, other.threshold)
             for part in maps[0].keys() & maps[1].keys()
         }
         yield DimSurvival(stack.stack, stack.site, dim, fates[dim], stack.n_layers, shifts["scale"], shifts.get("bias"))
 
 
-def _shift(before: np.ndarray, after: np.ndarray, n_sigma: tuple[float, float]) -> Shift:
+def _shift(before: np.ndarray, after: np.ndarray, rule_before: Rule, rule_after: Rule) -> Shift:
     """Of z [layer] before and after."""
     moved = np.abs(after - before)
     return Shift(
@@ -222,8 +222,8 @@ def _shift(before: np.ndarray, after: np.ndarray, n_sigma: tuple[float, float]) 
         z_after=float(after.mean()),
         largest_before=float(before[np.abs(before).argmax()]),
         largest_after=float(after[np.abs(after).argmax()]),
-        layers_before=int((np.abs(before) >= n_sigma[0]).sum()),
-        layers_after=int((np.abs(after) >= n_sigma[1]).sum()),
+        layers_before=int(rule_before.layers_past(before)),
+        layers_after=int(rule_after.layers_past(after)),
         moved=float(moved.mean()),
         moved_most=float(moved.max()),
     )
