@@ -30,7 +30,7 @@ import synthetic_tasks
 import treated_results
 from outlierlens.detection.observe.result import ActivationOutlier, Observation
 from outlierlens.detection.scan.result import Scans
-from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.compare.measure import compare
 from outlierlens.experiments.track.measure import track
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from outlierlens.experiments.attack.measure import attack
     from outlierlens.experiments.attack.updates import update_check
     from outlierlens.experiments.beyond_zero import beyond_zero
-    from outlierlens.experiments.compare.result import compare
+    from outlierlens.experiments.compare.measure import compare
     from outlierlens.experiments.detectors.measure import detectors
     from outlierlens.experiments.disable.measure import disable
     from outlierlens.experiments.disable.options import DisableOptions

@@ -21,7 +21,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.\n\n"
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
-        home="experiments.compare", needs=("integrity",), python=".result:compare",
+        home="experiments.compare", needs=("integrity",), python="compare",
         options="CompareOptions", takes=shared.MODELS,
         shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
         result="Comparison", gate="values_moved",
@@ -38,7 +38,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="experiments.integrity", measure=".verify", python=".verify:verify", options="VerifyOptions",
-        takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result=".result_verification:Verification",
+        takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
         gate="failed",
     ),
     Experiment(

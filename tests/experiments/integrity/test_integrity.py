@@ -14,8 +14,7 @@ from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.experiments.integrity.fingerprint import digest_of, fingerprint_checkpoint, load_fingerprint, values_of
 from outlierlens.experiments.integrity.options import FingerprintOptions
-from outlierlens.experiments.integrity.result import Fingerprint
-from outlierlens.experiments.integrity.result_verification import Verification
+from outlierlens.experiments.integrity.result import Fingerprint, Verification
 from outlierlens.experiments.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entry
 from outlierlens.experiments.integrity.verify import verify_checkpoint
 from outlierlens.results.document import save, to_json

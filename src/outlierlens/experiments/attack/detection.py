@@ -10,8 +10,7 @@ from outlierlens.architectures import RowChoice
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.experiments.attack.edits import Change, edited_values
 from outlierlens.experiments.attack.places import live_source
-from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint
-from outlierlens.experiments.integrity.hashes import hash_tensor, relation
+from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint, hash_tensor, relation
 from outlierlens.experiments.integrity.options import FingerprintOptions
 from outlierlens.experiments.integrity.result import TensorHash
 from outlierlens.experiments.integrity.verify import verify_checkpoint

@@ -21,7 +21,7 @@ from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, measure, scan_checkpoint, sites_of
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
-from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.compare.measure import compare
 from outlierlens.experiments.survival.options import Followed, SurvivalOptions
 from outlierlens.experiments.survival.result import (
     Agreement,
