@@ -21,7 +21,6 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
-from numpy.typing import ArrayLike
 
 from outlierlens.errors import BadFile, BadInput, near
 from outlierlens.options import Flag, check
@@ -65,11 +64,11 @@ class Rule:
         """This rule with another threshold."""
         return replace(self, n_sigma=n_sigma)
 
-    def passes(self, z: ArrayLike) -> np.ndarray:
+    def passes(self, z: np.ndarray | float) -> np.ndarray:
         """Where |z| reaches the threshold, bool of the shape of z."""
         return self.above(np.abs(z))
 
-    def above(self, z: ArrayLike) -> np.ndarray:
+    def above(self, z: np.ndarray | float) -> np.ndarray:
         """Where z itself reaches the threshold, bool of the shape of z."""
         return np.asarray(z) >= self.n_sigma
 
@@ -77,7 +76,7 @@ class Rule:
         """Where values lie the threshold or farther from `mean`, in units of `std`, which may be 0."""
         return np.abs(values - mean) >= self.n_sigma * std
 
-    def layers_past(self, z: ArrayLike) -> np.ndarray:
+    def layers_past(self, z: np.ndarray | float) -> np.ndarray:
         """In how many layers |z| [layer, …] reaches the threshold, int […]."""
         return np.asarray(self.passes(z).sum(axis=0))
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.statistics.ranks import ratio
 
 BLOCK = 2**22  # numbers worked on at once
 
@@ -38,7 +39,7 @@ def mean_cosine(units: np.ndarray, weights: np.ndarray | None = None) -> np.ndar
     weights = np.ones((1, len(units))) if weights is None else np.asarray(weights, dtype=np.float64)
     squares = (units**2).sum(1)
     above = ((weights @ units) ** 2).sum(1) - weights**2 @ squares
-    return _ratio(above, weights.sum(1) ** 2 - (weights**2).sum(1))
+    return ratio(above, weights.sum(1) ** 2 - (weights**2).sum(1), np.nan)
 
 
 def pair_cosines(units: np.ndarray) -> np.ndarray:
@@ -82,7 +83,7 @@ def informativity(
         top = units[:, list(order[:k])]
         left = np.maximum((units**2).sum(1) - (top**2).sum(1), 0)
         scale = np.sqrt(left[one] * left[other])
-        rest = _ratio(whole - (top[one] * top[other]).sum(1), scale)
+        rest = ratio(whole - (top[one] * top[other]).sum(1), scale, np.nan)
         found[k] = _r_squared(whole, np.nan_to_num(rest))
     return found
 
@@ -117,9 +118,9 @@ def self_similarity(units: np.ndarray, word: np.ndarray, weights: np.ndarray | N
         drawn = columns[at].astype(np.float64) * there[..., None]  # [word, context, replicate]
         above = ((gram @ drawn) * drawn).sum(1)
         below = drawn.sum(1) ** 2 - (drawn**2).sum(1)
-        total += _ratio(above, below, nothing=0.0).sum(0)
+        total += ratio(above, below).sum(0)
         words += (below > 0).sum(0)
-    return _ratio(total, words)
+    return ratio(total, words, np.nan)
 
 
 def to_the_mean(vectors: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -135,7 +136,7 @@ def to_the_mean(vectors: np.ndarray, starts: np.ndarray) -> np.ndarray:
         if last - first > 1:
             mean = vectors[first:last].mean(0)
             scale = length[first:last] * np.sqrt(mean @ mean)
-            found[sentence] = _ratio(vectors[first:last] @ mean, scale, nothing=0.0).mean()
+            found[sentence] = ratio(vectors[first:last] @ mean, scale).mean()
     return found
 
 
@@ -143,7 +144,3 @@ def _r_squared(one: np.ndarray, other: np.ndarray) -> float:
     if one.std() == 0 or other.std() == 0:
         return float("nan")
     return float(np.corrcoef(one, other)[0, 1] ** 2)
-
-
-def _ratio(above: np.ndarray, below: np.ndarray, nothing: float = np.nan) -> np.ndarray:
-    return np.divide(above, below, out=np.full(np.shape(above), nothing, dtype=np.float64), where=below > 0)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.statistics.ranks import ratio as quotient
+
 
 @dataclass(frozen=True)
 class Flags:
@@ -22,13 +24,13 @@ def systematic(abs_max: np.ndarray, mean_abs: np.ndarray, ratio: float) -> Flags
 
     The strength is the ratio itself; a layer of zeros alone has none.
     """
-    times = _over(abs_max, mean_abs[:, None])
+    times = quotient(abs_max, mean_abs[:, None])
     return Flags(times > ratio, times)
 
 
 def rudman(variances: np.ndarray, factor: float) -> Flags:
     """Variance of a dimension of sentence vectors >= `factor` × the mean variance over dimensions (Rudman et al. 2023)."""
-    times = _over(variances, variances.mean(axis=1, keepdims=True))
+    times = quotient(variances, variances.mean(axis=1, keepdims=True))
     return Flags(times >= factor, times)
 
 
@@ -38,13 +40,13 @@ def timkey(contributions: np.ndarray, share: float, least_cosine: float) -> Flag
     `contributions` [layer, dim] sum to the mean cosine of the layer; below `least_cosine` there is no anisotropy to share.
     """
     cosine = contributions.sum(axis=1, keepdims=True)
-    part = _over(contributions, cosine)
+    part = quotient(contributions, cosine)
     return Flags((part >= share) & (cosine >= least_cosine), part)
 
 
 def macocco(medians: np.ndarray, high: np.ndarray) -> Flags:
     """Median |h_d| > the quantile `high` [layer] of all |h| of the layer (Macocco et al. 2025); NaN medians never."""
-    times = _over(medians, high[:, None])
+    times = quotient(medians, high[:, None])
     return Flags(times > 1, times)
 
 
@@ -53,7 +55,7 @@ def he_parts(energy: np.ndarray) -> np.ndarray:
 
     s_j = energy_j / mean(energy); the parts (s_j − 1)² / width sum to the variance of s (He et al. 2024).
     """
-    relative = _over(energy, energy.mean(axis=1, keepdims=True))
+    relative = quotient(energy, energy.mean(axis=1, keepdims=True))
     return np.asarray((relative - 1) ** 2 / energy.shape[1])
 
 
@@ -88,8 +90,3 @@ def carriers(parts: np.ndarray, share: float, total: np.ndarray) -> np.ndarray:
     found = np.zeros(parts.shape, dtype=bool)
     np.put_along_axis(found, order, wanted, axis=1)
     return found
-
-
-def _over(values: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """values / size, 0 where size is 0 or below."""
-    return np.divide(values, size, out=np.zeros(np.shape(values)), where=np.broadcast_to(size > 0, np.shape(values)))

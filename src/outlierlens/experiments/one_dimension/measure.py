@@ -25,7 +25,7 @@ from outlierlens.experiments.one_dimension.stumps import Intervals, Lines, fit_i
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
-from outlierlens.statistics.ranks import correlations
+from outlierlens.statistics.ranks import correlations, ranks_from_top
 from outlierlens.tasks import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.confusion import confusion, metric_of
@@ -241,7 +241,7 @@ class _Fit:
         best = int(train.argmax())
         shown = tuple(dict.fromkeys((*named, *outliers)))
         value, low, high = self.judge(fitted.predict(judged), (best, *shown))
-        ranks = 1 + (value[None, :] > value[:, None]).sum(axis=1)
+        ranks = ranks_from_top(value)
 
         def one(dim: int) -> OneDim:
             return OneDim(

@@ -21,6 +21,7 @@ from outlierlens.experiments.origin.result import (
     TableOrigin,
     TableRows,
 )
+from outlierlens.statistics.ranks import ranks_from_top
 
 BLOCK_VALUES = 2**20  # float64 values of a block; a few such arrays live at once
 BINS = 1024
@@ -232,15 +233,17 @@ class TablePass:
         }
         far = self._far / self._read
         peak_sigma = _sigmas(self._peak)
+        ranked = shares | {"far": far, "peak": self._peak, "mean": np.abs(mean_z)}
+        ranks = {of: ranks_from_top(values) for of, values in ranked.items()}
         found = [
             TableDim(
                 dim=dim,
                 argmin_share=float(shares["smallest"][dim]),
                 argmax_share=float(shares["largest"][dim]),
                 sigma_share=float(far[dim]),
-                argmin_rank=_rank(shares["smallest"], dim),
-                argmax_rank=_rank(shares["largest"], dim),
-                sigma_rank=_rank(far, dim),
+                argmin_rank=int(ranks["smallest"][dim]),
+                argmax_rank=int(ranks["largest"][dim]),
+                sigma_rank=int(ranks["far"][dim]),
                 argmin_alone=int(alone["smallest"][dim]),
                 argmax_alone=int(alone["largest"][dim]),
                 argmin_rows=tuple(self._listed["smallest", dim]),
@@ -248,11 +251,11 @@ class TablePass:
                 argmin_tied=int(tied["smallest"][dim]),
                 argmax_tied=int(tied["largest"][dim]),
                 peak_sigma=float(peak_sigma[dim]),
-                peak_rank=_rank(self._peak, dim),
+                peak_rank=int(ranks["peak"][dim]),
                 peak_apart=self._apart(i, self._extremes[dim][0].z),
                 mean=float(means[dim]),
                 mean_z=float(mean_z[dim]),
-                mean_rank=_rank(np.abs(mean_z), dim),
+                mean_rank=int(ranks["mean"][dim]),
                 quantiles=np.quantile(columns[:, i], QUANTILES),
                 outside_share=float(self.rule.beyond(columns[:, i], mean, std).mean()),
                 counts=counts[i],
@@ -283,11 +286,6 @@ class TablePass:
 def _sigmas(values: np.ndarray) -> np.ndarray:
     """Distance from the mean in standard deviations; 0 without any spread."""
     return np.asarray(zscore(values))
-
-
-def _rank(values: np.ndarray, dim: int) -> int:
-    """Rank of one entry, 1 = largest; ties share the best."""
-    return 1 + int((values > values[dim]).sum())
 
 
 def _leaders(end: str, shares: np.ndarray, dims: np.ndarray) -> list[Share]:

@@ -20,6 +20,7 @@ from outlierlens.experiments.probe.texts import Split, split_texts
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
+from outlierlens.statistics.ranks import ranks_from_top
 from outlierlens.statistics.resampling import poisson_times
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.options import Fitting
@@ -208,10 +209,10 @@ class _One:
 def _layer(one: _One, scale: float, judged: Judged, named: tuple[int, ...], seed: int) -> LayerProbe:
     at_position = judged.contribution[one.place].astype(np.float64)  # [position, dim]
     value = at_position.sum(0) / judged.n.sum()
-    order = np.argsort(-value, kind="stable")
+    order, ranks = np.argsort(-value, kind="stable"), ranks_from_top(value)
 
     def contribution(dim: int) -> Contribution:
-        return Contribution(dim, float(value[dim]), 1 + int((value > value[dim]).sum()))
+        return Contribution(dim, float(value[dim]), int(ranks[dim]))
 
     others = [int(dim) for dim in order if int(dim) not in named] or [int(order[0])]
     heat_dims = tuple(dict.fromkeys((*named, *others[:HEAT_DIMS])))

@@ -12,6 +12,7 @@ import numpy as np
 
 from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.ranks import ranks_from_top
 from outlierlens.statistics.words import interval_text, no_change
 
 
@@ -94,7 +95,7 @@ class LayerProbe:
 
     def weight_rank(self, dim: int) -> int:
         """Rank of the dimension's |w| among all, 1 is largest."""
-        return 1 + int((self.weight > self.weight[dim]).sum())
+        return int(ranks_from_top(self.weight)[dim])
 
     @property
     def largest(self) -> Contribution:

@@ -32,6 +32,7 @@ from outlierlens.experiments.survival.result import (
     Survival,
     TunedSurvival,
 )
+from outlierlens.statistics.ranks import pearson
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -240,20 +241,16 @@ def _agreement(stack: StackScan, maps: Sequence[dict[Part, np.ndarray]], named: 
             stack=stack.stack,
             site=stack.site,
             part=part,
-            r=_pearson(before, after),
-            r_named=_pearson(before[:, named], after[:, named]) if before[:, named].size >= 3 else None,
+            r=_correlation(before, after),
+            r_named=_correlation(before[:, named], after[:, named]) if before[:, named].size >= 3 else None,
             moved_named=float(moved[:, named].mean()) if named else None,
             moved_others=float(moved[:, others].mean()) if len(others) else 0.0,
         )
 
 
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+def _correlation(before: np.ndarray, after: np.ndarray) -> float:
     """Pearson correlation of two arrays' values; 1 where they are equal, else 0 where one is constant."""
-    if np.array_equal(x, y):
-        return 1.0
-    x, y = x.ravel() - x.mean(), y.ravel() - y.mean()
-    size = float(np.sqrt(np.dot(x, x) * np.dot(y, y)))
-    return float(np.dot(x, y)) / size if size else 0.0
+    return 1.0 if np.array_equal(before, after) else float(np.nan_to_num(pearson(before, after)))
 
 
 def _grouped(dims: Sequence[DimSurvival]) -> dict[tuple[str, str], list[int]]:

@@ -27,6 +27,7 @@ from outlierlens.experiments.sweep.charts_marks import (
     titled,
 )
 from outlierlens.experiments.sweep.result import Effect, Sweep, names
+from outlierlens.statistics.ranks import pearson, spearman
 from outlierlens.statistics.words import interval_text
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import PLAIN_NUMBER, Chart, Spec, begun, chart, field, round_to, rounded
@@ -140,11 +141,11 @@ def sweep_first_order(
     rows = [row(e) for e in marked]
     layers = [line, *dots([row(e) for e in drawn], x, y, sweep), *marks(rows, named, sweep, x, y)]
     layers += names_beside(rows, places, sweep.found, x, y)
-    pearson, spearman = correlation(estimates, changes), correlation(ranks(estimates), ranks(changes))
+    r, rho = pearson(estimates, changes), float(spearman(estimates, changes))
     strongest = max(effects, key=lambda e: abs(e.change))
     reading = (
         f"One backward pass over {sweep.cost.gradient_texts:,} texts estimates every dimension at once; on the dashed "
-        f"line estimate and measurement are equal. Pearson r = {pearson:.2f}, Spearman r = {spearman:.2f} over "
+        f"line estimate and measurement are equal. Pearson r = {r:.2f}, Spearman r = {rho:.2f} over "
         f"{len(effects):,} dimensions. {few(strongest.dims)}: estimated {strongest.first_order:+.3g}, measured "
         f"{strongest.change:+.3g}. The estimate orders the work and narrows intervals; it is never the result. "
     )
@@ -236,17 +237,3 @@ def _decades(low: float, high: float) -> list[np.ndarray]:
         -sizes[(-sizes >= low) & (-sizes <= high)],
         np.zeros(int(low <= 0 <= high)),
     ]
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1, of equal values their mean."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
-
-
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Pearson's r; NaN where either does not vary."""
-    a, b = one - one.mean(), other - other.mean()
-    size = math.sqrt(float((a @ a) * (b @ b)))
-    return float(a @ b) / size if size > 0 else math.nan
