@@ -116,6 +116,16 @@ class Rule:
         """The threshold in full words, such as "3 standard deviations"."""
         return f"{self.n_sigma:g} standard deviations"
 
+    @property
+    def percent(self) -> str:
+        """The share of layers in words, such as "50 %"."""
+        return f"{self.min_layer_fraction:.0%}".replace("%", " %")
+
+    @property
+    def share(self) -> str:
+        """The share of layers in a sentence: "half", or such as "40 %"."""
+        return "half" if self.min_layer_fraction == 0.5 else self.percent
+
     def asks(self, n_layers: int, *, has_bias: bool) -> str:
         """What an outlier is under this rule, in one phrase that begins with a verb."""
         if self.name == "luo":

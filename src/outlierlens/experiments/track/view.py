@@ -99,7 +99,7 @@ def track_sentences(track: Track) -> tuple[str, ...]:
 def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
     first, last = int(track.steps[0]), int(track.steps[-1])
     span = f"{len(track.steps)} recorded steps from {first:,} to {last:,}"
-    sigma, share = track.rule.sigmas, f"{track.rule.min_layer_fraction:.0%}".replace("%", " %")
+    sigma, share = track.rule.sigmas, track.rule.percent
     if not passing:
         yield f"Over {span} no dimension comes to stand {sigma} out in {share} of the layers."
         strongest = max(track.emergences, key=lambda one: one.z_scale, default=None)

@@ -5,6 +5,7 @@ from pathlib import Path
 from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.session import Session
 from outlierlens.training.pretrain.options import PretrainOptions
@@ -53,7 +54,11 @@ def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
 
 
 def _log(step: int, steps: int, logs: dict[str, float]) -> None:
-    shown = {"loss": "loss", "eval_loss": "held-out loss", "outliers/max_layers_scale": "most layers past 3 sigma"}
+    shown = {
+        "loss": "loss",
+        "eval_loss": "held-out loss",
+        "outliers/max_layers_scale": f"most layers past {Rule().sigmas}",
+    }
     parts = [f"{label} {logs[name]:.4g}" for name, label in shown.items() if name in logs]
     if parts:
         warn(f"step {step:,} of {steps:,}: {', '.join(parts)}")

@@ -35,8 +35,8 @@ class Outcome(Result):
         held_out_loss: at the last evaluation, on the recipe's own held-out rows and masked share, nats per token.
         text_loss: on plain held-out texts with 15 % masked, the same for every recipe of the same text, nats per token.
         text: what those texts are; text_digest: SHA-256 over them.
-        both: dimensions past 3 sigma in half of the layers, in scale and in bias (Kovaleva et al. 2021).
-        scale_alone, bias_alone: dimensions past 3 sigma in half of the layers of one of them.
+        both: dimensions past the threshold of `Rule()` in its share of the layers, in scale and in bias (Kovaleva et al. 2021).
+        scale_alone, bias_alone: dimensions past it in its share of the layers of one of them.
         largest_z: largest mean over layers of |z| in the scale.
         kurtosis: largest over blocks of He et al.'s (2024) kurtosis over dimensions, on those texts.
         inf_norm: largest |h| of any block's output on them.
