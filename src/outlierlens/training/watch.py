@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import Param, live_parameters
+from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Texts
 from outlierlens.detection.rules import Rule, zscore
-from outlierlens.detection.scan.measure import combine, per_dim, scaled
+from outlierlens.detection.scan.measure import live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
@@ -301,19 +301,9 @@ class Watcher:
 
     def _values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Scale and bias of a stream as they act, float32 [layer, dim]; the bias is empty where there is none."""
-        site, live = self._sites[name], live_parameters(self.model)
-
-        def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
-            vectors = []
-            for params in layers:
-                names = {name for p in params for name in (p.name, p.times) if name}
-                values = {name: live[name].detach().float().cpu().numpy() for name in names}
-                ranks = {key: value.ndim for key, value in values.items()}
-                written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
-                vectors.append(combine(written, params, ranks))
-            return np.stack(vectors).astype(np.float32)
-
-        return stacked(site.scale), stacked(site.bias) if all(site.bias) else nothing()
+        site = self._sites[name]
+        scale = live_values(self.model, site.scale).astype(np.float32)
+        return scale, live_values(self.model, site.bias).astype(np.float32) if all(site.bias) else nothing()
 
     def _gradients(self, site: Any) -> dict[str, np.ndarray]:
         """L2 norm over layers of the gradients at each dimension [dim], empty where there are none."""

@@ -21,6 +21,8 @@ from outlierlens.options import Flag, Flat
 from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from outlierlens.models.load import LoadedModel
 
 MAX_READ = 500_000_000
@@ -224,6 +226,18 @@ def combine(vectors: Sequence[np.ndarray], params: Sequence[Param], sizes: Mappi
     if all(sizes[param.name] == 1 for param in params):
         return np.sum(vectors, axis=0)
     return np.sqrt(np.sum(np.square(vectors), axis=0))
+
+
+def live_values(model: "nn.Module", layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
+    """What the parameters of a model in memory write to each dimension as they are now, [layer, dim]."""
+    live, rows = arch.live_parameters(model), []
+    for params in layers:
+        names = {name for p in params for name in (p.name, p.times) if name}
+        values = {name: live[name].detach().float().cpu().numpy() for name in names}
+        ranks = {name: value.ndim for name, value in values.items()}
+        written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
+        rows.append(combine(written, params, ranks))
+    return np.stack(rows)
 
 
 def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) -> None:

@@ -16,10 +16,9 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
-from outlierlens.detection.activation_rules import Measured
-from outlierlens.detection.observe.measure import ObserveOptions, Observer, Stream
+from outlierlens.detection.activation_rules import ActivationMeasures
+from outlierlens.detection.observe.measure import ObserveOptions, Observer, Stream, every_statistic, rule_inputs
 from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
-from outlierlens.detection.summary import every_statistic, rule_inputs
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.linears import last_linears
 from outlierlens.experiments.detectors.options import PassOptions
@@ -50,7 +49,7 @@ class Collected:
     """
 
     layers: tuple[str, ...]
-    measured: Measured
+    measured: ActivationMeasures
     mean_abs: np.ndarray
     medians: np.ndarray
     high: np.ndarray
