@@ -234,7 +234,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "origin", "explain",
         "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
-        home="experiments.origin", python="origin", measure=".run", options="Traced", takes=shared.WEIGHTS,
+        home="experiments.origin", python="origin", options="Traced", takes=shared.WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
     ),
     Experiment(

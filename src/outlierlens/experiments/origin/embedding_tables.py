@@ -8,8 +8,11 @@ Memory does not grow with the number of rows, but for the columns of the named d
 `MAX_KEPT_ROWS` rows where every row's extremes are wanted. The outcome does not depend on how the rows are cut.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from outlierlens.architectures import BoundStack
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.errors import BadFile
 from outlierlens.experiments.origin.result import (
@@ -303,3 +306,25 @@ def _quantiles(histogram: Histogram, counts: np.ndarray) -> np.ndarray:
         return np.full(len(QUANTILES), np.nan)
     places = np.searchsorted(np.cumsum(counts), np.ceil(np.array(QUANTILES) * total))
     return np.asarray(histogram.low + (places + 0.5) * histogram.width)
+
+
+def missing_tables(stack: BoundStack, tables: Sequence[TableOrigin], notes: list[str]) -> None:
+    """Say which tables are not there, and why."""
+    declared = stack.stack
+    kinds = {one.kind for one in tables}
+    projected = ", ".join(declared.embedding_linears)
+    if projected and "token" not in kinds:
+        notes.append(
+            f"what is embedded has another width than the stream and is projected into it by {projected}, so rows of its "
+            "tables have no dimension of the stream: the projection's own rows are measured"
+        )
+    if "position" not in kinds:
+        notes.append(
+            "no position table of the stream's width: positions enter elsewhere (rotary, relative, sinusoidal, by a "
+            "convolution, or before a projection), so no position row can carry a dimension"
+        )
+    if "other" in kinds:
+        names = ", ".join(one.name for one in tables if one.kind == "other")
+        notes.append(
+            f"what the rows of {names} stand for is not declared: counted, but not read as positions or tokens"
+        )

@@ -22,6 +22,7 @@ from outlierlens.architectures import BoundStack, Param
 from outlierlens.architectures.tables import first_row, kind_of
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
+from outlierlens.detection.observe.result import Observation
 from outlierlens.detection.rules import Measured, Rule, find, zscore
 from outlierlens.detection.scan.measure import Site, check_size, measure, per_dim, sites_of
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
@@ -30,15 +31,16 @@ from outlierlens.experiments.origin.embedding_tables import (
     MAX_KEPT_ROWS,
     TablePass,
     histogram_of,
+    missing_tables,
     ranks_in_rows,
 )
-from outlierlens.experiments.origin.options import OriginOptions
+from outlierlens.experiments.origin.options import OriginOptions, Traced
 from outlierlens.experiments.origin.result import NormOrigin, Origin, StackOrigin, TableOrigin
 from outlierlens.experiments.origin.verdict import verdict
-from outlierlens.results.document import Provenance
+from outlierlens.results.document import Provenance, load
+from outlierlens.session import Session
 
 if TYPE_CHECKING:
-    from outlierlens.detection.observe.result import Observation
     from outlierlens.models.load import LoadedModel
 
 MAX_NAMED = 64
@@ -71,6 +73,16 @@ def origin_live(loaded: "LoadedModel", options: OriginOptions | None = None, *, 
     options = options or OriginOptions()
     options = replace(options, scan=replace(options.scan, max_read=checkpoint.total_bytes))
     return _Measurement(checkpoint, options, None).run(loaded.stacks, command)
+
+
+def run(session: Session, options: Traced) -> Origin:
+    """Follow what the options name."""
+    how = replace(options.how, named_by="--dims", scan=session.scanning(options.how.scan))
+    if options.observed is not None:
+        how = replace(how, dims=dims_of_file(options.observed), named_by=f"{options.observed.name} (observe)")
+    found = origin(session.subject.model, how)
+    session.draw = {"which": options.picture, "stream": options.stack}
+    return found
 
 
 class _Measurement:
@@ -346,29 +358,17 @@ class _NormMaker:
         )
 
 
-def missing_tables(stack: BoundStack, tables: Sequence[TableOrigin], notes: list[str]) -> None:
-    """Say which tables are not there, and why."""
-    declared = stack.stack
-    kinds = {one.kind for one in tables}
-    projected = ", ".join(declared.embedding_linears)
-    if projected and "token" not in kinds:
-        notes.append(
-            f"what is embedded has another width than the stream and is projected into it by {projected}, so rows of its "
-            "tables have no dimension of the stream: the projection's own rows are measured"
+def dims_of_file(path: Path) -> dict[str, tuple[int, ...]]:
+    """`dims_of_observation` of a file; raises BadInput where it holds something else."""
+    loaded = load(path)
+    if not isinstance(loaded, Observation):
+        raise BadInput(
+            f"{path} holds a {type(loaded).__name__}, not an Observation; make it with outlierlens observe MODEL -o {path}"
         )
-    if "position" not in kinds:
-        notes.append(
-            "no position table of the stream's width: positions enter elsewhere (rotary, relative, sinusoidal, by a "
-            "convolution, or before a projection), so no position row can carry a dimension"
-        )
-    if "other" in kinds:
-        names = ", ".join(one.name for one in tables if one.kind == "other")
-        notes.append(
-            f"what the rows of {names} stand for is not declared: counted, but not read as positions or tokens"
-        )
+    return dims_of_observation(loaded)
 
 
-def dims_of_observation(found: "Observation") -> dict[str, tuple[int, ...]]:
+def dims_of_observation(found: Observation) -> dict[str, tuple[int, ...]]:
     """{stack: dimensions} that the rules on activations found in an `Observation`; raises BadInput where there is none."""
     dims = {stack.stack: tuple(dict.fromkeys(o.dim for o in stack.outliers)) for stack in found.stacks}
     if not any(dims.values()):
