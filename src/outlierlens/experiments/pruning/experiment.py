@@ -64,7 +64,7 @@ def prune_experiment(
     swaps: dict[str, int] = {}
 
     def pruned(label: str, plan: Plan) -> Condition:
-        """The weights of `plan` and the smallest others pruned."""
+        """The weights of `plan` and the smallest others pruned; how many these are is known without the rows."""
         taken = budget.pruner.pruned(plan, budget.n)
         swaps[label] = int(np.count_nonzero(taken & ~budget.alone))
         found = bench.condition(label, plan, lambda: budget.pruner.off(taken))
