@@ -15,14 +15,12 @@ from architectures import FAMILIES, build
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.quantization.apply import Keeping, loss_change, rounded
-from outlierlens.experiments.quantization.calibration import calibrate, smooth_factors
-from outlierlens.experiments.quantization.local_error import weight_error
 from outlierlens.experiments.quantization.measure import quantize
 from outlierlens.experiments.quantization.options import QuantizeOptions
-from outlierlens.experiments.quantization.places import find_places, without_foreign_readers
+from outlierlens.experiments.quantization.places import calibrate, find_places, smooth_factors, without_foreign_readers
 from outlierlens.experiments.quantization.result import Difference, Quantized
-from outlierlens.experiments.quantization.rounding import fake_quantize, fake_quantize_inputs
-from outlierlens.experiments.quantization.schemes import parse, parse_all
+from outlierlens.experiments.quantization.rounding_error import weight_error
+from outlierlens.experiments.quantization.schemes import fake_quantize, fake_quantize_inputs, parse, parse_all
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks import TaskOptions, make_task
 
