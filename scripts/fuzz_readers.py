@@ -929,7 +929,7 @@ def clipping_json() -> Reader:
 
 @reader
 def positions() -> Reader:
-    from outlierlens.experiments.pruning.positions import read_positions
+    from outlierlens.experiments.pruning.removal import read_positions
 
     return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: read_positions(path, 8, 3).sum())
 

@@ -606,7 +606,7 @@ def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.
 
 def answered(*chunks: bytes, host: str = "127.0.0.1:7860", **headers: str) -> tuple[int, bytes]:
     """(status, what the application read) of one request through the door."""
-    from outlierlens.explore.door import Door
+    from outlierlens.explore.serve import Door
 
     read, status = b"", 0
     left = list(chunks)
@@ -655,7 +655,7 @@ def test_this_machine_and_the_tunnel_are_let_in() -> None:
 
 
 def test_a_large_body_is_refused_said_or_unsaid() -> None:
-    from outlierlens.explore.door import MOST_BYTES
+    from outlierlens.explore.serve import MOST_BYTES
 
     assert answered(b"x", content_length=str(MOST_BYTES + 1)) == (413, b"")
     assert answered(b"x", content_length="-1") == (413, b"")

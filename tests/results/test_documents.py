@@ -12,7 +12,7 @@ from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.experiments.attack import saving
 from outlierlens.experiments.embedder import folder, reader
-from outlierlens.experiments.pruning.positions import read_positions
+from outlierlens.experiments.pruning.removal import read_positions
 from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts
 from outlierlens.results import json_toml as documents

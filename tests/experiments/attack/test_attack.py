@@ -17,7 +17,7 @@ from conftest import Words
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attack.edits import Change, Values, changes_of, edited_values, flips, gather, moves_of
+from outlierlens.experiments.attack.edits import ValueChange, Values, changes_of, edited_values, flips, gather, moves_of
 from outlierlens.experiments.attack.measure import attack, cut_texts
 from outlierlens.experiments.attack.options import AttackOptions, SearchOptions
 from outlierlens.experiments.attack.places import drawn, found_dims, tolerances, widest
@@ -120,10 +120,10 @@ def test_every_edit_of_a_sensitive_value_is_caught(found: Attack) -> None:
 
 
 def test_a_verify_of_the_intact_model_finds_nothing(llama: LoadedModel) -> None:
-    from outlierlens.experiments.attack.detection import Watch
+    from outlierlens.experiments.attack.measure import Watch
 
     watch = Watch(llama, (1, PLANTED))
-    outside = [Change("model.layers.0.mlp.up_proj.weight", 3, 9.0)]
+    outside = [ValueChange("model.layers.0.mlp.up_proj.weight", 3, 9.0)]
     assert not watch.caught([])
     assert not watch.caught_deep([])
     assert not watch.caught(outside)
@@ -229,7 +229,7 @@ def test_restored_bit_for_bit_after_an_error(weights: dict[str, torch.Tensor]) -
     held = weights["w"].contiguous().view(torch.int32).clone()
 
     def fail() -> None:
-        with edited_values(weights, [Change("w", 0, 7.0), Change("w", 1, 8.0)]) as n_values:
+        with edited_values(weights, [ValueChange("w", 0, 7.0), ValueChange("w", 1, 8.0)]) as n_values:
             assert (n_values, weights["w"].tolist()[0]) == (2, [7.0, 8.0])  # however the tensor lies in memory
             raise RuntimeError("inside")
 
@@ -241,17 +241,17 @@ def test_restored_bit_for_bit_after_an_error(weights: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (Change("v", 0, 1.0), "no tensor 'v'"),
-        (Change("w", 4, 1.0), "w has no value 4; it has 4 values"),
-        (Change("w", 0, 1.0), "edited twice"),
-        (Change("tokens", 0, 1.0), "of type torch.int64"),
+        (ValueChange("v", 0, 1.0), "no tensor 'v'"),
+        (ValueChange("w", 4, 1.0), "w has no value 4; it has 4 values"),
+        (ValueChange("w", 0, 1.0), "edited twice"),
+        (ValueChange("tokens", 0, 1.0), "of type torch.int64"),
     ],
 )
 def test_what_cannot_be_edited_is_refused_and_nothing_stays(
-    weights: dict[str, torch.Tensor], change: Change, message: str
+    weights: dict[str, torch.Tensor], change: ValueChange, message: str
 ) -> None:
     held = weights["w"].contiguous().view(torch.int32).clone()
-    with pytest.raises(BadInput, match=message), edited_values(weights, [Change("w", 0, 7.0), change]):
+    with pytest.raises(BadInput, match=message), edited_values(weights, [ValueChange("w", 0, 7.0), change]):
         raise AssertionError("entered")
     assert torch.equal(weights["w"].contiguous().view(torch.int32), held)
 
@@ -288,7 +288,7 @@ def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
     value = float(target.parameters[name].detach()[place])
     ends = []
     for sign in (1, -1):
-        with edited_values(target.parameters, [Change(name, place, value + sign * step)]):
+        with edited_values(target.parameters, [ValueChange(name, place, value + sign * step)]):
             ends.append(target.value())
     assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
 

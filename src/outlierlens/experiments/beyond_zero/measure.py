@@ -7,14 +7,14 @@ The loop is in `beyond_zero`; means are those of other texts than the ones they 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.bench import AblationBench, TextValues
+from outlierlens.ablation.bench import AblationBench, Progress, TextValues
 from outlierlens.ablation.controls import Plan, plan_key, random_sets, relabelled
 from outlierlens.ablation.position_means import PositionSums, collected
 from outlierlens.ablation.switches import Dims, EditSettings, edited_hidden, plan_dims
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
     from outlierlens.session import Session
 
-Progress = Callable[[str, int, int], None]
 MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 

@@ -8,7 +8,7 @@ Every condition is measured on one `AblationBench`: it reads the same tokens and
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.bench import AblationBench, Steps
+from outlierlens.ablation.bench import AblationBench, Progress, Steps
 from outlierlens.ablation.controls import Plan, compared, matched_sets, plan_key, random_families, relabelled
 from outlierlens.ablation.damage import Condition, Continuation, Damage, Filled
 from outlierlens.ablation.fill import Exercise, continuation, exercise, fill, filled
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
     from outlierlens.session import Session
 
-Progress = Callable[[str, int, int], None]
 TEXTS = 64  # of the command, where no number is given
 
 

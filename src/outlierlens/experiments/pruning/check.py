@@ -23,8 +23,7 @@ from outlierlens.detection.scan.measure import check_size, scan_checkpoint, site
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 from outlierlens.experiments.pruning.masks import Masks, Unmasked, held, open_source
 from outlierlens.experiments.pruning.options import CheckedModels, CheckOptions
-from outlierlens.experiments.pruning.positions import infer_positions, read_positions
-from outlierlens.experiments.pruning.removal import Cells, per_dim_off
+from outlierlens.experiments.pruning.removal import Cells, infer_positions, per_dim_off, read_positions
 from outlierlens.experiments.pruning.result import Hit, PruneCheck, StackCheck
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session

@@ -9,7 +9,7 @@ the weights of some positions first, then the smallest of what is left: `chosen`
 positions in all layers, random ones that differ by layer, and ones about as large that differ by layer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.bench import AblationBench, Steps
+from outlierlens.ablation.bench import AblationBench, Progress, Steps
 from outlierlens.ablation.controls import Plan, compared, matched_sets, random_sets
 from outlierlens.ablation.damage import Condition
 from outlierlens.architectures import live_parameters
@@ -36,8 +36,6 @@ from outlierlens.tasks import make_task
 
 if TYPE_CHECKING:
     from torch import nn
-
-Progress = Callable[[str, int, int], None]
 
 
 def prune_experiment(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.bench import AblationBench, Steps
+from outlierlens.ablation.bench import AblationBench, Progress, Steps
 from outlierlens.ablation.controls import random_sets
 from outlierlens.data.texts import Data
 from outlierlens.detection.observe.measure import ObserveOptions
@@ -50,7 +50,6 @@ from outlierlens.tasks import Task, make_task, weighted_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-Progress = Callable[[str, int, int], None]
 MAP_CELLS = 65_536  # layers × dimensions that a result holds of each scheme
 MOST_SEEN = 8  # dimensions that are taken from activations where the weights name none
 

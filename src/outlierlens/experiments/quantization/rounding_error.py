@@ -43,7 +43,7 @@ class Reading:
 
 
 @dataclass
-class _Sums:
+class _InputErrors:
     """Squares of one linear's inputs, and of their errors plain and with the dimensions kept, by column [in]."""
 
     power: np.ndarray
@@ -71,7 +71,7 @@ def local_errors(
     }
 
 
-def _at(place: Place, recipe: Recipe, dims: tuple[int, ...], read: _Sums | None) -> LinearError:
+def _at(place: Place, recipe: Recipe, dims: tuple[int, ...], read: _InputErrors | None) -> LinearError:
     weight, kept, share = (float("nan"),) * 3
     if recipe.weights is not None:
         weight, kept, share = weight_error(place, recipe.weights, dims)
@@ -111,11 +111,11 @@ def _inputs(
     places: Sequence[Place],
     texts: Data,
     how: Reading,
-) -> dict[tuple[Scheme, str], _Sums]:
+) -> dict[tuple[Scheme, str], _InputErrors]:
     """Squared errors of what every linear reads, by column, over one pass of the intact model."""
     import torch
 
-    sums: dict[tuple[Scheme, str], _Sums] = {}
+    sums: dict[tuple[Scheme, str], _InputErrors] = {}
     if not schemes:
         return sums
     bound = loaded.stack(how.stack)
@@ -139,7 +139,7 @@ def _inputs(
             old = sums.get((scheme, place.name))
             if old is not None:
                 new = [old.power + new[0], old.error + new[1], old.kept + new[2]]
-            sums[scheme, place.name] = _Sums(*new)
+            sums[scheme, place.name] = _InputErrors(*new)
         return reads
 
     looks = {place.module: (lambda reads, place=place: look(place, reads)) for place in places}
