@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attack_results
-from architectures import FAMILIES, build
-from conftest import Words
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
@@ -26,18 +24,14 @@ from outlierlens.experiments.attack.saving import check_save, mark_safetensors, 
 from outlierlens.experiments.integrity.fingerprint import fingerprint
 from outlierlens.experiments.integrity.options import FingerprintOptions
 from outlierlens.experiments.integrity.verify import verify
-from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks import TaskOptions
+from planted import tiny
 
 PLANTED = 5
 TEXTS = Texts("test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9)) for i in range(8)))
 QUICK = SearchOptions(n_single=4, n_sets=4)
-
-
-def tiny(family: str, head: str | None, kind: str) -> LoadedModel:
-    loaded = from_objects(build(FAMILIES[family], head) if head else build(FAMILIES[family]), name=family)
-    return LoadedModel(family, loaded.model, Words.build(kind=kind), loaded.head, loaded.stacks, loaded.config)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +62,7 @@ def values_of(before: list[float], dtype: str = "float32") -> Values:
 
 def test_planted_value_of_a_headless_model_is_found_first() -> None:
     """The last norm adds 30 to one dimension, so that all sentence vectors point there: its sign turns them around."""
-    loaded = tiny("bert", None, "masked")
+    loaded = tiny("bert")
     name = "encoder.layer.2.output.LayerNorm.bias"
     with torch.no_grad():
         loaded.model.get_parameter(name)[PLANTED] = 30.0
@@ -300,10 +294,8 @@ def test_texts_are_cut_at_the_end_of_a_token(llama: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0}, "budget is 0; it must be at least 1"),
         ({"kinds": ("melt",)}, "no kind of edit is called 'melt'; kinds are zero, swap"),
         ({"kinds": ("swap",), "budget": 1}, "a swap changes two values"),
-        ({"factor": 1.0}, "factor is 1.0; it must be more than 1"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
