@@ -233,7 +233,8 @@ class _Check:
         if self.second is None and self.masks is not None and self.masks.holds == "masks":
             return (), "no one", ("masks alone do not say where outliers are: name the intact model first, or --dims",)
         quiet = replace(self.options.scan, notice=None)  # what is read was said when its size was checked
-        scan = scan_checkpoint(_with_config(self.model, self.config), quiet)
+        self.model.config = self.config
+        scan = scan_checkpoint(self.model, quiet)
         found = next(stack for stack in scan.stacks if stack.stack == bound.name)
         return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma", ()
 
@@ -256,11 +257,6 @@ class _Check:
 
     def _name(self, which: int) -> str:
         return (self.second or self.first).name if which else self.first.name
-
-
-def _with_config(checkpoint: Checkpoint, config: dict[str, Any]) -> Checkpoint:
-    checkpoint.config = config
-    return checkpoint
 
 
 def _looks_like_masks(source: Checkpoint) -> bool:

@@ -70,7 +70,8 @@ def find_places(loaded: LoadedModel, stack: str | None = None) -> tuple[Place, .
     refuse_sharded(loaded.model)
     width = stream_width(loaded.model, bound)
     layer_of = {path: layer for layer, path in reversed(list(enumerate(bound.blocks)))}
-    writers = _writers(bound)
+    written = (*bound.stack.other_writes, *bound.stack.last_linear)
+    writers = {f"{block}.{module}" for block in bound.blocks for module in written if not module.endswith("()")}
     found: list[Place] = []
     seen: set[int] = set()
     for name, module in loaded.model.named_modules():
@@ -102,12 +103,6 @@ def without_foreign_readers(places: Sequence[Place], shared: Sequence[Sequence[s
     layer = {place.name: place.layer for place in places}
     foreign = {name for group in shared if len({layer[name] for name in group}) > 1 for name in group}
     return tuple(replace(place, reads=False) if place.name in foreign else place for place in places)
-
-
-def _writers(bound: BoundStack) -> set[str]:
-    """Paths of the linears that the architecture's row names as writes."""
-    modules = (*bound.stack.other_writes, *bound.stack.last_linear)
-    return {f"{block}.{module}" for block in bound.blocks for module in modules if not module.endswith("()")}
 
 
 def _kind(module: "nn.Module") -> str:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Number = Literal["int8", "int4", "e4m3", "e5m2"]
 Grain = Literal["tensor", "channel", "token", "group"]
-BITS = {"int8": 8, "int4": 4, "e4m3": 8, "e5m2": 8}
 # Levels of symmetric integers on each side of zero: one code is given up so that zero and signs are exact.
 LEVELS = {"int8": 127, "int4": 7}
 # Largest finite value: Micikevicius et al. (2022), "FP8 Formats for Deep Learning", table 1.
