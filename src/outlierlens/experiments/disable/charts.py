@@ -17,8 +17,8 @@ from outlierlens.view.words import few, number
 def losses(damage: Damage, *, name: str = "loss") -> Chart:
     """Change of the task's value with the chosen dimensions off and with each control set off, intact = 0."""
     chosen = damage.chosen
-    name = few(chosen.dims) if len(chosen.dims) <= 3 else f"{len(chosen.dims)} dimensions"
-    families: list[tuple[str, Sequence[Condition]]] = [(f"chosen: {name}", (chosen,))]
+    dims = few(chosen.dims) if len(chosen.dims) <= 3 else f"{len(chosen.dims)} dimensions"
+    families: list[tuple[str, Sequence[Condition]]] = [(f"chosen: {dims}", (chosen,))]
     families += [(f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in _drawn(damage)]
     rows = [
         _row(one, family, 0.5 if len(conditions) == 1 else draw.spread(i), chosen=number == 0, unit=damage.of_change)
