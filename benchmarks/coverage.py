@@ -241,7 +241,7 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     import torch
 
     from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.experiments.sweep.first_order import first_order
+    from outlierlens.experiments.sweep.gradients import first_order
     from outlierlens.experiments.sweep.runner import make_runner
     from outlierlens.experiments.sweep.units import INTACT, planned
     from outlierlens.models.load import LoadOptions, load_model

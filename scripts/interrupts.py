@@ -46,8 +46,8 @@ from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import Removal
 from outlierlens.experiments.quantization.apply import Keeping, rounded
 from outlierlens.experiments.quantization.schemes import parse
-from outlierlens.experiments.sweep.precision import _as_float32
 from outlierlens.experiments.sweep.prefix import Kept, resumed
+from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import (

@@ -11,16 +11,14 @@ import pytest
 import tuned_models
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions
-from outlierlens.replicate.glue.references import checkpoint_of
+from outlierlens.replicate.luo import measure as luo_parts
 from outlierlens.replicate.luo import measure as module
 from outlierlens.replicate.luo import options
-from outlierlens.replicate.luo import parts as luo_parts
-from outlierlens.replicate.luo.data import LuoData
-from outlierlens.replicate.luo.measure import LuoJob, replicate_luo
-from outlierlens.replicate.luo.parts import PARTS
-from outlierlens.replicate.luo.references import published_for, shares_for
+from outlierlens.replicate.luo.data import LuoData, published_for, shares_for
+from outlierlens.replicate.luo.measure import PARTS, LuoJob, replicate_luo
 from outlierlens.replicate.luo.result import Effect, LuoReplication, Published, effect_rows, extremes
 from outlierlens.replicate.luo.view import effect_table, sections, sentences
+from outlierlens.replicate.papers import checkpoint_of
 from outlierlens.report import rerender
 from outlierlens.results.document import from_json, load, save, to_json
 

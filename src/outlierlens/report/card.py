@@ -13,8 +13,7 @@ from pathlib import Path
 from outlierlens.ablation.damage import Condition, Damage
 from outlierlens.errors import BadInput, one_line
 from outlierlens.report.advice import advice
-from outlierlens.report.joined import Joined, joined_sections
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import Joined, ReportData, joined_sections
 from outlierlens.report.words import counted, finding, verdict
 from outlierlens.statistics.words import interval_text
 from outlierlens.view.words import listed, number

@@ -12,8 +12,7 @@ from outlierlens.detection.scan.result import StackScan, strongest
 from outlierlens.experiments import BY_RESULT
 from outlierlens.experiments.sweep.view import sections as said
 from outlierlens.experiments.track.charts_marks import named_dims
-from outlierlens.report.joined import joined_sections
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import ReportData, joined_sections
 from outlierlens.report.words import counted
 from outlierlens.view import charts
 from outlierlens.view.charts.base import Chart

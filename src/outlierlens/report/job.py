@@ -26,8 +26,8 @@ from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS
-from outlierlens.report.joined import Joined, with_result
 from outlierlens.report.options import ReportOptions
+from outlierlens.report.result import Joined, with_result
 from outlierlens.results.document import load, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links

@@ -23,8 +23,7 @@ from outlierlens.ablation.damage import SIGNS, Continuation, Damage, Filled, Fil
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
-from outlierlens.report.joined import joined_notes
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import ReportData, joined_notes
 from outlierlens.report.words import finding, random_control, sets_of, verdict
 from outlierlens.results.document import FORMAT_VERSION, Provenance
 from outlierlens.statistics import SIGNIFICANT

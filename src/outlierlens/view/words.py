@@ -95,3 +95,11 @@ def named(dims: tuple[int, ...]) -> str:
 
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for reading: "4.5 s", "45 s", "12 min", "3 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60:02} min"

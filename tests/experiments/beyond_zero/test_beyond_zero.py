@@ -21,7 +21,7 @@ from outlierlens.experiments.beyond_zero.charts import beyond_zero as draw
 from outlierlens.experiments.beyond_zero.measure import recovered
 from outlierlens.experiments.beyond_zero.result import BeyondZero
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.report.joined import Joined, joined_sections, with_result
+from outlierlens.report.result import Joined, joined_sections, with_result
 from outlierlens.results.document import load
 from outlierlens.tasks import TaskOptions, make_task
 

@@ -22,7 +22,7 @@ from outlierlens.experiments.detectors.result import MODEL, RANDOM, ROTATED, jac
 from outlierlens.experiments.detectors.settings import Settings
 from outlierlens.experiments.detectors.sums import LayerSums, SequenceKurtosis
 from outlierlens.experiments.detectors.view import verdict
-from outlierlens.report.joined import Joined, joined_sections, with_result
+from outlierlens.report.result import Joined, joined_sections, with_result
 from outlierlens.training.pretrain.regularize import kurtosis
 from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 

@@ -458,7 +458,7 @@ def test_a_verification_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_a_report_takes_a_verification() -> None:
-    from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
+    from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
 
     good = verify_checkpoint(Memory(bert(), {}), taken(memory()))
     bad = verify_checkpoint(memory().edited("bert.embeddings.LayerNorm.bias", (1,), 5.0), taken(memory()))

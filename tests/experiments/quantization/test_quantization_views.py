@@ -14,7 +14,7 @@ from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.quantization.result import Quantized
-from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
+from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
 from outlierlens.results.document import from_json, to_json
 from outlierlens.view.section import cell_text
 from outlierlens.view.words import named

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 import synthetic_report as synthetic
 from outlierlens import charts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.sweep.charts import correlation, ranks
-from outlierlens.experiments.sweep.charts_marks import MAX_MARKS, MAX_TICKS, height_in, scale_from, thin
-from outlierlens.experiments.sweep.charts_nulls import MAX_CONTROLS, MAX_NULLS, quantiles
-from outlierlens.experiments.sweep.charts_windows import MAX_CELLS
+from outlierlens.experiments.sweep.charts import MAX_MARKS, MAX_TICKS, correlation, height_in, ranks, scale_from, thin
+from outlierlens.experiments.sweep.charts_windows import MAX_CELLS, MAX_CONTROLS, MAX_NULLS, quantiles
 from outlierlens.experiments.sweep.result import names
 from outlierlens.view.charts import dim_names
 from outlierlens.view.charts.base import Range

@@ -23,9 +23,8 @@ from architectures import FAMILIES, build
 from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.experiments.sweep import progress
-from outlierlens.experiments.sweep.command import drawn
-from outlierlens.experiments.sweep.progress import SweepView, board, duration, headline
+from outlierlens.experiments.sweep import command as progress
+from outlierlens.experiments.sweep.command import SweepView, board, drawn, headline
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.view import sections, stands_out
 from outlierlens.options import parse_sets
@@ -33,6 +32,7 @@ from outlierlens.report import chart_page
 from outlierlens.results.document import load, save
 from outlierlens.tasks.options import TaskReading
 from outlierlens.view.section import cell_text
+from outlierlens.view.words import duration
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")
 FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")

@@ -16,7 +16,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.engines import Local
-from outlierlens.experiments.sweep.first_order import first_order
+from outlierlens.experiments.sweep.gradients import first_order
 from outlierlens.experiments.sweep.measure import SweepProgress, sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Sweep

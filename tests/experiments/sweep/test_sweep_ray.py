@@ -28,9 +28,8 @@ from outlierlens.experiments.sweep import ray_engine
 from outlierlens.experiments.sweep.engines import Local
 from outlierlens.experiments.sweep.measure import SweepProgress, sweep
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.ray_cluster import connect, room
+from outlierlens.experiments.sweep.ray_cluster import Recipe, connect, room
 from outlierlens.experiments.sweep.ray_engine import Queue, RayEngine
-from outlierlens.experiments.sweep.recipe import Recipe
 from outlierlens.experiments.sweep.runner import Runner, make_runner
 from outlierlens.experiments.sweep.units import Unit, Work
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model

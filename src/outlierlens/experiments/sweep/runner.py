@@ -19,7 +19,7 @@ from outlierlens.ablation.modes import Ablation, means_over, task_for, tokens_re
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
-from outlierlens.experiments.sweep.functional import Functional
+from outlierlens.experiments.sweep.estimate import Functional
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.prefix import Kept, can_resume, capture, resumed
 from outlierlens.models.changes import temporary

@@ -1,7 +1,5 @@
 """`pretrain`: a run is kept in its directory, and goes on from there; recipes are listed and printed too."""
 
-from pathlib import Path
-
 from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
@@ -28,7 +26,7 @@ def run(session: Session, options: PretrainOptions) -> None:
 
 def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
     output, load = session.output, session.load
-    folder = output.output or Path("runs") / f"{recipe.name}-seed-{recipe.training.seed}"
+    folder = session.folder(f"seed-{recipe.training.seed}", recipe.name)
 
     from outlierlens.experiments.outcomes.outcome import OutcomeOptions, kept
     from outlierlens.training.pretrain.loop import WATCH, RunOptions, pretrain

@@ -1,4 +1,13 @@
-"""Which examples can change their predicted class when something is off; all others keep the intact prediction.
+"""One backward pass estimates the effect of every unit to first order: control variate and order of work, never a result.
+
+    first_order(runner, units, (0, 16))      # [text, unit]: estimated change of the task's value
+
+Switching something off moves hidden states by δ; to first order the value moves by Σ ∂value/∂state · δ, over layers and
+tokens. δ is −state at the output of the block's last operation (mode "weights") or of the block ("zero"), (factor − 1) ×
+state ("scale"), and mean − state ("mean").
+
+The same gradients say which examples can change their predicted class when something is off; all others keep the intact
+prediction (`Screen`).
 
     screen = Screen(places)                              # then `wanted` and `audited` of each span, from `masks`
     screen.only(unit, (0, 64))                           # texts of the span to measure, of this unit
@@ -11,22 +20,114 @@ a random share is measured after all (`AUDITED`), and the result says how many o
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.experiments.sweep.first_order import first_order
 from outlierlens.experiments.sweep.result import Screening
+from outlierlens.experiments.sweep.runner import Runner
 from outlierlens.experiments.sweep.units import Unit
+from outlierlens.models.changes import temporary
+from outlierlens.models.hooks import EMBEDDINGS, edited
 from outlierlens.statistics.means import share_at_most
 
 if TYPE_CHECKING:
-    from outlierlens.experiments.sweep.runner import Runner
+    from torch import Tensor
 
+TOKENS_SHARE = 2  # a backward pass keeps what a forward pass lets go: its batches are smaller by this
 SAFETY = 4.0  # first-order estimates of effects on margins are off by less than this, but for strong effects
 AUDITED = 0.02
+
+
+def can_differentiate(runner: Runner) -> bool:
+    """Whether a gradient pass serves this runner: a loss, an ablation of single values, whole blocks."""
+    return runner.mixes and runner.task.is_loss and not runner.stack.stack.token_first
+
+
+def first_order(
+    runner: Runner,
+    units: Sequence[Unit],
+    span: tuple[int, int],
+    objective: "Callable[[Any], Tensor] | None" = None,
+) -> np.ndarray:
+    """First-order estimates of the units' effects on the texts `span` of the runner's order, float32 [text, unit].
+
+    The effects are those on the task's value, or on `objective` of a feed [row].
+    """
+    import torch
+
+    texts = runner.order[span[0] : span[1]]
+    weights = runner.task.weights[texts]
+    found = np.zeros((len(texts), len(units)), dtype=np.float64)
+    model, stack, site = runner.loaded.model, runner.stack, runner.site
+    layers = sorted({layer for unit in units for layer in unit.plan})
+    states: dict[int, Tensor] = {}
+
+    def keep(layer: int, output: "Tensor") -> None:
+        states[layer] = output
+
+    def start(_: int, embedded: "Tensor") -> "Tensor":
+        return embedded.detach().requires_grad_()
+
+    with _frozen(runner), torch.enable_grad(), edited(model, stack, start, [EMBEDDINGS]):
+        for feed in runner.task.feeds(texts.tolist(), runner.tokens // TOKENS_SHARE):
+            states.clear()
+            with site(model, stack, keep, layers):  # type: ignore[arg-type]
+                total = (objective or runner.task.sums)(feed).sum()
+            slopes = torch.autograd.grad(total, [states[layer] for layer in layers])
+            effect = {
+                layer: _moved(runner, layer, states[layer].detach(), slope, len(feed.slots))
+                for layer, slope in zip(layers, slopes, strict=True)
+            }
+            for row, slot in enumerate(feed.slots):
+                found[slot] += _by_unit(units, effect, row)
+    return (found if objective else found / weights[:, None]).astype(np.float32)
+
+
+def _moved(runner: Runner, layer: int, states: "Tensor", slopes: "Tensor", rows: int) -> np.ndarray:
+    """Σ over tokens of slope · δ, float64 [row, dim]."""
+    settings, mode = runner.ablation.settings, runner.ablation.mode
+    if mode == "scale":
+        moves = (settings.factor - 1) * states
+    elif mode == "mean":
+        import torch
+
+        assert settings.means is not None
+        moves = torch.from_numpy(settings.means[layer]).to(states) - states
+    else:
+        moves = -states
+    product = (slopes.float() * moves.float()).view(rows, -1, states.shape[-1])
+    return product.sum(1).cpu().double().numpy()
+
+
+def _by_unit(units: Sequence[Unit], effect: dict[int, np.ndarray], row: int) -> np.ndarray:
+    """The first-order effect of every unit on one row [unit]; sums over layers are shared by units of one window."""
+    by_window: dict[tuple[int, ...], np.ndarray] = {}
+    found = np.empty(len(units))
+    for number, unit in enumerate(units):
+        if unit.by_layer:
+            found[number] = sum(effect[layer][row, list(dims)].sum() for layer, dims in unit.plan.items())
+            continue
+        layers = unit.layers
+        if layers not in by_window:
+            by_window[layers] = np.sum([effect[layer][row] for layer in layers], axis=0)
+        found[number] = by_window[layers][list(unit.dims)].sum()
+    return found
+
+
+@temporary
+def _frozen(runner: Runner) -> Iterator[None]:
+    """No gradients of parameters inside: only those of hidden states are wanted."""
+    wanted = [parameter for parameter in runner.loaded.model.parameters() if parameter.requires_grad]
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
 
 
 @dataclass
@@ -80,7 +181,7 @@ class Screen:
         return Screening(pairs, measured, self.checked, self.flipped, bound, SAFETY)
 
 
-def can_screen(runner: "Runner", n_units: int) -> bool:
+def can_screen(runner: Runner, n_units: int) -> bool:
     """Whether margins can be screened, and for `n_units` it costs less than running all.
 
     That takes predicted classes, and an ablation that gradients can follow.
@@ -91,18 +192,18 @@ def can_screen(runner: "Runner", n_units: int) -> bool:
     return runner.mixes and not runner.stack.stack.token_first and evaluations(runner) < n_units
 
 
-def rivals(runner: "Runner") -> int:
+def rivals(runner: Runner) -> int:
     """Classes that a prediction could change to."""
     task: Any = runner.task
     return len(task.examples.task.labels) - 1
 
 
-def evaluations(runner: "Runner") -> int:
+def evaluations(runner: Runner) -> int:
     """What screening a text costs, in evaluations: one for its margins, three for the gradients of each."""
     return 1 + 3 * rivals(runner)
 
 
-def masks(runner: "Runner", units: Sequence[Unit], span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def masks(runner: Runner, units: Sequence[Unit], span: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """(wanted, audited) of the units on the texts of `span`, bool [text, unit] each."""
     import torch
 
