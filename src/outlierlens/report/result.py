@@ -23,6 +23,7 @@ from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.results.document import Provenance, Result, to_json
 from outlierlens.view.section import Section, numbered
 
+NAMED_BY_RULE = 3
 # Results that are no part of a report of one model, and where they belong.
 ELSEWHERE = {
     "Scan": "the report scans the model itself; report --compare shows the scans of two",
@@ -34,6 +35,17 @@ ELSEWHERE = {
     "Explored": "the state of a live page; give the result of disable",
 }
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Results of other commands, in the order in which they were given."""
+
+    results: tuple[Result, ...] = ()
+
+    def of(self, kind: type[T]) -> tuple[T, ...]:
+        """Those of one kind."""
+        return tuple(one for one in self.results if isinstance(one, kind))
 
 
 @dataclass(frozen=True)
@@ -105,20 +117,6 @@ class ReportData(Result):
         """Dimensions of a stream that stand out at the end of a tracked run, for scale or for bias."""
         tracks = [track for track in self.tracks if track.stack == stream]
         return tuple(one.dim for track in tracks for one in track.emergences if one.passes != "neither")
-
-
-NAMED_BY_RULE = 3
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Results of other commands, in the order in which they were given."""
-
-    results: tuple[Result, ...] = ()
-
-    def of(self, kind: type[T]) -> tuple[T, ...]:
-        """Those of one kind."""
-        return tuple(one for one in self.results if isinstance(one, kind))
 
 
 def with_result(joined: Joined, result: Any, where: str = "result") -> Joined:

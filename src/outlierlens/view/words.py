@@ -86,14 +86,6 @@ def few(dims: Sequence[int], most: int = 6) -> str:
     return shown + (f" and {len(dims) - most} more" if len(dims) > most else "")
 
 
-def named(dims: tuple[int, ...]) -> str:
-    """ "dimension 507"; "dimensions 100, 247 and 507"."""
-    shown = [str(dim) for dim in dims[:8]] + ([f"{len(dims) - 8} more"] if len(dims) > 8 else [])
-    if len(shown) == 1:
-        return f"dimension {shown[0]}"
-    return f"dimensions {', '.join(shown[:-1])} and {shown[-1]}"
-
-
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

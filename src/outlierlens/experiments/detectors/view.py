@@ -12,7 +12,7 @@ from outlierlens.experiments.detectors.charts_super_weights import super_weights
 from outlierlens.experiments.detectors.result import MODEL, Detectors, Found, LayerValues
 from outlierlens.experiments.detectors.super_weights import SuperWeights, Trial
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, percent
-from outlierlens.view.words import few, named
+from outlierlens.view.words import few, these
 
 AGREED = 0.5  # of the definitions that find anything
 SHOWN = 8  # dimensions in a cell, and of those that several definitions find
@@ -51,7 +51,7 @@ def verdict(found: Detectors) -> str:
             "is found by half of those."
         )
     return (
-        f"{named(agreed).capitalize()}: outlier{'' if len(agreed) == 1 else 's'} by at least half of the {len(finding)} "
+        f"{these(agreed).capitalize()}: outlier{'' if len(agreed) == 1 else 's'} by at least half of the {len(finding)} "
         f"definitions that find any; a claim about other dimensions rests on its definition."
     )
 

@@ -9,7 +9,8 @@ The run directory holds
     clipping.json       the dimensions that all parts clip, and where they come from
     results.json, report.html, charts/, manifest.json      the whole
 
-A stopped run goes on with the first part that is missing.
+A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs, and how it is measured at the
+usual size and in full.
 """
 
 import functools
@@ -85,10 +86,10 @@ def replicate_luo(job: LuoJob, load_options: LoadOptions | None = None) -> Repor
         BadInput: a part was measured with other settings, data is missing, or what a part raises.
     """
     with alone_in(job.directory, "replication"):
-        return _Run(job, load_options or LoadOptions()).whole()
+        return _LuoRun(job, load_options or LoadOptions()).whole()
 
 
-class _Run:
+class _LuoRun:
     """One run: what the parts share is made once."""
 
     def __init__(self, job: LuoJob, options: LoadOptions):
@@ -134,7 +135,7 @@ class _Run:
     def provenance(self) -> Provenance:
         return self.loaded.provenance(command=self.job.command, seed=self.job.seed, digest=self.fingerprint)
 
-    def measure(self, part: Part) -> Any:
+    def measure(self, part: "Part") -> Any:
         """The part's result, measured now."""
         job = self.job
         job.say(f"{part.title} …")
