@@ -39,7 +39,7 @@ from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_le
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.runner import Runner, make_runner
-from outlierlens.experiments.sweep.schedule import Measured, Round, State, adaptive, exact, pieces, until
+from outlierlens.experiments.sweep.schedule import Differences, Round, State, adaptive, exact, pieces, until
 from outlierlens.experiments.sweep.summary import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
 from outlierlens.experiments.sweep.units import INTACT, Unit, Work, control_families, planned
 from outlierlens.models.load import LoadedModel, fingerprint
@@ -121,7 +121,7 @@ def sweep(
         strict = look_level(looks, options.level)
         level = strict if options.anytime else stop_level(looks, options.level, options.relative)
         state = State(
-            units, options, looks, level, strict, Measured(runner.weights), smallest=runner.task.smallest,
+            units, options, looks, level, strict, Differences(runner.weights), smallest=runner.task.smallest,
             functional=runner.functional,
         )  # fmt: skip
         run = _SweepRun(runner, store, engine or Local, state, progress)

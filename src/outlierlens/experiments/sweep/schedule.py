@@ -42,7 +42,7 @@ def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass
-class Measured:
+class Differences:
     """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
 
     weights: np.ndarray
@@ -103,7 +103,7 @@ class State:
     looks: tuple[int, ...]
     level: float
     strict: float
-    measured: Measured
+    measured: Differences
     gradients: np.ndarray | None = None
     scales: dict[str, float] = field(default_factory=dict)
     uses_gradients: dict[int, bool] = field(default_factory=dict)

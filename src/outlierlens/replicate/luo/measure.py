@@ -9,8 +9,8 @@ The run directory holds
     clipping.json       the dimensions that all parts clip, and where they come from
     results.json, report.html, charts/, manifest.json      the whole
 
-A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs, and how it is measured at the
-usual size and in full.
+A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs, and how it is
+measured at the usual size and in full.
 """
 
 import functools

@@ -10,8 +10,8 @@ The run directory holds
     counts.parquet       token counts, where none were given
     results.json, report.html, charts/, manifest.json      the whole
 
-A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs, and how it is measured at the
-usual size and in full.
+A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs, and how it is
+measured at the usual size and in full.
 """
 
 from collections.abc import Callable
