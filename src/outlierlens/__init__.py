@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.track.measure import TrackOptions, track
     from outlierlens.models.load import from_objects, load_model
-    from outlierlens.replicate.glue.measure import replicate
     from outlierlens.replicate.luo.measure import replicate_luo
     from outlierlens.replicate.puccetti.measure import replicate_puccetti
     from outlierlens.results.document import load, save

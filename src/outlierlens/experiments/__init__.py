@@ -156,14 +156,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
         f"GLUE with outliers off as in Kovaleva et al. (2021): {shared.GLUE}",
-        home="replicate.glue", python="replicate", odd=True, options="KOVALEVA", takes=("subject", "options", "output",
+        home="replicate.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output",
         "loading"),
         shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="Replication",
     ),
     Experiment(
         "replicate puccetti-glue", "compare with papers",
         f"GLUE with outliers off as in Puccetti et al. (2022): {shared.GLUE}",
-        home="replicate.glue", python="replicate", odd=True, options="PUCCETTI", takes=("subject", "options", "output",
+        home="replicate.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output",
         "loading"),
         shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="Replication",
     ),
