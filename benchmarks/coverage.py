@@ -245,7 +245,7 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     from outlierlens.experiments.sweep.runner import make_runner
     from outlierlens.experiments.sweep.units import INTACT, planned
     from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.tasks import TaskOptions
+    from outlierlens.tasks.base import TaskOptions
 
     torch.set_num_threads(1)
     loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))

@@ -26,7 +26,7 @@ from outlierlens.experiments.sweep.recipe import Recipe
 from outlierlens.experiments.sweep.runner import make_runner
 from outlierlens.experiments.sweep.units import Unit, Work
 from outlierlens.models.load import LoadOptions, load_model
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 WANTED = 1.7
 N_WORDS = 500

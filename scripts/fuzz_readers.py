@@ -620,7 +620,7 @@ def unfinished_count() -> Reader:
 
 def word_vectors_of(path: Path) -> int:
     """Vectors of some words."""
-    from outlierlens.experiments.similarity.static import read_word_vectors
+    from outlierlens.experiments.similarity.pooling import read_word_vectors
 
     return len(read_word_vectors(path, {"one", "two", "three"}).values)
 

@@ -38,9 +38,8 @@ from outlierlens.ablation.switches import (
 from outlierlens.architectures import live_parameters
 from outlierlens.experiments.attack.edits import Change, edited_values
 from outlierlens.experiments.attack.losses import _only
-from outlierlens.experiments.detectors.entries import scaled
-from outlierlens.experiments.detectors.linears import last_linears
-from outlierlens.experiments.predictions.switches import Switches
+from outlierlens.experiments.detectors.linears import last_linears, scaled
+from outlierlens.experiments.predictions.words import Switches
 from outlierlens.experiments.pruning.experiment import Pruner
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import Removal

@@ -11,7 +11,8 @@ from outlierlens.data.tables import _json_rows
 from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.experiments.attack import saving
-from outlierlens.experiments.embedder import folder, reader
+from outlierlens.experiments.embedder import folder
+from outlierlens.experiments.embedder import folder as reader
 from outlierlens.experiments.pruning.positions import read_positions
 from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts

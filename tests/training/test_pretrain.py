@@ -20,11 +20,9 @@ from outlierlens.models.load import load_model
 from outlierlens.training import trainer as training
 from outlierlens.training.pretrain import loop
 from outlierlens.training.pretrain.build import build
-from outlierlens.training.pretrain.corpus import prepare
-from outlierlens.training.pretrain.masking import IGNORED
+from outlierlens.training.pretrain.corpus import load_tokenizer, prepare
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
-from outlierlens.training.pretrain.rows import Rows, TrainingRows
-from outlierlens.training.pretrain.tokens import load_tokenizer
+from outlierlens.training.pretrain.rows import IGNORED, Rows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint, read_log
 from outlierlens.training.watch_rows import read_watch
 from pretrain_runs import N_PLACES, recipe_in, train

@@ -239,7 +239,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Apply every published definition of an outlier dimension; say where they agree and what they find in nulls.",
         home="experiments.detectors", python="detectors", options="Asked",
         result="Detectors", picture="detectors",
-        pictures={"super_chart": ".charts_super_weights:super_weights"},
+        pictures={"super_chart": ".charts:super_weights"},
     ),
     Experiment(
         "geometry", "explain",

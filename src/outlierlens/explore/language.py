@@ -19,7 +19,8 @@ from outlierlens.errors import BadInput
 from outlierlens.explore.result import Guess, Guesses, GuessList, Loss, LossRow, Off, Passage
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choose import make_task
 
 LENGTH = 96  # tokens of the text that are read, as many as a filled passage has
 COPIES = 8  # of a masked model's text, each masked anew: 15 % of a sentence's tokens are too few for an interval

@@ -17,8 +17,8 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions, load_config
 from outlierlens.results.document import load as read_result
 from outlierlens.training.finetune.folder import MODEL, RESULT, named_by_weights, seed_folder
+from outlierlens.training.finetune.options import FinetuneSettings
 from outlierlens.training.finetune.result import FineTuned
-from outlierlens.training.finetune.settings import FinetuneSettings
 
 
 @dataclass(frozen=True)

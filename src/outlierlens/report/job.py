@@ -31,7 +31,7 @@ from outlierlens.report.options import ReportOptions
 from outlierlens.results.document import load, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.options import Reading
 
 ROWS = "rows.jsonl"

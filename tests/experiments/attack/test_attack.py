@@ -28,7 +28,7 @@ from outlierlens.experiments.integrity.options import FingerprintOptions
 from outlierlens.experiments.integrity.verify import verify
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, to_json
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 PLANTED = 5
 TEXTS = Texts("test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9)) for i in range(8)))

@@ -10,21 +10,22 @@ from scipy import stats
 from frequency_results import frequency as made_up
 from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency import sums as sums_module
-from outlierlens.experiments.frequency.contrast import contrast, random_dims, rank_p_of, row
 from outlierlens.experiments.frequency.correlate import (
     adjusted,
+    contrast,
     of_types,
     partial,
     pearson,
     pearson_signed,
+    random_dims,
+    rank_p_of,
+    row,
     spearman,
     spread,
 )
 from outlierlens.experiments.frequency.outcome import cloud
 from outlierlens.experiments.frequency.result import Contrast, ranks
-from outlierlens.experiments.frequency.sums import Regressors, Sums
-from outlierlens.experiments.frequency.token_sample import TokenSample
-from outlierlens.experiments.frequency.type_table import TypeTable
+from outlierlens.experiments.frequency.sums import Regressors, Sums, TokenSample, TypeTable
 from outlierlens.statistics.means import critical
 
 

@@ -25,8 +25,7 @@ from outlierlens.models.hooks import tapped
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
 from outlierlens.results.document import from_json, to_json
 from outlierlens.vectors.clip import Clipping
-from outlierlens.vectors.fixes import Fix, make_fix, parse_fixes
-from outlierlens.vectors.moments import moments_of
+from outlierlens.vectors.fixes import Fix, make_fix, moments_of, parse_fixes
 from outlierlens.vectors.read import ReadOptions
 
 TASK = plain_task("classify", "text", "label", labels=("no", "yes"))

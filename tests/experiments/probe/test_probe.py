@@ -14,7 +14,9 @@ from architectures import FAMILIES, Family
 from outlierlens import charts
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.probe import ProbeOptions, Split, probe_positions, split_texts
+from outlierlens.experiments.probe.flow import Split, split_texts
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.experiments.probe.result import Contribution, bucket_accuracy, buckets, meaning
 from outlierlens.experiments.probe.view import sections
 from outlierlens.results.document import from_json, load, to_json

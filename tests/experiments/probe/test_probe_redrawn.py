@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional
 
 from architectures import FAMILIES
-from outlierlens.experiments.probe import ProbeOptions, Split, probe_positions
-from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
-from outlierlens.experiments.probe.judge import Judged
+from outlierlens.experiments.probe.flow import Split
+from outlierlens.experiments.probe.judge import Judged, Plan, Probes, scales_of
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.experiments.probe.result import held_for
 from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.resampling import poisson_times

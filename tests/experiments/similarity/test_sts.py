@@ -17,11 +17,10 @@ from outlierlens import charts
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity import scores as scores_module
-from outlierlens.experiments.similarity.choose import Measured, Names, choices, elsewhere
 from outlierlens.experiments.similarity.fitting import fit_fixes
 from outlierlens.experiments.similarity.options import StsOptions
 from outlierlens.experiments.similarity.result import Scores, similarity_rows, verdict
-from outlierlens.experiments.similarity.scores import PairIndex, score, spearman
+from outlierlens.experiments.similarity.scores import Measured, Names, PairIndex, choices, elsewhere, score, spearman
 from outlierlens.experiments.similarity.sts import measure, sts
 from outlierlens.experiments.similarity.table import TASKS, StsPairs, fit_text, found_in, read_sts, sts_tasks
 from outlierlens.experiments.similarity.view import sections

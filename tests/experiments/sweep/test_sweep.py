@@ -26,7 +26,8 @@ from outlierlens.experiments.sweep.view import sections, sentences
 from outlierlens.models.load import LoadedModel
 from outlierlens.report.advice import heavy
 from outlierlens.results.document import from_json, to_json
-from outlierlens.tasks import TaskOptions, language_model
+from outlierlens.tasks import language_model
+from outlierlens.tasks.base import TaskOptions
 from planted import model_of
 
 MANY = Texts("test", tuple(" ".join(f"w{(5 * i + j * j) % 35}" for j in range(3 + i % 17)) for i in range(60)))

@@ -22,7 +22,8 @@ from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, load, to_json
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choose import make_task
 from outlierlens.tasks.metrics import CORRELATIONS
 from outlierlens.tasks.options import TaskReading
 
@@ -541,7 +542,7 @@ def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:
 
 
 def test_examples_have_as_many_tokens_as_finetune_gives_them() -> None:
-    from outlierlens.training.finetune import FinetuneSettings
+    from outlierlens.training.finetune.options import FinetuneSettings
 
     assert TaskReading(task="rte").options().max_length == FinetuneSettings().max_length == 256
     assert TaskReading().options().max_length == 128

@@ -34,7 +34,7 @@ from outlierlens.experiments.sweep.recipe import Recipe
 from outlierlens.experiments.sweep.runner import Runner, make_runner
 from outlierlens.experiments.sweep.units import Unit, Work
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 # A head that is not of ray.init says even that nothing is to be said; here it says so to nobody.

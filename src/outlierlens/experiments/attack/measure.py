@@ -28,7 +28,7 @@ from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import check_intact, scored, weighted_mean
+from outlierlens.tasks.base import check_intact, scored, weighted_mean
 
 
 def attack(

@@ -29,7 +29,8 @@ from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.results.row_store import RowStore
 from outlierlens.statistics.means import mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import Task, begins, check_intact, make_task, weighted_mean
+from outlierlens.tasks.base import Task, begins, check_intact, weighted_mean
+from outlierlens.tasks.choose import make_task
 from outlierlens.tasks.options import OF_TEXTS
 
 if TYPE_CHECKING:

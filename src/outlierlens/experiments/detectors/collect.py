@@ -22,10 +22,9 @@ from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
 from outlierlens.detection.summary import every_statistic, rule_inputs
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.linears import last_linears
-from outlierlens.experiments.detectors.options import PassOptions
+from outlierlens.experiments.detectors.options import PassOptions, Sentence
 from outlierlens.experiments.detectors.result import FINAL
-from outlierlens.experiments.detectors.settings import Sentence
-from outlierlens.experiments.detectors.sums import LayerSums, SequenceKurtosis
+from outlierlens.experiments.detectors.rules import LayerSums, SequenceKurtosis
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
 from outlierlens.models.load import LoadedModel

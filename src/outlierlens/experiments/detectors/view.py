@@ -6,11 +6,8 @@ The first sentence is the verdict: which dimension most definitions agree on, or
 import math
 from collections.abc import Iterator
 
-from outlierlens.experiments.detectors.charts import detectors, reading
-from outlierlens.experiments.detectors.charts_super_weights import reading as weights_reading
-from outlierlens.experiments.detectors.charts_super_weights import super_weights
-from outlierlens.experiments.detectors.result import MODEL, Detectors, Found, LayerValues
-from outlierlens.experiments.detectors.super_weights import SuperWeights, Trial
+from outlierlens.experiments.detectors.charts import detectors, reading, super_weights, weights_reading
+from outlierlens.experiments.detectors.result import MODEL, Detectors, Found, LayerValues, SuperWeights, Trial
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, percent
 from outlierlens.view.words import few, named
 

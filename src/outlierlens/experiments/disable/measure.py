@@ -33,7 +33,8 @@ from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.results.row_store import RowStore
 from outlierlens.results.safe_files import new_folder
 from outlierlens.statistics.words import unseen_note
-from outlierlens.tasks import Task, begins, check_intact, make_task, scored, weighted_mean
+from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_mean
+from outlierlens.tasks.choose import make_task
 from outlierlens.tasks.metrics import paired_interval
 
 if TYPE_CHECKING:

@@ -20,9 +20,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency.options import FEWEST, FEWEST_DRAWS, FrequencyCall, FrequencyOptions
 from outlierlens.experiments.frequency.outcome import Asked, outcome
 from outlierlens.experiments.frequency.result import Frequency
-from outlierlens.experiments.frequency.sums import Regressors, Sums
-from outlierlens.experiments.frequency.token_sample import TokenSample
-from outlierlens.experiments.frequency.type_table import TypeTable
+from outlierlens.experiments.frequency.sums import Regressors, Sums, TokenSample, TypeTable
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session

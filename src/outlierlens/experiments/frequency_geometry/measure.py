@@ -37,7 +37,7 @@ from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.vectors.intervals import estimate
+from outlierlens.vectors.cosines import estimate
 from outlierlens.vectors.read import Tokens, Vectors, gather, text_stack, tokenise
 
 if TYPE_CHECKING:

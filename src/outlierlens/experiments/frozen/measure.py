@@ -17,8 +17,7 @@ from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
 from outlierlens.tasks.metrics import Statistic, interval, score
 from outlierlens.vectors.clip import Clipping
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, raw_first
-from outlierlens.vectors.moments import Moments, moments_of
+from outlierlens.vectors.fixes import Fix, FixSpec, Moments, make_fix, moments_of, raw_first
 from outlierlens.vectors.read import Tokens, Vectors, gather, tokenise
 from outlierlens.vectors.store import check_matrices
 

@@ -22,8 +22,7 @@ from outlierlens.experiments.geometry.result import Geometry, LayerGeometry
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.vectors.clip import Clipping, resolve_clipping
-from outlierlens.vectors.fixes import ENOUGH, make_fix
-from outlierlens.vectors.moments import Moments
+from outlierlens.vectors.fixes import ENOUGH, Moments, make_fix
 from outlierlens.vectors.read import (
     ReadOptions,
     Tokens,

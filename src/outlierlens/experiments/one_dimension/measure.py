@@ -26,10 +26,9 @@ from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
 from outlierlens.statistics.ranks import correlations
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.confusion import confusion, metric_of
-from outlierlens.tasks.metrics import interval
+from outlierlens.tasks.metrics import confusion, interval, metric_of
 
 if TYPE_CHECKING:
     from torch import Tensor

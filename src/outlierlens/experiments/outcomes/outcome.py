@@ -19,7 +19,8 @@ from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import Provenance, load, save
-from outlierlens.tasks import TaskOptions, make_task, weighted_mean
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.choose import make_task
 from outlierlens.training.pretrain.loop import Run
 from outlierlens.training.pretrain.result import OUTCOME, Change, Outcome
 

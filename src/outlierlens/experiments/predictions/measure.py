@@ -33,10 +33,8 @@ from outlierlens.experiments.predictions.result import (
     Word,
 )
 from outlierlens.experiments.predictions.speech import Predicted, Tagger, Tagging, parts_of_speech
-from outlierlens.experiments.predictions.switches import Switches, every
-from outlierlens.experiments.predictions.tally import GROUPS, Scale, Tally, change
-from outlierlens.experiments.predictions.unigram import Unigram
-from outlierlens.experiments.predictions.words import INPUT_TASKS, OF_HEAD, Said
+from outlierlens.experiments.predictions.tally import GROUPS, Scale, Tally, Unigram, change
+from outlierlens.experiments.predictions.words import INPUT_TASKS, OF_HEAD, Said, Switches, every
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session

@@ -32,7 +32,8 @@ from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore
 from outlierlens.session import Session
 from outlierlens.statistics.words import unseen_note
-from outlierlens.tasks import begins, check_intact, make_task, scored
+from outlierlens.tasks.base import begins, check_intact, scored
+from outlierlens.tasks.choose import make_task
 
 if TYPE_CHECKING:
     from torch import nn

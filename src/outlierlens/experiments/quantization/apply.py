@@ -28,7 +28,7 @@ from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import edited_calls, running_masks
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks import Task, weighted_mean
+from outlierlens.tasks.base import Task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -39,7 +39,8 @@ from outlierlens.models.load import LoadedModel, fingerprint, stream_width
 from outlierlens.session import Session
 from outlierlens.statistics.means import mean_interval, mean_noise
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import Task, check_intact, make_task, weighted_mean
+from outlierlens.tasks.base import Task, check_intact, weighted_mean
+from outlierlens.tasks.choose import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor

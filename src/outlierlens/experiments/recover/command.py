@@ -16,7 +16,7 @@ def run(session: Session, options: RecoverOptions) -> None:
     check_chart(output.chart, replace=output.overwrite)
     train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
     from outlierlens.experiments.recover.measure import RESULT, recover
-    from outlierlens.training.finetune import FinetuneOptions
+    from outlierlens.training.finetune.loop import FinetuneOptions
 
     folder = output.output or Path("runs") / f"{Path(session.subject.model).name or 'model'}-recovery"
     how = FinetuneOptions(

@@ -30,13 +30,13 @@ from outlierlens.experiments.recover.result import Arm, Recovery, Regrowth, Stat
 from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadedModel, fingerprint, load_model, stream_width
 from outlierlens.results.document import save
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
-from outlierlens.training.finetune.order import steps_per_epoch
+from outlierlens.training.finetune.batches import steps_per_epoch
 
 if TYPE_CHECKING:
-    from outlierlens.training.finetune import FinetuneOptions
+    from outlierlens.training.finetune.loop import FinetuneOptions
 
 RESULT = "recovery.json"
 
@@ -54,7 +54,7 @@ def recover(
     Raises:
         BadInput: a model without a head for the task, no dimension to switch off, or a folder with another run in it.
     """
-    from outlierlens.training.finetune import FinetuneOptions, finetune
+    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
 
     options, how = options or RecoverOptions(), how or FinetuneOptions()
     loaded = load_model(model, replace(how.load, dtype="float32"))

@@ -13,8 +13,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity.result import Fitted
 from outlierlens.vectors.clip import Clipping
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix
-from outlierlens.vectors.moments import moments_of
+from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, moments_of
 from outlierlens.vectors.read import Vectors
 from outlierlens.vectors.store import Budget, check_matrices
 

@@ -17,7 +17,6 @@ import numpy as np
 from outlierlens.data.labelled.apart import plain
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.similarity.choose import MIN_DEV, Measured, Names, choices, elsewhere
 from outlierlens.experiments.similarity.fitting import (
     NOTHING,
     FittedFixes,
@@ -28,10 +27,16 @@ from outlierlens.experiments.similarity.fitting import (
     needs_text,
 )
 from outlierlens.experiments.similarity.options import StsCall, StsOptions
-from outlierlens.experiments.similarity.pooling import Pooling, own_pooling, sentence_vectors, static_vectors
+from outlierlens.experiments.similarity.pooling import (
+    Pooling,
+    needed_words,
+    own_pooling,
+    read_word_vectors,
+    sentence_vectors,
+    static_vectors,
+)
 from outlierlens.experiments.similarity.result import Scores, Similarity, StaticVectors, TaskScores
-from outlierlens.experiments.similarity.scores import PairIndex, score
-from outlierlens.experiments.similarity.static import needed_words, read_word_vectors
+from outlierlens.experiments.similarity.scores import MIN_DEV, Measured, Names, PairIndex, choices, elsewhere, score
 from outlierlens.experiments.similarity.table import (
     DEV,
     TASKS,
@@ -45,8 +50,7 @@ from outlierlens.experiments.similarity.table import (
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
 from outlierlens.vectors.clip import Clipping, resolve_clipping
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, raw_first
-from outlierlens.vectors.moments import moments_of
+from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, moments_of, raw_first
 from outlierlens.vectors.read import Vectors, text_stack, tokenise
 
 INPUT_EMBEDDINGS = "input embeddings"

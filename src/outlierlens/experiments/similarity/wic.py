@@ -29,8 +29,7 @@ from outlierlens.experiments.similarity.fitting import (
 )
 from outlierlens.experiments.similarity.options import WicCall, WicOptions
 from outlierlens.experiments.similarity.result import WordChoice, WordInContext, WordPairs
-from outlierlens.experiments.similarity.scores import PairIndex
-from outlierlens.experiments.similarity.search import GRID, chosen, crossed, folds_of, right_at
+from outlierlens.experiments.similarity.scores import GRID, PairIndex, chosen, crossed, folds_of, right_at
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.tasks.metrics import paired_interval

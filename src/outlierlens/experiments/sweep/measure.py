@@ -44,7 +44,7 @@ from outlierlens.experiments.sweep.summary import cost_of, effects_of, intact_of
 from outlierlens.experiments.sweep.units import INTACT, Unit, Work, planned
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore, nine_digits
-from outlierlens.tasks import begins, check_intact
+from outlierlens.tasks.base import begins, check_intact
 
 REPORT_SECONDS = 0.25
 ROWS_VERSION = 1  # of what the keys and values of rows mean

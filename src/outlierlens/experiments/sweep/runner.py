@@ -27,7 +27,8 @@ from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import edited, last_operations, written
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.tasks import Task, make_task
+from outlierlens.tasks.base import Task
+from outlierlens.tasks.choose import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from outlierlens.experiments.sweep.schedule import State
 from outlierlens.experiments.sweep.screen import rivals
 from outlierlens.experiments.sweep.units import Unit
 from outlierlens.statistics.p_values import benjamini_hochberg, rank_p_among
-from outlierlens.tasks import scored
+from outlierlens.tasks.base import scored
 
 
 def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:

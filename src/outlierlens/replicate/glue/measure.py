@@ -45,7 +45,7 @@ from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, 
 from outlierlens.results.document import Provenance, save
 from outlierlens.results.document import load as load_result
 from outlierlens.results.row_store import alone_in, remove_rows
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
     from outlierlens.experiments.sweep.measure import SweepProgress

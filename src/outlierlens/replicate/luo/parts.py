@@ -17,7 +17,9 @@ from outlierlens.experiments.frozen.splits import protocol_of, read_frozen
 from outlierlens.experiments.geometry.measure import geometry
 from outlierlens.experiments.geometry.options import GeometryOptions
 from outlierlens.experiments.origin.measure import MAX_NAMED, OriginOptions, origin_live
-from outlierlens.experiments.probe import ProbeOptions, probe_positions, split_texts
+from outlierlens.experiments.probe.flow import split_texts
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.experiments.similarity.options import StsOptions, WicOptions
 from outlierlens.experiments.similarity.sts import sts
 from outlierlens.experiments.similarity.table import DEV, TASKS, fit_text, found_in, has_split, read_sts

@@ -22,7 +22,7 @@ from outlierlens.data.texts import Texts, read_texts
 from outlierlens.data.token_counts import TokenCounts, read_counts, write_counts
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan_live
-from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.count.measure import count_texts
 from outlierlens.experiments.layer_story.result import FEWEST, layer_story
 from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.replicate.glue.references import checkpoint_of

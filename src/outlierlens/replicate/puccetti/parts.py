@@ -21,7 +21,7 @@ from outlierlens.experiments.predictions.options import PredictionOptions
 from outlierlens.experiments.predictions.speech import Tagger
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.vectors.read import ReadOptions
 
 if TYPE_CHECKING:

@@ -30,13 +30,11 @@ from outlierlens.models.load import config_dict
 from outlierlens.results.json_toml import read_json
 from outlierlens.results.safe_files import refuse_links, write_text
 from outlierlens.training.callback import OutlierCallback
-from outlierlens.training.pretrain.build import build
+from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.corpus import Tokens, prepare
-from outlierlens.training.pretrain.masking import IGNORED
 from outlierlens.training.pretrain.recipe import Recipe, TrainingRecipe
-from outlierlens.training.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.result import OUTCOME
-from outlierlens.training.pretrain.rows import Rows, TrainingRows
+from outlierlens.training.pretrain.rows import IGNORED, Rows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint
 from outlierlens.training.trainer import refuse_foreign, training_arguments
 from outlierlens.training.watch import WatchOptions
