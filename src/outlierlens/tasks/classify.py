@@ -39,6 +39,8 @@ from outlierlens.tasks.metrics import Statistic, score
 if TYPE_CHECKING:
     from torch import Tensor
 
+HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
+
 
 def cheapest_cuts(lengths: np.ndarray, *, tokens: int, start: int) -> list[slice]:
     """Slices of rows, whose `lengths` (int [row]) descend, for one forward pass each of at most `tokens` tokens.
@@ -64,9 +66,6 @@ def cheapest_cuts(lengths: np.ndarray, *, tokens: int, start: int) -> list[slice
         found += [slice(row, min(row + size, end)) for row in range(begin, end, size)][::-1]
         place = int(before[place])
     return found[::-1]
-
-
-HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from outlierlens.statistics.means import critical
 from outlierlens.statistics.resampling import jackknife_error, percentile_interval
 
 BLOCK = 2**22  # numbers worked on at once
+GROUPS = 10  # of sentences that a jackknife leaves out in turn
+FEWEST_SENTENCES = 100  # of a jackknife
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -157,10 +159,6 @@ def _r_squared(one: np.ndarray, other: np.ndarray) -> float:
 
 def _ratio(above: np.ndarray, below: np.ndarray, nothing: float = np.nan) -> np.ndarray:
     return np.divide(above, below, out=np.full(np.shape(above), nothing, dtype=np.float64), where=below > 0)
-
-
-GROUPS = 10  # of sentences that a jackknife leaves out in turn
-FEWEST_SENTENCES = 100  # of a jackknife
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ import numpy as np
 from outlierlens.errors import USE_FLOAT32, BadInput
 
 BLOCK = 4096  # vectors taken to float64 at once
+KINDS = ("raw", "clip", "centre", "standardize", "abtt", "whiten")
+USUAL = "raw,clip,standardize,abtt,whiten"  # what commands measure unless asked otherwise
+SPELLED = {"center": "centre", "standardise": "standardize"}
+ENOUGH = 10  # vectors a dimension that a covariance needs without shrinkage
+TOP = 3  # directions that all-but-the-top removes
+FLOOR = 1e-10  # a variance below this share of the largest is rounding, and is not divided by
 
 
 class Moments:
@@ -104,14 +110,6 @@ def moments_of(vectors: np.ndarray) -> Moments:
     moments = Moments(vectors.shape[1])
     moments.add(vectors)
     return moments
-
-
-KINDS = ("raw", "clip", "centre", "standardize", "abtt", "whiten")
-USUAL = "raw,clip,standardize,abtt,whiten"  # what commands measure unless asked otherwise
-SPELLED = {"center": "centre", "standardise": "standardize"}
-ENOUGH = 10  # vectors a dimension that a covariance needs without shrinkage
-TOP = 3  # directions that all-but-the-top removes
-FLOOR = 1e-10  # a variance below this share of the largest is rounding, and is not divided by
 
 
 @dataclass(frozen=True)

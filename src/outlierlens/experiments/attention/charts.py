@@ -44,6 +44,16 @@ HEADS = 12  # panels of heads
 COLUMNS = 4
 CELL = 7  # pixels of a token
 FAINTEST = 0.004  # weights below are not drawn
+HEIGHT, PANEL, SMALL = 270, 400, 178
+INTACT, OFF, RANDOM, UNIFORM = "intact", "outliers off", "random dimensions off", "all keys alike"
+SHOWN = ("first", "special", "delimiter", "relative_entropy")
+TITLES = {
+    "first": "first token",
+    "special": "special tokens",
+    "delimiter": "delimiters",
+    "relative_entropy": "entropy / log keys",
+}
+SIGNS = {"seen": "queries that see it", "all": "all queries", "padded": "all queries, padding too"}
 
 
 def attention_heads(found: Attention, keys: Keys = "without_first", *, name: str = "attention-heads") -> Chart:
@@ -173,18 +183,6 @@ def _strongest(found: Attention, heads: np.ndarray) -> str:
     row, head, column = np.unravel_index(int(size.argmax()), size.shape)
     r = number(float(heads[row, head, column]))
     return f"Strongest is head {head} of {place(found.layers[row])} with dimension {found.dims[column]}, {r}."
-
-
-HEIGHT, PANEL, SMALL = 270, 400, 178
-INTACT, OFF, RANDOM, UNIFORM = "intact", "outliers off", "random dimensions off", "all keys alike"
-SHOWN = ("first", "special", "delimiter", "relative_entropy")
-TITLES = {
-    "first": "first token",
-    "special": "special tokens",
-    "delimiter": "delimiters",
-    "relative_entropy": "entropy / log keys",
-}
-SIGNS = {"seen": "queries that see it", "all": "all queries", "padded": "all queries, padding too"}
 
 
 def attention_correlation(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONSTANT = 1e-12  # of the mean square: a variance below is rounding
+REST, FIRST, SPECIAL = "rest", "first", "special"  # kinds of keys; a first token that is special is special
 
 
 @dataclass
@@ -135,9 +136,6 @@ class Drawn:
         ends = np.cumsum([1, columns, columns, named, named])
         n, a, aa, x, xx, ax = np.split(self.total.cpu().numpy(), ends, axis=1)
         return Sums(n[:, 0], a, aa, x, xx, ax.reshape(-1, columns, named))
-
-
-REST, FIRST, SPECIAL = "rest", "first", "special"  # kinds of keys; a first token that is special is special
 
 
 @dataclass(frozen=True)

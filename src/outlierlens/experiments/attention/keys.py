@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHOWN = 30
+SEEN, ALL, PADDED = "seen", "all", "padded"
 
 
 class KeyKinds:
@@ -80,9 +81,6 @@ def padded(tokens: Tokens, pad_id: int) -> Tokens:
     encoded["attention_mask"] = [[1] * n + [0] * (length - n) for n in tokens.lengths.tolist()]
     special = tuple(np.concatenate([one, np.zeros(length - len(one), dtype=bool)]) for one in tokens.special)
     return replace(tokens, encoded=encoded, special=special, offsets=None)
-
-
-SEEN, ALL, PADDED = "seen", "all", "padded"
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ PARTS: dict[Keys, tuple[str, ...]] = {
     "without_special": (REST, FIRST),
     "without_first": (REST,),
 }
+N_CONTROL = 10  # random dimensions of the released code's control
+NO_EXAMPLE = -1
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -156,11 +159,6 @@ def ranks(size: np.ndarray, named: Sequence[int], others: np.ndarray) -> tuple[n
     known = np.nan_to_num(size, nan=-np.inf)
     rank = rank_among(known[:, named], known[:, None, others])
     return rank, rank / (1 + len(others))
-
-
-N_CONTROL = 10  # random dimensions of the released code's control
-NO_EXAMPLE = -1
-Progress = Callable[[str, int, int], None]
 
 
 def attention(

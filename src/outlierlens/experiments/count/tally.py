@@ -37,6 +37,7 @@ READ = (".txt", *ENDINGS)
 SHARD_CHARACTERS = 2**19  # an encoding takes some 50 bytes a character while it lasts
 SHARD_TEXTS = 2**14
 Place = tuple[int, int, int]  # the fields of a Position, of which one a text would cost a tenth of reading it
+Encode = Callable[[list[str]], Iterable[Sequence[int]]]
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,6 @@ def cut(texts: Iterable[tuple[Place, str]]) -> Iterator[Shard]:
             held, size = [], 0
     if held:
         yield Shard(held, Position(*end))
-
-
-Encode = Callable[[list[str]], Iterable[Sequence[int]]]
 
 
 @dataclass(frozen=True)

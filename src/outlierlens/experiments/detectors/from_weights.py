@@ -27,6 +27,8 @@ from outlierlens.models.load import LoadedModel
 if TYPE_CHECKING:
     from torch import Tensor
 
+Layers = Mapping[str, Iterable[tuple[int, float]]]
+
 
 def randomly_initialised(loaded: LoadedModel, *, seed: int) -> LoadedModel:
     """A model of the same class and config with the values that training starts from, drawn with `seed`.
@@ -71,9 +73,6 @@ def rotation(width: int, *, seed: int) -> "Tensor":
     random = torch.Generator().manual_seed(seed)
     q, r = torch.linalg.qr(torch.randn(width, width, generator=random, dtype=torch.float64))
     return (q * r.diagonal().sign()).float()
-
-
-Layers = Mapping[str, Iterable[tuple[int, float]]]
 
 
 def weight_found(loaded: LoadedModel, stack: BoundStack, settings: Settings, condition: str) -> tuple[Found, ...]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Use = Callable[[int, "Tensor", "Tensor"], "Tensor | None"]
 NO_LINEAR = "the MLP's last linear is no single module of its own in every layer (experts, or blocks that layers share)"
+Place = tuple[int, int, int]  # layer, row, column
 
 
 def linear_paths(stack: BoundStack) -> tuple[str, ...] | None:
@@ -86,9 +87,6 @@ def last_linear(loaded: LoadedModel, stack: BoundStack, layer: int) -> "Tensor":
     module: nn.Module = loaded.model.get_submodule(paths[layer])
     weight: Tensor = module.weight  # type: ignore[assignment]
     return weight
-
-
-Place = tuple[int, int, int]  # layer, row, column
 
 
 @temporary

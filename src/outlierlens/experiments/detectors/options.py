@@ -20,6 +20,8 @@ from outlierlens.options import Flag, Flat, check
 from outlierlens.statistics import SIGNIFICANT
 
 Sentence = Literal["auto", "first", "last", "mean"]
+Null = Literal["random", "shuffled", "rotated"]
+NULL_NAMES: tuple[Null, ...] = get_args(Null)
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,6 @@ def _number(name: str, text: str, settings: Settings) -> Any:
         return int(text) if whole else float(text)
     except ValueError:
         raise BadInput(f"{name} is {text!r}; it must be a {'whole ' if whole else ''}number") from None
-
-
-Null = Literal["random", "shuffled", "rotated"]
-NULL_NAMES: tuple[Null, ...] = get_args(Null)
 
 
 def parse_nulls(text: str) -> tuple[str, ...]:

@@ -22,6 +22,11 @@ from outlierlens.errors import BadInput, pick
 from outlierlens.results.document import Provenance, Result
 from outlierlens.statistics.p_values import hypergeometric_tail
 
+MODEL, RANDOM, SHUFFLED, ROTATED = "model", "random initialisation", "shuffled weights", "rotated basis"
+CONDITIONS = (MODEL, RANDOM, SHUFFLED, ROTATED)
+NULLS = CONDITIONS[1:]
+FINAL = "final norm"  # the row behind the last block: what the model's final norm makes of its output
+
 
 @dataclass(frozen=True)
 class Spikes:
@@ -121,12 +126,6 @@ class SuperWeights:
         if not self.trials or not self.trial("zeroed").change > 0:
             return float("nan")
         return 1 - self.trial("restored").change / self.trial("zeroed").change
-
-
-MODEL, RANDOM, SHUFFLED, ROTATED = "model", "random initialisation", "shuffled weights", "rotated basis"
-CONDITIONS = (MODEL, RANDOM, SHUFFLED, ROTATED)
-NULLS = CONDITIONS[1:]
-FINAL = "final norm"  # the row behind the last block: what the model's final norm makes of its output
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ from outlierlens.vectors.fixes import ENOUGH, Fix, make_fix, moments_of
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from outlierlens.vectors.store import Budget
 
+TOLERANCE = 1e-4  # of the largest entry: above what float32 leaves to chance, below what a wrong file does
+CHECK_TEXTS = 32  # of each shipped text
+POOLING = "mean of all tokens, special ones included"
+
 
 def read_pairs(path: Path) -> StsPairs:
     """The pairs of `path`, scores on whatever scale.
@@ -53,11 +57,6 @@ def read_pairs(path: Path) -> StsPairs:
         raise BadInput(f"{path}: {len(gold)} pair has no rank correlation; give at least 2")
     task = StsTask(path.stem, path.name, "", float(gold.min()), float(gold.max()), (TEST,), len(gold), (), path.name)
     return StsPairs(task, str(path), TEST, read.texts, read.pairs, gold)
-
-
-TOLERANCE = 1e-4  # of the largest entry: above what float32 leaves to chance, below what a wrong file does
-CHECK_TEXTS = 32  # of each shipped text
-POOLING = "mean of all tokens, special ones included"
 
 
 @dataclass(frozen=True)

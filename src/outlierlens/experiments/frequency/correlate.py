@@ -26,6 +26,8 @@ from outlierlens.statistics.p_values import benjamini_hochberg, rank_among, two_
 from outlierlens.statistics.ranks import fisher, middle_ranks
 
 LEAST = 1e-12  # variance over mean square below which float64 sums say nothing any more: a constant
+N_SETS = 9_999
+ROWS = 256  # sets that are drawn at once
 
 
 def pearson(moments: Moments, which: str) -> np.ndarray:
@@ -148,10 +150,6 @@ def _variance(square: np.ndarray, mean: np.ndarray) -> np.ndarray:
 def _ratio(covariance: np.ndarray, square: np.ndarray, mean: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Correlation, in [−1, 1] whatever the last digits say."""
     return np.clip(covariance / np.sqrt(_variance(square, mean) * other), -1, 1)
-
-
-N_SETS = 9_999
-ROWS = 256  # sets that are drawn at once
 
 
 def random_dims(width: int, size: int, seed: int) -> np.ndarray:

@@ -35,6 +35,9 @@ from outlierlens.vectors.cosines import (
 from outlierlens.vectors.fixes import Fix, FixSpec
 from outlierlens.vectors.spans import Sample
 
+TOP = 10  # dimensions of largest contribution that are kept
+PAIRS = 20_000  # of informativity
+
 
 @dataclass(frozen=True)
 class OwnScatters:
@@ -109,10 +112,6 @@ def effective_rank(covariance: np.ndarray) -> float:
     share = values / values.sum()
     share = share[share > 0]
     return float(np.exp(-(share * np.log(share)).sum()))
-
-
-TOP = 10  # dimensions of largest contribution that are kept
-PAIRS = 20_000  # of informativity
 
 
 @dataclass(frozen=True)

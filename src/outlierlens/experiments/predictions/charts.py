@@ -35,6 +35,10 @@ OFF = {"layers": "all layers", "last_hidden": "last hidden state", "logits": "lo
 CURVE_HEIGHT = 300
 SHOWN_TAGS = 12
 KINDS = {"rank": "rank and frequency", "corpus": "the corpus' frequent tokens"}
+SHORT = {"masked": "masked", "unmasked": "unmasked", "next": "next token"}
+ROW = 46  # pixels of a row of the chart of shifts
+PANEL = 370  # pixels of a panel of two side by side
+HEADINGS = {"log_frequency": "ln frequency of the predicted token", "expected_log_frequency": "expected ln frequency"}
 
 
 def prediction_curves(found: Predictions, input: str, by: str = "rank", *, name: str = "prediction-curves") -> Chart:
@@ -190,12 +194,6 @@ def _speech_reading(speech: list[PartsOfSpeech]) -> str:
             f"token's part of speech is kept by {one.kept.intact:.0%} intact and {one.kept.ablated:.0%} ablated. "
         )
     return text.strip()
-
-
-SHORT = {"masked": "masked", "unmasked": "unmasked", "next": "next token"}
-ROW = 46  # pixels of a row of the chart of shifts
-PANEL = 370  # pixels of a panel of two side by side
-HEADINGS = {"log_frequency": "ln frequency of the predicted token", "expected_log_frequency": "expected ln frequency"}
 
 
 def predictions(found: Predictions, *, name: str = "predictions") -> Chart:

@@ -43,6 +43,20 @@ if TYPE_CHECKING:
 FEWEST = 3  # types that a slope or a rank correlation needs
 FLOOR = 1e-6  # share of the corpus' distribution mixed into a predicted one, whose logarithm must exist
 POINTS = 60  # of a curve
+Measure = Callable[[np.ndarray], np.ndarray]  # rows [row, type] -> [row]
+GROUPS = 32
+# What is summed for each text. Predictions of special tokens have no corpus frequency, so means of it are over the others.
+SUMS = ("n", "right", "surprisal", "entropy", "special", "plain", "log", "share", "mass", "mass_log")
+RATIOS = {  # measure: (sum, divided by)
+    "log_frequency": ("log", "plain"),
+    "expected_log_frequency": ("mass_log", "mass"),
+    "frequency": ("share", "plain"),
+    "entropy": ("entropy", "n"),
+    "accuracy": ("right", "n"),
+    "surprisal": ("surprisal", "n"),
+    "special": ("special", "n"),
+}
+SHARES = ("accuracy", "special")
 
 
 @dataclass(frozen=True)
@@ -156,22 +170,6 @@ def divergences(mass: np.ndarray, probability: np.ndarray) -> tuple[np.ndarray, 
     predicted = (1 - FLOOR) * predicted + FLOOR * corpus
     ratio = np.log(predicted / corpus)  # [row, type]
     return (predicted * ratio).sum(1), -(ratio @ corpus)
-
-
-Measure = Callable[[np.ndarray], np.ndarray]  # rows [row, type] -> [row]
-GROUPS = 32
-# What is summed for each text. Predictions of special tokens have no corpus frequency, so means of it are over the others.
-SUMS = ("n", "right", "surprisal", "entropy", "special", "plain", "log", "share", "mass", "mass_log")
-RATIOS = {  # measure: (sum, divided by)
-    "log_frequency": ("log", "plain"),
-    "expected_log_frequency": ("mass_log", "mass"),
-    "frequency": ("share", "plain"),
-    "entropy": ("entropy", "n"),
-    "accuracy": ("right", "n"),
-    "surprisal": ("surprisal", "n"),
-    "special": ("special", "n"),
-}
-SHARES = ("accuracy", "special")
 
 
 @dataclass(frozen=True)

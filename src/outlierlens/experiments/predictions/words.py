@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
 
 LOGIT_BYTES = 64_000_000  # of logits at once
+OF_HEAD = {"masked": ("masked", "unmasked"), "causal": ("next",)}
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,6 @@ class NextToken(Said, CausalLoss):
 
 
 INPUT_TASKS: dict[str, type[Said]] = {"masked": MaskedInput, "unmasked": UnmaskedInput, "next": NextToken}
-OF_HEAD = {"masked": ("masked", "unmasked"), "causal": ("next",)}
 
 
 def without(states: "Tensor", dims: Sequence[int]) -> "Tensor":

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = 5  # one text in so many, where one data set is all there is
 FEWEST = 10  # texts that can be split
+POOL_BYTES = 128 * 2**20  # vectors of all layers that are shuffled together
+POOL_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,6 @@ def split_texts(data: Texts, dev: Texts | None, *, seed: int) -> Split:
 def _shuffled(texts: Texts, seed: int) -> Texts:
     order = np.random.default_rng([seed, 13]).permutation(len(texts))
     return Texts(texts.source, tuple(texts.texts[i] for i in order.tolist()), texts.column)
-
-
-POOL_BYTES = 128 * 2**20  # vectors of all layers that are shuffled together
-POOL_TOKENS = 4096
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ from outlierlens.vectors.read import ReadOptions, Tokens, token_batches
 if TYPE_CHECKING:
     from torch import Tensor
 
+N_DRAWS = 2000
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -107,9 +109,6 @@ def scales_of(states: "Tensor") -> "Tensor":
 
     size = states.square().mean(-1).sqrt().median(-1).values
     return torch.where(size > 0, size, torch.ones_like(size))
-
-
-N_DRAWS = 2000
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,12 @@ from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack
 
 FEW = 32  # texts that are looked at
 SAME = 1e-3  # of a vector's length: a smaller difference is rounding
+TRAIN_TOKENS = 100_000
+DEV_TOKENS = 40_000
+MOST_TEXTS = 50_000  # that are tokenised to find so many tokens
+CLIP_TEXTS = 500  # that --clip auto observes where no --fit-data is named: argmin shares settle long before
+FEWEST = 10  # texts that say how another training set could differ
+HEAT_DIMS = 12  # largest contributors that a heat map shows beside the named dimensions
 
 
 def in_embeddings(loaded: LoadedModel, tokens: Tokens, reading: ReadOptions) -> bool | None:
@@ -77,14 +83,6 @@ def _text(tokens: Tokens, text: int, less: int) -> Tokens:
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.linalg.norm(one - other) > SAME * np.linalg.norm(one))
-
-
-TRAIN_TOKENS = 100_000
-DEV_TOKENS = 40_000
-MOST_TEXTS = 50_000  # that are tokenised to find so many tokens
-CLIP_TEXTS = 500  # that --clip auto observes where no --fit-data is named: argmin shares settle long before
-FEWEST = 10  # texts that say how another training set could differ
-HEAT_DIMS = 12  # largest contributors that a heat map shows beside the named dimensions
 
 
 def probe_positions(

@@ -43,6 +43,10 @@ THEIRS = {
     "max": ("", "pooling_mode_max_tokens"),
     "weightedmean": ("", "pooling_mode_weightedmean_tokens"),
 }
+MAX_WORD = 4096  # bytes; longer ones are no words
+MAX_WIDTH = 65_536
+MAX_LINE = 32 * MAX_WIDTH + MAX_WORD
+WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)
@@ -219,12 +223,6 @@ class _Folder:
             text = " ".join(str(error).split())[:200]
             raise OutlierlensError(f"{self.name}: {file} cannot be fetched: {text}") from None
         return Path(found)
-
-
-MAX_WORD = 4096  # bytes; longer ones are no words
-MAX_WIDTH = 65_536
-MAX_LINE = 32 * MAX_WIDTH + MAX_WORD
-WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True)

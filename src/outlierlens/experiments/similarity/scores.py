@@ -38,6 +38,8 @@ from outlierlens.tasks.metrics import N_DRAWS, Statistic
 from outlierlens.vectors.fixes import Fix
 
 PAIRS_AT_ONCE = 4096
+GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # Luo et al. (2021), section 4.2
+MIN_DEV = 100  # pairs: fewer say little about a layer
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,6 @@ def spearman(pairs: StsPairs, vectors: np.ndarray, place: Mapping[str, int] | No
     """Pooled ρ of vectors [sentence, dim] whose rows are `pairs.sentences`, or where `place` says."""
     place = place or {text: i for i, text in enumerate(pairs.sentences)}
     return float(score(pairs, PairIndex.of(pairs, place).cosines(vectors)[:, None]).pooled[0])
-
-
-GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # Luo et al. (2021), section 4.2
 
 
 def right_at(cosines: np.ndarray, truth: np.ndarray, thresholds: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -186,9 +185,6 @@ def folds_of(words: Sequence[str], n_folds: int, seed: int) -> np.ndarray:
     place = np.random.default_rng([seed, 13]).permutation(len(different)) % n_folds
     of = dict(zip(different, place.tolist(), strict=True))
     return np.array([of[word] for word in words], dtype=np.int64)
-
-
-MIN_DEV = 100  # pairs: fewer say little about a layer
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,9 @@ HUB_METRICS = {
     "pearson": "pearsonr",
     "spearman": "spearmanr",
 }
+AGAIN = "remove its folder to train again"
+SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
+PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
 
 
 def card(tuned: FineTuned, run: SeedRun) -> str:
@@ -103,11 +106,6 @@ def _metadata(tuned: FineTuned, run: SeedRun) -> dict[str, Any]:
     found["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
     found["model-index"] = [{"name": f"{printable(tuned.base)} fine-tuned on {tuned.task}", "results": [result]}]
     return found
-
-
-AGAIN = "remove its folder to train again"
-SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
-PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
 
 
 def seed_folder(folder: Path, seed: int) -> Path:

@@ -45,6 +45,20 @@ from outlierlens.results.safe_files import write_text
 from outlierlens.training.pretrain.packing import Marks, pack
 from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
 
+SPECIAL = {
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+}
+LARGEST = 1_000_000
+FORMAT = 1
+TEXTS_AT_ONCE = 1000
+ROWS_AT_ONCE = 8192
+HELD_OUT = 2000  # texts kept as text, to measure on
+SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+")
+MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,200}>")
+READ_BY_NAME = (".jsonl", ".ndjson", ".csv", ".tsv")  # text whose ending tells how it is read; all else, its content
+Progress = Callable[[str], None]
+
 
 @dataclass(frozen=True)
 class Flattening:
@@ -100,13 +114,6 @@ def shuffled(rows: np.ndarray, special: Sequence[int], generator: np.random.Gene
     return rows
 
 
-SPECIAL = {
-    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-    "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
-}
-LARGEST = 1_000_000
-
-
 def train_tokenizer(sentences: Iterable[str], recipe: TokenizerRecipe, length: int) -> Any:
     """A BERT-like (WordPiece) or RoBERTa-like (byte-level BPE) tokenizer of `recipe.vocabulary` entries or fewer.
 
@@ -144,16 +151,6 @@ def load_tokenizer(source: str, *, offline: bool = False) -> Any:
     if tokenizer.mask_token_id is None:
         raise BadInput(f"{source}: its tokenizer has no mask token; a masked language model needs one")
     return tokenizer
-
-
-FORMAT = 1
-TEXTS_AT_ONCE = 1000
-ROWS_AT_ONCE = 8192
-HELD_OUT = 2000  # texts kept as text, to measure on
-SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+")
-MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,200}>")
-READ_BY_NAME = (".jsonl", ".ndjson", ".csv", ".tsv")  # text whose ending tells how it is read; all else, its content
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

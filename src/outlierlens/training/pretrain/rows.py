@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outlierlens.training.pretrain.corpus import Tokens
 
 IGNORED = -100  # the label that PyTorch's cross-entropy passes over
+HELD_OUT_EPOCH = 2**22  # an epoch that no training reaches: held-out rows are masked alike at every evaluation
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,6 @@ def masked(
         swapped = chosen & (draws[1] >= 0.9)
         ids[row, swapped] = words[swapped]
     return ids, labels
-
-
-HELD_OUT_EPOCH = 2**22  # an epoch that no training reaches: held-out rows are masked alike at every evaluation
 
 
 class Rows:
