@@ -8,11 +8,11 @@
     low, high = interval("mcc", truth, predicted, seed=0)    # of one model's own metric
 
 A metric is a number in [−1, 1] or [0, 1], larger is better. What it cannot say (a correlation with a constant) is 0.
-Intervals of classes are bias-corrected and accelerated (`bootstrap.bca`), those of correlations are by subsampling
+Intervals of classes are bias-corrected and accelerated (`statistics.bootstrap.bca`), those of correlations are by subsampling
 (`subsampling`). Of two models that say the same of every item, the interval is (0, 0): no change, which
 `no_change` puts in words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
 
-Metrics of classes as sums over items, which `bootstrap.bca` draws again.
+Metrics of classes as sums over items, which `statistics.bootstrap.bca` draws again.
 
 value = class_value("mcc", truth, [intact, other])       # metric of `intact` − metric of `other`
 low, high = bca(value, seed=0, level=0.95, n_draws=2000)

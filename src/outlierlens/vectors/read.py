@@ -300,6 +300,21 @@ def gather(
     return Vectors(names, values, n_tokens, stack.name, bool(options.final_norm and stack.final_norm))
 
 
+def gather_drawn(loaded: LoadedModel, tokens: Tokens, spans: Spans, read: ReadOptions, *, special: bool) -> Vectors:
+    """Vectors of drawn spans, each with a token; otherwise as `gather`.
+
+    Raises:
+        BadInput: a stream that has no state for one of them.
+    """
+    vectors = gather(loaded, tokens, spans, read, special=special)
+    if not vectors.n_tokens.all():
+        raise BadInput(
+            f"stream {vectors.stack} has no state for a drawn token: it reads each text one token late and never its last; "
+            f"leave special tokens out (--no-special)"
+        )
+    return vectors
+
+
 def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
     """The stream called `name`, or the first one that reads text (the encoder, where there are two)."""
     if name is not None:

@@ -3,12 +3,8 @@
 attention(found)                               # all below as one picture
 attention_correlation(found, "all")            # r of the named dimensions by layer, over the band of all other dimensions
 attention_sinks(found)                         # shares of attention by layer: intact, outliers off, random dimensions off
-attention_heads(found), attention_example(found)      # charts.attention_maps
-
-Heat maps of attention: correlations by head, and one text's maps, intact beside ablated.
-
-attention_heads(found)             # head × layer, a panel a named dimension
-attention_example(found)           # query × key, a panel a head; intact above, outliers off below
+attention_heads(found)                         # correlations by head, head × layer, a panel a named dimension
+attention_example(found)                       # one text's maps, query × key, a panel a head; intact above, outliers off below
 """
 
 import math

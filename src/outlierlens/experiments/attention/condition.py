@@ -43,7 +43,7 @@ REST, FIRST, SPECIAL = "rest", "first", "special"  # kinds of keys; a first toke
 
 
 @dataclass
-class Sums:
+class KeySums:
     """Numbers of keys, sums, sums of squares and of products; leading axes are replicates.
 
     Attributes:
@@ -57,11 +57,11 @@ class Sums:
     xx: np.ndarray
     ax: np.ndarray
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, name) + getattr(other, name) for name in ("n", "a", "aa", "x", "xx", "ax")))
+    def __add__(self, other: "KeySums") -> "KeySums":
+        return KeySums(*(getattr(self, name) + getattr(other, name) for name in ("n", "a", "aa", "x", "xx", "ax")))
 
 
-def correlation(sums: Sums) -> np.ndarray:
+def correlation(sums: KeySums) -> np.ndarray:
     """Pearson's r [..., column, dim]; NaN where one of both never varies."""
     n = np.asarray(sums.n, dtype=np.float64)[..., None]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -101,9 +101,9 @@ class PairSums:
         self.xx += sizes.square().sum(0)
         self.ax.addmm_(columns.T, sizes)
 
-    def sums(self) -> Sums:
+    def sums(self) -> KeySums:
         """As arrays."""
-        return Sums(
+        return KeySums(
             np.array(float(self.n)), *(one.cpu().numpy() for one in (self.a, self.aa, self.x, self.xx, self.ax))
         )
 
@@ -130,12 +130,12 @@ class Drawn:
         )  # fmt: skip
         self.total.addmm_(weights, torch.cat(features, dim=1))
 
-    def sums(self) -> Sums:
+    def sums(self) -> KeySums:
         """As arrays with replicates in front."""
         columns, named = self.shape
         ends = np.cumsum([1, columns, columns, named, named])
         n, a, aa, x, xx, ax = np.split(self.total.cpu().numpy(), ends, axis=1)
-        return Sums(n[:, 0], a, aa, x, xx, ax.reshape(-1, columns, named))
+        return KeySums(n[:, 0], a, aa, x, xx, ax.reshape(-1, columns, named))
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Places:
     uniform: np.ndarray
 
     def rates(self, heads: int) -> np.ndarray:
-        """[replicate, metric, head], `attended.METRICS`; NaN where no query counts."""
+        """[replicate, metric, head], `result.METRICS`; NaN where no query counts."""
         total = self.drawn.cpu().numpy()
         n_metrics = len(CLASSES) + 3
         metrics, counts, queries = np.split(total, [n_metrics * heads, (n_metrics + 2) * heads], axis=1)
@@ -188,7 +188,7 @@ class Places:
 
 
 @dataclass
-class Measured:
+class PassSums:
     """Sums of one pass: by layer, and of correlations by kind of key.
 
     Attributes:
@@ -205,13 +205,13 @@ class Measured:
     places: dict[int, Places] = field(default_factory=dict)
 
 
-def measure(reading: Reading, plan: Plan | None) -> Measured:
+def measure(reading: Reading, plan: Plan | None) -> PassSums:
     """One pass over all texts with `plan` off, the longest texts first.
 
     Raises:
         BadInput: weights cannot be had or do not fit the tokens, or a state is not finite.
     """
-    found = Measured()
+    found = PassSums()
     with reading.ablation.off(plan) as n_values:
         found.n_values = n_values
         for batch, maps in passes(reading):
@@ -244,7 +244,7 @@ def passes(reading: Reading) -> Iterator[tuple[TokenBatch, dict[int, MapSums]]]:
                 reading.progress(start + len(chunk), len(order))
 
 
-def _add(reading: Reading, found: Measured, batch: TokenBatch, maps: dict[int, MapSums]) -> None:
+def _add(reading: Reading, found: PassSums, batch: TokenBatch, maps: dict[int, MapSums]) -> None:
     """Add one batch to the sums."""
     import torch
 
@@ -288,7 +288,7 @@ def _add(reading: Reading, found: Measured, batch: TokenBatch, maps: dict[int, M
         found.places[layer].uniform += torch.einsum("cbt,bt->c", kinds, one.uniform).cpu().numpy()
 
 
-def _begin(reading: Reading, found: Measured, layer: int, n_columns: int, width: int, device: object) -> None:
+def _begin(reading: Reading, found: PassSums, layer: int, n_columns: int, width: int, device: object) -> None:
     import torch
 
     replicates, named = 1 + reading.n_bootstrap, len(reading.named)

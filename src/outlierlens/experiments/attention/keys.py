@@ -1,7 +1,7 @@
 """Which keys are the first token, special, delimiters or punctuation; and texts padded as the released code pads them.
 
 kinds = KeyKinds(loaded.tokenizer, tokens)
-kinds.of(batch)                    # bool [class, batch, token], the order of `attended.CLASSES`
+kinds.of(batch)                    # bool [class, batch, token], the order of `result.CLASSES`
 padded(tokens, pad_id)
 
 One layer's attention maps of one batch, read into a few numbers a key and a head.
@@ -52,7 +52,7 @@ class KeyKinds:
         self._ids = torch.tensor(sorted(found), dtype=torch.long)
 
     def of(self, batch: TokenBatch) -> "Tensor":
-        """bool [class, batch, token]: `attended.CLASSES`; padding is of no kind."""
+        """bool [class, batch, token]: `result.CLASSES`; padding is of no kind."""
         import torch
 
         first = torch.zeros_like(batch.valid)

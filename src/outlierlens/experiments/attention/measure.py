@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
-from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.modes import Ablation
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Texts
@@ -28,7 +28,7 @@ from outlierlens.experiments.attention.condition import (
     FIRST,
     REST,
     SPECIAL,
-    Measured,
+    PassSums,
     Reading,
     correlation,
     example_maps,
@@ -65,9 +65,9 @@ Progress = Callable[[str, int, int], None]
 class Passes:
     """Sums with nothing off, with the outliers off, and with each draw of random dimensions off."""
 
-    intact: Measured
-    off: Measured
-    randoms: Sequence[Measured]
+    intact: PassSums
+    off: PassSums
+    randoms: Sequence[PassSums]
 
 
 def correlations(passes: Passes, named: Sequence[int], control: Sequence[int]) -> tuple[KeyCorrelation, ...]:
@@ -120,23 +120,23 @@ def _one(passes: Passes, place: int, keys: Keys, named: list[int], control: list
     )
 
 
-def of_dims(measured: Measured, layer: int, place: int, keys: Keys) -> np.ndarray:
+def of_dims(measured: PassSums, layer: int, place: int, keys: Keys) -> np.ndarray:
     """r of every head with every dimension [head, dim] of one layer."""
     total = reduce(add, [measured.pairs[layer][part].sums() for part in PARTS[keys]])
     return correlation(total)[_columns(measured, place)]
 
 
-def of_texts(measured: Measured, layer: int, place: int, keys: Keys) -> np.ndarray:
+def of_texts(measured: PassSums, layer: int, place: int, keys: Keys) -> np.ndarray:
     """r of every head with the named dimensions [replicate, head, named] of one layer."""
     total = reduce(add, [measured.drawn[layer][part].sums() for part in PARTS[keys]])
     return correlation(total)[:, _columns(measured, place)]
 
 
-def _columns(measured: Measured, place: int) -> slice:
+def _columns(measured: PassSums, place: int) -> slice:
     return slice(place * measured.heads, (place + 1) * measured.heads)
 
 
-def _every(measured: Measured, place: int, keys: Keys) -> np.ndarray:
+def _every(measured: PassSums, place: int, keys: Keys) -> np.ndarray:
     return np.stack([over_heads(of_dims(measured, layer, place, keys)) for layer in sorted(measured.pairs)])
 
 
@@ -251,17 +251,14 @@ def _reading(
     kinds = KeyKinds(tokenizer, tokens)
     if options.paper_compat:
         tokens = padded(tokens, tokenizer.pad_token_id or 0)
-    settings = EditSettings(factor=options.factor)
-    if options.mode == "mean":
-        means = means_over(loaded, stack, texts, length=tokens.max_length, batch_size=options.batch_size)
-        settings = replace(settings, means=means)
+    ablation = Ablation(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
     return Reading(
         loaded=loaded,
         stack=stack,
         tokens=tokens,
         lengths=lengths,
         kinds=kinds,
-        ablation=Ablation(loaded, stack, options.mode, options.embeddings, settings),
+        ablation=ablation.with_means(texts, length=tokens.max_length, batch_size=options.batch_size),
         named=dims,
         batch_size=options.batch_size,
         n_bootstrap=options.n_bootstrap,
@@ -278,12 +275,12 @@ def _everywhere(stack: BoundStack, dims: tuple[int, ...]) -> Plan:
     return {layer: tuple(dims) for layer in range(stack.n_layers)}
 
 
-def _replicates(measured: Measured) -> np.ndarray:
+def _replicates(measured: PassSums) -> np.ndarray:
     """[replicate, metric, layer, head], the first of all texts once."""
     return np.stack([measured.places[layer].rates(measured.heads) for layer in sorted(measured.places)], axis=2)
 
 
-def _condition(kind: str, dims: tuple[int, ...], measured: Measured, before: np.ndarray) -> AttentionCondition:
+def _condition(kind: str, dims: tuple[int, ...], measured: PassSums, before: np.ndarray) -> AttentionCondition:
     rates = _replicates(measured)
     mean, raw = over_heads(rates, axis=3), over_heads(before, axis=3)
     low, high = percentile_interval(mean[1:])
@@ -324,7 +321,7 @@ def _example(
 
 
 def _notes(
-    loaded: LoadedModel, stack: BoundStack, intact: Measured, shown: AttentionCondition, options: AttentionOptions
+    loaded: LoadedModel, stack: BoundStack, intact: PassSums, shown: AttentionCondition, options: AttentionOptions
 ) -> tuple[str, ...]:
     found = []
     if stack.name == "decoder":

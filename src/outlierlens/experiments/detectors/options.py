@@ -1,6 +1,6 @@
 """What `detectors` is asked: thresholds, nulls, what stands for a text, and the search for super weights.
 
-Thresholds of all definitions in one object; defaults are the published ones where there are any.
+Thresholds of all definitions are one object; defaults are the published ones where there are any.
 
 settings = Settings.parse(["rudman_factor=4", "massive_size=50"])
 settings.values["luo_share"]

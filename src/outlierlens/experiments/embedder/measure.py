@@ -298,15 +298,7 @@ def run(session: Session, options: EmbedderCall) -> Exported:
         raise BadInput(f"--clip {fits.clip} belongs to --fix clip, not to {spec.name}")
     if session.load.dtype != "float32":
         raise BadInput(f"--dtype {session.load.dtype}: an embedder is written in float32; leave --dtype out")
-    how = replace(
-        options,
-        fix=spec,
-        k=None,
-        clip=fits.clip,
-        fit_limit=fits.fit_limit,
-        overwrite=session.output.overwrite,
-        progress=session.progress,
-    )
+    how = replace(fits.into(options), fix=spec, k=None, overwrite=session.output.overwrite, progress=session.progress)
     check_place(options.folder, overwrite=how.overwrite)
     fit = fits.texts(offline=session.load.offline)
     if fit is None and how.needs_text:

@@ -86,7 +86,7 @@ class Moments:
     signed: np.ndarray
 
 
-class Sums:
+class FrequencySums:
     """Accumulators of all layers; `memory` says what they take before they are made."""
 
     def __init__(self, n_layers: int, width: int, n_bootstrap: int, device: Any = "cpu"):

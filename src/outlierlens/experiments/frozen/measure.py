@@ -254,11 +254,7 @@ def run(session: Session, options: FrozenCall) -> FrozenScores:
         offline=session.loading.offline,
     )
     how = replace(
-        options,
-        read=reads.options(session.loaded, progress=session.progress),
-        special=reads.special,
+        fits.into(reads.into(options, session.loaded, progress=session.progress)),
         max_length=options.max_length or (None if options.full else MAX_LENGTH),
-        fixes=fits.specs,
-        fit_limit=fits.fit_limit,
     )
     return frozen(session.loaded, splits, how, clip=lambda texts: fits.clipping(session.loaded, texts, reads.stack))

@@ -17,8 +17,8 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.predictions.result import (
     INPUTS,
     MEASURES,
-    Change,
     Curve,
+    MeasureChange,
     PartsOfSpeech,
     Predictions,
     Shift,
@@ -262,7 +262,7 @@ def _panel(one: Chart, width: int) -> Spec:
     return inner(one, width=width, title=heading(one.title, frame="group"))
 
 
-def _row(shift: Shift, change: Change) -> Spec:
+def _row(shift: Shift, change: MeasureChange) -> Spec:
     return {
         "label": f"{SHORT[shift.input]}: {OFF[shift.intervention]}",
         "change": round_to(change.change),

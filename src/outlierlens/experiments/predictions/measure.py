@@ -24,8 +24,8 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.predictions.options import PredictionOptions, PredictionsCall
 from outlierlens.experiments.predictions.result import (
     INTERVENTIONS,
-    Change,
     Heard,
+    MeasureChange,
     PartsOfSpeech,
     Predictions,
     Shift,
@@ -260,11 +260,11 @@ def _summed(
         chosen, *rest = [one for one in conditions if one.intervention == intervention]
         random = tuple(_spoken(one, unigram, ()) for one in rest)
         found = change(first.tally, chosen.tally, unigram, n_draws=options.n_bootstrap, seed=options.seed)
-        changes: dict[str, Change] = {}
+        changes: dict[str, MeasureChange] = {}
         for measure, (moved, low, high) in found.items():
             others = tuple(one.values[measure] - intact.values[measure] for one in random)
             p = rank_p(abs(moved), np.abs(others)) if others and np.isfinite(moved) else None
-            changes[measure] = Change(moved, low, high, others, p)
+            changes[measure] = MeasureChange(moved, low, high, others, p)
         shifts.append(Shift(name, intervention, _spoken(chosen, unigram, counts.tokens), random, changes))
     return Heard(name, task.n_texts, task.n_tokens, intact, tuple(shifts))
 

@@ -7,7 +7,7 @@ from outlierlens.experiments.predictions.charts import prediction_shifts
 from outlierlens.experiments.predictions.charts import predictions as draw
 from outlierlens.experiments.predictions.result import (
     INTERVENTIONS,
-    Change,
+    MeasureChange,
     PartsOfSpeech,
     Predictions,
     Spoken,
@@ -116,7 +116,7 @@ def _shifts(found: Predictions) -> Iterator[tuple[Cell, ...]]:
         )
 
 
-def _change(change: Change) -> tuple[Cell, ...]:
+def _change(change: MeasureChange) -> tuple[Cell, ...]:
     p = None if change.p is None else P(change.p)
     return (cells.Change(change.change), Interval(change.low, change.high), cells.Change(change.random_median), p)
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.mode_names import Mode, check_mode
-from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.modes import Ablation
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_texts import special_ids
@@ -42,7 +42,7 @@ from outlierlens.models.hooks import edited_inputs, edited_output, head_inputs, 
 from outlierlens.models.inputs import token_ids, token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.language_model import CausalLoss, LanguageModelLoss, MaskedLoss, Rows, Window
+from outlierlens.tasks.language_model import CausalLoss, LanguageModelLoss, MaskedLoss, PredictionRows, Window
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,8 +54,8 @@ OF_HEAD = {"masked": ("masked", "unmasked"), "causal": ("next",)}
 
 
 @dataclass(frozen=True)
-class Feed(Rows):
-    """`Rows`, with the text and the place among its tokens that each predicted token is of, int [selected] both."""
+class Feed(PredictionRows):
+    """`PredictionRows`, with the text and the place among its tokens that each predicted token is of, int [selected] both."""
 
     text: np.ndarray
     token: np.ndarray
@@ -137,7 +137,9 @@ class Said(LanguageModelLoss):
         made = super()._collate(rows)
         text = np.repeat(np.array(made.slots), [len(window.positions) for _, window in rows])
         token = [window.start + place + self.ahead for _, window in rows for place in window.positions]
-        return Feed(**{one.name: getattr(made, one.name) for one in fields(Rows)}, text=text, token=np.array(token))
+        return Feed(
+            **{one.name: getattr(made, one.name) for one in fields(PredictionRows)}, text=text, token=np.array(token)
+        )
 
 
 class MaskedInput(Said, MaskedLoss):
@@ -203,12 +205,9 @@ class Switches:
             BadInput: no such mode.
         """
         check_mode(mode, 1.0, False)
-        settings = EditSettings(seed=task.seed)
-        if mode == "mean":
-            length = token_limit(loaded, task.max_length)
-            means = means_over(loaded, stack, texts, length=length, batch_size=task.batch_size)
-            settings = EditSettings(means=means)
-        return cls(loaded, Ablation(loaded, stack, mode, settings=settings), head_norm)
+        ablation = Ablation(loaded, stack, mode, settings=EditSettings(seed=task.seed))
+        length = token_limit(loaded, task.max_length)
+        return cls(loaded, ablation.with_means(texts, length=length, batch_size=task.batch_size), head_norm)
 
     @temporary
     def off(self, intervention: str, plan: Plan) -> Iterator[int]:

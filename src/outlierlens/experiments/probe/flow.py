@@ -93,7 +93,7 @@ class FlowOptions:
     """How tokens are read and dealt out.
 
     Attributes:
-        reading: of the forward pass; its `progress` is told of each epoch.
+        read: of the forward pass; its `progress` is told of each epoch.
         n_positions: tokens at later positions are left out.
         special: count special tokens too.
         batch: tokens of a step.
@@ -101,7 +101,7 @@ class FlowOptions:
         cache: keep the vectors of the first epoch for the others.
     """
 
-    reading: ReadOptions
+    read: ReadOptions
     n_positions: int
     special: bool = False
     batch: int = 128
@@ -120,10 +120,10 @@ class Flow:
     def __init__(self, loaded: LoadedModel, tokens: Tokens, options: FlowOptions, width: int):
         self.loaded, self.tokens, self.options = loaded, tokens, options
         self.positions = counted(
-            loaded, tokens, options.reading.stack, special=options.special, n_positions=options.n_positions
+            loaded, tokens, options.read.stack, special=options.special, n_positions=options.n_positions
         )
         self.texts = [text for text, places in enumerate(self.positions) if len(places)]
-        self.n_layers = len(wanted_layers(text_stack(loaded, options.reading.stack), options.reading.layers))
+        self.n_layers = len(wanted_layers(text_stack(loaded, options.read.stack), options.read.layers))
         self.pool = max(options.batch, min(POOL_TOKENS, POOL_BYTES // (4 * width * self.n_layers)))
         lengths = [len(places) for places in self.positions]
         self._start = np.concatenate([[0], np.cumsum(lengths)])
@@ -175,7 +175,7 @@ class Flow:
         """(states, positions, texts) of a few texts at a time, in `order`: out of the model, or out of the cache."""
         import torch
 
-        reading, label = self.options.reading, f"training, epoch {epoch + 1} of {self.options.n_epochs}"
+        reading, label = self.options.read, f"training, epoch {epoch + 1} of {self.options.n_epochs}"
 
         def progress(_: str, done: int, total: int) -> None:
             if reading.progress:

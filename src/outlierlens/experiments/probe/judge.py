@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.experiments.probe.flow import taken
-from outlierlens.experiments.probe.result import Change, ProbeScore
+from outlierlens.experiments.probe.result import AccuracyChange, ProbeScore
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.bootstrap import bca, mean_value
 from outlierlens.statistics.means import NORMAL
@@ -132,7 +132,7 @@ class Variants:
 class JudgeOptions:
     """How to read; `row` is "gold" or "predicted": whose row of W contributions are of; `special` counts special tokens."""
 
-    reading: ReadOptions
+    read: ReadOptions
     row: str = "gold"
     special: bool = False
 
@@ -182,14 +182,14 @@ class Judged:
             sd_training=deviation(redrawn),
         )
 
-    def change(self, variant: int, layer: int, *, seed: int) -> Change:
+    def change(self, variant: int, layer: int, *, seed: int) -> AccuracyChange:
         """Accuracy of a variant minus that of `layer`'s vectors as they are, with its paired interval: on the same texts, and
         in the same redraw of training."""
         ends = self._interval(self._share(variant) - self._share(layer), seed)
         value = float((self.right[variant].sum() - self.right[layer].sum()) / self.n.sum())
         redrawn = self._redrawn(variant) - self._redrawn(layer)
         low, high = np.clip(with_training(value, ends, redrawn), -1, 1).tolist()
-        return Change(value, low, high, _error(ends), deviation(redrawn))
+        return AccuracyChange(value, low, high, _error(ends), deviation(redrawn))
 
     def _redrawn(self, variant: int) -> np.ndarray:
         return self.redrawn[:, variant] if len(self.redrawn) else np.zeros(0)
@@ -230,7 +230,7 @@ def judge(loaded: LoadedModel, tokens: Tokens, variants: Variants, options: Judg
     loss = torch.zeros(n_variants, dtype=torch.float64)
     n_redraws = variants.redrawn[0].shape[1] if variants.redrawn else 0
     redrawn = torch.zeros(n_redraws, n_variants, dtype=torch.int64, device=device)
-    for batch in token_batches(loaded, tokens, options.reading):
+    for batch in token_batches(loaded, tokens, options.read):
         states, positions, rows_of = taken(batch, options.special, n_positions)
         states = states / variants.scale[:, None, None]
         text = np.array(batch.texts, dtype=np.int64)[rows_of.cpu().numpy()]

@@ -98,7 +98,7 @@ def probe_positions(
             forward pass raises.
     """
     options = options or ProbeOptions()
-    reading = options.reading
+    reading = options.read
     stack = text_stack(loaded, reading.stack)
     names = tuple(layer_name(layer) for layer in wanted_layers(stack, reading.layers))
     whole = options.whole or options.limit is not None
@@ -193,7 +193,7 @@ def _train(
 
     from outlierlens.models.load import stream_width
 
-    width = stream_width(loaded.model, text_stack(loaded, options.reading.stack))
+    width = stream_width(loaded.model, text_stack(loaded, options.read.stack))
     beyond = [dim for dim in clipping.every if dim >= width]
     if beyond:
         raise BadInput(f"dimension {beyond[0]} cannot be clipped; the vectors have dimensions 0 to {width - 1}")
@@ -202,10 +202,10 @@ def _train(
     without = (*(() for _ in names), *(clipping.at(names[place]) for place in again))
     plan = Plan(of, without, width, n_positions, options.redraws)
     dealt = FlowOptions(
-        options.reading, n_positions, options.special, options.batch, options.seed, options.passes, cache=False
+        options.read, n_positions, options.special, options.batch, options.seed, options.passes, cache=False
     )
     flow = Flow(loaded, train, dealt, width)
-    if options.passes > 1 and flow.cache_bytes <= options.reading.budget.cache_gb * 1e9:
+    if options.passes > 1 and flow.cache_bytes <= options.read.budget.cache_gb * 1e9:
         flow = Flow(loaded, train, replace(dealt, cache=True), width)
     probes = None
     times = torch.from_numpy(poisson_times(len(train.texts), options.redraws, seed=options.seed)).to(loaded.device)
@@ -313,7 +313,7 @@ def _notes(split: Split, train: Tokens, dev: Tokens, flow: Flow, left_out: int) 
     if flow.options.n_epochs > 1 and not flow.options.cache:
         said.append(
             f"the vectors of all tokens take {flow.cache_bytes / 1e9:.1f} GB and the budget is "
-            f"{flow.options.reading.budget.cache_gb:g} GB, so every epoch ran the model again (--cache-gb)"
+            f"{flow.options.read.budget.cache_gb:g} GB, so every epoch ran the model again (--cache-gb)"
         )
     return said
 
@@ -324,12 +324,7 @@ def run(session: Session, options: ProbeCall) -> PositionProbe:
     texts, _ = session.texts()
     dev = options.dev_data and read_texts(options.dev_data, column=session.reading.text_column, offline=offline)
     split = split_texts(texts, dev or None, seed=options.seed)
-    how = replace(
-        options,
-        reading=reads.options(session.loaded, progress=session.progress),
-        max_length=reads.max_length,
-        special=reads.special,
-    )
+    how = reads.into(options, session.loaded, progress=session.progress)
     seen = _to_observe(fits, split, options.seed, offline) if fits.clip == "auto" else None
     return probe_positions(session.loaded, split, fits.clipping(session.loaded, seen, reads.stack), how)
 

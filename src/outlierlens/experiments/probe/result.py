@@ -40,7 +40,7 @@ class ProbeScore:
 
 
 @dataclass(frozen=True)
-class Change:
+class AccuracyChange:
     """An accuracy minus that on the vectors as they are, with its paired 95 % interval, and its parts as in `ProbeScore`."""
 
     value: float
@@ -81,9 +81,9 @@ class LayerProbe:
     raw: ProbeScore
     clipped_dims: tuple[int, ...]
     clipped: ProbeScore | None
-    clipped_change: Change | None
+    clipped_change: AccuracyChange | None
     retrained: ProbeScore | None
-    retrained_change: Change | None
+    retrained_change: AccuracyChange | None
     contribution: Annotated[np.ndarray, "dim"]
     mean: float
     weight: Annotated[np.ndarray, "dim"]
@@ -156,7 +156,7 @@ class PositionProbe(Result):
         """The dimensions that are clipped in some layer."""
         return tuple(one.dim for one in self.layers[0].named) if self.layers else ()
 
-    def interval(self, change: Change, form: str = "+.1%") -> str:
+    def interval(self, change: AccuracyChange, form: str = "+.1%") -> str:
         """The interval of a change of accuracy in words."""
         return interval_text(change.low, change.high, form, no_change(self.n_dev, "texts"))
 

@@ -188,7 +188,7 @@ def folds_of(words: Sequence[str], n_folds: int, seed: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPairs:
     """Pairs with their cosines [pair, layer, fix] and scores [layer, fix]."""
 
     pairs: StsPairs
@@ -222,7 +222,9 @@ class _Way(NamedTuple):
     fixes: Sequence[int]
 
 
-def elsewhere(measured: Measured, dev: Sequence[Measured], others: Sequence[Measured]) -> Elsewhere | None:
+def elsewhere(
+    measured: MeasuredPairs, dev: Sequence[MeasuredPairs], others: Sequence[MeasuredPairs]
+) -> Elsewhere | None:
     """Where the layer of one task can be chosen: on its own dev split, on that of STS-B, or on the other tasks; else None."""
     for name in (measured.pairs.task.name, "stsb"):
         for one in dev:
@@ -237,7 +239,7 @@ def elsewhere(measured: Measured, dev: Sequence[Measured], others: Sequence[Meas
 
 
 def choices(
-    measured: Measured,
+    measured: MeasuredPairs,
     other: Elsewhere | None,
     names: Names,
     *,

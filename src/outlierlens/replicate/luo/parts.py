@@ -81,7 +81,7 @@ def _origin(at: Context) -> Any:
 
 def _probe(at: Context) -> Any:
     split = split_texts(at.sentences, at.job.data.sentences("validation"), seed=at.job.seed)
-    options = ProbeOptions(reading=_reading(at), whole=at.job.full, seed=at.job.seed)
+    options = ProbeOptions(read=_reading(at), whole=at.job.full, seed=at.job.seed)
     clipping = resolve_clipping(str(at.clip), at.loaded, stack=at.stack)
     return probe_positions(at.loaded, split, clipping, options, command=at.job.command)
 

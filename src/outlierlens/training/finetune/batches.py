@@ -51,7 +51,7 @@ def training_order(lengths: Sequence[int], *, batch: int, epochs: int, seed: int
     return np.concatenate(found)
 
 
-class Rows(Dataset[dict[str, Any]]):
+class ExampleRows(Dataset[dict[str, Any]]):
     """The examples numbered `order` [place], one after another."""
 
     def __init__(self, encoded: Encoded, order: np.ndarray):

@@ -36,7 +36,7 @@ from outlierlens.results.safe_files import write_text
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.tasks.metrics import interval
-from outlierlens.training.finetune.batches import Collator, Rows, steps_per_epoch, training_order
+from outlierlens.training.finetune.batches import Collator, ExampleRows, steps_per_epoch, training_order
 from outlierlens.training.finetune.folder import (
     DONE,
     PREDICTIONS,
@@ -201,7 +201,7 @@ def _train(
             kept,
             (loaded, settings, per_epoch, options),
             args=_arguments(settings, kept.folder, per_epoch, options),
-            train_dataset=Rows(rows, order),
+            train_dataset=ExampleRows(rows, order),
             data_collator=Collator(loaded),
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)

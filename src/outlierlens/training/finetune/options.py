@@ -1,6 +1,6 @@
 """What `finetune` is asked: how a model is trained, once a seed.
 
-How a model is fine-tuned: `FinetuneSettings`, the defaults of Puccetti et al. (2022).
+The defaults of `FinetuneSettings` are those of Puccetti et al. (2022).
 """
 
 import json

@@ -16,7 +16,7 @@ OUTCOME = "outcome.json"  # in a run folder
 
 
 @dataclass(frozen=True)
-class Change:
+class LossChange:
     """Change of the loss, nats per masked token, with a 95 % interval over texts; `dims` that are off (none for INT8)."""
 
     change: float
@@ -64,13 +64,13 @@ class Outcome(Result):
     largest_z: float
     kurtosis: float
     inf_norm: float
-    off: Change | None
+    off: LossChange | None
     random_median: float | None
     random_high: float | None
-    worst: Change
+    worst: LossChange
     dim_median: float
     dim_high: float
-    int8: Change
+    int8: LossChange
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -114,7 +114,7 @@ class Outcomes(Result):
                 row[f"{name}_low"] = min(values, default=None)
                 row[f"{name}_high"] = max(values, default=None)
             for name, part in CHANGES.items():
-                change: Change | None = getattr(run, part)
+                change: LossChange | None = getattr(run, part)
                 if len(members) == 1 and change is not None:
                     row[f"{name}_low"], row[f"{name}_high"] = change.low, change.high
             yield row

@@ -73,7 +73,7 @@ def masked(
     return ids, labels
 
 
-class Rows:
+class MaskedRows:
     """Places of a data set for PyTorch's loader; an item is its place, and `collate` makes the batch."""
 
     def __init__(self, rows: np.ndarray, tokens: "Tokens", recipe: Recipe):
@@ -108,7 +108,7 @@ class Rows:
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
-class TrainingRows(Rows):
+class TrainingRows(MaskedRows):
     """`n_rows` places: epoch after epoch, each in an order of its own."""
 
     def __init__(self, tokens: "Tokens", recipe: Recipe, n_rows: int):

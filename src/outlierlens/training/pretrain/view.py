@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from outlierlens.training.pretrain.result import Change as Measured
-from outlierlens.training.pretrain.result import Outcome, Outcomes
+from outlierlens.training.pretrain.result import LossChange, Outcome, Outcomes
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Spread
 
 # {measure: (its column, what its numbers are)}
@@ -69,6 +68,6 @@ def _changes(found: Outcome) -> tuple[tuple[Cell, ...], ...]:
     return (*rows, _change("INT8 per tensor, weights and inputs", found.int8))
 
 
-def _change(label: str, one: Measured) -> tuple[Cell, ...]:
+def _change(label: str, one: LossChange) -> tuple[Cell, ...]:
     named = f"{label}: {', '.join(map(str, one.dims))}" if one.dims else label
     return (named, Change(one.change), Interval(one.low, one.high))
