@@ -30,7 +30,7 @@ from outlierlens.results.document import load
 from outlierlens.results.row_store import read_rows, row_line
 from outlierlens.results.safe_files import new_folder, write_text
 from outlierlens.tasks.base import TaskOptions, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.loop import RECIPE, WATCH, checkpoints
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
 from outlierlens.training.pretrain.result import OUTCOME, Outcome

@@ -47,7 +47,7 @@ def model_of(family: str, words: Any) -> LoadedModel:
 def loss_by_hand(loaded: LoadedModel, layer: int, dim: int) -> float:
     """Mean masked loss with `dim` zero in what one layer gives: the block counts its own turns."""
     from outlierlens.tasks.base import weighted_mean
-    from outlierlens.tasks.choose import make_task
+    from outlierlens.tasks.choice import make_task
 
     turn = iter(())
     blocks = loaded.stack().blocks

@@ -147,7 +147,7 @@ def test_outliers_break_the_text_and_random_dimensions_do_not(planted: Explorer)
 
 def test_losses_by_token_are_those_by_text(planted: Explorer, causal: Explorer) -> None:
     from outlierlens.tasks.base import TaskOptions
-    from outlierlens.tasks.choose import make_task
+    from outlierlens.tasks.choice import make_task
 
     for explorer, texts in ((planted, ["A film worth seeing.", "Not one."]), (causal, [TEXT, "w3 w4 w5"])):
         task: Any = make_task(explorer.loaded, texts, TaskOptions(max_length=8, batch_size=1))

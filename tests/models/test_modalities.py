@@ -24,7 +24,7 @@ from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.models.media.prepare import Prepare
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 N = 30
 UNLABELLED = ItemOptions(labelled=False)

@@ -22,7 +22,7 @@ from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.recipe import read_recipe
 from outlierlens.training.watch_rows import read_activity, read_watch
 

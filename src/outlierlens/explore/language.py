@@ -20,7 +20,7 @@ from outlierlens.explore.result import Guess, Guesses, GuessList, Loss, LossRow,
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import mean_interval
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 LENGTH = 96  # tokens of the text that are read, as many as a filled passage has
 COPIES = 8  # of a masked model's text, each masked anew: 15 % of a sentence's tokens are too few for an interval

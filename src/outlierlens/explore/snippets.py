@@ -27,7 +27,7 @@ _IMPORTS = {
     "passage": "from outlierlens.ablation.fill import continuation, exercise, fill, filled",
     "loss": (
         "from outlierlens.statistics.means import mean_interval\nfrom outlierlens.tasks.base import TaskOptions\n"
-        "from outlierlens.tasks.choose import make_task"
+        "from outlierlens.tasks.choice import make_task"
     ),
     "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.ablation.fill import exercise, fill",
     "vectors": "from outlierlens.models.hooks import tapped\nfrom outlierlens.models.passes import TextReading",

@@ -24,7 +24,7 @@ from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.report.joined import Joined, joined_sections, with_result
 from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 DIM = 5
 OPTIONS = BeyondOptions(n_random=2, scales=(2.0,), n_folds=2, task=TaskOptions(batch_size=4))

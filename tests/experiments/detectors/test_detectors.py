@@ -17,7 +17,7 @@ from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
 from outlierlens.detection.histogram import QUANTILE_ERROR
 from outlierlens.errors import BadInput
-from outlierlens.experiments.detectors.collect import Collected, collect
+from outlierlens.experiments.detectors.collection import Collected, collect
 from outlierlens.experiments.detectors.from_weights import randomly_initialised, rotation, shuffled
 from outlierlens.experiments.detectors.linears import entries, largest_places, last_linears, random_places, scaled
 from outlierlens.experiments.detectors.measure import _activation_found, detectors
@@ -27,7 +27,7 @@ from outlierlens.experiments.detectors.super_weights import super_weights, with_
 from outlierlens.experiments.detectors.table import NAMES, definitions
 from outlierlens.models.load import LoadedModel, from_objects, stream_width
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.cosines import contributions, unit
 from planted import Oracle, some_texts, wrap
 

@@ -10,7 +10,7 @@ from scipy import stats
 from frequency_results import frequency as made_up
 from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency import sums as sums_module
-from outlierlens.experiments.frequency.correlate import (
+from outlierlens.experiments.frequency.correlations import (
     adjusted,
     contrast,
     of_types,

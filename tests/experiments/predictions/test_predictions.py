@@ -246,7 +246,7 @@ def test_every_measure_is_that_of_a_plain_loop(family: str, head: str, input: st
 
 
 def test_masked_predictions_are_at_the_masks_of_the_masked_loss_and_do_not_depend_on_batches(words: Any) -> None:
-    from outlierlens.tasks.choose import make_task
+    from outlierlens.tasks.choice import make_task
 
     loaded = model_of("bert", "MaskedLM", words)
     tasks = [TaskOptions(max_length=32, batch_size=size, seed=3) for size in (1, 8)]

@@ -69,7 +69,7 @@ def test_every_condition_prunes_the_same_number_and_puts_it_back(planted: Loaded
 
 
 def weights_of(loaded: LoadedModel) -> np.ndarray:
-    from outlierlens.tasks.choose import make_task
+    from outlierlens.tasks.choice import make_task
 
     return make_task(loaded, TEXTS).weights
 

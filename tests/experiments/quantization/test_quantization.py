@@ -25,7 +25,7 @@ from outlierlens.experiments.quantization.rounding import fake_quantize, fake_qu
 from outlierlens.experiments.quantization.schemes import parse, parse_all
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * (i % 6))) for i in range(18)))
 PLAIN = parse("int8-tensor/int8-tensor")

@@ -24,7 +24,7 @@ from outlierlens.models.hooks import tapped
 from outlierlens.models.load import LoadedModel, from_objects, load_model
 from outlierlens.statistics.means import mean_noise
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * (i % 6))) for i in range(18)))
 

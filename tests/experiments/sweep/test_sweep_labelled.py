@@ -23,7 +23,7 @@ from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.metrics import CORRELATIONS
 from outlierlens.tasks.options import TaskReading
 

@@ -21,7 +21,7 @@ from outlierlens.models.changes import temporary
 from outlierlens.models.inputs import model_inputs
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task, TaskOptions, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,7 +30,7 @@ from outlierlens.results.row_store import RowStore
 from outlierlens.statistics.means import mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks.base import Task, begins, check_intact, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.options import OF_TEXTS
 
 if TYPE_CHECKING:

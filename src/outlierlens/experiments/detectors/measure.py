@@ -18,7 +18,7 @@ from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activation_rules import activation_outliers
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors import rules
-from outlierlens.experiments.detectors.collect import Collected, collect, sentence_token
+from outlierlens.experiments.detectors.collection import Collected, collect, sentence_token
 from outlierlens.experiments.detectors.from_weights import (
     found_of,
     randomly_initialised,
@@ -43,7 +43,7 @@ from outlierlens.experiments.detectors.super_weights import super_weights, with_
 from outlierlens.experiments.detectors.table import NAMES, ON_WEIGHTS, definitions
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.tasks.base import TaskOptions
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.read import text_stack
 
 if TYPE_CHECKING:

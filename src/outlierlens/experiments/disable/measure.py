@@ -34,7 +34,7 @@ from outlierlens.results.row_store import RowStore
 from outlierlens.results.safe_files import new_folder
 from outlierlens.statistics.words import unseen_note
 from outlierlens.tasks.base import Task, begins, check_intact, scored, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.metrics import paired_interval
 
 if TYPE_CHECKING:

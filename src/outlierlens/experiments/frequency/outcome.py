@@ -10,7 +10,7 @@ import numpy as np
 
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
-from outlierlens.experiments.frequency.correlate import (
+from outlierlens.experiments.frequency.correlations import (
     adjusted,
     contrast,
     of_types,

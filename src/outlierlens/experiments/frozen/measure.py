@@ -8,10 +8,10 @@ import numpy as np
 
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments.frozen.classifiers import TrainOptions, train
 from outlierlens.experiments.frozen.options import MAX_LENGTH, FrozenCall, FrozenOptions
 from outlierlens.experiments.frozen.result import Chosen, FixScores, FrozenScores
 from outlierlens.experiments.frozen.splits import Splits, protocol_of, read_frozen
-from outlierlens.experiments.frozen.train import TrainOptions, train
 from outlierlens.experiments.similarity.result import verdict
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session

@@ -20,7 +20,7 @@ from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import Provenance, load, save
 from outlierlens.tasks.base import TaskOptions, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.loop import PretrainingRun
 from outlierlens.training.pretrain.result import OUTCOME, LossChange, Outcome
 

@@ -33,7 +33,7 @@ from outlierlens.results.row_store import RowStore
 from outlierlens.session import Session
 from outlierlens.statistics.words import unseen_note
 from outlierlens.tasks.base import begins, check_intact, scored
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import nn

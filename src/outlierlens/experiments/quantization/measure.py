@@ -40,7 +40,7 @@ from outlierlens.session import Session
 from outlierlens.statistics.means import mean_interval, mean_noise
 from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks.base import Task, check_intact, weighted_mean
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,7 +28,7 @@ from outlierlens.models.hooks import edited, last_operations, written
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.tasks.base import Task
-from outlierlens.tasks.choose import make_task
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor
