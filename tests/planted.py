@@ -14,10 +14,11 @@ from outlierlens.models.load import LoadedModel, from_objects
 TEXT_FAMILIES = [family for family in FAMILIES.values() if family.inputs in ("text", "pair", "cross", "image and text")]
 
 
-def some_texts(n: int, seed: int = 0, longest: int = 9) -> Texts:
+def some_texts(n: int, seed: int = 0, longest: int = 9, *, shortest: int = 1, n_words: int = 33) -> Texts:
     """Random word texts of different lengths."""
     random = np.random.default_rng(seed)
-    made = [" ".join(f"w{i}" for i in random.integers(0, 33, random.integers(1, longest + 1))) for _ in range(n)]
+    sizes = (random.integers(shortest, longest + 1) for _ in range(n))
+    made = [" ".join(f"w{i}" for i in random.integers(0, n_words, size)) for size in sizes]
     return Texts("made", tuple(made))
 
 

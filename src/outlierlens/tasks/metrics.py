@@ -176,14 +176,10 @@ def _sklearn() -> Any:
     return need("sklearn.metrics", "models", "scoring a task")
 
 
-def _scipy() -> Any:
-    return need("scipy.stats", "models", "scoring a task")
-
-
 def _correlation(name: str, truth: np.ndarray, predicted: np.ndarray) -> float:
     if len(truth) < 2:
         return 0.0  # one item correlates with nothing, and scipy refuses it
-    return float(getattr(_scipy(), name)(truth, predicted).statistic)
+    return float(getattr(need("scipy.stats", "models", "scoring a task"), name)(truth, predicted).statistic)
 
 
 _METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {

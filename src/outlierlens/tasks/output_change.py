@@ -42,10 +42,6 @@ def _classes(loaded: LoadedModel) -> int:
     return int(head.out_features) if head is not None else len(loaded.config.get("id2label") or ())
 
 
-def _width(loaded: LoadedModel) -> int:
-    return stream_width(loaded.model, loaded.stacks[-1])
-
-
 @dataclass(frozen=True)
 class _Rows:
     """One forward pass: its batch, the slot and the number of the text of each row."""
@@ -77,7 +73,7 @@ class OutputChange:
         self.n_tokens = int(self.lengths.sum())
         # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
         classes = _classes(loaded)
-        needed = self.n_tokens * (classes + _width(loaded)) * 4
+        needed = self.n_tokens * (classes + stream_width(loaded.model, loaded.stacks[-1])) * 4
         if needed > MAX_KEPT_BYTES:
             raise BadInput(
                 f"the intact outputs of {self.n_tokens:,} tokens would take {needed / 1e9:.1f} GB; use fewer texts (--limit)"

@@ -69,7 +69,9 @@ def expand(data: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
         if text in SHIPPED or path.is_file():
             found.append(text)
         elif path.is_dir():
-            found += _some(text, (one for one in path.rglob("*") if not _hidden(one.relative_to(path))))
+            inside = ((one, one.relative_to(path).parts) for one in path.rglob("*"))
+            shown = (one for one, parts in inside if not any(part.startswith(".") for part in parts))
+            found += _some(text, shown)
         elif any(mark in text for mark in "*?["):
             found += _some(text, map(Path, glob.glob(text, recursive=True)))  # noqa: PTH207, a Path globs below itself only
         elif path.suffix.lower() in READ or text.startswith((".", "/", "~")):
@@ -86,10 +88,6 @@ def _some(named: str, paths: Iterable[Path]) -> list[str]:
     if not found:
         raise BadInput(f"{named}: no file there that ends in {', '.join(READ)}")
     return found
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def shards(

@@ -90,7 +90,7 @@ def train(vectors: np.ndarray, labels: np.ndarray, fixes: Sequence[Sequence[Fix]
     if options.epochs < 1 or options.batch < 1 or not options.lr > 0:
         raise BadInput(f"epochs {options.epochs}, batch {options.batch} and lr {options.lr} must all be above 0")
     n_layers, n_texts, _ = vectors.shape
-    shift = torch.from_numpy(np.stack([_mean(vectors[layer]) for layer in range(n_layers)]))[:, None]  # [layer, 1, dim]
+    shift = torch.from_numpy(np.stack([one.mean(0, dtype=np.float64) for one in vectors]))[:, None]  # [layer, 1, dim]
     classifiers = [_Classifier(fixes[i], shift, options) for i in range(len(fixes))]
     adam = torch.optim.Adam([weight for one in classifiers for weight in one.trained], lr=options.lr)
     targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
@@ -158,7 +158,3 @@ def _batches(n_texts: int, epoch: int, options: TrainOptions) -> Iterator[np.nda
     order = np.random.default_rng([options.seed, 17, epoch]).permutation(n_texts)
     for start in range(0, n_texts, options.batch):
         yield np.sort(order[start : start + options.batch])
-
-
-def _mean(vectors: np.ndarray) -> np.ndarray:
-    return vectors.mean(0, dtype=np.float64)

@@ -75,7 +75,11 @@ def one_dimension(
     z = np.zeros(reader.width)
     z[list(scanned.map_dims)] = np.abs(scanned.z_scale).max(axis=0)
     weights_name = scanned.dims
-    asked = _checked(options.dims, reader.width)
+    asked = tuple(options.dims)
+    if bad := [dim for dim in asked if not 0 <= dim < reader.width]:
+        raise BadInput(
+            f"dimension {bad[0]} does not exist; the sentence vectors have dimensions 0 to {reader.width - 1}"
+        )
     layers = tuple(
         fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))
         for place, layer in enumerate(reader.layers)
@@ -106,13 +110,6 @@ def run(session: Session, options: OneDimOptions) -> OneDimension:
     """The experiment, as the command runs it."""
     train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
     return one_dimension(session.loaded, train, dev, options, progress=session.progress)
-
-
-def _checked(dims: Sequence[int], width: int) -> tuple[int, ...]:
-    bad = [dim for dim in dims if not 0 <= dim < width]
-    if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; the sentence vectors have dimensions 0 to {width - 1}")
-    return tuple(dims)
 
 
 class _Reader:

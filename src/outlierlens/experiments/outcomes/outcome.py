@@ -86,7 +86,7 @@ def measure(run: PretrainingRun, options: OutcomeOptions | None = None, *, comma
         steps=recipe.training.steps,
         n_parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         tokens=run.n_rows * recipe.data.length,
-        held_out_loss=_last_evaluation(run),
+        held_out_loss=float([row["eval_loss"] for row in run.log if "eval_loss" in row][-1]),
         text_loss=weighted_mean(values, weights),
         text=f"{len(texts)} held-out texts, at most {recipe.data.length} tokens, 15 % masked",
         text_digest=texts.digest,
@@ -124,11 +124,6 @@ def _found_off(
     assert control is not None
     random = np.array([condition.change for condition in control.conditions])
     return LossChange(chosen.change, chosen.change_low, chosen.change_high, chosen.dims), random
-
-
-def _last_evaluation(run: PretrainingRun) -> float:
-    losses = [row["eval_loss"] for row in run.log if "eval_loss" in row]
-    return float(losses[-1])
 
 
 def _spread_over_dims(second_moments: np.ndarray) -> float:

@@ -170,8 +170,9 @@ def _hear(task: Said, switches: Switches, conditions: Sequence[_Condition], repo
 def _inputs(loaded: LoadedModel, options: PredictionOptions) -> tuple[str, ...]:
     there = OF_HEAD.get(loaded.head, ())
     if not there:
+        outputs = "states" if loaded.head == "none" else type(loaded.model).__name__
         raise BadInput(
-            f"{loaded.name} has no vocabulary head for tokens (its outputs are: {_outputs(loaded)}), and predictions need "
+            f"{loaded.name} has no vocabulary head for tokens (its outputs are: {outputs}), and predictions need "
             f"one; use a masked or causal language model, such as the checkpoint that this one was made from"
         )
     wanted = options.inputs or there
@@ -179,10 +180,6 @@ def _inputs(loaded: LoadedModel, options: PredictionOptions) -> tuple[str, ...]:
     if wrong:
         raise BadInput(f"input {wrong[0]!r} is not for a {loaded.head} model; {loaded.name} has {', '.join(there)}")
     return tuple(dict.fromkeys(wanted))
-
-
-def _outputs(loaded: LoadedModel) -> str:
-    return "states" if loaded.head == "none" else type(loaded.model).__name__
 
 
 def _interventions(task: Said, switches: Switches, options: PredictionOptions) -> tuple[tuple[str, ...], list[str]]:

@@ -294,12 +294,12 @@ def _drawn(name: str, intact: Tally, ablated: Tally, n_draws: int, seed: int) ->
         one, other = (tally.column(above) / tally.column(below) for tally in (intact, ablated))
         return paired_interval(one, other, seed=seed, weights=intact.column(below), n_draws=n_draws)
     adds = np.stack([tally.column(sums) for tally in (intact, ablated) for sums in (above, below)], axis=1)
-    value = Sums(adds, np.ones(len(adds), dtype=np.int64), _ratio_change)
+
+    def ratio_change(sums: np.ndarray) -> np.ndarray:
+        return np.asarray(ratio(sums[:, 2], sums[:, 3]) - ratio(sums[:, 0], sums[:, 1]))
+
+    value = Sums(adds, np.ones(len(adds), dtype=np.int64), ratio_change)
     return bca(value, seed=seed, level=0.95, n_draws=n_draws)
-
-
-def _ratio_change(sums: np.ndarray) -> np.ndarray:
-    return np.asarray(ratio(sums[:, 2], sums[:, 3]) - ratio(sums[:, 0], sums[:, 1]))
 
 
 def _left_out(table: np.ndarray, measure: Measure) -> np.ndarray:

@@ -303,7 +303,7 @@ def _notes(split: Split, train: Tokens, dev: Tokens, flow: Flow, left_out: int) 
             said.append(
                 f"{len(tokens.texts):,} of {len(texts):,} texts of {texts.source} were {verb}, drawn by the seed"
             )
-        cut = int((tokens.lengths >= tokens.max_length).sum())
+        cut = tokens.n_full
         if cut:
             said.append(
                 f"{cut:,} texts of {texts.source} reach the limit of {tokens.max_length} tokens and may be cut there"

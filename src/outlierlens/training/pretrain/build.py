@@ -21,7 +21,7 @@ import numpy as np
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
-from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput, need
 from outlierlens.models.load import config_dict
 from outlierlens.training.pretrain.recipe import ModelRecipe, Recipe, plain
@@ -131,7 +131,8 @@ def planted_from_(
     if len(wanted) != len(index):
         raise BadInput(f"source names {len(wanted)} dimensions for {len(index)} to plant; name one for each")
     with open_checkpoint(checkpoint) as trained:
-        stacks = {other.name: other for other in _bound(trained)}
+        bound = arch.bind(arch.stacks_for(trained, None), trained.tensors, trained.config)
+        stacks = {other.name: other for other in bound}
         other = stacks.get(stack.name)
         if other is None:
             raise BadInput(
@@ -150,10 +151,6 @@ def planted_from_(
         raise BadInput(f"{checkpoint}: has {width} dimensions, 0 to {width - 1}; source names {wanted}")
     columns = [np.stack([read[layer[0].name][wanted] for layer in layers]) for layers in parts]  # [layer, dim]
     planted_(model, stack, dims, columns[0] + other.stack.norm_offset, columns[1] if any(stack.bias) else 0.0)
-
-
-def _bound(checkpoint: Checkpoint) -> list[BoundStack]:
-    return arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
 
 
 def _scales(model: "nn.Module", stacks: Sequence[BoundStack]) -> list[tuple["Tensor", float]]:
