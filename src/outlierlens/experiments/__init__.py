@@ -46,9 +46,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
         home="detection.observe", python="observe", options="Asked",
         takes=shared.EXAMPLES,
-        shared={
-            **dict.fromkeys(("task", "measure", "metric", "labels", "split", "pair_column", "label_column", "chart")),
-            "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
+        shared=shared.UNLABELLED | {
+            "chart": None, "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
         },
         result="Observation",
     ),
@@ -79,8 +78,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or information?",
         home="experiments.beyond_zero", python="beyond_zero", options="Asked", takes=shared.CONDITIONS,
         shared={
-            **dict.fromkeys(("measure", "metric", "labels", "split", "pair_column", "label_column")),
-            "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
+            **shared.UNLABELLED, "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
             "limit": Other(32, least=2),
         },
         result="BeyondZero", picture="beyond_zero",
@@ -217,16 +215,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "sts", "embed",
         "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
-        home="experiments.similarity", measure=".sts", options="StsCall", takes=shared.VECTORS,
+        home="experiments.similarity", measure=".sts", options="StsCall", takes=shared.VECTORS, picture="sts_layers",
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="Similarity",
-        picture="sts_layers",
     ),
     Experiment(
         "wic", "embed",
         "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and fixes.",
-        home="experiments.similarity", measure=".wic", options="WicCall", takes=shared.VECTORS,
+        home="experiments.similarity", measure=".wic", options="WicCall", takes=shared.VECTORS, picture="wic_layers",
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="WordInContext",
-        picture="wic_layers",
     ),
     Experiment(
         "origin", "explain",
@@ -275,8 +271,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "attention", "explain",
         "Measure attention received by each token, its correlation with every dimension, and attention sinks.",
-        home="experiments.attention", options="AttentionOptions", result="Attention",
-        picture="attention",
+        home="experiments.attention", options="AttentionOptions", result="Attention", picture="attention",
     ),
     Experiment(
         "probe", "embed",
@@ -294,6 +289,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
         home="experiments.quantization", python="quantize", options="QuantizeOptions",
         shared={"limit": Other(64)}, result="Quantized", picture="quantization",
+    ),
+    Experiment(
+        "range", "compress",
+        "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
+        home="experiments.range", python="range_of", options="RangeOptions", takes=shared.EXAMPLES,
+        shared=shared.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
+        result="Ranges", picture="ranges",
     ),
     Experiment(
         "count", "explain",

@@ -10,6 +10,10 @@ WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
 EXAMPLES = ("subject", "task", "options", "output", "loading")
+# Of commands that read texts, pictures or recordings, whatever their labels.
+UNLABELLED: dict[str, Other | None] = dict.fromkeys(
+    ("task", "measure", "metric", "labels", "split", "pair_column", "label_column")
+)
 # Of commands that keep what they measure in a run directory.
 RUN_DIRECTORY: dict[str, Other | None] = {
     "chart": None,
