@@ -3,7 +3,8 @@
     with tapped_logits(Looks(read, product, logits)):
         model(**batch)
 
-Every family ends in torch's own attention or in a softmax over [batch, head, query, key]; both are seen as they are called.
+Every family ends in torch's own attention, or in a softmax over [batch, head, query, key] between two products; they are
+seen as they are called.
 """
 
 import math
@@ -16,6 +17,7 @@ from outlierlens.models.changes import temporary
 if TYPE_CHECKING:
     from torch import Tensor
 
+PRODUCTS = 4  # that are held for a softmax to tell which is of queries and keys
 CHUNK = 2**24  # products of queries and keys that are held at once
 
 
@@ -24,7 +26,8 @@ class Looks:
     """What is called.
 
     Attributes:
-        read: (name, values) of "q", "k" and "v", [batch, token, head * dim], where torch's own attention is called.
+        read: (name, values) of "q", "k" and "v", [batch, token, head * dim], as they are multiplied; keys and values that
+            several heads share may stand repeated.
         product: largest |q·k| of visible keys, before scaling [batch, query]; likewise.
         logits: largest |what softmax reads| of visible keys [batch, query].
     """
@@ -43,29 +46,70 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
 
     attends = functional.scaled_dot_product_attention
     softmaxes = {functional.softmax, torch.softmax, torch.Tensor.softmax}
+    products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+    eager = _Eager(looks)
 
     class Mode(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
-            kwargs = kwargs or {}
             if func is attends:
-                _attention(looks, *args, **kwargs)
+                _attention(looks, *args, **(kwargs or {}))
             elif func in softmaxes and args and args[0].ndim == 4:
-                looks.logits(_largest(args[0]))
-            return func(*args, **kwargs)
+                eager.softmax(args[0])
+            made = func(*args, **(kwargs or {}))
+            if func in products and len(args) > 1 and args[0].ndim == args[1].ndim == 4:
+                eager.product(args[0], args[1], made)
+            return made
 
     with Mode():
         yield
 
 
-def _largest(logits: "Tensor") -> "Tensor":
-    """Largest |x| over heads and visible keys [batch, query] of [batch, head, query, key]."""
+class _Eager:
+    """Attention that is written out: a product of queries and keys, a softmax, a product with values."""
+
+    def __init__(self, looks: Looks):
+        self.looks = looks
+        self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # factors and product, the first few before a softmax
+        self.weights: tuple[int, ...] = ()  # shape of what the softmax gave
+
+    def product(self, left: "Tensor", right: "Tensor", made: "Tensor") -> None:
+        """Either of queries and keys, of which a softmax is to tell, or of its weights and values."""
+        if self.weights and _fits(left, self.weights):
+            self.looks.read("v", right.transpose(1, 2).flatten(2))
+            self.weights = ()
+        elif len(self.products) < PRODUCTS:
+            self.products.append((left, right, made))
+
+    def softmax(self, logits: "Tensor") -> None:
+        """What softmax reads; the first product of its shape before it is that of queries and keys."""
+        import torch
+        from torch.nn import functional
+
+        least = torch.finfo(logits.dtype).min / 2  # of visible keys; [batch, head, query, key]
+        self.looks.logits(_size(functional.threshold(logits, least, 0.0)))
+        shape = tuple(logits.shape)
+        found = next((one for one in self.products if _fits(one[2], shape)), None)
+        if found is not None:
+            query, key, made = found
+            self.looks.read("q", query.transpose(1, 2).flatten(2))
+            self.looks.read("k", key.permute(0, 3, 1, 2).flatten(2))  # it stands [batch, head, dim, key]
+            seen = logits[..., : made.shape[3]] > least
+            self.looks.product(_size(torch.where(seen, made, torch.zeros_like(made[:1, :1, :1, :1]))))
+        self.products, self.weights = [], shape
+
+
+def _fits(values: "Tensor", shape: tuple[int, ...]) -> bool:
+    """Whether values are of that shape, or lack its last column: a sink that is no token."""
+    return tuple(values.shape[:3]) == shape[:3] and values.shape[3] in (shape[3], shape[3] - 1)
+
+
+def _size(values: "Tensor") -> "Tensor":
+    """Largest |x| over heads and keys [batch, query] of [batch, head, query, key]."""
     import torch
 
-    hidden = torch.finfo(logits.dtype).min / 2
-    low = logits.masked_fill(logits <= hidden, 0).amin(-1)
-    return torch.maximum(logits.amax(-1), -low).amax(1)
+    return torch.maximum(values.amax((1, 3)), -values.amin((1, 3)))
 
 
 def _attention(
@@ -96,18 +140,17 @@ def _attention(
         made = query[:, :, start : start + step] @ key.transpose(2, 3)  # [batch, head, query, key]
         bias = None
         if more.get("is_causal"):
-            made.tril_(start)
+            made.mul_(torch.ones_like(made[0, 0]).tril_(start))
         elif attn_mask is not None:
             mask = attn_mask if attn_mask.shape[-2] == 1 else attn_mask[..., start : start + step, :]
             seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-            made.masked_fill_(~seen, 0)
+            made.mul_(seen.to(made.dtype))
             bias = None if mask.dtype == torch.bool else mask.masked_fill(~seen, 0)
-        size = torch.maximum(made.amax(-1), -made.amin(-1)).amax(1)
+        size = _size(made)
         products.append(size)
         if bias is None:
             logits.append(size * scale)
         else:
-            made = made.mul_(scale).add_(bias)
-            logits.append(torch.maximum(made.amax(-1), -made.amin(-1)).amax(1))
+            logits.append(_size(made.mul_(scale).add_(bias)))
     looks.product(torch.cat(products, 1))
     looks.logits(torch.cat(logits, 1))
