@@ -63,6 +63,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "attention": (M, *FEW, "--random", "1", "--bootstrap", "20", "--chart", "attention.html", *QUIET),
     "probe": (M, *FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "8", *QUIET),
     "quant": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
+    "range": (M, *FEW[:6], "--chart", "range.html", *QUIET),
     "frozen": (M, *LABELLED, "--limit", "8", "--epochs", "1", "--fixes", "raw", "--clip", "none", *QUIET[2:]),
     "export-embedder": (M, "--fix", "centre", "-o", "embedder", "--max-length", "16", "--no-progress"),
     "layer-story": ("swept/sweep.json", "--frequency", "frequency.json", "--chart", "story.html"),

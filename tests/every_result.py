@@ -23,6 +23,7 @@ import pretrain_runs
 import probe_results
 import pruning_results
 import quantized_results
+import range_results
 import runs
 import similar_results
 import synthetic_report
@@ -69,6 +70,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
     made["LayerStory"] = layer_story_results.story()
     made["Quantized"] = quantized_results.quantized()
+    made["Ranges"] = range_results.found()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 

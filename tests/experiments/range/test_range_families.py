@@ -4,10 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from architectures import FAMILIES, Family
+from architectures import Family
 from outlierlens.experiments.range.measure import range_of
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import INSIDE
