@@ -10,6 +10,9 @@ from pathlib import Path
 
 from _site import names
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from structure import map_of_folders
+
 DOCS = Path(__file__).parent
 
 
@@ -66,7 +69,9 @@ BY_HAND = "Generated from the options' declarations; run `make docs` after a cha
 def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
-    pages = {"cli.md": cli, "architectures.md": architectures, **names.PAGES}
+    pages = {
+        "cli.md": cli, "architectures.md": architectures, "architecture.svg": map_of_folders, **names.PAGES,
+    }  # fmt: skip
     for path, text in ((DOCS / name, make()) for name, make in pages.items()):
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")

@@ -38,7 +38,7 @@ def others() -> str:
     from outlierlens import errors
     from outlierlens.view import charts
 
-    drawn = [f"outlierlens.view.charts.{name}" for name in charts.__all__]
+    drawn = [f"outlierlens.view.charts.{name}" for name in dir(charts)]
     raised = [f"outlierlens.errors.{name}" for name, one in vars(errors).items() if is_error(one)]
     says = f"What the pages import beyond [the names of `outlierlens`](api.md). {GENERATED}"
     parts = [("Modules", imported()), ("Charts", drawn), ("Errors", raised[1:])]

@@ -30,23 +30,47 @@ if TYPE_CHECKING:
     from outlierlens.detection.scan.measure import ScanOptions, scan
     from outlierlens.experiments.attack.measure import attack
     from outlierlens.experiments.attack.updates import update_check
-    from outlierlens.experiments.beyond_zero import beyond_zero
+    from outlierlens.experiments.attention.measure import attention
+    from outlierlens.experiments.beyond_zero.measure import beyond_zero
     from outlierlens.experiments.compare.result import compare
+    from outlierlens.experiments.count.measure import count_tokens
     from outlierlens.experiments.detectors.measure import detectors
     from outlierlens.experiments.disable.measure import disable
     from outlierlens.experiments.disable.options import DisableOptions
+    from outlierlens.experiments.embedder.measure import export_embedder
+    from outlierlens.experiments.frequency.measure import frequency
+    from outlierlens.experiments.frequency_geometry.measure import frequency_geometry
+    from outlierlens.experiments.frozen.measure import frozen
+    from outlierlens.experiments.geometry.measure import geometry
     from outlierlens.experiments.integrity.fingerprint import fingerprint
     from outlierlens.experiments.integrity.verify import verify
+    from outlierlens.experiments.layer_story.result import layer_story
+    from outlierlens.experiments.one_dimension.measure import one_dimension
+    from outlierlens.experiments.origin.measure import origin
+    from outlierlens.experiments.predictions.measure import predictions
+    from outlierlens.experiments.probe.measure import probe_positions
     from outlierlens.experiments.pruning.check import prune_check
+    from outlierlens.experiments.pruning.experiment import prune_experiment
+    from outlierlens.experiments.pruning.protect import protect
     from outlierlens.experiments.pruning.torch_guard import same_position_guard
     from outlierlens.experiments.quantization.measure import quantize
     from outlierlens.experiments.quantization.options import QuantizeOptions
+    from outlierlens.experiments.range.measure import range_of
+    from outlierlens.experiments.range.options import RangeOptions
+    from outlierlens.experiments.recover.measure import recover
+    from outlierlens.experiments.similarity.sts import sts
+    from outlierlens.experiments.similarity.wic import wic
+    from outlierlens.experiments.survival.measure import survival
     from outlierlens.experiments.sweep.measure import sweep
     from outlierlens.experiments.sweep.options import SweepOptions
     from outlierlens.experiments.track.measure import TrackOptions, track
     from outlierlens.models.load import from_objects, load_model
+    from outlierlens.replicate.luo.measure import replicate_luo
+    from outlierlens.replicate.puccetti.measure import replicate_puccetti
     from outlierlens.results.document import load, save
     from outlierlens.training.callback import OutlierCallback
+    from outlierlens.training.finetune.loop import finetune
+    from outlierlens.training.pretrain.loop import pretrain
     from outlierlens.training.watch import WatchOptions, watch
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch. Functions of experiments stand in their rows.
@@ -69,6 +93,7 @@ _HOME = {
     "OutlierCallback": "training.callback",
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "experiments.quantization.options",
+    "RangeOptions": "experiments.range.options",
     "same_position_guard": "experiments.pruning.torch_guard",
     "load": "results.document",
     "save": "results.document",
@@ -76,45 +101,7 @@ _HOME = {
 
 _HOME |= {row.python.rpartition(":")[2]: row.place(row.python, "measure") for row in EXPERIMENTS if row.python}
 
-__all__ = [
-    "DisableOptions",
-    "ObserveOptions",
-    "OutlierCallback",
-    "OutlierlensError",
-    "QuantizeOptions",
-    "Rule",
-    "ScanOptions",
-    "SweepOptions",
-    "TrackOptions",
-    "WatchOptions",
-    "__version__",
-    "attack",
-    "beyond_zero",
-    "clip",
-    "compare",
-    "detectors",
-    "disable",
-    "edited_hidden",
-    "fetch",
-    "fingerprint",
-    "from_objects",
-    "load",
-    "load_model",
-    "observe",
-    "prune_check",
-    "quantize",
-    "read_texts",
-    "removed_writes",
-    "same_position_guard",
-    "save",
-    "scan",
-    "sweep",
-    "track",
-    "update_check",
-    "verify",
-    "watch",
-    "zeroed_weights",
-]
+__all__ = sorted(["OutlierlensError", "__version__", *_HOME])
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ def public() -> dict[str, Any]:
     finally:
         sys.path.remove(str(ROOT / "docs"))
     own = [f"outlierlens.{name}" for name in outlierlens.__all__ if name != "__version__"]
-    drawn = [f"outlierlens.view.charts.{name}" for name in charts.__all__]
+    drawn = [f"outlierlens.view.charts.{name}" for name in dir(charts)]
     raised = [f"outlierlens.errors.{name}" for name, one in vars(errors).items() if names.is_error(one)]
     found = names.result_names()
     taken = names.parts_of([*names.imported(), *own], found)

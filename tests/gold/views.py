@@ -124,7 +124,7 @@ def drawn(made: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     found = {f"page {one.name}": one for one in all_charts(page(made, folder))}
     found |= {f"pair {one.name}": one for one in pair_charts(paired(*_two(made)))}
-    for name in charts.__all__:
+    for name in dir(charts):
         function = getattr(charts, name)
         if name in ("Chart", "can_export", "picture"):
             continue
@@ -171,7 +171,7 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
         "StackCheck": [(one, made["PruneCheck"]) for one in made["PruneCheck"].stacks],
     }
     named = getattr(kind, "__name__", str(kind))
-    yield from special.get(name) or parts.get(named) or [(made[named],)]
+    yield from special.get(name) or parts.get(named) or ([(made[named],)] if named in made else [])
 
 
 def _told(chart: Chart) -> dict[str, Any]:

@@ -412,7 +412,7 @@ def test_scanning_such_a_model_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_of_the_package_is_said_to_be_missing() -> None:
-    with pytest.raises(AttributeError, match=r"'outlierlens\.variants' has no attribute 'VariantForCausalLM'"):
+    with pytest.raises(AttributeError, match=r"'outlierlens\.models\.variants' has no attribute 'VariantForCausalLM'"):
         variants.VariantForCausalLM  # noqa: B018
 
 

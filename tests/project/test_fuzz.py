@@ -183,6 +183,6 @@ def test_every_allocation_of_numpy_fails_in_turn(tmp_path: Path, monkeypatch: py
     whole = faults.run([], tmp_path / "whole", faults.Allocations(tmp_path / "whole"))
     assert whole.status == 0, whole.said
     assert whole.seen
-    assert all(place.startswith("checkpoint/base.py:") for place in whole.seen)
+    assert all(place.startswith("checkpoints/base.py:") for place in whole.seen)
     ended = faults.run([], tmp_path / "faulty", faults.Allocations(tmp_path / "faulty", 1))
     assert (ended.status, ended.said) == (1, "error: memory\n")

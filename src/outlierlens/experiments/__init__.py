@@ -95,14 +95,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "protect", "compress",
         "Write what another tool should leave alone, in the form that it reads: Python or YAML, ready to paste.",
-        home="experiments.pruning", odd=True, options="ProtectFor", takes=shared.WEIGHTS,
+        home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=shared.WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
     ),
     Experiment(
         "prune-experiment", "compress",
         "Prune the same number of weights by magnitude and forced onto one position, beside controls, and measure the loss.",
-        home="experiments.pruning", measure=".experiment", options="ExperimentOptions",
+        home="experiments.pruning", python=".experiment:prune_experiment", measure=".experiment", options="ExperimentOptions",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(24)},
         result="PruneExperiment", picture="prune_experiment",
     ),
@@ -121,7 +121,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "pretrain", "train",
         "Pre-train a masked language model by recipe, with its outlier dimensions watched; stopped runs go on.\n\n"
         "Several processes: `accelerate launch -m outlierlens pretrain …`.",
-        home="training.pretrain", odd=True, options="PretrainOptions", takes=("options", "output", "loading"),
+        home="training.pretrain", python=".loop:pretrain", odd=True, options="PretrainOptions", takes=("options",
+        "output", "loading"),
         shared=dict.fromkeys(("chart", "verbose", "arch", "family", "revision", "subfolder", "token", "tokenizer", "dtype",
                               "trust_remote_code")) | {
             "output": Other(help="Run directory. Default: runs/RECIPE-seed-N."),
@@ -139,7 +140,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "finetune", "train",
         "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs go on.",
-        home="training.finetune", odd=True, options="Finetuning", takes=shared.SPLITS,
+        home="training.finetune", python=".loop:finetune", odd=True, options="Finetuning", takes=shared.SPLITS,
         shared=shared.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
             "text_column": Other(help="classify, regress: the text. tokens: the words."),
@@ -153,20 +154,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
         f"GLUE with outliers off as in Kovaleva et al. (2021): {shared.GLUE}",
-        home="replicate.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output", "loading"),
+        home="replicate.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output",
+        "loading"),
         shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="Replication",
     ),
     Experiment(
         "replicate puccetti-glue", "compare with papers",
         f"GLUE with outliers off as in Puccetti et al. (2022): {shared.GLUE}",
-        home="replicate.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output", "loading"),
+        home="replicate.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output",
+        "loading"),
         shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="Replication",
     ),
     Experiment(
         "replicate luo", "compare with papers",
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
-        home="replicate.luo", odd=True, options="LuoOptions",
+        home="replicate.luo", python="replicate_luo", odd=True, options="LuoOptions",
         shared=shared.RUN_DIRECTORY | {
             "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
             "text_column": None, "limit": None, "verbose": None,
@@ -178,7 +181,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "replicate puccetti", "compare with papers",
         "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
-        home="replicate.puccetti", odd=True, options="PuccettiOptions",
+        home="replicate.puccetti", python="replicate_puccetti", odd=True, options="PuccettiOptions",
         shared=shared.RUN_DIRECTORY | {
             "data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."),
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
@@ -188,7 +191,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "survival", "train",
         "Say whether a model's outlier dimensions survive fine-tuning, and how far they moved, from the weights alone.",
-        home="experiments.survival", needs=("compare",), options="Followed", takes=shared.MODELS,
+        home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=shared.MODELS,
         shared={"subfolder": None, "verbose": None, "no_progress": None}, result="Survival",
         picture=".charts:survival",
     ),
@@ -196,7 +199,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "recover", "train",
         "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs go "
         "on.",
-        home="experiments.recover", odd=True, options="RecoverOptions", takes=shared.SPLITS,
+        home="experiments.recover", python="recover", odd=True, options="RecoverOptions", takes=shared.SPLITS,
         shared=shared.WHOLE | {
             "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
             "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
@@ -208,26 +211,28 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "one-dimension", "explain",
         "Say how much of a task each single dimension carries: the best classifier that sees one number (Rudman et al. "
         "2023).",
-        home="experiments.one_dimension", options="OneDimOptions", takes=shared.SPLITS,
+        home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=shared.SPLITS,
         shared=shared.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
         result="OneDimension", picture="one_dimension",
     ),
     Experiment(
         "sts", "embed",
         "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
-        home="experiments.similarity", measure=".sts", options="StsCall", takes=shared.VECTORS, picture="sts_layers",
+        home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=shared.VECTORS,
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="Similarity",
+        picture="sts_layers",
     ),
     Experiment(
         "wic", "embed",
         "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and fixes.",
-        home="experiments.similarity", measure=".wic", options="WicCall", takes=shared.VECTORS, picture="wic_layers",
+        home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=shared.VECTORS,
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="WordInContext",
+        picture="wic_layers",
     ),
     Experiment(
         "origin", "explain",
         "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
-        home="experiments.origin", measure=".run", options="Traced", takes=shared.WEIGHTS,
+        home="experiments.origin", python="origin", measure=".run", options="Traced", takes=shared.WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
     ),
     Experiment(
@@ -240,7 +245,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "geometry", "explain",
         "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
-        home="experiments.geometry", options="GeometryOptions", takes=shared.REPAIRED,
+        home="experiments.geometry", python="geometry", options="GeometryOptions", takes=shared.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Sentences, a row each: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
@@ -250,14 +255,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "frequency", "explain",
         "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
-        home="experiments.frequency", options="FrequencyCall", takes=shared.TOKENS,
+        home="experiments.frequency", python="frequency", options="FrequencyCall", takes=shared.TOKENS,
         shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id.")},
         result="Frequency", picture="frequency",
     ),
     Experiment(
         "frequency-geometry", "explain",
         "Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off.",
-        home="experiments.frequency_geometry", needs=("frequency", "geometry"), options="FrequencyGeometryCall",
+        home="experiments.frequency_geometry", python="frequency_geometry", needs=("frequency", "geometry"),
+        options="FrequencyGeometryCall",
         takes=shared.TOKENS,
         shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."), "limit": Other(least=4)},
         result="FrequencyBands", picture="frequency_geometry",
@@ -265,19 +271,20 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "predictions", "explain",
         "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare ones?",
-        home="experiments.predictions", options="PredictionsCall", shared={"limit": Other(200)},
+        home="experiments.predictions", python="predictions", options="PredictionsCall", shared={"limit": Other(200)},
         result="Predictions", picture="predictions",
     ),
     Experiment(
         "attention", "explain",
         "Measure attention received by each token, its correlation with every dimension, and attention sinks.",
-        home="experiments.attention", options="AttentionOptions", result="Attention", picture="attention",
+        home="experiments.attention", python="attention", options="AttentionOptions", result="Attention",
+        picture="attention",
     ),
     Experiment(
         "probe", "embed",
         "Train a linear probe a layer that predicts each token's position, and say which dimensions it reads (Luo et al. "
         "2021).",
-        home="experiments.probe", options="ProbeCall", takes=shared.REPAIRED,
+        home="experiments.probe", python="probe_positions", options="ProbeCall", takes=shared.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
             "limit": None, "fixes": None, "verbose": Other(help="Show every dimension that is clipped somewhere."),
@@ -300,7 +307,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "count", "explain",
         "Count how often every token id occurs in a corpus, on all cores; a stopped count goes on with the same command.",
-        home="experiments.count", odd=True, options="CountCall", takes=("reading", "options", "output", "loading"),
+        home="experiments.count", python="count_tokens", odd=True, options="CountCall", takes=("reading", "options",
+        "output", "loading"),
         shared={
             "data": None, "chart": None, "output": Other(REQUIRED, help="Write the counts to this file (parquet)."),
             "tokenizer": Other(help="Model whose tokenizer counts: sample, directory or hub id."),
@@ -311,7 +319,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "frozen", "embed",
         "Train linear classifiers on frozen mean vectors of every layer, raw, clipped and otherwise repaired (Luo et al. "
         "2021).",
-        home="experiments.frozen", needs=("similarity",), options="FrozenCall",
+        home="experiments.frozen", python="frozen", needs=("similarity",), options="FrozenCall",
         takes=("subject", "task", "options", "vectors", "fitting", "output", "loading"),
         shared={
             "task": Other(REQUIRED, help="sst2, sst5, imdb, cola, …; or classify."),
@@ -327,14 +335,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "export-embedder", "embed",
         "Write a sentence-transformers model of one layer with a fix in it, loadable without this package, and check it.",
-        home="experiments.embedder", needs=("similarity",), options="EmbedderCall",
+        home="experiments.embedder", python="export_embedder", needs=("similarity",), options="EmbedderCall",
         takes=("subject", "options", "fitting", "output", "loading"),
         shared=dict.fromkeys(("fixes", "chart", "output", "verbose")), result="Exported",
     ),
     Experiment(
         "layer-story", "explain",
         "Put the damage of each layer beside its correlation with frequency and attention (Puccetti et al. 2022).",
-        home="experiments.layer_story", needs=("attention", "frequency", "sweep"), options="LayerStoryOptions",
+        home="experiments.layer_story", python=".result:layer_story", needs=("attention", "frequency", "sweep"),
+        options="LayerStoryOptions",
         takes=("options", "output"), shared={"no_progress": None}, result="LayerStory",
         picture="layer_story",
     ),

@@ -207,45 +207,6 @@ def edited_calls(
 
 
 @temporary
-def tapped_calls(
-    model: "nn.Module", looks: Mapping["nn.Module", Callable[["Tensor", "Tensor"], None]]
-) -> Iterator[None]:
-    """Call each module's function with its first argument and its output, in every forward pass inside the block."""
-    import torch
-
-    refuse_compiled(model)
-
-    def after(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        made = output[0] if isinstance(output, tuple) else output
-        if isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor):
-            looks[module](given, made)
-
-    with ExitStack() as hooks:
-        for module in looks:
-            hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
-        yield
-
-
-@temporary
-def head_read(model: "nn.Module", look: Callable[["Tensor", Callable[["Tensor"], "Tensor"]], None]) -> Iterator[None]:
-    """Call `look(states, head)` with what the vocabulary head reads [batch, token, dim]; the pass computes one token of it.
-
-    `head(some)` gives the logits of some of them [..., vocabulary], unseen by any hook. Nothing is called without a head.
-    """
-    head: Any = model.get_output_embeddings()  # type: ignore[operator]
-
-    def cut(module: "nn.Module", args: tuple[Any, ...]) -> Any:
-        look(args[0], head.forward)
-        return (args[0][:, :1], *args[1:])
-
-    with ExitStack() as hooks:
-        if head is not None:
-            hooks.enter_context(_before(head, cut))
-        yield
-
-
-@temporary
 def running_masks(model: "nn.Module") -> Iterator[list["Tensor"]]:
     """Yield a list that holds the attention masks [batch, token] that the running pass of `model` was given; [] for none."""
     import torch

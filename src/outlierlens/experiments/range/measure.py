@@ -53,9 +53,9 @@ def range_of(
         )
     as_turns = templated(loaded, texts) if options.chat_template else None
     reading = reading_of(loaded, texts, options.max_length)
-    plain = _Pass(loaded, reading, options)
+    plain = Pass(loaded, reading, options)
     plain.read(texts, progress, "plain texts" if as_turns else f"reading {reading.inputs}")
-    other = _Pass(loaded, reading, options)
+    other = Pass(loaded, reading, options)
     if as_turns:
         other.read(as_turns, progress, "templated texts")
     return Ranges(
@@ -122,7 +122,7 @@ class _Running:
 
 
 @dataclass
-class _Pass:
+class Pass:
     """One reading of all texts."""
 
     loaded: "LoadedModel"
@@ -160,7 +160,8 @@ class _Pass:
 
         from outlierlens.experiments.range.tally import BatchRows
         from outlierlens.models.attention_logits import Looks, tapped_logits
-        from outlierlens.models.hooks import head_read, tapped, tapped_calls
+        from outlierlens.models.calls import head_read, tapped_calls
+        from outlierlens.models.hooks import tapped
 
         sides = self.reading.sides(batch)
         tokens = {name: numbers for name, (numbers, _) in sides.items()}
