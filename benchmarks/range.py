@@ -69,7 +69,9 @@ def main() -> None:
     measured.consume(warm)
     pairs = [(_seconds(lambda b=b: bare(b)), _seconds(lambda b=b: measured.consume(b))) for b in fresh]
     ratios = sorted(ours / theirs for theirs, ours in pairs)
-    print(f"{loaded.name}: batch {asked.batch_size} x {warm.valid.shape[1]} tokens, 1 thread, float32, {len(pairs)} pairs")
+    print(
+        f"{loaded.name}: batch {asked.batch_size} x {warm.valid.shape[1]} tokens, 1 thread, float32, {len(pairs)} pairs"
+    )
     print(
         f"processor time: bare {statistics.median(one for one, _ in pairs):.2f} s, measured "
         f"{statistics.median(one for _, one in pairs):.2f} s, ratio {statistics.median(ratios):.2f} "
