@@ -39,6 +39,7 @@ LLAMA = Stack(
     reading_norms=("input_layernorm", "post_attention_layernorm"),
     embeddings=("embed_tokens",),
     final_norm="norm",
+    neurons={"mlp.down_proj": "mlp.up_proj"},
 )
 GEMMA = replace(LLAMA, norm_offset=1.0)
 GEMMA2 = replace(
@@ -54,6 +55,9 @@ OLMO2 = replace(
     last_norm="post_feedforward_layernorm",
     other_norms=("post_attention_layernorm",),
     reading_norms=(),
+    raw_readers=dict.fromkeys(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"), ""
+    ),
 )
 PHI = Stack(
     blocks="layers.{layer}",
@@ -86,6 +90,7 @@ T5_ENCODER = Stack(
     blocks="encoder.block.{layer}",
     layers="num_layers",
     last_linear=("layer.1.DenseReluDense.wo",),
+    neurons={"layer.1.DenseReluDense.wo": "layer.1.DenseReluDense.wi_1"},
     other_writes=("layer.0.SelfAttention.o",),
     reading_norms=("layer.0.layer_norm", "layer.1.layer_norm"),
     embeddings=("encoder.embed_tokens",),
@@ -97,6 +102,7 @@ T5_DECODER = Stack(
     blocks="decoder.block.{layer}",
     layers="num_decoder_layers",
     last_linear=("layer.2.DenseReluDense.wo",),
+    neurons={"layer.2.DenseReluDense.wo": "layer.2.DenseReluDense.wi_1"},
     other_writes=("layer.0.SelfAttention.o", "layer.1.EncDecAttention.o"),
     reading_norms=("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm"),
     embeddings=("decoder.embed_tokens",),
@@ -139,6 +145,7 @@ WHISPER_ENCODER = Stack(
     embeddings=("encoder.embed_positions",),
     embedding_linears=("encoder.conv2",),
     final_norm="encoder.layer_norm",
+    fixed_scale="its last convolution is followed by a GELU before it adds to the stream",
 )
 WHISPER_DECODER = Stack(
     name="decoder",

@@ -43,6 +43,7 @@ MODERNBERT = Stack(
     embeddings=("embeddings.tok_embeddings",),
     embedding_norm="embeddings.norm",
     final_norm="final_norm",
+    raw_readers={"attn.Wqkv": "attn_norm"},
 )
 XLNET = Stack(
     blocks="layer.{layer}",
@@ -198,6 +199,7 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
         reading_norms=("layer_norm", "final_layer_norm"),
         embedding_norm="",
         final_norm="encoder.layer_norm",
+        fixed_scale="its positional convolution reads the stream without a norm, and a GELU follows",
     )
     if config.get("adapter_attn_dim") is not None:
         stack = replace(
