@@ -41,7 +41,12 @@ ARCHITECTURES: dict[str, Row] = {
     "gemma": (dec.GEMMA,),
     "gemma2": (dec.GEMMA2,),
     "gemma3": (
-        replace(dec.GEMMA2, name="text", layers="text_config.num_hidden_layers"),
+        replace(
+            dec.GEMMA2,
+            name="text",
+            layers="text_config.num_hidden_layers",
+            fixed_scale="a projector with a norm of its own writes pictures to it",
+        ),
         replace(enc.SIGLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
     ),
     "gemma3_text": (dec.GEMMA2,),

@@ -170,6 +170,8 @@ def opt(config: Config) -> tuple[Stack, ...]:
         embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
         final_norm="decoder.final_layer_norm",
     )
+    if config.get("activation_function", "relu") == "relu":
+        stack = replace(stack, neurons={"fc2": "fc1"})
     if not config.get("do_layer_norm_before", True):
         stack = replace(
             stack, norm_site="stream", last_norm=norms[1], other_norms=norms[:1], reading_norms=(), final_norm=""

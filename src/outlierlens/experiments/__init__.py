@@ -182,7 +182,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
         home="replicate.puccetti", odd=True, options="PuccettiOptions",
         shared=shared.RUN_DIRECTORY | {
-            "data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."),
+            "data": shared.TEXT,
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
         },
         result="PuccettiReplication",
@@ -255,16 +255,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "frequency", "explain",
         "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
         home="experiments.frequency", options="FrequencyCall", takes=shared.TOKENS,
-        shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id.")},
-        result="Frequency", picture="frequency",
+        shared={"data": shared.TEXT}, result="Frequency", picture="frequency",
     ),
     Experiment(
         "frequency-geometry", "explain",
         "Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off.",
         home="experiments.frequency_geometry", needs=("frequency", "geometry"), options="FrequencyGeometryCall",
-        takes=shared.TOKENS,
-        shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."), "limit": Other(least=4)},
-        result="FrequencyBands", picture="frequency_geometry",
+        takes=shared.TOKENS, shared={"data": shared.TEXT, "limit": Other(least=4)}, result="FrequencyBands",
+        picture="frequency_geometry",
     ),
     Experiment(
         "predictions", "explain",
@@ -275,8 +273,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "attention", "explain",
         "Measure attention received by each token, its correlation with every dimension, and attention sinks.",
-        home="experiments.attention", options="AttentionOptions", result="Attention",
-        picture="attention",
+        home="experiments.attention", options="AttentionOptions", result="Attention", picture="attention",
     ),
     Experiment(
         "probe", "embed",
@@ -294,6 +291,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
         home="experiments.quantization", python="quantize", options="QuantizeOptions",
         shared={"limit": Other(64)}, result="Quantized", picture="quantization",
+    ),
+    Experiment(
+        "repair", "compress",
+        "Write a copy of a model that fits fp16, bf16, fp8 or int8: powers of two that leave its float32 outputs as they are.",
+        home="experiments.repair", python="repair", options="RepairCall",
+        shared={"limit": Other(16), "chart": None, "output": None}, result="Repaired",
     ),
     Experiment(
         "count", "explain",
@@ -333,8 +336,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "layer-story", "explain",
         "Put the damage of each layer beside its correlation with frequency and attention (Puccetti et al. 2022).",
         home="experiments.layer_story", needs=("attention", "frequency", "sweep"), options="LayerStoryOptions",
-        takes=("options", "output"), shared={"no_progress": None}, result="LayerStory",
-        picture="layer_story",
+        takes=("options", "output"), shared={"no_progress": None}, result="LayerStory", picture="layer_story",
     ),
     Experiment(
         "attack", "guard",

@@ -55,7 +55,9 @@ def epsilons(model: "nn.Module") -> Epsilons:
                 made = type(model)(other)
         except Exception as error:  # each family checks its own config, with its own errors
             text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise BadInput(f"{type(model).__name__} cannot be built from its config ({text}), so no key is known") from error
+            raise BadInput(
+                f"{type(model).__name__} cannot be built from its config ({text}), so no key is known"
+            ) from error
         moved = frozenset(path for path, value in norm_epsilons(made).items() if value == MARK and path in here)
         if moved:
             keys[key] = moved
