@@ -93,7 +93,7 @@ def outputs(model: Any, inputs: "list[dict[str, Any]]") -> "list[Tensor]":
 def extent(loaded: LoadedModel, inputs: "list[dict[str, Any]]") -> Extent:
     """The largest values of the model on `inputs`; raises BadInput where some are not finite."""
     seen = Extent([0.0] * sum(bound.n_layers for bound in loaded.stacks))
-    with _watched(loaded, seen):
+    with watched(loaded, seen):
         outputs(loaded.model, inputs)
     if not math.isfinite(seen.largest):
         raise BadInput(f"{loaded.name}: hidden states are not finite in float32; {USE_FLOAT32}")
@@ -101,7 +101,9 @@ def extent(loaded: LoadedModel, inputs: "list[dict[str, Any]]") -> Extent:
 
 
 @temporary
-def _watched(loaded: LoadedModel, seen: Extent) -> Iterator[None]:
+def watched(loaded: LoadedModel, seen: Extent) -> Iterator[None]:
+    """Note the largest values of every pass inside the block in `seen`."""
+
     def after(layer: int) -> Any:
         def look(module: Any, inputs: Any, output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output
