@@ -23,6 +23,7 @@ import pretrain_runs
 import probe_results
 import pruning_results
 import quantized_results
+import repair_results
 import runs
 import similar_results
 import synthetic_report
@@ -54,6 +55,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
+    made["Repaired"] = repair_results.repaired()
     made["Explored"] = explore_models.explored()
     made["Geometry"] = geometry_results.geometry()
     made["Detectors"] = detector_results.detectors()

@@ -54,6 +54,9 @@ def write_model(part: Path, stored: LoadedModel, source: Path | None, plan: Plan
             stored.tokenizer.save_pretrained(part)
     else:
         _config(part, source, model, plan)
+        for path in part.glob("*.json"):  # the library adds a generation_config.json
+            if not path.name.endswith("index.json") and not (source / path.name).is_file():
+                path.unlink()
         for path in sorted(source.iterdir()):
             if path.is_file() and path.name not in NEVER and not path.name.endswith(LEFT):
                 shutil.copyfile(path, part / path.name)

@@ -130,7 +130,8 @@ def _scale_stream(plan: Plan, loaded: LoadedModel, bound: BoundStack, exponent: 
     stack, known = bound.stack, set()
     modules = dict(loaded.model.named_modules())
     shares = set(plan.norms)
-    writers = [param.times or param.name for layers in bound.linears.values() for layer in layers for param in layer]
+    # Of a linear and its LayerScale the linear takes it: what it gives comes down too.
+    writers = [param.name for layers in bound.linears.values() for layer in layers for param in layer]
     if stack.norm_site == "write":
         names = [norm for norm in (*stack.other_norms, stack.last_norm) if norm]
         after = {f"{block}.{norm}" for block in bound.blocks for norm in names}
