@@ -60,13 +60,17 @@ A factor of each dimension behind a linear (LayerScale) is `write_scales = { "ml
 """
 
 
+FAMILIES = """## Every family
+
+Tiny random models of each row, their streams divided by 16 (`tests/repair_families.py`). `near`: within 1e-5.
+"""
 BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
 
 
 def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
-    pages = {"cli.md": cli, "architectures.md": architectures, **names.PAGES}
+    pages = {"cli.md": cli, "architectures.md": architectures, "repair.md": repaired, **names.PAGES}
     for path, text in ((DOCS / name, make()) for name, make in pages.items()):
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")
@@ -110,6 +114,15 @@ def architectures() -> str:
             others = ", ".join(f"`{write}`" for write in stack.other_writes)
             lines.append(f"| {model_type} | {stack.name} | {stack.norm_site} | `{last}` | {others} |")
     return "\n".join(lines) + "\n" + ROWS_BY_HAND
+
+
+def repaired() -> str:
+    """The page of `repair`, with the table of families at its end."""
+    sys.path.insert(0, str(DOCS.parent / "tests"))
+    import repair_families
+
+    text = (DOCS / "repair.md").read_text("utf-8")
+    return text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table()
 
 
 def first_line(text: str | None) -> str:
