@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outlierlens.experiments.repair.result import Repaired
-from outlierlens.view.section import Rows, Section, rows_of
+from outlierlens.view.section import Rows, Section, cell_text, rows_of
 
 
 def sections(found: Repaired, *, verbose: bool = False, folder: Path | None = None) -> Iterator[Section]:
@@ -19,22 +19,22 @@ def sections(found: Repaired, *, verbose: bool = False, folder: Path | None = No
 
 def _sentences(found: Repaired, folder: Path | None) -> Iterator[str]:
     if found.exponent:
-        largest = f"{found.before.largest:,.5g} and is {found.after.largest:,.5g}"
-        yield f"The residual stream is divided by {2**-found.exponent:,}: its largest value was {largest}"
-    for key, (before, after) in found.epsilons.items():
-        yield f"{key} in the config: {before:g} became {after:.6g}"
+        before, after = cell_text(found.before.largest), cell_text(found.after.largest)
+        yield f"The residual stream is divided by {2**-found.exponent:,}: its largest value was {before} and is {after}."
+    for key, (old, new) in found.epsilons.items():
+        yield f"{key} in the config: {old:g} became {new:.6g}."
     if found.n_neurons:
         yield (
             f"{found.n_neurons:,} neurons take a factor of their own: a row of the linear before them, and back in the one "
-            f"behind"
+            f"behind."
         )
     if found.untied:
-        yield "The head is a parameter of its own now"
-    yield f"{found.n_changed:,} of {found.n_parameters:,} parameters change"
+        yield "The head is a parameter of its own now."
+    yield f"{found.n_changed:,} of {found.n_parameters:,} parameters change."
     read = f"{found.n_texts:,} texts and {found.n_random:,} random tokens"
     if found.exact:
-        yield f"Outputs in float32 are equal bit for bit on {read}"
+        yield f"Outputs in float32 are equal bit for bit on {read}."
     else:
         why = "; ".join(found.reasons)
-        yield f"Outputs in float32 differ by {found.difference:.2g} of the largest on {read}: {why}"
+        yield f"Outputs in float32 differ by {found.difference:.2g} of the largest on {read}: {why}."
     yield f"written: {folder or found.folder}"
