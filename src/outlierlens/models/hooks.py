@@ -366,3 +366,40 @@ def _swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tenso
     if stack.stack.token_first:
         changed = changed.transpose(0, 1)
     return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
+def readers_of(model: "nn.Module", norms: Sequence[str], run: Callable[[], Any]) -> dict[str, tuple[str, ...]]:
+    """{module path of a norm: paths of the linears that read the very tensor it gives}, seen in one forward pass by `run`.
+
+    A linear that reads a copy (experts that gather their tokens, a head behind a factor) is not seen.
+    """
+    from torch import nn
+
+    refuse_compiled(model)
+    given: dict[
+        int, tuple[str, Any]
+    ] = {}  # storage of an output -> its norm; the output is held, so that none takes its place
+    found: dict[str, dict[str, None]] = {name: {} for name in norms}
+
+    def gave(name: str) -> Callable[..., None]:
+        def see(module: "nn.Module", args: Any, output: Any) -> None:
+            given[output.untyped_storage().data_ptr()] = (name, output)
+
+        return see
+
+    def reads(name: str) -> Callable[..., None]:
+        def see(module: "nn.Module", args: tuple[Any, ...]) -> None:
+            norm = given.get(args[0].untyped_storage().data_ptr()) if args else None
+            if norm is not None:
+                found[norm[0]][name] = None
+
+        return see
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name in found:
+                hooks.callback(module.register_forward_hook(gave(name)).remove)
+            elif isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+                hooks.callback(module.register_forward_pre_hook(reads(name)).remove)
+        run()
+    return {name: tuple(readers) for name, readers in found.items()}

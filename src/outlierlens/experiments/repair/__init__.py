@@ -1,0 +1,1 @@
+"""Rewrite a model so that it fits a number format, exactly."""
