@@ -51,8 +51,8 @@ def made_up(path: Path, megabytes: float) -> None:
 
 def shards(data: list[str], column: str | None, limit: int | None) -> Iterator[list[str]]:
     """The texts as ours are cut."""
-    from outlierlens.experiments.count.sources import Position, expand
-    from outlierlens.experiments.count.sources import shards as cut
+    from outlierlens.experiments.count.tally import Position, expand
+    from outlierlens.experiments.count.tally import shards as cut
 
     return (shard.texts for shard in cut(expand(data), Position(), column=column, limit=limit))
 
@@ -96,7 +96,8 @@ def by_processes(text: str, arguments: argparse.Namespace) -> int:
 
 def by_counting(tokenizer: Any, arguments: argparse.Namespace) -> int:
     """Ours, with the output written."""
-    from outlierlens.experiments.count import CountOptions, count_tokens
+    from outlierlens.experiments.count.measure import count_tokens
+    from outlierlens.experiments.count.options import CountOptions
 
     options = CountOptions(text_column=arguments.text_column, limit=arguments.limit, workers=arguments.processes)
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ import numpy as np
 from outlierlens.experiments.sweep.estimate import Estimate
 from outlierlens.experiments.sweep.levels import FIRST_LOOK, look_level, look_sizes, stop_level
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.schedule import Measured, State, adaptive
+from outlierlens.experiments.sweep.schedule import Differences, State, adaptive
 from outlierlens.experiments.sweep.units import Unit
 from outlierlens.statistics.means import mean_interval
 
@@ -84,7 +84,7 @@ def replay(matrix: Matrix, rule: Rule, seed: int) -> Seed:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(n_units)]
     options = SweepOptions(tolerance=rule.tolerance, relative=rule.relative, top=rule.k)
     gradients = now.gradients[:, :n_gradients].T if n_gradients else None
-    state = State(units, options, looks, rule.level(looks), look_level(looks), Measured(now.weights), gradients)
+    state = State(units, options, looks, rule.level(looks), look_level(looks), Differences(now.weights), gradients)
     for _, works in adaptive(state):
         for work in works:
             state.measured.add(work.unit.key, work.start, now.changes[work.unit.dims[0], work.start : work.stop])
@@ -229,7 +229,7 @@ def winner(trials: int, n_texts: int = 800, n_units: int = 64) -> bool:
 def _swept(values: np.ndarray, options: SweepOptions, looks: tuple[int, ...]) -> State:
     units = [Unit(str(dim), "all layers", {0: (dim,)}) for dim in range(len(values))]
     level = stop_level(looks, relative=options.relative)
-    state = State(units, options, looks, level, look_level(looks), Measured(np.ones(values.shape[1])))
+    state = State(units, options, looks, level, look_level(looks), Differences(np.ones(values.shape[1])))
     for _, works in adaptive(state):
         for work in works:
             state.measured.add(work.unit.key, work.start, values[work.unit.dims[0], work.start : work.stop])
@@ -241,11 +241,11 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     import torch
 
     from outlierlens.data.texts import Texts, read_texts
-    from outlierlens.experiments.sweep.first_order import first_order
+    from outlierlens.experiments.sweep.gradients import first_order
     from outlierlens.experiments.sweep.runner import make_runner
     from outlierlens.experiments.sweep.units import INTACT, planned
     from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.tasks import TaskOptions
+    from outlierlens.tasks.base import TaskOptions
 
     torch.set_num_threads(1)
     loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))

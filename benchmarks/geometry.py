@@ -99,9 +99,9 @@ def plain_pass(loaded: Any, sentences: Sequence[str], max_length: int) -> Way:
 
 def cost_ways(loaded: Any, pairs: Any, fit_texts: Any, max_length: int) -> list[Way]:
     """The plain pass, ours, and what is timed beside: the fit, and the intervals."""
-    from outlierlens.experiments.similarity.choose import Names, choices, elsewhere
     from outlierlens.experiments.similarity.fitting import fit_fixes
     from outlierlens.experiments.similarity.pooling import Pooling, sentence_vectors
+    from outlierlens.experiments.similarity.scores import Names, choices, elsewhere
     from outlierlens.experiments.similarity.sts import measure
     from outlierlens.vectors.clip import Clipping
     from outlierlens.vectors.fixes import raw_first

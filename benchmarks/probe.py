@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from outlierlens.experiments.probe import ProbeOptions
-from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
-from outlierlens.experiments.probe.judge import Judged
+from outlierlens.experiments.probe.judge import Judged, Plan, Probes, scales_of
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.statistics.resampling import poisson_times
 
 LEAST = 0.93

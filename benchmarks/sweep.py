@@ -218,7 +218,7 @@ class Bench:
 def measure(workload: Workload, folder: Path, texts: Any, given: argparse.Namespace, dtype: str) -> bool:
     """Run one workload in all ways, print its table, and return whether all ways gave the same losses."""
     from outlierlens.models.load import LoadOptions, load_model
-    from outlierlens.tasks import TaskOptions
+    from outlierlens.tasks.base import TaskOptions
 
     loaded = load_model(str(folder), LoadOptions(device="cpu", dtype="float32", offline=True))
     causal, pad = loaded.head == "causal", loaded.tokenizer.pad_token_id or 0

@@ -21,12 +21,12 @@ import torch
 from outlierlens.data.texts import Texts
 from outlierlens.experiments.sweep.engines import Engine, Local
 from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.ray_cluster import Recipe
 from outlierlens.experiments.sweep.ray_engine import RayEngine
-from outlierlens.experiments.sweep.recipe import Recipe
 from outlierlens.experiments.sweep.runner import make_runner
 from outlierlens.experiments.sweep.units import Unit, Work
 from outlierlens.models.load import LoadOptions, load_model
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 WANTED = 1.7
 N_WORDS = 500

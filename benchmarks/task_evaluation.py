@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     from outlierlens.data.labelled import find_task, read_examples
     from outlierlens.errors import OutlierlensError
     from outlierlens.models.load import LoadOptions, NewHead, load_model
-    from outlierlens.tasks import TaskOptions
+    from outlierlens.tasks.base import TaskOptions
     from outlierlens.tasks.classify import LabelledScore
 
     if options.threads:

@@ -63,6 +63,10 @@ A factor of each dimension behind a linear (LayerScale) is `write_scales = { "ml
 """
 
 
+FAMILIES = """## Every family
+
+Tiny random models of each row, their streams divided by 16 (`tests/repair_families.py`). `near`: within 1e-5.
+"""
 BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
 
 
@@ -70,7 +74,8 @@ def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
     pages = {
-        "cli.md": cli, "architectures.md": architectures, "architecture.svg": map_of_folders, **names.PAGES,
+        "cli.md": cli, "architectures.md": architectures, "architecture.svg": map_of_folders,
+        "repair.md": repaired, **names.PAGES,
     }  # fmt: skip
     for path, text in ((DOCS / name, make()) for name, make in pages.items()):
         if "--check" not in sys.argv:
@@ -100,21 +105,31 @@ def architectures() -> str:
 
     lines = [
         "# Architectures\n",
-        "Generated from `src/outlierlens/arch`; run `make docs` after a change. `stream`: the block ends in a norm of the",
+        "Generated from `src/outlierlens/architectures`; run `make docs` after a change. `stream`: the block ends in a norm of "
+        "the",
         "residual stream (post-norm). `write`: what the last operation adds is normed first. `read`: pre-norm; the rule then",
         "rests on the rows of the last linear. Rows marked *by config* depend on the model's configuration.\n",
         "| model_type | stream | norm site | last operation | other writes |",
         "|---|---|---|---|---|",
     ]
     for model_type, row in sorted(ARCHITECTURES.items()):
-        if callable(row):
-            lines.append(f"| {model_type} | *by config* | | {first_line(row.__doc__)} | |")
+        if callable(row.stacks):
+            lines.append(f"| {model_type} | *by config* | | {first_line(row.stacks.__doc__)} | |")
             continue
-        for stack in row:
+        for stack in row.stacks:
             last = stack.last_norm or " + ".join(stack.last_linear)
             others = ", ".join(f"`{write}`" for write in stack.other_writes)
             lines.append(f"| {model_type} | {stack.name} | {stack.norm_site} | `{last}` | {others} |")
     return "\n".join(lines) + "\n" + ROWS_BY_HAND
+
+
+def repaired() -> str:
+    """The page of `repair`, with the table of families at its end."""
+    sys.path.insert(0, str(DOCS.parent / "tests"))
+    import repair_families
+
+    text = (DOCS / "repair.md").read_text("utf-8")
+    return text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table()
 
 
 def first_line(text: str | None) -> str:

@@ -239,11 +239,11 @@ def made_model(path: Path) -> int:
     """The folder that is made of a weight file which runs in every command."""
     import tempfile
 
-    from outlierlens.models.weight_copy import copy_gguf, copy_onnx
+    from outlierlens.models.weight_copy import copy_file, copy_gguf
 
     with tempfile.TemporaryDirectory() as folder:
         if path.suffix == ".onnx":
-            copy_onnx(path, Path(folder), notice=quiet)
+            copy_file(path, Path(folder), notice=quiet)
         else:
             copy_gguf(path, Path(folder), beside=None, weights=True, notice=quiet)
         return len(list(Path(folder).iterdir()))
@@ -414,7 +414,7 @@ def pooling_of(path: Path) -> Any:
 def architecture_row() -> Reader:
     import numpy as np
 
-    from outlierlens.architectures import ARCHITECTURES, bind, load_toml, to_toml
+    from outlierlens.architectures import bind, load_toml, stacks_of, to_toml
     from outlierlens.checkpoints import TensorInfo
 
     tensors = {name: TensorInfo("F32", np.shape(value), 0) for name, value in bert_tensors().items()}
@@ -422,7 +422,7 @@ def architecture_row() -> Reader:
     def read(path: Path) -> int:
         return len(bind(load_toml(path), tensors, BERT))
 
-    return Reader("row.toml", seeds(to_toml(ARCHITECTURES["bert"])), read)
+    return Reader("row.toml", seeds(to_toml(stacks_of({"model_type": "bert"}))), read)
 
 
 # --- texts and tables --------------------------------------------------------------------------------------------
@@ -620,7 +620,7 @@ def unfinished_count() -> Reader:
 
 def word_vectors_of(path: Path) -> int:
     """Vectors of some words."""
-    from outlierlens.experiments.similarity.static import read_word_vectors
+    from outlierlens.experiments.similarity.pooling import read_word_vectors
 
     return len(read_word_vectors(path, {"one", "two", "three"}).values)
 
@@ -929,7 +929,7 @@ def clipping_json() -> Reader:
 
 @reader
 def positions() -> Reader:
-    from outlierlens.experiments.pruning.positions import read_positions
+    from outlierlens.experiments.pruning.removal import read_positions
 
     return Reader("kept.json", seeds(dumped([0, 1, 3])), lambda path: read_positions(path, 8, 3).sum())
 

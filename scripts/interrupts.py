@@ -36,18 +36,17 @@ from outlierlens.ablation.switches import (
     zeroed_weights,
 )
 from outlierlens.architectures import live_parameters
-from outlierlens.experiments.attack.edits import Change, edited_values
+from outlierlens.experiments.attack.edits import ValueChange, edited_values
 from outlierlens.experiments.attack.losses import _only
-from outlierlens.experiments.detectors.entries import scaled
-from outlierlens.experiments.detectors.linears import last_linears
-from outlierlens.experiments.predictions.switches import Switches
+from outlierlens.experiments.detectors.linears import last_linears, scaled
+from outlierlens.experiments.predictions.words import Switches
 from outlierlens.experiments.pruning.experiment import Pruner
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import Removal
 from outlierlens.experiments.quantization.apply import Keeping, rounded
 from outlierlens.experiments.quantization.schemes import parse
-from outlierlens.experiments.sweep.precision import _as_float32
 from outlierlens.experiments.sweep.prefix import Kept, resumed
+from outlierlens.experiments.sweep.summary import _as_float32
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import (
@@ -96,7 +95,7 @@ def contexts(encoder: LoadedModel, decoder: LoadedModel) -> dict[str, tuple[Load
     shapes = {name: tuple(value.shape) for name, value in live_parameters(model).items()}
     pruner = Pruner(model, Cells.of(stack, shapes, Removal()))
     taken = pruner.pruned(plan, 8)
-    edits = [Change(name, 1, 2.0) for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")]
+    edits = [ValueChange(name, 1, 2.0) for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")]
     modules = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     norm = norm_before_last_mlp(model, stack)
     reader = reader_of(encoder, [stack], "input_ids")

@@ -29,7 +29,8 @@ from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import load
 from outlierlens.results.row_store import read_rows, row_line
 from outlierlens.results.safe_files import new_folder, write_text
-from outlierlens.tasks import TaskOptions, make_task, weighted_mean
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.loop import RECIPE, WATCH, checkpoints
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
 from outlierlens.training.pretrain.result import OUTCOME, Outcome

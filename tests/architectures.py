@@ -271,6 +271,8 @@ _ALL = [
     _family("clip_vision_model", IMAGE, LINEAR, inputs="image"),
 ]
 FAMILIES = {family.name: family for family in _ALL}
+# For tests about something else than families: post-norm, Conv1D, gated, two streams, norms of 1 + weight, experts.
+REPRESENTATIVE = tuple(FAMILIES[name] for name in ("bert", "gpt2", "llama", "t5", "gemma", "mixtral"))
 
 
 def config_of(family: Family) -> Any:

@@ -187,6 +187,29 @@ def words() -> Callable[..., Any]:
     return Words.build
 
 
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Saves a tiny model of a family, with a head and a word-level tokenizer, once; `moved` is added to every parameter."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(family: str = "gpt2", head: str = "CausalLM", kind: str = "causal", *, moved: float = 0.0) -> str:
+        path = root / f"{family}-{head}-{kind}-{moved}"
+        if not path.exists():
+            import torch
+
+            from architectures import FAMILIES, build
+
+            model = build(FAMILIES[family], head)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(moved)
+            model.save_pretrained(path)
+            Words.build(kind=kind).save_pretrained(path)
+        return str(path)
+
+    return make
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs the command line in this process: (exit code, stdout, stderr)."""

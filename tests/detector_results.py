@@ -2,8 +2,19 @@
 
 import numpy as np
 
-from outlierlens.experiments.detectors.result import MODEL, RANDOM, ROTATED, Definition, Detectors, Found, LayerValues
-from outlierlens.experiments.detectors.super_weights import Spikes, SuperWeight, SuperWeights, Trial
+from outlierlens.experiments.detectors.result import (
+    MODEL,
+    RANDOM,
+    ROTATED,
+    Definition,
+    Detectors,
+    Found,
+    LayerValues,
+    Spikes,
+    SuperWeight,
+    SuperWeights,
+    Trial,
+)
 from outlierlens.results.document import Provenance
 
 LAYERS = ("embeddings", "0", "1")

@@ -63,6 +63,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "attention": (M, *FEW, "--random", "1", "--bootstrap", "20", "--chart", "attention.html", *QUIET),
     "probe": (M, *FEW[:2], "--limit", "8", "--max-length", "16", "--no-retrain", "--clip", "8", *QUIET),
     "quant": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
+    "repair": ("decoder", "--fit", "fp8", *FEW[:6], "-o", "repaired", *QUIET[:2], "--no-progress"),
+    "range": (M, *FEW[:6], "--chart", "range.html", *QUIET),
     "frozen": (M, *LABELLED, "--limit", "8", "--epochs", "1", "--fixes", "raw", "--clip", "none", *QUIET[2:]),
     "export-embedder": (M, "--fix", "centre", "-o", "embedder", "--max-length", "16", "--no-progress"),
     "layer-story": ("swept/sweep.json", "--frequency", "frequency.json", "--chart", "story.html"),
@@ -102,6 +104,25 @@ def fill(folder: Path) -> None:
     for split in ("train", "validation", "test"):
         rows(f"paper/sts/sickr/{split}.jsonl", pairs)
         rows(f"paper/sts/stsb/{split}.jsonl", pairs)
+    decoder(folder / "decoder")
+
+
+def decoder(folder: Path) -> None:
+    """Write a pre-norm model whose hidden states are too large for fp8, with the tokenizer of `M`."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from outlierlens.checkpoints.samples import directory
+
+    tokenizer = AutoTokenizer.from_pretrained(directory(M))
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(2**13)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ import pretrain_runs
 import probe_results
 import pruning_results
 import quantized_results
+import range_results
+import repair_results
 import runs
 import similar_results
 import synthetic_report
@@ -30,7 +32,7 @@ import synthetic_tasks
 import treated_results
 from outlierlens.detection.observe.result import ActivationOutlier, Observation
 from outlierlens.detection.scan.result import Scans
-from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.compare.measure import compare
 from outlierlens.experiments.track.measure import track
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
@@ -54,6 +56,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Outcomes"] = Outcomes((made["Outcome"],))
     made["FineTuned"] = finetune_runs.tuned()
     made["Exported"] = exported_results.exported()
+    made["Repaired"] = repair_results.repaired()
     made["Explored"] = explore_models.explored()
     made["Geometry"] = geometry_results.geometry()
     made["Detectors"] = detector_results.detectors()
@@ -69,6 +72,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made |= {"PruneCheck": pruning_results.check(), "PruneExperiment": pruning_results.experiment()}
     made["LayerStory"] = layer_story_results.story()
     made["Quantized"] = quantized_results.quantized()
+    made["Ranges"] = range_results.found()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 

@@ -73,7 +73,8 @@ def examples(data: Path, kind: str = "classify", text: str = "text", label: str 
 def train(base: str, data: Any, folder: Path, *, seeds: tuple[int, ...] = (42,), **settings: Any) -> FineTuned:
     """Fine-tune on the processor, in silence; `data` is a folder, or (train, dev)."""
     from outlierlens.models.load import LoadOptions
-    from outlierlens.training.finetune import FinetuneOptions, FinetuneSettings, finetune
+    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
+    from outlierlens.training.finetune.options import FinetuneSettings
 
     options = {"command": "", "overwrite": False, **QUIET, **settings.pop("options", {})}
     load = LoadOptions(device="cpu", notice=options.pop("notice", lambda line: None))

@@ -2,7 +2,7 @@
 
 from outlierlens.experiments.frequency_geometry.result import Band, FrequencyBands, LayerBands, RandomChange
 from outlierlens.results.document import Provenance
-from outlierlens.vectors.intervals import Estimate
+from outlierlens.vectors.cosines import Estimate
 
 
 def row(layer: str, state: str, part: float) -> LayerBands:

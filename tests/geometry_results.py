@@ -2,7 +2,7 @@
 
 from outlierlens.experiments.geometry.result import Contribution, Geometry, LayerGeometry
 from outlierlens.results.document import Provenance
-from outlierlens.vectors.intervals import Estimate
+from outlierlens.vectors.cosines import Estimate
 
 
 def row(layer: str, fix: str, cosine: float, change: float) -> LayerGeometry:

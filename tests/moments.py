@@ -2,6 +2,7 @@
 
     until(path.is_file)                             # its first true value; a failure where nothing comes for ten minutes
     finish(process)                                 # its exit status
+    changed(before, contents(folder))               # names of files that are other than before
     end_at(lambda path, row: "key" in row)          # in a child: after such a row is written, this process is no more
 
 A moment that lasts a millisecond is not met from outside where a machine is busy; a process that ends itself meets it always.
@@ -32,6 +33,17 @@ def finish(process: BaseProcess) -> int:
     process.join(HANGS)
     assert process.exitcode is not None, "still running"
     return process.exitcode
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The bytes of every file in a folder, however deep."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def changed(before: dict[Path, bytes], after: dict[Path, bytes]) -> set[str]:
+    """Names of files whose bytes are others; the files must be the same."""
+    assert before.keys() == after.keys()
+    return {path.name for path in before if before[path] != after[path]}
 
 
 def die(*_: Any, **__: Any) -> Any:

@@ -1,11 +1,13 @@
 """Texts and models that several tests share, and an oracle that reads hidden states with hooks of its own."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 from architectures import FAMILIES, Family, build
+from conftest import Words
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
 from outlierlens.detection.observe.result import QUANTILES
@@ -14,11 +16,22 @@ from outlierlens.models.load import LoadedModel, from_objects
 TEXT_FAMILIES = [family for family in FAMILIES.values() if family.inputs in ("text", "pair", "cross", "image and text")]
 
 
-def some_texts(n: int, seed: int = 0, longest: int = 9) -> Texts:
+def some_texts(n: int, seed: int = 0, longest: int = 9, *, shortest: int = 1, n_words: int = 33) -> Texts:
     """Random word texts of different lengths."""
     random = np.random.default_rng(seed)
-    made = [" ".join(f"w{i}" for i in random.integers(0, 33, random.integers(1, longest + 1))) for _ in range(n)]
+    sizes = (random.integers(shortest, longest + 1) for _ in range(n))
+    made = [" ".join(f"w{i}" for i in random.integers(0, n_words, size)) for size in sizes]
     return Texts("made", tuple(made))
+
+
+def turning_texts(lengths: Iterable[int]) -> Texts:
+    """Texts of these many words, each a run of neighbouring words that begins elsewhere."""
+    return Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate(lengths)))
+
+
+def tiny(family: str, head: str = "", kind: str = "masked") -> LoadedModel:
+    """The family's tiny model as it is built, with a tokenizer of `Words`."""
+    return from_objects(build(FAMILIES[family], head), Words.build(kind=kind), name=family)
 
 
 def wrap(family: Family, tokenizer: Any, *, double: bool = True) -> LoadedModel:

@@ -4,9 +4,9 @@ import numpy as np
 
 from outlierlens.experiments.predictions.result import (
     MEASURES,
-    Change,
     Curve,
     Heard,
+    MeasureChange,
     PartsOfSpeech,
     Predictions,
     Shift,
@@ -30,9 +30,9 @@ def shift(intervention: str, change: float) -> Shift:
     """By so much more frequent; two random sets do nothing."""
     random = tuple(spoken(f"random {number}", -6.0) for number in range(2))
     changes = {
-        name: Change(change, change - 0.1, change + 0.1, (0.0, 0.05), 1 / 3)
+        name: MeasureChange(change, change - 0.1, change + 0.1, (0.0, 0.05), 1 / 3)
         if name == "log_frequency"
-        else Change(0.0, 0.0, 0.0, (0.0, 0.0), 1.0)
+        else MeasureChange(0.0, 0.0, 0.0, (0.0, 0.0), 1.0)
         for name in MEASURES
     }
     return Shift("unmasked", intervention, spoken("chosen", -6.0 + change), random, changes)

@@ -14,7 +14,7 @@ from typing import Any
 from moments import die, die_in_checkpoint, end_at
 from outlierlens.results.document import Provenance
 from outlierlens.training.pretrain.recipe import DataRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe
-from outlierlens.training.pretrain.result import Change, Outcome
+from outlierlens.training.pretrain.result import LossChange, Outcome
 
 N_PLACES = 14
 
@@ -98,11 +98,11 @@ def outcome(recipe: str, seed: int, loss: float, off: float | None) -> Outcome:
         largest_z=4.0,
         kurtosis=2.0,
         inf_norm=9.0,
-        off=None if off is None else Change(off, off - 1, off + 1, (1,)),
+        off=None if off is None else LossChange(off, off - 1, off + 1, (1,)),
         random_median=None,
         random_high=None,
-        worst=Change(0.5, 0.4, 0.6, (7,)),
+        worst=LossChange(0.5, 0.4, 0.6, (7,)),
         dim_median=0.1,
         dim_high=0.2,
-        int8=Change(0.01, 0.0, 0.02),
+        int8=LossChange(0.01, 0.0, 0.02),
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.experiments.probe.result import Change, Contribution, LayerProbe, PositionProbe, ProbeScore
+from outlierlens.experiments.probe.result import AccuracyChange, Contribution, LayerProbe, PositionProbe, ProbeScore
 from outlierlens.results.document import Provenance
 
 N_AT = np.array([0, 4, 4, 2, 1])
@@ -26,9 +26,9 @@ def layer(name: str, contribution: tuple[float, ...], clipped: bool) -> LayerPro
         raw=score(0.8),
         clipped_dims=(2,) if clipped else (),
         clipped=score(0.6) if clipped else None,
-        clipped_change=Change(-0.2, -0.3, -0.1) if clipped else None,
+        clipped_change=AccuracyChange(-0.2, -0.3, -0.1) if clipped else None,
         retrained=score(0.7) if clipped else None,
-        retrained_change=Change(-0.1, -0.2, 0.0) if clipped else None,
+        retrained_change=AccuracyChange(-0.1, -0.2, 0.0) if clipped else None,
         contribution=value,
         mean=float(value.mean()),
         weight=np.array([0.4, 0.3, 0.1, 0.2]),

@@ -29,9 +29,9 @@ def test_a_wrong_import_is_found() -> None:
     upward = "def late():\n    from outlierlens.experiments.sweep.measure import sweep\n"
     assert wrong_imports("outlierlens.models.load", upward) == ["outlierlens.experiments.sweep.measure"]
     assert wrong_imports("outlierlens.experiments.geometry.charts", upward) == ["outlierlens.experiments.sweep.measure"]
-    assert not wrong_imports("outlierlens.experiments.sweep.nulls", upward)
+    assert not wrong_imports("outlierlens.experiments.sweep.units", upward)
     sideways = "from outlierlens.experiments.geometry import layers"
-    assert wrong_imports("outlierlens.experiments.sweep.nulls", sideways) == ["outlierlens.experiments.geometry.layers"]
+    assert wrong_imports("outlierlens.experiments.sweep.units", sideways) == ["outlierlens.experiments.geometry.layers"]
     assert not wrong_imports("outlierlens.models.load", "if TYPE_CHECKING:\n    from outlierlens.cli import app")
 
 

@@ -168,7 +168,7 @@ WITHIN = """
 import json, sys
 import outlierlens as ol
 from outlierlens.cli.doctor import runs_models
-from outlierlens.report.joined import Joined, joined_sections, with_result
+from outlierlens.report.result import Joined, joined_sections, with_result
 
 found = ol.load("toy.json")
 (section,) = joined_sections(with_result(Joined(), found))

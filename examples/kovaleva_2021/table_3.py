@@ -14,7 +14,7 @@ from pathlib import Path
 
 from outlierlens import charts
 from outlierlens.replicate.glue.measure import Replicating, replicate
-from outlierlens.training.finetune.settings import FinetuneSettings
+from outlierlens.training.finetune.options import FinetuneSettings
 
 DATA = os.environ.get("OUTLIERLENS_DATA")
 QUICK = FinetuneSettings(epochs=2, learning_rate=3e-4, train_limit=6000, max_length=64)

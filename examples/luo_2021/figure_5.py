@@ -12,7 +12,9 @@ from pathlib import Path
 
 import outlierlens as ol
 from outlierlens import charts
-from outlierlens.experiments.probe import ProbeOptions, probe_positions, split_texts
+from outlierlens.experiments.probe.flow import split_texts
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.vectors.clip import resolve_clipping
 
 

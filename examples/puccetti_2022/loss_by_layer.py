@@ -13,11 +13,11 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.data.token_counts import read_counts
-from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.count.measure import count_texts
 from outlierlens.experiments.frequency.measure import frequency
 from outlierlens.experiments.frequency.options import FrequencyOptions
 from outlierlens.experiments.layer_story.result import layer_story
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 
 def main(arguments: list[str] | None = None) -> None:

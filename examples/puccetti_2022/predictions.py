@@ -13,7 +13,7 @@ from pathlib import Path
 import outlierlens as ol
 from outlierlens import charts
 from outlierlens.data.token_counts import read_counts
-from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.count.measure import count_texts
 from outlierlens.experiments.predictions.measure import predictions
 from outlierlens.experiments.predictions.options import PredictionOptions
 

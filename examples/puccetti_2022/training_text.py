@@ -12,7 +12,8 @@ import argparse
 from pathlib import Path
 
 import outlierlens as ol
-from outlierlens.training.pretrain import pretrain, read_recipe
+from outlierlens.training.pretrain.loop import pretrain
+from outlierlens.training.pretrain.recipe import read_recipe
 
 RECIPES = ["mini-short", "mini-split", "mini-one-sep", "mini-frequency-flattened"]
 

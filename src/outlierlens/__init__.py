@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outlierlens.experiments.attack.updates import update_check
     from outlierlens.experiments.attention.measure import attention
     from outlierlens.experiments.beyond_zero.measure import beyond_zero
-    from outlierlens.experiments.compare.result import compare
+    from outlierlens.experiments.compare.measure import compare
     from outlierlens.experiments.count.measure import count_tokens
     from outlierlens.experiments.detectors.measure import detectors
     from outlierlens.experiments.disable.measure import disable
@@ -55,7 +55,10 @@ if TYPE_CHECKING:
     from outlierlens.experiments.pruning.torch_guard import same_position_guard
     from outlierlens.experiments.quantization.measure import quantize
     from outlierlens.experiments.quantization.options import QuantizeOptions
+    from outlierlens.experiments.range.measure import range_of
+    from outlierlens.experiments.range.options import RangeOptions
     from outlierlens.experiments.recover.measure import recover
+    from outlierlens.experiments.repair.measure import repair
     from outlierlens.experiments.similarity.sts import sts
     from outlierlens.experiments.similarity.wic import wic
     from outlierlens.experiments.survival.measure import survival
@@ -91,6 +94,7 @@ _HOME = {
     "OutlierCallback": "training.callback",
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "experiments.quantization.options",
+    "RangeOptions": "experiments.range.options",
     "same_position_guard": "experiments.pruning.torch_guard",
     "load": "results.document",
     "save": "results.document",

@@ -185,6 +185,14 @@ class Session:
         assert isinstance(self.reading, SplitReading)  # its row takes it
         return self.reading
 
+    def folder(self, suffix: str = "", of: str = "") -> Path:
+        """The run directory: where -o says, by default runs/MODEL-SUFFIX; `of` takes the place of the model's name.
+
+        Of a hub id or path the name alone, so that the directory lies in runs/.
+        """
+        name = of or Path(self.subject.model).name or "model"
+        return self.output.output or Path("runs") / (f"{name}-{suffix}" if suffix else name)
+
     def texts(self, spare: int = 0) -> "tuple[Texts, Texts | None]":
         """(the first `limit` texts, the `spare` texts that follow them, or None where there are no others)."""
         from outlierlens.data.texts import read_texts

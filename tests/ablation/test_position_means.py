@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from architectures import FAMILIES, build
 from outlierlens.ablation.position_means import (
     Collecting,
     PositionMeans,
@@ -21,14 +20,15 @@ from outlierlens.ablation.switches import EditSettings, edited_hidden
 from outlierlens.data.texts import batches
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import tapped
-from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel
+from planted import tiny
 
 TEXTS = ["w1 w2 w3", "w4 w5 w6 w7 w8", "w9"]
 
 
 @pytest.fixture(scope="module")
-def model(words: Any) -> LoadedModel:
-    return from_objects(build(FAMILIES["bert"]), words(), name="bert")
+def model() -> LoadedModel:
+    return tiny("bert")
 
 
 def states(model: LoadedModel, inputs: dict[str, Any]) -> dict[int, torch.Tensor]:

@@ -8,7 +8,9 @@ import torch
 
 from architectures import FAMILIES, build
 from outlierlens.architectures import Param, bind, live_parameters, load_toml, stacks_of
-from outlierlens.architectures.rows import dec, enc
+from outlierlens.architectures.rows_decoders import GPT2
+from outlierlens.architectures.rows_encoders import BERT
+from outlierlens.architectures.rows_llama import LLAMA, MIXTRAL
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 
@@ -26,14 +28,14 @@ def names_of(layers: int = 2, prefix: str = "", norm: tuple[str, str] = ("weight
     "prefix", ["", "bert.", "module.bert.", "_orig_mod.bert.", "_orig_mod.module.bert.", "0.auto_model."]
 )
 def test_prefixes(prefix: str) -> None:
-    (stack,) = bind((enc.BERT,), names_of(prefix=prefix))
+    (stack,) = bind((BERT,), names_of(prefix=prefix))
     assert stack.prefix == prefix
     assert stack.blocks == (f"{prefix}encoder.layer.0", f"{prefix}encoder.layer.1")
     assert stack.bias[1] == (Param(f"{prefix}encoder.layer.1.output.LayerNorm.bias"),)
 
 
 def test_the_prediction_heads_norm_is_no_layer() -> None:
-    (stack,) = bind((enc.BERT,), [*names_of(prefix="bert."), "cls.predictions.transform.LayerNorm.weight"])
+    (stack,) = bind((BERT,), [*names_of(prefix="bert."), "cls.predictions.transform.LayerNorm.weight"])
     assert stack.n_layers == 2
 
 
@@ -41,7 +43,7 @@ def test_wrappers_around_blocks_are_looked_through() -> None:
     model = build(FAMILIES["llama"])
     plain = list(live_parameters(model))
     wrapped = [name.replace("layers.1.", "layers.1._orig_mod.") for name in plain]
-    (stack,) = bind((dec.LLAMA,), wrapped)
+    (stack,) = bind((LLAMA,), wrapped)
     assert stack.scale[1] == (Param("layers.1._orig_mod.mlp.down_proj.weight", axis=-2),)
     assert stack.scale[0] == (Param("layers.0.mlp.down_proj.weight", axis=-2),)
     assert stack.blocks == ("layers.0", "layers.1", "layers.2")
@@ -49,13 +51,13 @@ def test_wrappers_around_blocks_are_looked_through() -> None:
 
 def test_a_compiled_model_binds() -> None:
     model = torch.compile(build(FAMILIES["gpt2"]), backend="eager")
-    (stack,) = bind((dec.GPT2,), live_parameters(model))
+    (stack,) = bind((GPT2,), live_parameters(model))
     assert stack.prefix == "_orig_mod."
     assert all(param.name in live_parameters(model) for layer in stack.writes for param in layer)
 
 
 def test_gamma_and_beta() -> None:
-    (stack,) = bind((enc.BERT,), names_of(norm=("gamma", "beta")))
+    (stack,) = bind((BERT,), names_of(norm=("gamma", "beta")))
     assert stack.scale[0] == (Param("encoder.layer.0.output.LayerNorm.gamma"),)
     assert stack.bias[0] == (Param("encoder.layer.0.output.LayerNorm.beta"),)
     assert Param("encoder.layer.0.attention.output.LayerNorm.beta") in stack.writes[0]
@@ -71,40 +73,40 @@ def test_gemma_norms_are_off_at_minus_one() -> None:
 def test_experts_are_stored_in_either_layout() -> None:
     stem = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"
     names = [stem.format(layer, expert) for layer in (0, 1) for expert in (0, 1, 2)]
-    (stack,) = bind((dec.MIXTRAL,), names, {"num_local_experts": 3})
+    (stack,) = bind((MIXTRAL,), names, {"num_local_experts": 3})
     assert stack.scale[1] == tuple(Param(stem.format(1, expert), axis=-2) for expert in (0, 1, 2))
     with pytest.raises(
         BadFile, match="2 experts but the config's num_local_experts is 3; the checkpoint is incomplete"
     ):
-        bind((dec.MIXTRAL,), names[:-1], {"num_local_experts": 3})
+        bind((MIXTRAL,), names[:-1], {"num_local_experts": 3})
 
 
 def test_errors_of_binding() -> None:
     names = names_of(layers=4)
     with pytest.raises(BadFile, match=r"layers \[1\] of encoder.layer.{layer} are missing while layer 3 is there"):
-        bind((enc.BERT,), [name for name in names if "layer.1." not in name])
+        bind((BERT,), [name for name in names if "layer.1." not in name])
     with pytest.raises(BadFile, match="4 layers are stored but the config's num_hidden_layers is 12"):
-        bind((enc.BERT,), names, {"num_hidden_layers": 12})
+        bind((BERT,), names, {"num_hidden_layers": 12})
     with pytest.raises(BadFile, match=r"several prefixes, 'query\.', 'text\.'; pass --arch row\.toml"):
-        bind((enc.BERT,), [*names_of(prefix="text."), *names_of(prefix="query.")])
+        bind((BERT,), [*names_of(prefix="text."), *names_of(prefix="query.")])
     with pytest.raises(BadFile, match=r"encoder\.layer\.2\.output\.LayerNorm\.weight is missing while other layers"):
-        bind((enc.BERT,), [name for name in names if name != "encoder.layer.2.output.LayerNorm.weight"])
+        bind((BERT,), [name for name in names if name != "encoder.layer.2.output.LayerNorm.weight"])
     with pytest.raises(BadFile, match=r"encoder\.layer\.3\.output\.LayerNorm\.bias is missing while other layers"):
-        bind((enc.BERT,), [name for name in names if name != "encoder.layer.3.output.LayerNorm.bias"])
+        bind((BERT,), [name for name in names if name != "encoder.layer.3.output.LayerNorm.bias"])
     with pytest.raises(
         UnknownArchitecture, match=r"no parameter matches h\.\{layer\}\.mlp\.c_proj\.weight; names that look"
     ):
-        bind((dec.GPT2,), names)
+        bind((GPT2,), names)
     with pytest.raises(UnknownArchitecture, match=r"packed by a quantiser \(layers\.0\.mlp\.down_proj\.qweight\)"):
-        bind((dec.LLAMA,), ["layers.0.mlp.down_proj.qweight"])
-    both = replace(dec.LLAMA, last_linear=("mlp.down_proj", "mlp.experts.down_proj()"))
+        bind((LLAMA,), ["layers.0.mlp.down_proj.qweight"])
+    both = replace(LLAMA, last_linear=("mlp.down_proj", "mlp.experts.down_proj()"))
     with pytest.raises(
         BadFile, match=r"layers\.0\.mlp\.experts\.down_proj is missing; the checkpoint is incomplete, or"
     ):
         bind((both,), ["layers.0.mlp.down_proj.weight"])
     many = [f"layers.{layer}.mlp.down_proj.weight" for layer in range(4097)]
     with pytest.raises(BadFile, match=r"4,097 layers"):
-        bind((dec.LLAMA,), many)
+        bind((LLAMA,), many)
 
 
 def test_errors_of_the_table() -> None:
@@ -141,7 +143,7 @@ def test_rows_from_toml(tmp_path: Any) -> None:
     path.write_text(ROW)
     (stack,) = load_toml(path)
     assert stack == replace(
-        enc.BERT,
+        BERT,
         other_writes=(),
         other_norms=(),
         embeddings=(),

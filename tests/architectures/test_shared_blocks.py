@@ -27,7 +27,7 @@ from outlierlens.explore.result import State
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects
 from outlierlens.replicate.glue.measure import Replicating, replicate
 from outlierlens.results.document import load
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.view.words import number_of_layers, runs
 from planted import random_counts
 
@@ -46,7 +46,8 @@ def model_of(family: str, words: Any) -> LoadedModel:
 
 def loss_by_hand(loaded: LoadedModel, layer: int, dim: int) -> float:
     """Mean masked loss with `dim` zero in what one layer gives: the block counts its own turns."""
-    from outlierlens.tasks import make_task, weighted_mean
+    from outlierlens.tasks.base import weighted_mean
+    from outlierlens.tasks.choice import make_task
 
     turn = iter(())
     blocks = loaded.stack().blocks

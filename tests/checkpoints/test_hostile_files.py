@@ -18,7 +18,7 @@ from outlierlens.checkpoints.formats import weight_file
 from outlierlens.checkpoints.onnx import _Source, _spread
 from outlierlens.data.tables import open_table
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.pruning.npz import NpzCheckpoint
+from outlierlens.experiments.pruning.masks import NpzCheckpoint
 from outlierlens.training.pretrain.recipe import read_recipe
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="no pipes with names, no limits of memory")

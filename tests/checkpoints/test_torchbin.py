@@ -109,12 +109,6 @@ def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "x-00002.bin", "b": "x-00002.bin"}}))
     with pytest.raises(BadFile, match=r"places 'a' in x-00002\.bin, which does not hold it"):
         open_bin(index, name="m", config={})
-    index.write_text(json.dumps({"weight_map": {"a": "../x-00001.bin"}}))
-    with pytest.raises(BadFile, match="not a plain file name"):
-        open_bin(index, name="m", config={})
-    index.write_text(json.dumps({"weight_map": {"a": "x-00003.bin"}}))
-    with pytest.raises(BadFile, match="named by the index but missing"):
-        open_bin(index, name="m", config={})
 
 
 # --- hostile and broken files ------------------------------------------------------------------------------------

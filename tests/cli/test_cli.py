@@ -6,29 +6,11 @@ from typing import Any
 
 import pytest
 
-from architectures import FAMILIES, build
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.cli.common import resumable
 from outlierlens.errors import BadInput
 from outlierlens.options import parse_bytes, parse_dims, parse_layers
 from outlierlens.results.document import load
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Saves a tiny model of a family, with a head and a word-level tokenizer, once per family."""
-    from conftest import Words
-
-    root = tmp_path_factory.mktemp("models")
-
-    def make(family: str, head: str, kind: str) -> str:
-        path = root / f"{family}-{head}"
-        if not path.exists():
-            build(FAMILIES[family], head).save_pretrained(path)
-            Words.build(kind=kind).save_pretrained(path)
-        return str(path)
-
-    return make
 
 
 @pytest.fixture
@@ -43,16 +25,18 @@ FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert
 
 
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
-def test_observe(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+def test_observe(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
-    code, stdout, err = run("observe", folder(family, head, kind), "--data", text, "-o", str(out))
+    code, stdout, err = run("observe", model_folder(family, head, kind), "--data", text, "-o", str(out))
     assert code == 0, err
     assert "5 texts" in stdout
     assert "embeddings" in stdout
     observed = load(out)
     assert [stack.stack for stack in observed.stacks] == (["encoder", "decoder"] if family == "t5" else ["model"])
     parquet = tmp_path / "o.parquet"
-    code, stdout, _ = run("observe", folder(family, head, kind), "--data", text, "--json", "--parquet", str(parquet))
+    code, stdout, _ = run(
+        "observe", model_folder(family, head, kind), "--data", text, "--json", "--parquet", str(parquet)
+    )
     document = json.loads(stdout)
     assert document["n_texts"] == 5
     import pandas
@@ -61,8 +45,8 @@ def test_observe(family: str, head: str, kind: str, folder: Any, text: str, run:
 
 
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY[:3])
-def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
-    model = folder(family, head, kind)
+def test_disable(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    model = model_folder(family, head, kind)
     common = ("--data", text, "--random", "4", "--matched", "2")
     code, stdout, err = run("disable", model, "--dims", "3,5", *common)
     assert code == 0, err
@@ -82,8 +66,8 @@ def test_disable(family: str, head: str, kind: str, folder: Any, text: str, run:
 
 @pytest.mark.usefixtures("no_picture_files")
 @pytest.mark.parametrize(("family", "head", "kind"), FAMILY)
-def test_report(family: str, head: str, kind: str, folder: Any, text: str, run: Any, tmp_path: Path) -> None:
-    model, out = folder(family, head, kind), tmp_path / "run"
+def test_report(family: str, head: str, kind: str, model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    model, out = model_folder(family, head, kind), tmp_path / "run"
     arguments = ("report", model, "--data", text, "-o", str(out), "--random", "4", "--matched", "2", "--no-progress")
     code, stdout, err = run(*arguments, "--dims", "3,5")
     assert code == 0, err
@@ -116,10 +100,10 @@ def test_a_report_without_a_model_is_of_the_packaged_one(
     assert seen[1].model == "absent.json"
 
 
-def test_a_report_has_its_charts_as_pictures(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+def test_a_report_has_its_charts_as_pictures(model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     few = ("--data", text, "--random", "4", "--matched", "2", "--no-progress", "--dims", "3,5")
-    code, _, err = run("report", folder("gpt2", "CausalLM", "causal"), "-o", str(tmp_path / "run"), *few)
+    code, _, err = run("report", model_folder("gpt2", "CausalLM", "causal"), "-o", str(tmp_path / "run"), *few)
     assert code == 0, err
     drawn = {path.name for path in (tmp_path / "run/charts").iterdir()}
     names = {name.removesuffix(".vl.json") for name in drawn if name.endswith(".vl.json")}
@@ -155,9 +139,9 @@ def test_layers_and_bytes() -> None:
 
 
 @pytest.mark.usefixtures("no_picture_files")
-def test_a_token_never_enters_a_result(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+def test_a_token_never_enters_a_result(model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    model = folder("bert", "MaskedLM", "masked")
+    model = model_folder("bert", "MaskedLM", "masked")
     code, _, err = run(
         "report", model, "--data", text, "-o", str(out), "--dims", "3", "--random", "1", "--matched", "1",
         "--token", "hf_SECRET", "--offline", "--no-progress",
@@ -170,8 +154,8 @@ def test_a_token_never_enters_a_result(folder: Any, text: str, run: Any, tmp_pat
     assert "outlierlens scan" in json.loads(stdout)["provenance"]["command"]
 
 
-def test_what_cannot_be_written_is_said_before_any_work(folder: Any, text: str, run: Any, tmp_path: Path) -> None:
-    model = folder("bert", "MaskedLM", "masked")
+def test_what_cannot_be_written_is_said_before_any_work(model_folder: Any, text: str, run: Any, tmp_path: Path) -> None:
+    model = model_folder("bert", "MaskedLM", "masked")
     (tmp_path / "file").write_text("x")
     code, _, err = run("scan", model, "-o", str(tmp_path / "file" / "x.json"))
     assert code == 1
@@ -188,11 +172,11 @@ def test_what_cannot_be_written_is_said_before_any_work(folder: Any, text: str, 
 
 @pytest.mark.usefixtures("no_picture_files")
 def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
-    folder: Any, text: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Any, text: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from outlierlens.tasks.language_model import MaskedLoss
 
-    model, out = folder("bert", "MaskedLM", "masked"), tmp_path / "run"
+    model, out = model_folder("bert", "MaskedLM", "masked"), tmp_path / "run"
     arguments = ("report", model, "--data", text, "-o", str(out), "--dims", "3", "--random", "6", "--matched", "1")
     measure, calls = MaskedLoss.per_text, []
 
@@ -229,17 +213,17 @@ def test_ctrl_c_keeps_the_rows_and_prints_the_command_that_goes_on(
     ],
 )
 def test_options_that_could_do_nothing_are_refused(
-    arguments: list[str], message: str, folder: Any, text: str, run: Any
+    arguments: list[str], message: str, model_folder: Any, text: str, run: Any
 ) -> None:
-    model = folder("bert", "MaskedLM", "masked")
+    model = model_folder("bert", "MaskedLM", "masked")
     data = () if "--data" in arguments else ("--data", text)
     code, out, err = run("disable", model, "--dims", "3", "--random", "2", *data, *arguments)
     assert (code, out) == (1, "")
     assert message in err
 
 
-def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(folder: Any, text: str, run: Any) -> None:
-    model = folder("bert", "MaskedLM", "masked")
+def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_folder: Any, text: str, run: Any) -> None:
+    model = model_folder("bert", "MaskedLM", "masked")
     few = ("--data", text, "--random", "1", "--matched", "1")
     _, out, _ = run("disable", model, "--dims", "0-1:3;2:3,5", *few)
     assert "off: 0,1: 3; 2: 3, 5" in out

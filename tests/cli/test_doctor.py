@@ -13,7 +13,7 @@ import pytest
 
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import folder_of
-from outlierlens.cli import diagnosis as doctor
+from outlierlens.cli import doctor
 
 WHOLE = ("filelock>=3.12", 'torch>=2.4; extra == "models"', 'onnx>=1.17; extra == "onnx"', 'pytest>=8; extra == "dev"')
 
@@ -59,7 +59,7 @@ def test_missing_libraries_name_extra_commands_and_remedy(monkeypatch: pytest.Mo
     models, onnx = found.lacking
     assert (models.extra, models.libraries, models.needed_by) == ("models", ("torch",), ("observe",))
     assert models.remedy == "run in a clone of outlierlens: pip install '.[models]'"
-    assert "distilbert-cased" in onnx.needed_by[0]
+    assert onnx.needed_by == ("ONNX files, and the sample distilbert-cased",)
     assert not [text for text in found.broken if "torch" in text or "onnx" in text]  # missing is not broken
 
 
@@ -74,7 +74,7 @@ def test_an_old_library_and_a_lost_one_are_broken(monkeypatch: pytest.MonkeyPatc
 def test_every_library_that_errors_name_belongs_to_a_known_extra() -> None:
     known = {one.extra for one in doctor.examine().libraries}
     assert known <= {"", *doctor.FOR_USERS}
-    assert set(doctor.USES) == {*doctor.FOR_USERS} - {"models"}
+    assert all(doctor.use_of(extra) for extra in doctor.FOR_USERS if extra != "models")
 
 
 def test_caches_offline_and_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Any) -> None:

@@ -1,4 +1,4 @@
-"""Texts from every kind of file, batches against one text at a time, and the row store."""
+"""Texts from every kind of file, and batches against one text at a time."""
 
 import json
 import re
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.data.texts import SHIPPED, batches, read_texts
-from outlierlens.errors import BadFile, BadInput, Offline
-from outlierlens.results.row_store import RowStore, row_line
+from outlierlens.errors import BadInput, Offline
 
 
 def write(path: Path, text: str) -> Path:
@@ -190,55 +189,3 @@ def test_longest_first_when_sorted(words: Any) -> None:
 def test_a_model_without_tokenizer_says_so() -> None:
     with pytest.raises(BadInput, match="has no tokenizer beside it"):
         next(batches(None, ["x"], max_length=8, batch_size=1))
-
-
-def test_rows_are_kept_and_a_torn_line_is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "rows.jsonl"
-    with RowStore.open(path, {"seed": 1}) as rows:
-        assert rows.get("a") is None
-        rows.append("a", {"x": 1.5})
-        rows.append("b", [float("1e-300")])
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"key": "c", "val')
-    with RowStore.open(path, {"seed": 1}) as rows:
-        assert rows.done == {"a": {"x": 1.5}, "b": [1e-300]}
-        assert path.read_bytes() == whole
-        rows.append("c", 3)
-    assert path.read_bytes().startswith(whole)
-    for end in range(len(whole)):
-        path.write_bytes(whole[:end])
-        with RowStore.open(path, {"seed": 1}) as rows:
-            assert set(rows.done) <= {"a", "b"}
-            rows.append("z", 0)
-        with RowStore.open(path, {"seed": 1}) as rows:
-            assert rows.get("z") == 0
-
-
-def test_rows_of_other_work_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    RowStore.open(path, {"seed": 1, "model": "a"}).file.close()
-    with pytest.raises(BadInput, match="holds rows of other work \\(seed was 1, is 2\\); use another directory"):
-        RowStore.open(path, {"seed": 2, "model": "a"})
-    grouped = tmp_path / "grouped.jsonl"
-    RowStore.open(grouped, {"task": {"limit": None, "measure": "loss"}, "seed": 1}).file.close()
-    RowStore.open(grouped, {"task": {"limit": None, "measure": "loss"}, "seed": 1}).file.close()
-    with pytest.raises(
-        BadInput, match=r"other work \(task measure was 'loss', is 'metric'\); use another"
-    ):  # that alone
-        RowStore.open(grouped, {"task": {"limit": None, "measure": "metric"}, "seed": 1})
-    for other in ({"task": None, "seed": 1}, {"seed": 1}, {"task": {}, "seed": 1}):
-        with pytest.raises(BadInput, match="holds rows of other work"):
-            RowStore.open(grouped, other)
-    path.write_bytes(path.read_bytes() + b"nonsense\n" + row_line({"key": "a", "value": 1}))
-    with pytest.raises(BadFile, match="line 2: not a row as outlierlens wrote it"):
-        RowStore.open(path, {"seed": 1, "model": "a"})
-
-
-@pytest.mark.parametrize("content", [b"my notes, one line without an end", b"{", b"\x00\x01"])
-def test_a_file_that_is_no_row_store_is_never_cut(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_bytes(content)
-    if content != b"{":  # the beginning of a first line that a killed run left
-        with pytest.raises(BadFile, match="not rows of outlierlens; name another file"):
-            RowStore.open(path, {"seed": 1})
-        assert path.read_bytes() == content

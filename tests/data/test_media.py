@@ -197,7 +197,7 @@ def test_hostile_arrays_are_refused_before_they_are_made(tmp_path: Path) -> None
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outlierlens.data.media.arrays.MAX_UNPACKED", 1000)
+    monkeypatch.setattr("outlierlens.data.media.read.MAX_UNPACKED", 1000)
     np.savez_compressed(tmp_path / "data.npz", images=np.zeros((4, 16, 16, 3), dtype=np.uint8))
     with pytest.raises(BadFile, match=r"1 arrays of 0\.0 GB, more than .* or one \.npy"):
         read_items("image", tmp_path / "data.npz")

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from outlierlens.errors import BadInput
-from outlierlens.training.pretrain.corpus import sentences_of
+from outlierlens.training.pretrain.corpus import load_tokenizer, sentences_of, train_tokenizer
 from outlierlens.training.pretrain.recipe import DataRecipe, TokenizerRecipe
-from outlierlens.training.pretrain.tokens import load_tokenizer, train_tokenizer
 
 SENTENCES = DataRecipe(min_characters=1)
 

@@ -12,10 +12,9 @@ import torch
 from architectures import FAMILIES, Family, build
 from outlierlens.data import texts as data
 from outlierlens.data.texts import Texts, read_texts
-from outlierlens.detection.activation_rules import ActivationRules, Measured, activation_outliers
-from outlierlens.detection.observe.measure import ObserveOptions, Observer, observe
+from outlierlens.detection.activation_rules import ActivationMeasures, ActivationRules, activation_outliers
+from outlierlens.detection.observe.measure import VIEWS, ObserveOptions, Observer, observe
 from outlierlens.detection.observe.result import Observation, Statistics
-from outlierlens.detection.summary import VIEWS
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects, load_model
 from outlierlens.results.document import from_json, to_json
@@ -285,7 +284,7 @@ def test_states_that_are_no_numbers_name_their_layer(words: Callable[..., Any]) 
     assert not any(module._forward_hooks for module in loaded.model.modules())
 
 
-def measured(**changes: Any) -> Measured:
+def measured(**changes: Any) -> ActivationMeasures:
     """Eight blocks and 6 dimensions in which nothing stands out."""
     layers = ("embeddings", *map(str, range(8)))
     plain = {"argmin_share": 1 / 6, "argmax_share": 1 / 6, "abs_max": 3.0, "large_share": 0.0}
@@ -294,7 +293,7 @@ def measured(**changes: Any) -> Measured:
     for name, places in changes.items():
         for (row, dim), value in places.items():
             values[name][row, dim] = value
-    return Measured(layers, **values)
+    return ActivationMeasures(layers, **values)
 
 
 def test_rules_by_hand() -> None:

@@ -15,7 +15,7 @@ from architectures import FAMILIES, build
 from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan, scan_live
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead, UnknownArchitecture, UnknownModel
-from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.compare.measure import compare
 from outlierlens.models.load import from_objects
 from outlierlens.results.document import from_json, load, save, to_json
 

@@ -146,7 +146,8 @@ def test_outliers_break_the_text_and_random_dimensions_do_not(planted: Explorer)
 
 
 def test_losses_by_token_are_those_by_text(planted: Explorer, causal: Explorer) -> None:
-    from outlierlens.tasks import TaskOptions, make_task
+    from outlierlens.tasks.base import TaskOptions
+    from outlierlens.tasks.choice import make_task
 
     for explorer, texts in ((planted, ["A film worth seeing.", "Not one."]), (causal, [TEXT, "w3 w4 w5"])):
         task: Any = make_task(explorer.loaded, texts, TaskOptions(max_length=8, batch_size=1))
@@ -606,7 +607,7 @@ def test_a_busy_machine_may_take_its_time_to_start_the_page(monkeypatch: pytest.
 
 def answered(*chunks: bytes, host: str = "127.0.0.1:7860", **headers: str) -> tuple[int, bytes]:
     """(status, what the application read) of one request through the door."""
-    from outlierlens.explore.door import Door
+    from outlierlens.explore.serve import Door
 
     read, status = b"", 0
     left = list(chunks)
@@ -655,7 +656,7 @@ def test_this_machine_and_the_tunnel_are_let_in() -> None:
 
 
 def test_a_large_body_is_refused_said_or_unsaid() -> None:
-    from outlierlens.explore.door import MOST_BYTES
+    from outlierlens.explore.serve import MOST_BYTES
 
     assert answered(b"x", content_length=str(MOST_BYTES + 1)) == (413, b"")
     assert answered(b"x", content_length="-1") == (413, b"")

@@ -85,7 +85,7 @@ def _terminal(kind: str, found: Any) -> list[str]:
 def page(made: dict[str, Any], folder: Path) -> Any:
     """The data of a report that every result joins which can."""
     from outlierlens.report import job
-    from outlierlens.report.joined import ELSEWHERE
+    from outlierlens.report.result import ELSEWHERE
 
     data = replace(made["ReportData"], sweeps=(made["Sweep"], synthetic_report.layer_sweep()))
     return job.with_results(

@@ -23,7 +23,8 @@ from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.models.media.prepare import Prepare
 from outlierlens.results.document import from_json, to_json
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 
 N = 30
 UNLABELLED = ItemOptions(labelled=False)
@@ -402,7 +403,7 @@ def test_what_is_not_kept_is_prepared_again(
     models: Callable[[str], LoadedModel], data: dict[str, LabelledItems], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make_task(models("image"), data["image"], TaskOptions(measure="loss")).per_text()[0]
-    monkeypatch.setattr("outlierlens.models.media.rows.KEPT_BYTES", 5000)
+    monkeypatch.setattr("outlierlens.models.media.passes.KEPT_BYTES", 5000)
     task: Any = make_task(models("image"), data["image"], TaskOptions(measure="loss"))
     assert len(task.rows._kept) == 1
     assert np.array_equal(task.per_text()[0], whole)

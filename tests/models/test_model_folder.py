@@ -11,7 +11,6 @@ import torch
 
 from architectures import FAMILIES, build
 from conftest import Words
-from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, UnknownModel
 from outlierlens.models.load import LoadOptions, fingerprint, load_model, load_tokenizer
 
@@ -227,14 +226,6 @@ def test_a_trainer_s_checkpoint_of_another_model_is_refused(tmp_path: Path) -> N
     torch.save({"state_dict": {f"w.{n}": torch.ones(2) for n in range(40)}}, tmp_path / "last.ckpt")
     with pytest.raises(BadFile, match=r"last\.ckpt: lacks \d+ parameters of BertModel.*save the model alone"):
         load_model(str(tmp_path), QUIET)
-
-
-def test_scan_reads_the_config_in_the_folder_above_too(tmp_path: Path) -> None:
-    saved(tmp_path)
-    (tmp_path / "fp32").mkdir()
-    (tmp_path / "model.safetensors").rename(tmp_path / "fp32" / "model.safetensors")
-    with open_checkpoint(str(tmp_path / "fp32" / "model.safetensors")) as checkpoint:
-        assert checkpoint.config["model_type"] == "bert"
 
 
 def test_the_file_that_is_named_is_the_one_that_runs(tmp_path: Path) -> None:

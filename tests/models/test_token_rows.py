@@ -17,7 +17,8 @@ from outlierlens.experiments.disable.measure import disable
 from outlierlens.experiments.similarity.pooling import static_vectors
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.models.token_rows import row_count
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.read import tokenise
 
 KNOWN = Texts("known", tuple(f"w{i} w{i + 1} w{i + 2} w{i + 3}" for i in range(12)))

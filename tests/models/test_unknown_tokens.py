@@ -14,11 +14,11 @@ from outlierlens.data.texts import Texts
 from outlierlens.data.token_texts import special_ids, unknown_id
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.errors import BadInput
-from outlierlens.experiments.count import count_texts
+from outlierlens.experiments.count.measure import count_texts
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.models.inputs import check_known, token_ids
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.language_model import MaskedLoss
 from outlierlens.vectors.read import tokenise
 from tiny_tokenizers import byte_level, word_pieces

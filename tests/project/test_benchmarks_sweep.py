@@ -11,7 +11,8 @@ import pytest
 
 from outlierlens import zeroed_weights
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.tasks import TaskOptions, make_task, weighted_mean
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.choice import make_task
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TEXTS = (

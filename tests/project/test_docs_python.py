@@ -61,7 +61,7 @@ def test_watching_a_training(here: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
     from outlierlens.training.pretrain.build import build
-    from outlierlens.training.pretrain.tokens import load_tokenizer
+    from outlierlens.training.pretrain.corpus import load_tokenizer
 
     recipe = recipe_in(here).changed(["model.width=128"])
     tokenizer = load_tokenizer("mini-bert")  # which knows the words of the probe

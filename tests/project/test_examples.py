@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outlierlens.training.finetune.settings import FinetuneSettings
+from outlierlens.training.finetune.options import FinetuneSettings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

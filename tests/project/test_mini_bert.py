@@ -14,6 +14,7 @@ import torch
 from outlierlens.ablation.switches import zeroed_weights
 from outlierlens.checkpoints import open_checkpoint, samples
 from outlierlens.data.texts import Texts, batches, read_texts
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import scan
 from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
@@ -21,7 +22,8 @@ from outlierlens.experiments.track.measure import track
 from outlierlens.models.folder import model_folder
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import load
-from outlierlens.tasks import TaskOptions, make_task, weighted_mean
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.choice import make_task
 from outlierlens.training.pretrain.recipe import read_recipe
 from outlierlens.training.watch_rows import read_activity, read_watch
 
@@ -215,7 +217,7 @@ def test_a_scan_agrees_with_the_last_recorded_step(loaded: LoadedModel) -> None:
     z = (last - last.mean(axis=1, keepdims=True)) / last.std(axis=1, keepdims=True)
     np.testing.assert_allclose(found.z_scale, z[:, list(found.map_dims)], rtol=1e-3)
     assert {one.dim for one in followed.emergences if one.passes == "scale and bias"} == set(found.dims)
-    assert {one.dim for one in followed.emergences if one.passes in ("scale", "bias")} == set(found.one_sided(0.5))
+    assert {one.dim for one in followed.emergences if one.passes in ("scale", "bias")} == set(found.one_sided(Rule()))
     assert followed.provenance.model == NAME
     assert followed.source == "watch rows"
 
@@ -261,7 +263,7 @@ def test_the_report_is_made_offline_on_reviews(tmp_path: Path, run: Callable[...
     # Switched off is what is found, or else what stands out one-sidedly.
     (found,), (seen,) = data.scan.stacks, data.observation.stacks
     by_activation = tuple(dict.fromkeys(outlier.dim for outlier in seen.outliers))
-    expected = found.dims or by_activation[:2] or found.one_sided(data.scan.rule.min_layer_fraction)
+    expected = found.dims or by_activation[:2] or found.one_sided(data.scan.rule)
     (damage,) = data.damages
     assert set(damage.chosen.dims) == set(expected) != set()
     assert any("in scale alone or in bias alone" in note for note in data.notes) == (

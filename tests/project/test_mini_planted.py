@@ -10,7 +10,7 @@ from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.scan.measure import scan
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.training.pretrain.recipe import read_recipe
 from outlierlens.training.watch_rows import read_watch
 

@@ -16,7 +16,7 @@ from outlierlens.checkpoints import samples
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.results.document import Provenance, save
 from outlierlens.training.pretrain.recipe import read_recipe
-from outlierlens.training.pretrain.result import Change, Outcome
+from outlierlens.training.pretrain.result import LossChange, Outcome
 from outlierlens.training.watch_rows import read_watch, step_of
 from row_files import rows_in, write_rows
 
@@ -39,8 +39,8 @@ def outcome() -> Outcome:
         provenance=Provenance.now("mini-bert", "0" * 64), recipe="mini-bert", about="", toml="", seed=3, steps=6000,
         n_parameters=1_800_000, tokens=12_288_000, held_out_loss=3.9, text_loss=3.456, text="128 held-out texts",
         text_digest="0" * 64, both=(7,), scale_alone=(4, 9), bias_alone=(), largest_z=5.0, kurtosis=3.0, inf_norm=9.0,
-        off=Change(0.25, 0.125, 0.375, (7,)), random_median=0.01, random_high=0.05, worst=Change(0.5, 0.4, 0.6, (11,)),
-        dim_median=0.02, dim_high=0.04, int8=Change(0.1, 0.0625, 0.14),
+        off=LossChange(0.25, 0.125, 0.375, (7,)), random_median=0.01, random_high=0.05, worst=LossChange(0.5, 0.4, 0.6, (11,)),
+        dim_median=0.02, dim_high=0.04, int8=LossChange(0.1, 0.0625, 0.14),
     )  # fmt: skip
 
 

@@ -144,7 +144,8 @@ def test_both_can_be_drawn_as_files_and_need_no_torch() -> None:
         assert "var(--" not in json.dumps(chart.plain())
         assert charts.picture(chart, "png").startswith(b"\x89PNG")
     code = (
-        "import sys; from outlierlens.replicate.glue import charts, references, result; print('torch' in sys.modules)"
+        "import sys; from outlierlens.replicate import papers; from outlierlens.replicate.glue import charts, result; "
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -19,13 +19,13 @@ from outlierlens.data.labelled import find_task, read_examples
 from outlierlens.errors import BadFile, BadInput, Offline
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.replicate.glue.measure import Hooks, Replicating, replicate, sweeps_of
+from outlierlens.replicate.glue.models import find_tuned
 from outlierlens.replicate.glue.pictures import read_replication, write_views
 from outlierlens.replicate.glue.result import Replication, TaskTable
-from outlierlens.replicate.models import find_tuned
 from outlierlens.results.document import from_json, load, save, to_json
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.training.finetune.settings import FinetuneSettings
+from outlierlens.training.finetune.options import FinetuneSettings
 
 PLANTED, CARRIERS, INERT = tuned_models.PLANTED, tuned_models.CARRIERS, tuned_models.INERT
 LOAD = LoadOptions(dtype="float32", device="cpu")

@@ -11,16 +11,14 @@ import pytest
 import tuned_models
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions
-from outlierlens.replicate.glue.references import checkpoint_of
+from outlierlens.replicate.luo import measure as luo_parts
 from outlierlens.replicate.luo import measure as module
 from outlierlens.replicate.luo import options
-from outlierlens.replicate.luo import parts as luo_parts
-from outlierlens.replicate.luo.data import LuoData
-from outlierlens.replicate.luo.measure import LuoJob, replicate_luo
-from outlierlens.replicate.luo.parts import PARTS
-from outlierlens.replicate.luo.references import published_for, shares_for
+from outlierlens.replicate.luo.data import LuoData, published_for, shares_for
+from outlierlens.replicate.luo.measure import PARTS, LuoJob, replicate_luo
 from outlierlens.replicate.luo.result import Effect, LuoReplication, Published, effect_rows, extremes
 from outlierlens.replicate.luo.view import effect_table, sections, sentences
+from outlierlens.replicate.papers import checkpoint_of
 from outlierlens.report import rerender
 from outlierlens.results.document import from_json, load, save, to_json
 
@@ -199,7 +197,7 @@ def test_where_the_rule_names_nothing_the_most_extreme_are_clipped(place: Path, 
 def test_a_sentence_that_clipped_dimensions_come_from_is_measured_nowhere(place: Path, tmp_path: Path) -> None:
     rows = [{"sentence": text, "label": 1} for text in ("w1 w2", "w3 w4", "w5", "w1  w2", "w6 w7", "w3 w4")]
     write(tmp_path / "data/sst2/train.jsonl", rows)
-    run = module._Run(LuoJob(str(place / "tiny"), LuoData(str(tmp_path / "data")), tmp_path / "run"), LOAD)
+    run = module._LuoRun(LuoJob(str(place / "tiny"), LuoData(str(tmp_path / "data")), tmp_path / "run"), LOAD)
     assert run.held_out.texts == ("w3 w4", "w1  w2", "w3 w4")
     assert run.sentences.texts == ("w5", "w6 w7")
 

@@ -11,10 +11,9 @@ import pytest
 import tuned_models
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadOptions
+from outlierlens.replicate.puccetti import measure as puccetti_parts
 from outlierlens.replicate.puccetti import options
-from outlierlens.replicate.puccetti import parts as puccetti_parts
-from outlierlens.replicate.puccetti.measure import PuccettiJob, replicate_puccetti
-from outlierlens.replicate.puccetti.parts import PARTS
+from outlierlens.replicate.puccetti.measure import PARTS, PuccettiJob, replicate_puccetti
 from outlierlens.replicate.puccetti.view import link_table, sentences
 from outlierlens.report import rerender
 from outlierlens.results.document import from_json, load, to_json

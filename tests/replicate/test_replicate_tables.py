@@ -9,10 +9,10 @@ import pytest
 import synthetic_report as synthetic
 import synthetic_tasks
 from outlierlens.experiments.sweep.result import Sweep
-from outlierlens.replicate.glue.references import REFERENCES, checkpoint_of, reference_for
 from outlierlens.replicate.glue.result import Row, TaskTable, where_enough
+from outlierlens.replicate.glue.tables import Whole, passing, passing_rows, rows_of, window_rows
 from outlierlens.replicate.glue.view import sections
-from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
+from outlierlens.replicate.papers import REFERENCES, checkpoint_of, reference_for
 from outlierlens.view.section import cell_text, notes_of
 
 TASK = {"task": "glue:mnli accuracy", "unit": "1 − accuracy", "metric": "accuracy", "intact": 0.2, "width": 768}

@@ -15,8 +15,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT
 from outlierlens.experiments.beyond_zero.result import BeyondZero
 from outlierlens.report import job, render, write
-from outlierlens.report.joined import ELSEWHERE, Joined, joined_notes, joined_sections, with_result
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import ELSEWHERE, Joined, ReportData, joined_notes, joined_sections, with_result
 from outlierlens.results.document import HOMES, load, save
 
 

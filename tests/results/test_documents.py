@@ -11,8 +11,8 @@ from outlierlens.data.tables import _json_rows
 from outlierlens.data.token_counts import _pairs
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
 from outlierlens.experiments.attack import saving
-from outlierlens.experiments.embedder import folder, reader
-from outlierlens.experiments.pruning.positions import read_positions
+from outlierlens.experiments.embedder import folder
+from outlierlens.experiments.pruning.removal import read_positions
 from outlierlens.models import folder as model_folder
 from outlierlens.replicate.kept import KeptParts
 from outlierlens.results import json_toml as documents
@@ -36,7 +36,7 @@ JSON: dict[str, Callable[[Path], Any]] = {
     "epochs.jsonl": lambda path: finetune_folder.Kept(path.parent, "accuracy"),
     "config.json": lambda path: saving._mark_config(path, "", ()),
     "rope.json": folder._rotary_base,
-    "module.json": reader._read,
+    "module.json": folder._read,
     "parts/a.key": lambda path: KeptParts(path.parents[1], overwrite=False)("a", "", lambda: None),
     loop.DATA: lambda path: loop._same_rows(path.parent, "rows"),
 }

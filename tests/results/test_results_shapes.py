@@ -17,7 +17,7 @@ from outlierlens.results import document as results
 from synthetic_report import report_data
 
 # Axes that nothing else in a file measures: draws of random dimensions, and a vector that is only drawn.
-FREE = {("KeyCorrelation", "random", 0), ("Vectors", "values", 1)}
+FREE = {("Behaviour", "layers", 0), ("KeyCorrelation", "random", 0), ("Vectors", "values", 1)}
 
 
 @pytest.fixture(scope="module")

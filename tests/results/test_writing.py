@@ -19,7 +19,7 @@ from outlierlens.report import files, write
 from outlierlens.report.job import Job, refuse_finished
 from outlierlens.report.options import ReportOptions
 from outlierlens.results import safe_files as writing
-from outlierlens.results.row_store import RowStore, alone_in, read_rows, remove_rows
+from outlierlens.results.row_store import RowStore, alone_in, read_rows, remove_rows, row_line
 from outlierlens.results.safe_files import new_folder, refuse_links, replacing, write_bytes, write_text
 from outlierlens.training.pretrain.loop import pretrain
 from outlierlens.training.pretrain.recipe import read_recipe
@@ -240,7 +240,52 @@ def test_two_processes_do_not_share_a_file_of_rows(tmp_path: Path) -> None:
     assert opened_elsewhere() == "opened"
 
 
-@pytest.mark.parametrize("content", ["years of work\n", '{"results": 1}\n', "\n", '{"identity"'])
+def test_rows_are_kept_and_a_torn_line_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.jsonl"
+    with RowStore.open(path, {"seed": 1}) as rows:
+        assert rows.get("a") is None
+        rows.append("a", {"x": 1.5})
+        rows.append("b", [float("1e-300")])
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"key": "c", "val')
+    with RowStore.open(path, {"seed": 1}) as rows:
+        assert rows.done == {"a": {"x": 1.5}, "b": [1e-300]}
+        assert path.read_bytes() == whole
+        rows.append("c", 3)
+    assert path.read_bytes().startswith(whole)
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with RowStore.open(path, {"seed": 1}) as rows:
+            assert set(rows.done) <= {"a", "b"}
+            rows.append("z", 0)
+        with RowStore.open(path, {"seed": 1}) as rows:
+            assert rows.get("z") == 0
+
+
+def test_rows_of_other_work_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    RowStore.open(path, {"seed": 1, "model": "a"}).file.close()
+    with pytest.raises(BadInput, match="holds rows of other work \\(seed was 1, is 2\\); use another directory"):
+        RowStore.open(path, {"seed": 2, "model": "a"})
+    grouped = tmp_path / "grouped.jsonl"
+    RowStore.open(grouped, {"task": {"limit": None, "measure": "loss"}, "seed": 1}).file.close()
+    RowStore.open(grouped, {"task": {"limit": None, "measure": "loss"}, "seed": 1}).file.close()
+    with pytest.raises(
+        BadInput, match=r"other work \(task measure was 'loss', is 'metric'\); use another"
+    ):  # that alone
+        RowStore.open(grouped, {"task": {"limit": None, "measure": "metric"}, "seed": 1})
+    for other in ({"task": None, "seed": 1}, {"seed": 1}, {"task": {}, "seed": 1}):
+        with pytest.raises(BadInput, match="holds rows of other work"):
+            RowStore.open(grouped, other)
+    path.write_bytes(path.read_bytes() + b"nonsense\n" + row_line({"key": "a", "value": 1}))
+    with pytest.raises(BadFile, match="line 2: not a row as outlierlens wrote it"):
+        RowStore.open(path, {"seed": 1, "model": "a"})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["years of work\n", '{"results": 1}\n', "\n", '{"identity"', "one line without an end", "\0\1"],
+)
 def test_a_file_that_is_no_row_store_is_neither_continued_nor_removed(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes.txt"
     path.write_text(content)

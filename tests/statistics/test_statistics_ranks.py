@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from outlierlens.errors import BadInput
-from outlierlens.statistics.ranks import correlations, fisher, ranks_from_top, spearman, spearman_interval
+from outlierlens.statistics.ranks import (
+    correlations,
+    fisher,
+    middle_ranks,
+    pearson,
+    ranks_from_top,
+    spearman,
+    spearman_interval,
+)
 
 
 @settings(max_examples=50)
@@ -20,6 +28,18 @@ def test_ranks_are_scipy_s(seed: int, rows: int, n: int) -> None:
         expected = stats.rankdata(-values, method=method, axis=1)
         assert ranks_from_top(values, ties).tolist() == expected.tolist()  # type: ignore[arg-type]
     assert ranks_from_top(values[0]).tolist() == ranks_from_top(values)[0].tolist()
+    assert middle_ranks(values).tolist() == stats.rankdata(values, axis=1).tolist()
+    assert middle_ranks(values[0]).tolist() == middle_ranks(values)[0].tolist()
+
+
+def test_a_row_with_nan_has_no_middle_ranks() -> None:
+    assert np.isnan(middle_ranks(np.array([[1.0, math.nan], [2.0, 1.0]]))).tolist() == [[True, True], [False, False]]
+    assert middle_ranks(np.zeros((2, 0))).shape == (2, 0)
+
+
+def test_pearson_is_that_of_all_values_and_none_of_a_constant() -> None:
+    assert pearson(np.array([[1.0, 2], [3, 5]]), np.array([[2.0, 4], [6, 10]])) == pytest.approx(1.0)
+    assert math.isnan(pearson(np.ones(3), np.arange(3.0)))
 
 
 def test_spearman_and_its_interval_are_the_textbooks() -> None:

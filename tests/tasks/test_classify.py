@@ -23,11 +23,9 @@ from outlierlens.data.labelled.examples import NO_CLASS
 from outlierlens.data.labelled.table import with_metric
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.tasks import TaskOptions
 from outlierlens.tasks import classify as module
-from outlierlens.tasks.base import UNSAID, check_intact
-from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.cutting import cheapest_cuts
+from outlierlens.tasks.base import UNSAID, TaskOptions, check_intact
+from outlierlens.tasks.classify import LabelledScore, cheapest_cuts
 
 SEQUENCE = (
     "bert",

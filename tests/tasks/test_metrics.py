@@ -16,8 +16,7 @@ from outlierlens.errors import BadInput
 from outlierlens.statistics.bootstrap import Sums, bca, mean_value
 from outlierlens.statistics.ranks import resampled_spearman
 from outlierlens.statistics.words import no_change
-from outlierlens.tasks.intervals import class_value
-from outlierlens.tasks.metrics import Statistic, interval, paired_interval, score
+from outlierlens.tasks.metrics import Statistic, class_value, interval, paired_interval, score
 
 CLASSES = ("accuracy", "f1", "macro f1", "mcc", "token accuracy", "token f1")
 CORRELATIONS = ("pearson", "spearman")

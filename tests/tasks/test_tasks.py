@@ -10,7 +10,8 @@ from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zeroed_weights
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.tasks import TaskOptions, make_task, weighted_mean
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.choice import make_task
 
 TEXTS = [" ".join(f"w{(7 * i + j) % 35}" for j in range(n)) for i, n in enumerate((3, 20, 9, 14, 2))]
 MASKED = ("bert", "distilbert", "mpnet", "roberta", "electra-generator", "albert", "deberta-v2", "modernbert")

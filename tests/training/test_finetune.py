@@ -24,14 +24,12 @@ from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.results.row_store import alone_in
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.training.finetune import FinetuneSettings
-from outlierlens.training.finetune.card import card
-from outlierlens.training.finetune.folder import Kept, claim, finished, named_by_weights
-from outlierlens.training.finetune.order import steps_per_epoch, training_order
+from outlierlens.training.finetune.batches import steps_per_epoch, training_order
+from outlierlens.training.finetune.folder import Kept, card, claim, finished, named_by_weights
+from outlierlens.training.finetune.options import FinetuneSettings, differences
 from outlierlens.training.finetune.result import EpochScore
-from outlierlens.training.finetune.settings import differences
 
 EXACT = LoadOptions(dtype="float32", device="cpu", notice=lambda line: None)
 

@@ -18,7 +18,7 @@ from finetune_runs import examples, train, write_data
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadOptions, load_model
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 
 HEADS = {

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import forked
 from finetune_runs import tiny, train_alone, write_data
-from moments import finish
+from moments import changed, contents
 from outlierlens.results.document import load
 
 EPOCHS, PER_EPOCH, SAVE = 3, 12, 5
@@ -30,12 +30,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     base = tiny(root / "model", hidden_dropout_prob=0.2)
     data = write_data(root / "data")
 
-    def run(folder: Path, crash: str = "") -> int:
-        process = forked.context().Process(target=train_alone, args=(base, data, folder, SETTINGS, crash))
-        process.start()
-        return finish(process)
-
-    return run
+    return lambda folder, crash="": forked.status(train_alone, base, data, folder, SETTINGS, crash)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +114,7 @@ def test_killed_while_a_model_is_kept(crashes: tuple[str, ...], ran: Ran, whole:
 
 
 def test_a_finished_run_is_left_as_it_is(ran: Ran, whole: Path) -> None:
-    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    before = contents(whole)
     assert ran(whole) == 0
-    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    assert before.keys() == after.keys()
     # Of finetuned.json the time alone is another.
-    assert {path.name for path in before if before[path] != after[path]} <= {"finetuned.json"}
+    assert changed(before, contents(whole)) <= {"finetuned.json"}

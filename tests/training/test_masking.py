@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
-from outlierlens.training.pretrain.masking import IGNORED, Masking, masked
+from outlierlens.training.pretrain.rows import IGNORED, Masking, masked
 
 SPECIAL = (0, 1, 2, 3, 4)
 MASK = 4

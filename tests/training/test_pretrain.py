@@ -20,11 +20,9 @@ from outlierlens.models.load import load_model
 from outlierlens.training import trainer as training
 from outlierlens.training.pretrain import loop
 from outlierlens.training.pretrain.build import build
-from outlierlens.training.pretrain.corpus import prepare
-from outlierlens.training.pretrain.masking import IGNORED
+from outlierlens.training.pretrain.corpus import load_tokenizer, prepare
 from outlierlens.training.pretrain.recipe import Recipe, read_recipe
-from outlierlens.training.pretrain.rows import Rows, TrainingRows
-from outlierlens.training.pretrain.tokens import load_tokenizer
+from outlierlens.training.pretrain.rows import IGNORED, MaskedRows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint, read_log
 from outlierlens.training.watch_rows import read_watch
 from pretrain_runs import N_PLACES, recipe_in, train
@@ -144,7 +142,7 @@ def test_the_losses_are_those_of_the_rows_in_their_order(accumulation: int, base
     expected = np.mean([nats(fresh, rows.collate(part.tolist())) for part in parts])
     assert values(run, "loss")[1] == pytest.approx(expected, rel=1e-5)
     # Held-out rows: the mean over batches, each by its rows; the penalty is no part of it.
-    held_out = Rows(tokens.validation, tokens, recipe)
+    held_out = MaskedRows(tokens.validation, tokens, recipe)
     places = [list(range(i, min(i + recipe.training.batch, 40))) for i in range(0, 40, recipe.training.batch)]
     assert len(held_out) == 40
     by_batch = [nats(run.model, held_out.collate(some)) * len(some) for some in places]

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from outlierlens.errors import BadInput
 from outlierlens.training.pretrain.build import build
+from outlierlens.training.pretrain.corpus import load_tokenizer
 from outlierlens.training.pretrain.recipe import Recipe, plain, read_recipe, shipped
-from outlierlens.training.pretrain.tokens import load_tokenizer
 from pretrain_runs import recipe_in
 
 

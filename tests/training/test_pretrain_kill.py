@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import forked
-from moments import finish
+from moments import changed, contents
 from outlierlens.results.row_store import read_rows
 from outlierlens.training.watch_rows import read_activity, read_watch
 from pretrain_runs import recipe_in, train_alone
@@ -42,12 +42,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         ]  # 960 rows are read of 360: the order of the third epoch counts
     )
 
-    def run(folder: Path, crash: str = "") -> int:
-        process = forked.context().Process(target=train_alone, args=(recipe, folder, root / "cache", crash))
-        process.start()
-        return finish(process)
-
-    return run
+    return lambda folder, crash="": forked.status(train_alone, recipe, folder, root / "cache", crash)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +115,6 @@ def test_killed_at_random_moments_and_resumed(ran: Ran, whole: Path, tmp_path: P
 
 
 def test_a_finished_run_is_left_as_it_is(ran: Ran, whole: Path) -> None:
-    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    before = contents(whole)
     assert ran(whole) == 0
-    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
-    assert before.keys() == after.keys()
-    assert [path.name for path in before if before[path] != after[path]] == []
+    assert not changed(before, contents(whole))

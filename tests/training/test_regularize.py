@@ -15,7 +15,7 @@ from architectures import FAMILIES, build
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.training.pretrain.regularize import clamp_scale_, kurtosis, norm_spread, planted_, planted_from_
+from outlierlens.training.pretrain.build import clamp_scale_, kurtosis, norm_spread, planted_, planted_from_
 
 
 def loaded(family: str = "outlierlens-bert", head: str = "", seed: int = 0) -> LoadedModel:

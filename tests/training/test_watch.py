@@ -17,6 +17,7 @@ from torch import nn
 
 from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan_live
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.load import from_objects
@@ -170,7 +171,7 @@ def test_what_a_logger_gets(tmp_path: Path) -> None:
 
 
 def test_crossings_say_who_left_and_who_came_back() -> None:
-    crossings = Crossings(3.0, 0.5)
+    crossings = Crossings(Rule(n_sigma=3.0, min_layer_fraction=0.5))
     flat, three = np.zeros((4, 6)), np.zeros((4, 6))
     three[:2, 4] = 3.0  # exactly at the threshold, in exactly half of the layers
     one = np.zeros((4, 6))
@@ -192,12 +193,12 @@ def test_crossings_say_who_left_and_who_came_back() -> None:
     late[:, 5] = 3.5
     crossings.see(1600, late, flat)
     assert (crossings.dims, crossings.foremost(2), crossings.foremost(1)) == ([4, 5], [5, 4], [5])
-    both = Crossings(3.0, 0.5, "encoder: ")
+    both = Crossings(Rule(n_sigma=3.0, min_layer_fraction=0.5), "encoder: ")
     assert both.see(5, three, three) == [
         "step 5: encoder: dimension 4 is past 3 sigma in the scale of 2 of 4 layers (mean z +1.5) and the bias of 2 of 4 "
         "layers (mean z +1.5)"
     ]
-    many = Crossings(3.0, 0.5)
+    many = Crossings(Rule(n_sigma=3.0, min_layer_fraction=0.5))
     assert many.see(7, np.full((2, 9), 4.0), None)[-1] == "step 7: and 4 more dimensions"
     assert many.dims == list(range(9))
 

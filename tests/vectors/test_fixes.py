@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 from sklearn.covariance import OAS
 
 from outlierlens.errors import BadInput
-from outlierlens.vectors.fixes import KINDS, FixSpec, chosen_shrinkage, make_fix, parse_fixes
-from outlierlens.vectors.moments import BLOCK, Moments, moments_of
+from outlierlens.vectors.fixes import (
+    BLOCK,
+    KINDS,
+    FixSpec,
+    Moments,
+    chosen_shrinkage,
+    make_fix,
+    moments_of,
+    parse_fixes,
+)
 
 
 def correlated(n: int, width: int, seed: int = 0) -> np.ndarray:

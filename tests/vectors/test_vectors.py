@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import FAMILIES, Family
+from architectures import FAMILIES, REPRESENTATIVE, Family
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
 from outlierlens.vectors.read import ReadOptions, Spans, Tokens, final_norm, gather, text_stack, token_batches, tokenise
 from outlierlens.vectors.store import IN_MEMORY, Budget, allocate, check_matrices
-from planted import TEXT_FAMILIES, Oracle, some_texts, wrap
+from planted import Oracle, some_texts, wrap
 
 SPANS = Spans(np.array([3, 0, 3, 1, 5]), np.array([0, 0, 1, 1, 2]), np.array([2, 9, 2, 1, 4]))
 
@@ -35,7 +35,7 @@ def expected(loaded: LoadedModel, texts: Texts, spans: Spans, special: bool) -> 
     return np.array(found).swapaxes(0, 1)
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", REPRESENTATIVE, ids=lambda family: family.name)
 def test_vectors_are_the_means_of_each_texts_own_states(family: Family, words: Callable[..., Any]) -> None:
     loaded = wrap(family, words())
     texts = some_texts(6, seed=1)

@@ -186,7 +186,8 @@ def filled(
     masked = loaded.head == "masked"
 
     def shown(word: str) -> str:
-        return _readable(tokenizer, word) if masked else word.strip() or word
+        readable = tokenizer.convert_tokens_to_string([word]) if masked else word
+        return readable.strip() or word
 
     said = [
         Blank(
@@ -217,10 +218,6 @@ def filled(
 def _name(tokenizer: Any, token: int) -> str:
     """A token as the tokenizer writes it; a model may have rows for tokens that its tokenizer lacks."""
     return tokenizer.convert_ids_to_tokens(token) or "\ufffd"
-
-
-def _readable(tokenizer: Any, piece: str) -> str:
-    return tokenizer.convert_tokens_to_string([piece]).strip() or piece
 
 
 def judge(

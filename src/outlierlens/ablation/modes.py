@@ -69,6 +69,13 @@ class Ablation:
             return removed_writes(self.loaded, plan, stack=self.stack.name, embeddings=self.embeddings)
         return edited_hidden(self.loaded, plan, self.mode, stack=self.stack.name, settings=self.settings)
 
+    def with_means(self, texts: Data, *, length: int, batch_size: int) -> "Ablation":
+        """The same, in mode "mean" with the means over the first `length` tokens of each text in place."""
+        if self.mode != "mean":
+            return self
+        means = means_over(self.loaded, self.stack, texts, length=length, batch_size=batch_size)
+        return replace(self, settings=replace(self.settings, means=means))
+
     @property
     def name(self) -> str:
         """ "zeroed_weights", "edited_hidden scale × 0.5", … as results say it."""

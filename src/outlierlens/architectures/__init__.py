@@ -1,11 +1,12 @@
 """Where each model family's blocks write to and read from the residual stream.
 
-    stacks = stacks_of(config)                    # declared rows for config["model_type"]
-    bound = bind(stacks, names)                   # the same rows resolved to concrete parameter names
+    stacks = stacks_of(config)                    # streams declared for config["model_type"]
+    bound = bind(stacks, names)                   # the same resolved to concrete parameter names
+    family_of(config)                             # what else its row says
 
 `names` may be a checkpoint's keys or a live model's parameter names: one row serves both, and ablation too.
-Rows live in `rows.py` as data; they are declared and tested, never guessed from names. For a family without one,
-`arch.propose.propose` drafts a row by experiment on a small random model.
+Rows live in the files `rows_….py` as data; they are declared and tested, never guessed from names. For a family without one,
+`models.proposal.propose` drafts a row by experiment on a small random model.
 """
 
 from outlierlens.architectures.bind import (
@@ -18,7 +19,7 @@ from outlierlens.architectures.bind import (
     refuse_sharded,
 )
 from outlierlens.architectures.choose import RowChoice, families, no_model_type, stacks_for
-from outlierlens.architectures.rows import ARCHITECTURES, stacks_of
+from outlierlens.architectures.rows import ARCHITECTURES, family_of, first_row, kind_of, stacks_of
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [
@@ -30,6 +31,9 @@ __all__ = [
     "bind",
     "bind_live",
     "families",
+    "family_of",
+    "first_row",
+    "kind_of",
     "live_parameters",
     "load_toml",
     "no_model_type",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures.stack import Config, Stack
+from outlierlens.architectures.stack import Config, Stack, parameter
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class _Binder:
         stack = self.stack
         if stack.norm_site == "read":
             scale, bias = (self.linears(stack.last_linear, leaf) for leaf in ("weight", "bias"))
-            required = [_parameter(module, "weight") for module in stack.last_linear]
+            required = [parameter(module, "weight") for module in stack.last_linear]
         else:
             scale, bias = (self.norms((stack.last_norm,), leaf) for leaf in ("weight", "bias"))
             required = [f"{stack.last_norm}.weight"]
@@ -243,7 +243,7 @@ class _Binder:
         """A linear's declared parameter, and the axis and scale of what it writes."""
         # Negative axes serve a single linear [out, in] and a stack of experts [expert, out, in] alike.
         usual = -1 if leaf == "bias" or self.stack.weight_is_in_by_out else -2
-        name = _parameter(module, leaf)
+        name = parameter(module, leaf)
         return name, Param("", self.stack.axes.get(name, usual), times=self.stack.write_scales.get(module, ""))
 
     def block_linears(self) -> dict[str, tuple[tuple[Param, ...], ...]]:
@@ -351,16 +351,9 @@ def _aliases(name: str, stack: Stack) -> list[str]:
     return [name, *([f"{stem}.{old}"] if old else []), *stack.stored_as.get(name, ())]
 
 
-def _parameter(module: str, leaf: str) -> str:
-    """The parameter of a linear; "name()" declares a bare parameter whose bias is "name_bias"."""
-    if module.endswith("()"):
-        return module[:-2] if leaf == "weight" else f"{module[:-2]}_bias"
-    return f"{module}.{leaf}"
-
-
 def _anchor(stack: Stack) -> str:
     """The parameter whose place shows where the stack's blocks are."""
-    return f"{stack.last_norm}.weight" if stack.norm_site != "read" else _parameter(stack.last_linear[0], "weight")
+    return f"{stack.last_norm}.weight" if stack.norm_site != "read" else parameter(stack.last_linear[0], "weight")
 
 
 def _prefix(stack: Stack, names: _Names) -> str | None:

@@ -19,18 +19,6 @@ from outlierlens.errors import OutlierlensError, UnknownArchitecture
 # A file (--arch), a model_type (--family), or neither.
 RowChoice = Path | str | None
 
-# A family whose parameters, and only whose, start with this module name (transformers' base_model_prefix).
-PREFIXES = {
-    "albert": "albert",
-    "bert": "bert",
-    "deberta": "deberta",
-    "distilbert": "distilbert",
-    "electra": "electra",
-    "gpt_neox": "gpt_neox",
-    "mpnet": "mpnet",
-    "wav2vec2": "wav2vec2",
-}
-
 
 class Source(Protocol):
     """As much of a checkpoint as choosing takes."""
@@ -81,10 +69,11 @@ def families(names: Collection[str], config: Config | None = None, where: str = 
     Raises:
         UnknownArchitecture: no row does, or several.
     """
-    begun = {PREFIXES.get(name.split(".", 1)[0]) for name in names if "." in name} - {None}
+    prefixes = {row.prefix: family for family, row in ARCHITECTURES.items() if row.prefix}
+    begun = {prefixes.get(name.split(".", 1)[0]) for name in names if "." in name} - {None}
     if len(begun) == 1:
         return (str(*begun),)
-    fits = [fit for family in ARCHITECTURES if (fit := _fit(family, names, config or {})) is not None]
+    fits = [fit for family in sorted(ARCHITECTURES) if (fit := _fit(family, names, config or {})) is not None]
     most = max((fit.n_parameters for fit in fits), default=0)
     best = [fit for fit in fits if fit.n_parameters == most]
     if not best:

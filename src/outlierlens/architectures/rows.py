@@ -1,76 +1,51 @@
-"""THE table: `model_type` -> the residual streams of that family.
+"""THE table: `model_type` -> all that is known of that family.
 
-A row is a tuple of `Stack`s, or a function of the config where the layout depends on it.
-To add a family: one entry here, one tiny config in `tests/architectures.py`; see CONTRIBUTING.md.
+    stacks_of(config)                                             # its residual streams
+    family_of(config).head_reads_last                             # a fact beside them
+    kind_of("roberta.embeddings.position_embeddings.weight")      # "position": what a row of the table stands for
+    first_row({"model_type": "roberta", "pad_token_id": 1})       # 2: row 2 is position 0
+
+A row lies with those it resembles, in a file `rows_….py`. To add a family: one entry there, one tiny config in
+`tests/architectures.py`; see CONTRIBUTING.md.
 """
 
 import difflib
-from collections.abc import Callable
-from dataclasses import replace
 
-from outlierlens.architectures import rows_decoders as dec
-from outlierlens.architectures import rows_encoders as enc
-from outlierlens.architectures.rows_encoders import inside
+from outlierlens.architectures import rows_decoders, rows_encoders, rows_llama
+from outlierlens.architectures.family import Family
 from outlierlens.architectures.stack import Config, Stack
 from outlierlens.errors import UnknownArchitecture
 
-Row = tuple[Stack, ...] | Callable[[Config], tuple[Stack, ...]]
-
-_BART = (dec.BART_ENCODER, dec.BART_DECODER)
-_T5 = (dec.T5_ENCODER, dec.T5_DECODER)
-
-ARCHITECTURES: dict[str, Row] = {
-    "albert": enc.albert,
-    "bart": _BART,
-    "bert": (enc.BERT,),
-    "bloom": dec.bloom,
-    "camembert": (enc.BERT,),
-    "clip": (
-        inside("text_model", enc.CLIP_TEXT, name="text", layers="text_config.num_hidden_layers"),
-        inside("vision_model", enc.CLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
-    ),
-    "clip_text_model": (enc.CLIP_TEXT,),
-    "clip_vision_model": (enc.CLIP_VISION,),
-    "deberta": enc.deberta,
-    "deberta-v2": enc.deberta,
-    "dinov2": enc.dinov2,
-    "dinov2_with_registers": enc.dinov2,
-    "distilbert": (enc.DISTILBERT,),
-    "electra": enc.electra,
-    "falcon": dec.falcon,
-    "gemma": (dec.GEMMA,),
-    "gemma2": (dec.GEMMA2,),
-    "gemma3": (
-        replace(dec.GEMMA2, name="text", layers="text_config.num_hidden_layers"),
-        replace(enc.SIGLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
-    ),
-    "gemma3_text": (dec.GEMMA2,),
-    "gpt2": (dec.GPT2,),
-    "gpt_neo": (dec.GPT_NEO,),
-    "gpt_neox": (dec.GPT_NEOX,),
-    "gpt_oss": (dec.GPT_OSS,),
-    "llama": (dec.LLAMA,),
-    "mistral": (dec.LLAMA,),
-    "mixtral": (dec.MIXTRAL,),
-    "modernbert": (enc.MODERNBERT,),
-    "mpnet": (enc.MPNET,),
-    "mt5": _T5,
-    "olmo2": (dec.OLMO2,),
-    "opt": dec.opt,
-    "outlierlens-bert": enc.variant,
-    "phi": (dec.PHI,),
-    "phi3": (dec.LLAMA,),
-    "qwen2": (dec.LLAMA,),
-    "qwen3": (dec.LLAMA,),
-    "qwen3_moe": (dec.QWEN3_MOE,),
-    "roberta": (enc.BERT,),
-    "t5": _T5,
-    "vit": (enc.VIT, enc.VIT_STORED),
-    "wav2vec2": enc.wav2vec2,
-    "whisper": (dec.WHISPER_ENCODER, dec.WHISPER_DECODER),
-    "xlm-roberta": (enc.BERT,),
-    "xlnet": (enc.XLNET,),
+ARCHITECTURES: dict[str, Family] = {
+    model_type: row.named(model_type)
+    for rows in (rows_llama.ROWS, rows_decoders.ROWS, rows_encoders.ROWS)
+    for model_type, row in rows.items()
 }
+
+# Families of transformers without streams here: a row of the user's own may describe their models.
+_BARE = {
+    model_type: Family((), causal="is_decoder")
+    for model_type in (
+        "bert-generation", "big_bird", "data2vec-text", "ernie", "megatron-bert", "rembert", "roberta-prelayernorm",
+        "roc_bert", "roformer", "xlm-roberta-xl", "xmod",
+    )
+}  # fmt: skip
+_UNKNOWN = Family(())
+
+# The last part of an embedding table's name -> what a row of it stands for: what many families call them, then each one's own.
+TABLES = {
+    "word_embeddings": "token",
+    "embed_tokens": "token",
+    "position_embeddings": "position",
+    "embed_positions": "position",
+    "token_type_embeddings": "segment",
+} | {name: kind for row in ARCHITECTURES.values() for name, kind in row.tables.items()}
+
+
+def family_of(config: Config) -> Family:
+    """The row for `config["model_type"]`; where there is none, one that says nothing and has no streams."""
+    model_type = str(config.get("model_type"))
+    return ARCHITECTURES.get(model_type) or _BARE.get(model_type, _UNKNOWN)
 
 
 def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
@@ -93,4 +68,18 @@ def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
             f"unknown model_type {model_type!r} in {where}; pass --arch row.toml (`outlierlens scan --propose` drafts "
             f"one) or add a row to ARCHITECTURES (arch/rows.py){hint}"
         )
-    return row(config) if callable(row) else row
+    return row.stacks(config) if callable(row.stacks) else row.stacks
+
+
+def kind_of(parameter: str) -> str:
+    """ "token", "position", "segment", "class", "mask", or "other" for a table that no row of the package declares."""
+    return TABLES.get(parameter.removesuffix(".weight").rpartition(".")[2], "other")
+
+
+def first_row(config: Config) -> int:
+    """The row of the position table that position 0 reads."""
+    row = family_of(config).first_position
+    if isinstance(row, int):
+        return row
+    padding = config.get("pad_token_id")
+    return (padding if isinstance(padding, int) else 1) + 1

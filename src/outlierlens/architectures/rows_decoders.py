@@ -1,7 +1,10 @@
-"""Rows of decoders and of encoder-decoders. See `Stack` for what each field means."""
+"""Rows of other decoders and of encoder-decoders. See `Stack` and `Family` for what each field means."""
 
 from dataclasses import replace
+from typing import Any
 
+from outlierlens.architectures.family import AttentionWeights, Family
+from outlierlens.architectures.gguf import KEYS, LAYER_NORM_KEYS, PRE_NORM, Gguf
 from outlierlens.architectures.stack import Config, Stack
 from outlierlens.errors import UnknownArchitecture
 
@@ -32,60 +35,12 @@ GPT_NEOX = Stack(
     embeddings=("embed_in",),
     final_norm="final_layer_norm",
 )
-LLAMA = Stack(
-    blocks="layers.{layer}",
-    last_linear=("mlp.down_proj",),
-    other_writes=("self_attn.o_proj",),
-    reading_norms=("input_layernorm", "post_attention_layernorm"),
-    embeddings=("embed_tokens",),
-    final_norm="norm",
-)
-GEMMA = replace(LLAMA, norm_offset=1.0)
-GEMMA2 = replace(
-    GEMMA,
-    norm_site="write",
-    last_norm="post_feedforward_layernorm",
-    other_norms=("post_attention_layernorm",),
-    reading_norms=("input_layernorm", "pre_feedforward_layernorm"),
-)
-OLMO2 = replace(
-    LLAMA,
-    norm_site="write",
-    last_norm="post_feedforward_layernorm",
-    other_norms=("post_attention_layernorm",),
-    reading_norms=(),
-)
-PHI = Stack(
-    blocks="layers.{layer}",
-    last_linear=("mlp.fc2",),
-    other_writes=("self_attn.dense",),
-    reading_norms=("input_layernorm",),  # attention and MLP run side by side on one norm
-    embeddings=("embed_tokens",),
-    final_norm="final_layernorm",
-)
-MIXTRAL = replace(
-    LLAMA,
-    last_linear=("mlp.experts.down_proj()",),
-    experts="num_local_experts",
-    stored_as={"mlp.experts.down_proj": ("block_sparse_moe.experts.{expert}.w2.weight",)},
-)
-QWEN3_MOE = replace(
-    LLAMA,
-    last_linear=("mlp.experts.down_proj()",),
-    experts="num_experts",
-    # The last name is that of the layers without experts (mlp_only_layers, decoder_sparse_step).
-    stored_as={"mlp.experts.down_proj": ("mlp.experts.{expert}.down_proj.weight", "mlp.down_proj.weight")},
-)
-GPT_OSS = replace(
-    LLAMA,
-    last_linear=("mlp.experts.down_proj()",),
-    axes={"mlp.experts.down_proj": -1},  # [expert, in, out], while attention's o_proj is [out, in]
-)
 T5_ENCODER = Stack(
     name="encoder",
     blocks="encoder.block.{layer}",
     layers="num_layers",
     last_linear=("layer.1.DenseReluDense.wo",),
+    neurons={"layer.1.DenseReluDense.wo": "layer.1.DenseReluDense.wi_1"},
     other_writes=("layer.0.SelfAttention.o",),
     reading_norms=("layer.0.layer_norm", "layer.1.layer_norm"),
     embeddings=("encoder.embed_tokens",),
@@ -97,6 +52,7 @@ T5_DECODER = Stack(
     blocks="decoder.block.{layer}",
     layers="num_decoder_layers",
     last_linear=("layer.2.DenseReluDense.wo",),
+    neurons={"layer.2.DenseReluDense.wo": "layer.2.DenseReluDense.wi_1"},
     other_writes=("layer.0.SelfAttention.o", "layer.1.EncDecAttention.o"),
     reading_norms=("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm"),
     embeddings=("decoder.embed_tokens",),
@@ -139,6 +95,7 @@ WHISPER_ENCODER = Stack(
     embeddings=("encoder.embed_positions",),
     embedding_linears=("encoder.conv2",),
     final_norm="encoder.layer_norm",
+    fixed_scale="its last convolution is followed by a GELU before it adds to the stream",
 )
 WHISPER_DECODER = Stack(
     name="decoder",
@@ -163,6 +120,8 @@ def opt(config: Config) -> tuple[Stack, ...]:
         embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
         final_norm="decoder.final_layer_norm",
     )
+    if config.get("activation_function", "relu") == "relu":
+        stack = replace(stack, neurons={"fc2": "fc1"})
     if not config.get("do_layer_norm_before", True):
         stack = replace(
             stack, norm_site="stream", last_norm=norms[1], other_norms=norms[:1], reading_norms=(), final_norm=""
@@ -213,3 +172,152 @@ def falcon(config: Config) -> tuple[Stack, ...]:
             final_norm="ln_f",
         ),
     )
+
+
+def _shorten_gpt_neo(values: dict[str, Any], n_blocks: int) -> None:
+    kinds = [kind for kinds, times in values["attention_types"] for _ in range(times) for kind in kinds]
+    values["attention_types"] = [[kinds[:n_blocks], 1]]
+    values["attention_layers"] = kinds[:n_blocks]
+
+
+_GPT2_TABLES = {"wte": "token", "wpe": "position"}
+_BLOOM_BLOCK = {
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_BLOOM_OUTER = {
+    "token_embd": "transformer.word_embeddings",
+    "token_embd_norm": "transformer.word_embeddings_layernorm",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_FALCON_GGUF = Gguf(
+    "falcon",
+    "transformer.h.{layer}",
+    {**_BLOOM_BLOCK, "attn_norm": "input_layernorm"},
+    _BLOOM_OUTER,
+    keys={
+        **KEYS,
+        "ffn_hidden_size": "feed_forward_length",
+        "num_kv_heads": "attention.head_count_kv",
+        "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    },
+    orders={"attn_qkv": "groups"},
+    rope=("rope_theta",),
+    flags={"bias": "blk.0.ffn_up.bias"},
+    several_keys={"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+)
+
+ROWS: dict[str, Family] = {
+    "gpt2": Family(
+        (GPT2,),
+        tables=_GPT2_TABLES,
+        gguf=(
+            Gguf(
+                "gpt2",
+                "transformer.h.{layer}",
+                {
+                    "attn_norm": "ln_1",
+                    "attn_qkv": "attn.c_attn",
+                    "attn_output": "attn.c_proj",
+                    "ffn_norm": "ln_2",
+                    "ffn_up": "mlp.c_fc",
+                    "ffn_down": "mlp.c_proj",
+                },
+                {
+                    "token_embd": "transformer.wte",
+                    "position_embd": "transformer.wpe",
+                    "output_norm": "transformer.ln_f",
+                    "output": "lm_head",
+                },
+                # Conv1D holds [in, out]; the converter stores [out, in].
+                swapped=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+                keys={
+                    "n_layer": "block_count",
+                    "n_embd": "embedding_length",
+                    "n_inner": "feed_forward_length",
+                    "n_head": "attention.head_count",
+                    "n_positions": "context_length",
+                    "vocab_size": "vocab_size",
+                    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+                },
+            ),
+        ),
+    ),
+    "gpt_neo": Family(
+        (GPT_NEO,),
+        tables=_GPT2_TABLES,
+        attention=AttentionWeights(window="attn.attention.bias"),
+        shorten=_shorten_gpt_neo,
+    ),
+    "gpt_neox": Family(
+        (GPT_NEOX,),
+        prefix="gpt_neox",
+        tables={"embed_in": "token"},
+        renamed={"embed_out.weight": "lm_head.weight"},
+        gguf=(
+            Gguf(
+                "gptneox",
+                "gpt_neox.layers.{layer}",
+                {
+                    **PRE_NORM,
+                    "attn_qkv": "attention.query_key_value",
+                    "attn_output": "attention.dense",
+                    "ffn_up": "mlp.dense_h_to_4h",
+                    "ffn_down": "mlp.dense_4h_to_h",
+                },
+                {
+                    "token_embd": "gpt_neox.embed_in",
+                    "output_norm": "gpt_neox.final_layer_norm",
+                    "output": "embed_out",
+                },
+                keys={**LAYER_NORM_KEYS, "use_parallel_residual": "use_parallel_residual"},
+                orders={"attn_qkv": "heads"},
+                rope=("rotary_emb_base", "rotary_pct"),
+            ),
+        ),
+    ),
+    "bloom": Family(
+        bloom,
+        attention=AttentionWeights(),
+        gguf=(
+            Gguf(
+                "bloom",
+                "transformer.h.{layer}",
+                {**_BLOOM_BLOCK, **PRE_NORM},
+                _BLOOM_OUTER,
+                keys={
+                    "n_layer": "block_count",
+                    "hidden_size": "embedding_length",
+                    "n_head": "attention.head_count",
+                    "seq_length": "context_length",
+                    "vocab_size": "vocab_size",
+                    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+                },
+                orders={"attn_qkv": "heads"},
+            ),
+        ),
+    ),
+    "falcon": Family(
+        falcon,
+        attention=AttentionWeights(),
+        gguf=(
+            # 40B and 180B norm what attention and MLP read apart; llama.cpp calls the MLP's norm the first of the two.
+            replace(
+                _FALCON_GGUF,
+                inner={**_BLOOM_BLOCK, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
+                when="attn_norm_2",
+                constants={"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2},
+                several_keys={},
+            ),
+            _FALCON_GGUF,
+        ),
+    ),
+    "opt": Family(opt, first_position=2),
+    "bart": Family((BART_ENCODER, BART_DECODER), tables={"shared": "token"}, first_position=2),
+    "t5": Family((T5_ENCODER, T5_DECODER), tables={"shared": "token"}),
+    "mt5": Family((T5_ENCODER, T5_DECODER), tables={"shared": "token"}),
+    "whisper": Family((WHISPER_ENCODER, WHISPER_DECODER)),
+}

@@ -1,7 +1,9 @@
-"""Rows of encoders: text, images, speech. See `Stack` for what each field means."""
+"""Rows of encoders: text, images, speech. See `Stack` and `Family` for what each field means."""
 
 from dataclasses import replace
 
+from outlierlens.architectures.family import AttentionWeights, Family, Specification
+from outlierlens.architectures.gguf import LAYER_NORM_KEYS, Gguf
 from outlierlens.architectures.stack import Config, Stack
 
 BERT = Stack(
@@ -43,6 +45,7 @@ MODERNBERT = Stack(
     embeddings=("embeddings.tok_embeddings",),
     embedding_norm="embeddings.norm",
     final_norm="final_norm",
+    raw_readers={"attn.Wqkv": "attn_norm"},
 )
 XLNET = Stack(
     blocks="layer.{layer}",
@@ -198,6 +201,7 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
         reading_norms=("layer_norm", "final_layer_norm"),
         embedding_norm="",
         final_norm="encoder.layer_norm",
+        fixed_scale="its positional convolution reads the stream without a norm, and a GELU follows",
     )
     if config.get("adapter_attn_dim") is not None:
         stack = replace(
@@ -209,7 +213,7 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
     return (stack,)
 
 
-def inside(module: str, stack: Stack, *, name: str, layers: str) -> Stack:
+def _inside(module: str, stack: Stack, *, name: str, layers: str) -> Stack:
     """`stack` as the tower `module` of a model that has several."""
 
     def under(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -232,3 +236,109 @@ def _narrow_embeddings(config: Config, default: object) -> bool:
     """Whether token embeddings have another width than the stream."""
     width = config.get("embedding_size") or default
     return width != config.get("hidden_size", width)
+
+
+_FOUND = "Luo et al. 2021, appendix A"
+_CASING = "the paper does not say which casing"
+_CLIP_TEXT_TABLES = {"token_embedding": "token", "position_embedding": "position"}
+_CLIP_VISION_TABLES = {"class_embedding": "class", "position_embedding": "position"}
+
+ROWS: dict[str, Family] = {
+    "bert": Family(
+        (BERT,),
+        prefix="bert",
+        causal="is_decoder",
+        vocabulary="vocab.txt",
+        gguf=(
+            Gguf(
+                "bert",
+                "encoder.layer.{layer}",
+                {
+                    "attn_q": "attention.self.query",
+                    "attn_k": "attention.self.key",
+                    "attn_v": "attention.self.value",
+                    "attn_output": "attention.output.dense",
+                    "attn_output_norm": "attention.output.LayerNorm",
+                    "ffn_up": "intermediate.dense",
+                    "ffn_down": "output.dense",
+                    "layer_output_norm": "output.LayerNorm",
+                },
+                {
+                    "token_embd": "embeddings.word_embeddings",
+                    "position_embd": "embeddings.position_embeddings",
+                    "token_types": "embeddings.token_type_embeddings",
+                    "token_embd_norm": "embeddings.LayerNorm",
+                },
+                keys=LAYER_NORM_KEYS,
+            ),
+        ),
+        clipped={
+            "luo-bert-base": Specification(12, 768, ((1, 12, 557),), "Luo et al. 2021, section 2", _CASING),
+            "luo-bert-large": Specification(
+                24,
+                1024,
+                ((1, 10, 896), (10, 17, 678), (16, 19, 122), (19, 23, 928)),
+                _FOUND,
+                f"{_CASING}; it names none for the last layer",
+            ),
+        },
+    ),
+    "roberta": Family(
+        (BERT,),
+        first_position="padding",
+        counts_skipped=True,
+        causal="is_decoder",
+        clipped={
+            "luo-roberta-base": Specification(12, 768, ((1, 12, 77), (1, 12, 588)), "Luo et al. 2021, section 2"),
+            "luo-distilroberta": Specification(6, 768, ((1, 6, 77), (1, 6, 588)), _FOUND),
+            "luo-roberta-large": Specification(
+                24,
+                1024,
+                ((1, 24, 673), (1, 9, 981), (15, 24, 631)),
+                "Luo et al. 2021, appendix D.1",
+                "what the paper clips; appendix A finds 673 in layers 1 to 23 and 981 in 1 to 6: luo-roberta-large-found",
+            ),
+            "luo-roberta-large-found": Specification(
+                24,
+                1024,
+                ((1, 23, 673), (1, 6, 981), (15, 24, 631)),
+                _FOUND,
+                "what the paper finds; appendix D.1 clips 673 in all layers and 981 in the first 9: luo-roberta-large",
+            ),
+        },
+    ),
+    "xlm-roberta": Family((BERT,), first_position="padding", counts_skipped=True, causal="is_decoder"),
+    "camembert": Family((BERT,), first_position="padding", counts_skipped=True, causal="is_decoder"),
+    "electra": Family(electra, prefix="electra", causal="is_decoder"),
+    "distilbert": Family(
+        (DISTILBERT,),
+        prefix="distilbert",
+        clipped={"luo-distilbert": Specification(6, 768, ((1, 6, 557),), _FOUND, _CASING)},
+    ),
+    "albert": Family(albert, prefix="albert"),
+    "mpnet": Family((MPNET,), prefix="mpnet", first_position=2, counts_skipped=True, attention=AttentionWeights()),
+    "deberta": Family(deberta, prefix="deberta", attention=AttentionWeights()),
+    "deberta-v2": Family(deberta, attention=AttentionWeights()),
+    "modernbert": Family((MODERNBERT,), tables={"tok_embeddings": "token"}),
+    "outlierlens-bert": Family(variant),
+    "xlnet": Family(
+        (XLNET,),
+        tables={"word_embedding": "token"},
+        causal="never",
+        head_reads_last=True,
+        attention=AttentionWeights(index=2, query_first=True),
+    ),
+    "vit": Family((VIT, VIT_STORED), tables={"cls_token": "class"}),
+    "dinov2": Family(dinov2, tables={"cls_token": "class", "register_tokens": "register"}),
+    "dinov2_with_registers": Family(dinov2, tables={"cls_token": "class", "register_tokens": "register"}),
+    "clip": Family(
+        (
+            _inside("text_model", CLIP_TEXT, name="text", layers="text_config.num_hidden_layers"),
+            _inside("vision_model", CLIP_VISION, name="vision", layers="vision_config.num_hidden_layers"),
+        ),
+        tables=_CLIP_TEXT_TABLES | _CLIP_VISION_TABLES,
+    ),
+    "clip_text_model": Family((CLIP_TEXT,), tables=_CLIP_TEXT_TABLES),
+    "clip_vision_model": Family((CLIP_VISION,), tables=_CLIP_VISION_TABLES),
+    "wav2vec2": Family(wav2vec2, prefix="wav2vec2", tables={"masked_spec_embed": "mask"}),
+}

@@ -46,6 +46,11 @@ class Stack:
         weight_is_in_by_out: linears are stored [in, out] (GPT-2's Conv1D), so a dimension is a column.
         axes: parameter name -> axis of the stream, for parameters that are neither [..., out, in] nor as above.
         write_scales: linear -> parameter [dim] that multiplies what the linear writes (LayerScale): both are one operation.
+        raw_readers: linear -> the norm that it reads through, for linears that read the stream itself where that norm is "" or
+            an identity (OLMo 2; ModernBERT's first block).
+        neurons: last linear -> linear whose outputs multiply what it reads, neuron by neuron (the up projection of a gated
+            MLP, or the first of two around a ReLU), by the first name that a block has.
+        fixed_scale: why no factor passes through a pre-norm stream, "" where one does.
         norm_offset: 1.0 where norms multiply by 1 + weight (Gemma), so a dimension is off at weight −1.
         shared_blocks: several layers run the same parameters (ALBERT): counting layers of weights is meaningless.
         layer_blocks: path of each layer's block, only where `blocks` cannot say it (shared blocks).
@@ -71,6 +76,9 @@ class Stack:
     weight_is_in_by_out: bool = False
     axes: Mapping[str, int] = field(default_factory=dict)
     write_scales: Mapping[str, str] = field(default_factory=dict)
+    raw_readers: Mapping[str, str] = field(default_factory=dict)
+    neurons: Mapping[str, str] = field(default_factory=dict)
+    fixed_scale: str = ""
     norm_offset: float = 0.0
     shared_blocks: bool = False
     layer_blocks: tuple[str, ...] = ()
@@ -91,6 +99,13 @@ class Stack:
     def block(self, layer: int) -> str:
         """Path of the block that runs as `layer`, without prefix."""
         return self.layer_blocks[layer] if self.layer_blocks else self.blocks.replace("{layer}", str(layer))
+
+
+def parameter(module: str, leaf: str) -> str:
+    """The parameter of a linear; "name()" declares a bare parameter whose bias is "name_bias"."""
+    if module.endswith("()"):
+        return module[:-2] if leaf == "weight" else f"{module[:-2]}_bias"
+    return f"{module}.{leaf}"
 
 
 def load_toml(path: Path) -> tuple[Stack, ...]:
@@ -154,8 +169,8 @@ def _typed(key: str, value: Any, default: Any) -> Any:
         return {name: _strings(others) for name, others in _table(value).items()}
     if key == "axes":
         return {name: _instance(axis, int) for name, axis in _table(value).items()}
-    if key == "write_scales":
-        return {name: _instance(scale, str) for name, scale in _table(value).items()}
+    if key in ("write_scales", "raw_readers", "neurons"):
+        return {name: _instance(other, str) for name, other in _table(value).items()}
     if isinstance(default, tuple):
         return _strings(value)
     if isinstance(default, float):

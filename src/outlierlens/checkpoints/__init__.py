@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from outlierlens.checkpoints.base import Checkpoint, TensorInfo
-from outlierlens.checkpoints.formats import WEIGHTS, open_directory, open_file, weight_file
+from outlierlens.checkpoints.formats import open_directory, open_file, suffixes, weight_file
 from outlierlens.errors import UnknownModel
 
 __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "weight_file"]
@@ -46,7 +46,7 @@ def open_checkpoint(
     near = difflib.get_close_matches(model, samples.SAMPLES, n=1, cutoff=0.8)
     if near:
         raise UnknownModel(f"{model}: no such file or directory; did you mean the sample {near[0]}?")
-    if path.suffix in WEIGHTS or model.startswith((".", "/", "~")) or not HUB_ID.match(model):
+    if path.suffix in suffixes() or model.startswith((".", "/", "~")) or not HUB_ID.match(model):
         raise UnknownModel(
             f"{model}: no such file or directory, and not a hub id; samples are {', '.join(samples.SAMPLES)}"
         )

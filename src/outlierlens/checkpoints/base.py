@@ -25,6 +25,7 @@ from outlierlens.errors import BadFile
 MAX_TENSORS = 2_000_000
 MAX_RANK = 8
 MAX_CONFIG_BYTES = 16 * 2**20
+INDEX = ".index.json"  # how the names of lists of shards end
 MAX_FILE_NAME = 255  # bytes; file systems have no longer ones, and asking for one is an error
 
 
@@ -47,12 +48,14 @@ class Checkpoint(ABC):
 
     Attributes:
         name: what the user called it.
-        kind: "safetensors", "gguf", "onnx", "bin" or "hub".
+        kind: a word for its format, such as "safetensors", or "hub".
         tensors: every stored tensor by name, in Hugging Face's naming and layout.
         config: the content of `config.json`, or its equivalent rebuilt from the file's metadata; may be empty.
         total_bytes: size of all weight files together.
         bytes_read: bytes asked of disk or network so far, headers included.
         notes: remarks that belong beside every result made from this source.
+        outside: other files that its one file points to.
+        remedy: what to do where tensors of the model are missing.
     """
 
     name: str
@@ -62,6 +65,8 @@ class Checkpoint(ABC):
     total_bytes: int
     bytes_read: int
     notes: tuple[str, ...] = ()
+    outside: tuple[Path, ...] = ()
+    remedy = "save the model alone (save_pretrained)"
 
     @abstractmethod
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -84,6 +89,10 @@ class Checkpoint(ABC):
         """
         ((_, values),) = self.read([name])
         return np.array(values.reshape(-1, values.shape[-1])[list(rows)])
+
+    def holds_floats(self, name: str) -> bool:
+        """Whether the values of a tensor are floats, stored as such or as integers with their scale."""
+        return not self.tensors[name].dtype.lower().startswith(("i", "u", "bool", "c", "q"))
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing open, and need not say so
         """Release files and connections; reading afterwards is undefined."""
@@ -147,6 +156,24 @@ def runs_of(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = end
 
 
+def raw_blocks(
+    path: Path, start: int, info: TensorInfo, n_rows: int, where: str
+) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+    """(bytes, shape) of each block of `n_rows` rows of the tensor that begins at byte `start` of a file."""
+    with path.open("rb") as file:  # a map would stay in memory page by page
+        file.seek(start)
+        for first, end, shape in row_spans(info, n_rows):
+            raw = np.frombuffer(file.read(end - first), np.uint8)
+            if len(raw) != end - first:
+                raise shorter(where)
+            yield raw, shape
+
+
+def shorter(where: str) -> BadFile:
+    """The error for a file that no longer holds what its header was seen to hold."""
+    return BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+
+
 def raw_rows(path: Path, start: int, info: TensorInfo, rows: Sequence[int], where: str) -> np.ndarray:
     """Bytes of `rows` of the tensor that begins at byte `start` of a file, a run of rows at a time.
 
@@ -160,7 +187,7 @@ def raw_rows(path: Path, start: int, info: TensorInfo, rows: Sequence[int], wher
             parts.append(np.frombuffer(file.read((end - first) * row_bytes), np.uint8))
     raw = np.concatenate(parts)
     if len(raw) != len(rows) * row_bytes:
-        raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
+        raise shorter(where)
     return raw
 
 

@@ -4,7 +4,7 @@
         checkpoint.config["num_hidden_layers"]
         dict(checkpoint.read(["model.layers.0.mlp.down_proj.weight"]))       # float32, [out, in]
 
-The header is walked in `gguf_header`, names are translated by the table in `gguf_families`. Floats are read here; blocks
+The header is walked in `gguf_header`, names are translated by the rows of `architectures`. Floats are read here; blocks
 of quantized values go through the dequantizers of the `gguf` package, imported only for them.
 """
 
@@ -14,22 +14,36 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import ITEM_BYTES, Checkpoint, TensorInfo, raw_rows, row_spans, widen
-from outlierlens.checkpoints.gguf_families import family_of
+from outlierlens.architectures import ARCHITECTURES
+from outlierlens.architectures.gguf import BLOCK, Gguf, Translation
+from outlierlens.checkpoints.base import (
+    ITEM_BYTES,
+    Checkpoint,
+    TensorInfo,
+    raw_blocks,
+    raw_rows,
+    shorter,
+    widen,
+)
 from outlierlens.checkpoints.gguf_header import Header, read_header
-from outlierlens.checkpoints.gguf_names import Family, Translation
 from outlierlens.checkpoints.safetensors import Placed
 from outlierlens.errors import BadFile, need
 
 CHUNK_VALUES = 2**20  # dequantized at a time: bounds what the dequantizers hold beside the result
+_STORED = [one for row in ARCHITECTURES.values() for one in row.gguf]
+# GGUF's word for an architecture -> what such a file may be, those first that a module tells from the others.
+FAMILIES: dict[str, tuple[Gguf, ...]] = {
+    word: tuple(sorted((one for one in _STORED if one.architecture == word), key=lambda one: not one.when))
+    for word in dict.fromkeys(one.architecture for one in _STORED)
+}
 
 
 class GGUFCheckpoint(Checkpoint):
     """One local GGUF file read through a memory map.
 
     Beside what every `Checkpoint` has: `path`, `metadata` (scalars and short strings by key), `stored_names` (GGUF's own) and
-    `family` (a `Family`, or None).
-    Architectures that `gguf_families.FAMILIES` does not know keep their names, and `config` holds only their own word
+    `family` (a `Gguf`, or None).
+    Architectures that `FAMILIES` does not know keep their names, and `config` holds only their own word
     for the model type, so that the architecture table can say what is missing.
 
     Raises:
@@ -50,7 +64,9 @@ class GGUFCheckpoint(Checkpoint):
             )
         architecture = header.metadata.get("general.architecture")
         self.metadata, self.stored_names = header.metadata, frozenset(header.tensors)
-        self.family = family = family_of(architecture, header.tensors) if isinstance(architecture, str) else None
+        modules = {match[2].rpartition(".")[0] for name in header.tensors if (match := BLOCK.match(name))}
+        families = FAMILIES.get(architecture, ()) if isinstance(architecture, str) else ()
+        self.family = family = next((one for one in families if not one.when or one.when in modules), None)
         self._stored = _translate(header, family, str(path))
         self.tensors = {hf_name: _info(place, translation) for hf_name, (place, translation) in self._stored.items()}
         self.config = _config(header, family, str(path))
@@ -67,16 +83,10 @@ class GGUFCheckpoint(Checkpoint):
             raw = mapped[place.start : place.end]
             where = f"{self.path}: {name}"
             if len(raw) != place.info.nbytes:
-                raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
-            self.bytes_read += place.info.nbytes
+                raise shorter(where)
             if place.info.dtype in ITEM_BYTES:
-                values = widen(np.array(raw), place.info.dtype, place.info.shape, where)
-            else:
-                values = _dequantize(raw, place.info, where)
-                self._dequantized.add(place.info.dtype)
-                self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-            if translation.shift:
-                values = values + np.float32(translation.shift)
+                raw = np.array(raw)  # a copy, aligned for a view
+            values = self._values(raw, place.info.dtype, place.info.shape, name)
             yield name, values.swapaxes(-1, -2) if translation.swap else values
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
@@ -84,40 +94,31 @@ class GGUFCheckpoint(Checkpoint):
         if translation.swap:  # its stored rows are columns
             yield from super().read_rows(name, n_rows)
             return
-        where = f"{self.path}: {name}"
-        plain = place.info.dtype in ITEM_BYTES
-        if not plain:
-            self._dequantized.add(place.info.dtype)
-            self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        with self.path.open("rb") as file:  # a map would stay in memory page by page
-            file.seek(place.start)
-            for start, end, shape in row_spans(place.info, n_rows):
-                raw = np.frombuffer(file.read(end - start), np.uint8)
-                if len(raw) != end - start:
-                    raise BadFile(f"{where}: the file became shorter while it was read; fetch it again")
-                self.bytes_read += end - start
-                info = TensorInfo(place.info.dtype, shape, end - start)
-                values = widen(raw, info.dtype, shape, where) if plain else _dequantize(raw, info, where)
-                yield values + np.float32(translation.shift) if translation.shift else values
+        for raw, shape in raw_blocks(self.path, place.start, place.info, n_rows, f"{self.path}: {name}"):
+            yield self._values(raw, place.info.dtype, shape, name)
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
         place, translation = self._stored[name]
         if translation.swap:  # its stored rows are columns
             return super().take_rows(name, rows)
-        where = f"{self.path}: {name}"
-        raw = raw_rows(self.path, place.start, place.info, rows, where)
+        raw = raw_rows(self.path, place.start, place.info, rows, f"{self.path}: {name}")
+        return self._values(raw, place.info.dtype, (len(rows), place.info.shape[-1]), name)
+
+    def _values(self, raw: np.ndarray, dtype: str, shape: tuple[int, ...], name: str) -> np.ndarray:
+        """Floats of (part of) the tensor that is called `name` here, from its bytes, without what a converter added."""
         self.bytes_read += len(raw)
-        info = TensorInfo(place.info.dtype, (len(rows), place.info.shape[-1]), len(raw))
-        if info.dtype in ITEM_BYTES:
-            values = widen(raw, info.dtype, info.shape, where)
+        where = f"{self.path}: {name}"
+        if dtype in ITEM_BYTES:
+            values = widen(raw, dtype, shape, where)
         else:
-            values = _dequantize(raw, info, where)
-            self._dequantized.add(info.dtype)
+            values = _dequantize(raw, TensorInfo(dtype, shape, len(raw)), where)
+            self._dequantized.add(dtype)
             self.notes = (f"values are dequantized from {', '.join(sorted(self._dequantized))}",)
-        return values + np.float32(translation.shift) if translation.shift else values
+        shift = self._stored[name][1].shift
+        return values + np.float32(shift) if shift else values
 
 
-def _translate(header: Header, family: Family | None, where: str) -> dict[str, tuple[Placed, Translation]]:
+def _translate(header: Header, family: Gguf | None, where: str) -> dict[str, tuple[Placed, Translation]]:
     """{Hugging Face name: (place, what undoes the conversion)}."""
     stored: dict[str, tuple[Placed, Translation]] = {}
     for name, place in header.tensors.items():
@@ -135,7 +136,7 @@ def _info(place: Placed, translation: Translation) -> TensorInfo:
     return TensorInfo(info.dtype, (*shape[:-2], shape[-1], shape[-2]), info.nbytes) if translation.swap else info
 
 
-def _config(header: Header, family: Family | None, where: str) -> dict[str, Any]:
+def _config(header: Header, family: Gguf | None, where: str) -> dict[str, Any]:
     architecture = header.metadata.get("general.architecture")
     if architecture is None:
         return {}
@@ -143,7 +144,7 @@ def _config(header: Header, family: Family | None, where: str) -> dict[str, Any]
         raise BadFile(f"{where}: general.architecture is {architecture!r}, not a name; the file is corrupt")
     if family is None:
         return {"model_type": architecture}
-    config = family.config(header.metadata, architecture, where)
+    config = family.config(header.metadata, where)
     embeddings = header.tensors.get("token_embd.weight")
     if embeddings is not None and len(embeddings.info.shape) == 2:
         config.setdefault("vocab_size", embeddings.info.shape[0])

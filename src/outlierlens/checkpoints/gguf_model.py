@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoints.gguf import GGUFCheckpoint
-from outlierlens.checkpoints.gguf_families import FAMILIES
-from outlierlens.checkpoints.gguf_names import BLOCK, Family
+from outlierlens.architectures.gguf import BLOCK, Gguf
+from outlierlens.checkpoints.gguf import FAMILIES, GGUFCheckpoint
 from outlierlens.errors import BadFile, UnknownArchitecture
 
 # Rotary tables: what they say is in the config.
@@ -28,8 +27,6 @@ _HALVES = ("ffn_gate_exps", "ffn_up_exps")
 _NEEDED = ("block_count", "embedding_length", "attention.head_count")
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-# Gemma 2 and 3 scale queries by the width of a head; the largest of each does not, and is told by its depth, as in llama.cpp.
-_GEMMA_BY_HIDDEN = {"gemma2": 46, "gemma3_text": 62}
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Whole:
     """All of a model: `config` as in config.json, `shapes` by Hugging Face name, `left_out` what the file holds besides."""
 
     checkpoint: GGUFCheckpoint
-    family: Family
+    family: Gguf
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     left_out: tuple[str, ...]
@@ -94,7 +91,7 @@ def whole(checkpoint: GGUFCheckpoint) -> Whole:
     return Whole(checkpoint, family, _config(checkpoint, family), shapes, tuple(left_out), stored)
 
 
-def _strange(checkpoint: GGUFCheckpoint, name: str, family: Family) -> BadFile:
+def _strange(checkpoint: GGUFCheckpoint, name: str, family: Gguf) -> BadFile:
     return BadFile(
         f"{checkpoint.path}: holds {name[:80]!r}, which a {family.model_type} as known here does not have; take the model's "
         "folder (config, tokenizer, safetensors)"
@@ -112,7 +109,7 @@ def _check_alike(checkpoint: GGUFCheckpoint, parts: tuple[str, ...]) -> None:
         )
 
 
-def _shape(checkpoint: GGUFCheckpoint, parts: tuple[str, ...], family: Family) -> tuple[int, ...]:
+def _shape(checkpoint: GGUFCheckpoint, parts: tuple[str, ...], family: Gguf) -> tuple[int, ...]:
     shape = checkpoint.tensors[parts[0]].shape
     if len(parts) == 1:
         return shape
@@ -121,7 +118,7 @@ def _shape(checkpoint: GGUFCheckpoint, parts: tuple[str, ...], family: Family) -
     return (shape[0], shape[2], 2 * shape[1]) if family.alternating else (shape[0], 2 * shape[1], shape[2])
 
 
-def _joined(parts: list[np.ndarray], family: Family, *, is_bias: bool) -> np.ndarray:
+def _joined(parts: list[np.ndarray], family: Gguf, *, is_bias: bool) -> np.ndarray:
     """Gate and up projections of experts, [expert, out, in] or biases [expert, out] each, as one parameter."""
     if not family.alternating:
         return np.concatenate(parts, axis=1)
@@ -162,7 +159,7 @@ _ORDERS: dict[str, Callable[[np.ndarray, Mapping[str, Any], str], np.ndarray]] =
 # --- settings ----------------------------------------------------------------------------------------------------
 
 
-def _config(checkpoint: GGUFCheckpoint, family: Family) -> dict[str, Any]:
+def _config(checkpoint: GGUFCheckpoint, family: Gguf) -> dict[str, Any]:
     """config.json, from the metadata and the tensors; sizes are as the metadata says and are yet to be held against them."""
     metadata, where = checkpoint.metadata, str(checkpoint.path)
     prefix = f"{metadata['general.architecture']}."
@@ -176,10 +173,8 @@ def _config(checkpoint: GGUFCheckpoint, family: Family) -> dict[str, Any]:
         raise BadFile(
             f"{where}: {n_heads!r} heads of {width!r} dimensions in all are no sizes; convert the model again"
         )
-    if family.model_type == "olmo2" and prefix + "attention.sliding_window" in metadata:
-        raise BadFile(
-            f"{where}: is of OLMo 3, which shares OLMo 2's name in GGUF and is not known here; take its folder"
-        )
+    if other := next((what for key, what in family.others.items() if prefix + key in metadata), None):
+        raise BadFile(f"{where}: is of {other} and is not known here; take its folder")
     blocks = {match[1] for name in checkpoint.stored_names if (match := BLOCK.match(name))}
     if metadata[prefix + "block_count"] != len(blocks):
         raise BadFile(
@@ -200,18 +195,17 @@ def _config(checkpoint: GGUFCheckpoint, family: Family) -> dict[str, Any]:
     config |= {key: metadata.get(f"tokenizer.ggml.{name}_token_id") for key, name in _TOKENS.items()}
     if family.rope:
         config |= _rotation(checkpoint, family, head_dim)
-    if family.model_type == "falcon" and config["num_kv_heads"] > 1 and "new_decoder_architecture" not in config:
-        config |= {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1}
-    if family.model_type in _GEMMA_BY_HIDDEN:
-        by_hidden = len(blocks) == _GEMMA_BY_HIDDEN[family.model_type]
-        config["query_pre_attn_scalar"] = width // n_heads if by_hidden else head_dim
+    if config.get("num_kv_heads", 1) > 1:
+        config |= family.several_keys
+    if family.by_hidden:
+        config["query_pre_attn_scalar"] = width // n_heads if len(blocks) == family.by_hidden else head_dim
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             config[key] = metadata.get(prefix + key)
     types = checkpoint.tensors.get("embeddings.token_type_embeddings.weight")
     return config if types is None else config | {"type_vocab_size": types.shape[0]}
 
 
-def _rotation(checkpoint: GGUFCheckpoint, family: Family, head_dim: int) -> dict[str, Any]:
+def _rotation(checkpoint: GGUFCheckpoint, family: Gguf, head_dim: int) -> dict[str, Any]:
     """Settings of the rotary positions: base, share of a head that rotates, and how they are stretched."""
     metadata, prefix = checkpoint.metadata, f"{checkpoint.metadata['general.architecture']}.rope."
     found: dict[str, Any] = {family.rope[0]: metadata.get(prefix + "freq_base", 10_000.0)}
@@ -238,7 +232,7 @@ def _rotation(checkpoint: GGUFCheckpoint, family: Family, head_dim: int) -> dict
         scaling = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn" and factor:
         scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        scaling |= {"truncate": False} if family.model_type == "gpt_oss" else {}
+        scaling |= family.yarn
     else:
         return found
     return found | {"rope_scaling": scaling}

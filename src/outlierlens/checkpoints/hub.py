@@ -10,7 +10,6 @@ HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE are honoured; the token goes to the en
 
 import hashlib
 import json
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from outlierlens.checkpoints import formats
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
     MAX_CONFIG_BYTES,
@@ -30,19 +30,23 @@ from outlierlens.checkpoints.base import (
     runs_of,
     widen,
 )
+from outlierlens.checkpoints.formats import SAFETENSORS, is_part, open_directory
 from outlierlens.checkpoints.ranges import PARALLEL, LocalFile, RemoteFile, Run, merge
 from outlierlens.checkpoints.repository import Repository, offline_by_environment
-from outlierlens.checkpoints.safetensors import MAX_INDEX_BYTES, Placed, header_length, parse_header, shard_names
+from outlierlens.checkpoints.safetensors import (
+    MAX_INDEX_BYTES,
+    Placed,
+    files_of,
+    header_length,
+    parse_header,
+    shard_names,
+)
 from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError
 
 HEADER_GUESS = 65_536  # bytes; the header of BERT-base is 20 kB
 MAX_HEADER_GUESS = 4 * 2**20
 ENTRY_BYTES = 100  # of a header for each tensor, beside its name
 
-_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-_ANY = (*_SAFETENSORS, "*.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json", "*.gguf", "*.onnx",
-        "onnx/*.onnx")  # fmt: skip
-_SHARD = re.compile(r"-\d+-of-\d+\.safetensors\Z")
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
@@ -82,7 +86,7 @@ class HubCheckpoint(Checkpoint):
         self._shard_of: dict[str, str] = {}  # file name by tensor, from the index
         self._index_digest = ""
         if offline or offline_by_environment():
-            if not self._open_cached(_ANY):
+            if not self._open_cached(_any_weights()):
                 raise Offline(
                     f"{model}: offline mode is on and the local hub cache holds no complete copy of its weights at "
                     f"{self._repository.revision!r}; go online (drop --offline, unset HF_HUB_OFFLINE) or run "
@@ -115,10 +119,8 @@ class HubCheckpoint(Checkpoint):
         jobs: list[tuple[_Shard, Run]] = []
         for file_name, mine in by_shard.items():
             shard = self._shards[file_name]
-            places = {name: shard.placed[name] for name in mine}
+            places = {name: self._place(name)[1] for name in mine}
             for name, place in places.items():
-                if place.info.dtype not in ITEM_BYTES:
-                    raise BadFile(f"{shard.where}: cannot read values of type {place.info.dtype} ({name})")
                 if not place.info.nbytes:
                     yield name, widen(np.empty(0, np.uint8), place.info.dtype, place.info.shape, name)
             jobs += [(shard, run) for run in merge((place.start, place.end, name) for name, place in places.items())]
@@ -136,11 +138,8 @@ class HubCheckpoint(Checkpoint):
                 self._tally()
                 yield rows
             return
-        info = self.tensors[name]
-        shard = self._shards[self._file_of(name)]
-        if info.dtype not in ITEM_BYTES:
-            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
-        start = shard.placed[name].start
+        shard, place = self._place(name)
+        info, start = place.info, place.start
         spans = list(row_spans(info, n_rows))
         blocks = _in_parallel(lambda span: shard.file.read(start + span[0], start + span[1]), spans)
         for (_, _, shape), body in zip(spans, blocks, strict=True):
@@ -152,11 +151,8 @@ class HubCheckpoint(Checkpoint):
             values = self._local.take_rows(name, rows)
             self._tally()
             return values
-        info = self.tensors[name]
-        shard = self._shards[self._file_of(name)]
-        if info.dtype not in ITEM_BYTES:
-            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
-        start, width = shard.placed[name].start, info.shape[-1]
+        shard, place = self._place(name)
+        info, start, width = place.info, place.start, place.info.shape[-1]
         row_bytes = width * ITEM_BYTES[info.dtype]
         spans = [(start + first * row_bytes, start + end * row_bytes) for first, end in runs_of(rows)]
         raw = b"".join(_in_parallel(lambda span: bytes(shard.file.read(*span)), spans))
@@ -176,14 +172,12 @@ class HubCheckpoint(Checkpoint):
 
     def _open_cached(self, patterns: Sequence[str]) -> bool:
         """Read everything from the local cache; False where it holds no complete weights of these file names."""
-        from outlierlens.checkpoints.formats import open_directory
-
         snapshot = self._repository.snapshot()
         if snapshot is None:
             return False
         folder = snapshot / self._repository.folder
-        found = [path for pattern in patterns for path in folder.glob(pattern) if not _SHARD.search(path.name)]
-        if not all(_shards_are_there(path) for path in found if path.name.endswith(".index.json")) or not found:
+        found = [path for pattern in patterns for path in folder.glob(pattern) if not is_part(path)]
+        if not found or not all(file.is_file() for path in found for file in files_of(path)[0]):
             return False
         self._local = open_directory(folder, str(snapshot))
         self._repository.pin(snapshot.name)
@@ -193,16 +187,17 @@ class HubCheckpoint(Checkpoint):
         return True
 
     def _open_remote(self) -> None:
-        if self.commit and self._open_cached(_SAFETENSORS):
+        complete = (SAFETENSORS.file, SAFETENSORS.index)
+        if self.commit and self._open_cached(complete):
             return
         raw = self._repository.small("config.json", MAX_CONFIG_BYTES)
-        if self.commit and self._open_cached(_SAFETENSORS):
+        if self.commit and self._open_cached(complete):
             return
         self.config = parse_config(raw, f"{self.name}/config.json") if raw is not None else {}
-        opened = self._open_single("model.safetensors") or self._open_index() or self._open_listed()
+        opened = self._open_single(SAFETENSORS.file) or self._open_index() or self._open_listed()
         if opened and self.commit:
             self.notes = (f"read from the hub at commit {self.commit}",)
-        if not opened and not (self.commit and self._open_cached(_ANY)):
+        if not opened and not (self.commit and self._open_cached(_any_weights())):
             raise self._no_weights()
 
     def _open_single(self, file_name: str) -> bool:
@@ -216,10 +211,10 @@ class HubCheckpoint(Checkpoint):
         return True
 
     def _open_index(self) -> bool:
-        raw = self._repository.small("model.safetensors.index.json", MAX_INDEX_BYTES)
+        raw = self._repository.small(SAFETENSORS.index, MAX_INDEX_BYTES)
         if raw is None:
             return False
-        where = f"{self.name}/model.safetensors.index.json"
+        where = f"{self.name}/{SAFETENSORS.index}"
         index = parse_config(raw, where)
         self._shard_of = shard_names(index, where)
         metadata = index.get("metadata")
@@ -239,7 +234,9 @@ class HubCheckpoint(Checkpoint):
 
     def _open_listed(self) -> bool:
         """Open the only safetensors file that the hub lists, whatever its name, as for a local directory."""
-        found = [name for name in self._repository.listing if re.fullmatch(r"[^/]+\.safetensors", name)]
+        found = [
+            name for name in self._repository.listing if "/" not in name and Path(name).suffix in SAFETENSORS.suffixes
+        ]
         if len(found) > 1:
             raise BadFile(
                 f"{self.name}: {len(found)} safetensors files and no index ({', '.join(found[:4])}); "
@@ -249,9 +246,8 @@ class HubCheckpoint(Checkpoint):
 
     def _no_weights(self) -> OutlierlensError:
         listing = self._repository.listing
-        others = [
-            name for name in listing if name.endswith((".bin", ".gguf", ".onnx")) or name.endswith("bin.index.json")
-        ]
+        endings = tuple(ending for row in formats.FORMATS if row is not SAFETENSORS for ending in row.endings)
+        others = [name for name in listing if name.endswith(endings)]
         if others:
             return BadFile(
                 f"{self.name}: holds {', '.join(others[:3])} but no safetensors, and only those can be read by byte "
@@ -271,6 +267,13 @@ class HubCheckpoint(Checkpoint):
     def _file_of(self, name: str) -> str:
         return self._shard_of[name] if self._shard_of else next(iter(self._shards))
 
+    def _place(self, name: str) -> tuple["_Shard", Placed]:
+        """Where the bytes of a tensor are; raises BadFile where its values are of a type that cannot be read."""
+        info, shard = self.tensors[name], self._shards[self._file_of(name)]
+        if info.dtype not in ITEM_BYTES:
+            raise BadFile(f"{shard.where}: cannot read values of type {info.dtype} ({name})")
+        return shard, shard.placed[name]
+
     def _info(self, name: str) -> TensorInfo:
         shard = self._shards[self._shard_of[name]]
         shard.need()
@@ -286,11 +289,9 @@ class HubCheckpoint(Checkpoint):
             self.total_bytes = sum(file.size for file in files)
 
 
-def _shards_are_there(index: Path) -> bool:
-    if index.stat().st_size > MAX_INDEX_BYTES:
-        raise BadFile(f"{index}: {index.stat().st_size:,} bytes is too large for a shard index")
-    shards = shard_names(parse_config(index.read_bytes(), str(index)), str(index))
-    return all((index.parent / shard).is_file() for shard in set(shards.values()))
+def _any_weights() -> tuple[str, ...]:
+    """Patterns of a model's weights in the cache."""
+    return tuple(name for row in formats.FORMATS for name in row.names)
 
 
 class _Shard:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ class OnnxCheckpoint(Checkpoint):
     """One ONNX file, with external data files of the same folder where it names them."""
 
     kind = "onnx"
+    remedy = "use the file as it was exported, without graph optimization"
 
     def __init__(self, path: Path, *, name: str, config: dict[str, Any]):
         """Parse and check the file; `config` is config.json's content, or {}.
@@ -72,7 +74,8 @@ class OnnxCheckpoint(Checkpoint):
             BadFile: the file is malformed, or points outside its folder.
         """
         self._path, self.name = path, name
-        graph = _parse(path)
+        onnx = need("onnx", "onnx", "reading ONNX files")
+        graph = _parse(onnx, path)
         if len(graph.initializer) > MAX_TENSORS:
             raise BadFile(f"{path}: {len(graph.initializer):,} tensors, more than {MAX_TENSORS:,}")
         self._stored: dict[str, Any] = {}
@@ -80,7 +83,7 @@ class OnnxCheckpoint(Checkpoint):
             if key in self._stored:
                 raise BadFile(f"{path}: tensor {key!r} is stored twice; export the model again")
             self._stored[key] = tensor
-        self._placed = {key: _place(key, tensor, path) for key, tensor in self._stored.items()}
+        self._placed = {key: _place(onnx, key, tensor, path) for key, tensor in self._stored.items()}
         outside = {place.file: place.file.stat().st_size for place in self._placed.values() if place.file is not None}
         self.outside = tuple(outside)  # external data files
         self.bytes_read = path.stat().st_size
@@ -94,7 +97,6 @@ class OnnxCheckpoint(Checkpoint):
             yield name, self._values(name, self._sources[name])
 
     def holds_floats(self, name: str) -> bool:
-        """Whether the values of a tensor are floats, stored as such or as integers with their scale."""
         source = self._sources[name]
         return bool(source.scale) or "FLOAT" in self._placed[source.stored].dtype
 
@@ -148,8 +150,7 @@ class OnnxCheckpoint(Checkpoint):
 # --- the graph ---------------------------------------------------------------------------------------------------
 
 
-def _parse(path: Path) -> Any:
-    onnx = need("onnx", "onnx", "reading ONNX files")
+def _parse(onnx: ModuleType, path: Path) -> Any:
     from google.protobuf.message import DecodeError
 
     size = path.stat().st_size
@@ -288,10 +289,9 @@ class _Placed:
     offset: int = 0
 
 
-def _place(name: str, tensor: Any, path: Path) -> _Placed:
+def _place(onnx: ModuleType, name: str, tensor: Any, path: Path) -> _Placed:
     """Check a tensor's declaration against the bytes that are there."""
     where = f"{path}: tensor {name!r}"
-    onnx = need("onnx", "onnx", "reading ONNX files")
     known = {number: word for word, number in onnx.TensorProto.DataType.items()}
     dtype = known.get(tensor.data_type, f"type {tensor.data_type}")
     shape = tuple(tensor.dims)

@@ -6,14 +6,16 @@ length against the file, offsets against each other, shape against bytes.
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 
 from outlierlens.checkpoints.base import (
+    INDEX,
     ITEM_BYTES,
     MAX_FILE_NAME,
     MAX_RANK,
@@ -21,15 +23,15 @@ from outlierlens.checkpoints.base import (
     Checkpoint,
     TensorInfo,
     parse_config,
+    raw_blocks,
     raw_rows,
-    row_spans,
     widen,
 )
 from outlierlens.errors import BadFile
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_INDEX_BYTES = 200_000_000
-
+T = TypeVar("T")
 
 _OTHER_BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E5M2FNUZ": 8, "F8_E4M3FNUZ": 8,
@@ -123,33 +125,65 @@ def shard_names(index: Mapping[str, Any], where: str) -> dict[str, str]:
     return weight_map
 
 
+def files_of(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The files of a model, and {tensor: file name} as promised: of an index its shards, of a weight file itself and {}."""
+    if not path.name.endswith(INDEX):
+        return [path], {}
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a shard index")
+    wanted = shard_names(parse_config(path.read_bytes(), str(path)), str(path))
+    return [path.parent / shard for shard in sorted(set(wanted.values()))], wanted
+
+
+def gather(
+    files: Iterable[Path], promised: Mapping[str, str], name: str, tensors_of: Callable[[Path], Mapping[str, T]]
+) -> dict[str, tuple[Path, T]]:
+    """{tensor: (file, what `tensors_of` says of it)} of all files of the model `name`.
+
+    Raises:
+        BadFile: a file is missing, two hold a tensor of one name, or one lacks what the index promised of it.
+    """
+    found: dict[str, tuple[Path, T]] = {}
+    for path in files:
+        if not path.is_file():
+            raise BadFile(f"{path}: this shard is named by the index but missing; fetch the model again")
+        for tensor, value in tensors_of(path).items():
+            if tensor in found:
+                raise BadFile(f"{path}: tensor {tensor!r} also stands in {found[tensor][0].name}")
+            found[tensor] = (path, value)
+    for tensor, shard in promised.items():
+        if tensor not in found or found[tensor][0].name != shard:
+            raise BadFile(f"{name}: the index places {tensor!r} in {shard}, which does not hold it")
+    return found
+
+
 class SafetensorsCheckpoint(Checkpoint):
     """One or more local safetensors files read through memory maps."""
 
     kind = "safetensors"
 
-    def __init__(self, files: list[Path], *, name: str, config: dict[str, Any], wanted: dict[str, str] | None = None):
-        """`wanted` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
+    def __init__(
+        self,
+        files: Iterable[Path],
+        promised: Mapping[str, str] = MappingProxyType({}),
+        *,
+        name: str,
+        config: dict[str, Any],
+    ):
+        """`promised` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
-        self._where: dict[str, tuple[Path, Placed]] = {}
-        for path in files:
-            if not path.is_file():
-                raise BadFile(f"{path}: this shard is named by the index but missing; fetch the model again")
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                length = header_length(file.read(8), size, str(path))
-                placed = parse_header(file.read(length), size, str(path))
-            self.total_bytes += size
-            self.bytes_read += 8 + length
-            for tensor, place in placed.items():
-                if tensor in self._where:
-                    raise BadFile(f"{path}: tensor {tensor!r} also stands in {self._where[tensor][0].name}")
-                self._where[tensor] = (path, place)
-        for tensor, shard in (wanted or {}).items():
-            if tensor not in self._where or self._where[tensor][0].name != shard:
-                raise BadFile(f"{name}: the index places {tensor!r} in {shard}, which does not hold it")
+        self._where = gather(files, promised, name, self._header)
         self.tensors = {tensor: place.info for tensor, (_, place) in self._where.items()}
+
+    def _header(self, path: Path) -> dict[str, Placed]:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = header_length(file.read(8), size, str(path))
+            placed = parse_header(file.read(length), size, str(path))
+        self.total_bytes += size
+        self.bytes_read += 8 + length
+        return placed
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         maps: dict[Path, np.ndarray] = {}
@@ -163,14 +197,10 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
         path, place = self._where[name]
-        with path.open("rb") as file:  # a map would stay in memory page by page
-            file.seek(place.start)
-            for start, end, shape in row_spans(place.info, n_rows):
-                raw = np.frombuffer(file.read(end - start), np.uint8)
-                if len(raw) != end - start:
-                    raise BadFile(f"{path}: {name}: the file became shorter while it was read; fetch it again")
-                self.bytes_read += end - start
-                yield widen(raw, place.info.dtype, shape, f"{path}: {name}")
+        where = f"{path}: {name}"
+        for raw, shape in raw_blocks(path, place.start, place.info, n_rows, where):
+            self.bytes_read += len(raw)
+            yield widen(raw, place.info.dtype, shape, where)
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
         path, place = self._where[name]
@@ -180,13 +210,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return widen(raw, place.info.dtype, (len(rows), place.info.shape[-1]), where)
 
 
-def open_index(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:
-    """A sharded checkpoint from its `model.safetensors.index.json`."""
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a shard index")
-    wanted = shard_names(parse_config(path.read_bytes(), str(path)), str(path))
-    files = [path.parent / shard for shard in sorted(set(wanted.values()))]
-    return SafetensorsCheckpoint(files, name=name, config=config, wanted=wanted)
+def open_safetensors(path: Path, *, name: str, config: dict[str, Any]) -> SafetensorsCheckpoint:
+    """One file, or a sharded checkpoint by its `model.safetensors.index.json`."""
+    return SafetensorsCheckpoint(*files_of(path), name=name, config=config)
 
 
 def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> bytes:

@@ -17,13 +17,14 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, parse_config
+from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo
 from outlierlens.checkpoints.pickled import SAFE, scan_pickle
-from outlierlens.checkpoints.safetensors import MAX_INDEX_BYTES, shard_names
+from outlierlens.checkpoints.safetensors import files_of, gather
 from outlierlens.errors import BadFile, need
 
 if TYPE_CHECKING:
@@ -40,13 +41,7 @@ def open_bin(path: Path, *, name: str, config: dict[str, Any]) -> Checkpoint:
         MissingExtra: torch is not installed.
         BadFile: the file is malformed, or holds pickled objects other than tensors; nothing in it was executed.
     """
-    if not path.name.endswith(".index.json"):
-        return TorchCheckpoint([path], name=name, config=config)
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise BadFile(f"{path}: {path.stat().st_size:,} bytes is too large for a shard index")
-    wanted = shard_names(parse_config(path.read_bytes(), str(path)), str(path))
-    files = [path.parent / shard for shard in sorted(set(wanted.values()))]
-    return TorchCheckpoint(files, name=name, config=config, wanted=wanted)
+    return TorchCheckpoint(*files_of(path), name=name, config=config)
 
 
 class TorchCheckpoint(Checkpoint):
@@ -59,23 +54,19 @@ class TorchCheckpoint(Checkpoint):
     kind = "bin"
     wrapped = False
 
-    def __init__(self, files: list[Path], *, name: str, config: dict[str, Any], wanted: dict[str, str] | None = None):
-        """`wanted` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
+    def __init__(
+        self,
+        files: Iterable[Path],
+        promised: Mapping[str, str] = MappingProxyType({}),
+        *,
+        name: str,
+        config: dict[str, Any],
+    ):
+        """`promised` ({tensor: file name}, from an index) must be satisfied exactly by `files`."""
         self.name, self.config = name, config
         self.total_bytes = self.bytes_read = 0
-        self._tensors: dict[str, tuple[Path, Tensor]] = {}
         self._whole: set[Path] = set()
-        for path in files:
-            if not path.is_file():
-                raise BadFile(f"{path}: this shard is named by the index but missing; fetch the model again")
-            self.total_bytes += path.stat().st_size
-            for key, tensor in self._load(path).items():
-                if key in self._tensors:
-                    raise BadFile(f"{path}: tensor {key!r} also stands in {self._tensors[key][0].name}")
-                self._tensors[key] = (path, tensor.detach())  # a gradient may be asked for in the file
-        for key, shard in (wanted or {}).items():
-            if key not in self._tensors or self._tensors[key][0].name != shard:
-                raise BadFile(f"{name}: the index places {key!r} in {shard}, which does not hold it")
+        self._tensors = gather(files, promised, name, self._load)
         self.wrapped |= all(key.startswith("module.") for key in self._tensors)
         self.tensors = {
             key: TensorInfo(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.nbytes)
@@ -83,51 +74,36 @@ class TorchCheckpoint(Checkpoint):
         }
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-        import torch
-
         for name in names:
-            path, tensor = self._tensors[name]
-            if path not in self._whole:
-                self.bytes_read += tensor.nbytes
-            if tensor.is_complex():
-                raise BadFile(f"{path}: {name}: cannot read complex values")
-            # A copy: the values must outlive the file, and the file must not change with them.
-            wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-            yield name, np.array(tensor.to(wide).contiguous().numpy())
+            yield name, self._values(name, self._tensors[name][1])
 
     def read_rows(self, name: str, n_rows: int) -> Iterator[np.ndarray]:
-        import torch
-
-        path, tensor = self._tensors[name]
-        if path not in self._whole:
-            self.bytes_read += tensor.nbytes
-        if tensor.is_complex():
-            raise BadFile(f"{path}: {name}: cannot read complex values")
-        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        tensor = self._tensors[name][1]
         rows = tensor.reshape(-1, tensor.shape[-1])
         for start in range(0, len(rows), n_rows):
-            yield np.array(rows[start : start + n_rows].to(wide).contiguous().numpy())
+            yield self._values(name, rows[start : start + n_rows])
 
     def take_rows(self, name: str, rows: Sequence[int]) -> np.ndarray:
+        tensor = self._tensors[name][1]
+        return self._values(name, tensor.reshape(-1, tensor.shape[-1])[list(rows)])
+
+    def _values(self, name: str, part: "Tensor") -> np.ndarray:
+        """A copy of (part of) a tensor: it must outlive the file, and the file must not change with it."""
         import torch
 
-        path, tensor = self._tensors[name]
-        if tensor.is_complex():
+        path = self._tensors[name][0]
+        if part.is_complex():
             raise BadFile(f"{path}: {name}: cannot read complex values")
-        wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        picked = tensor.reshape(-1, tensor.shape[-1])[list(rows)]
         if path not in self._whole:
-            self.bytes_read += picked.nbytes
-        return np.array(picked.to(wide).contiguous().numpy())
-
-    def holds_floats(self, name: str) -> bool:
-        """Whether the values of a tensor are floats."""
-        return self._tensors[name][1].is_floating_point()
+            self.bytes_read += part.nbytes
+        wide = torch.float64 if part.dtype == torch.float64 else torch.float32
+        return np.array(part.to(wide).contiguous().numpy())
 
     def close(self) -> None:
         self._tensors.clear()
 
     def _load(self, path: Path) -> dict[str, "Tensor"]:
+        self.total_bytes += path.stat().st_size
         is_zip = _has_zip_magic(path)
         if is_zip:
             self.bytes_read += _check_zip(path)
@@ -158,7 +134,7 @@ class TorchCheckpoint(Checkpoint):
             self.notes += (f"{path.name}: entries that are no tensors were ignored: {', '.join(ignored[:4])}",)
         for key, tensor in tensors.items():
             _check_tensor(key, tensor, path)
-        return tensors
+        return {key: tensor.detach() for key, tensor in tensors.items()}  # a gradient may be asked for in the file
 
 
 def _has_zip_magic(path: Path) -> bool:

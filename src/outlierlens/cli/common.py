@@ -8,13 +8,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from outlierlens.cli import drop_output
-from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, printable, told
+from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, need, printable, told
+
+if TYPE_CHECKING:
+    from outlierlens.view.charts.base import Chart, PictureKind
 
 # Exit codes of commands that check: nothing could be checked; the check failed.
 UNUSABLE, FAILED = 2, 3
+CHART_KINDS: "dict[str, PictureKind | None]" = {".html": None, ".svg": "svg", ".png": "png", ".json": "vl.json"}
 
 
 @contextmanager
@@ -144,3 +148,30 @@ def resumable(rows: Path | None, *, hint: bool = True) -> Iterator[None]:
     finally:
         if here:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def check_chart(path: Path | None, *, replace: bool, remedy: str = "use --overwrite") -> None:
+    """Raise before any work where the chart could not be drawn to `path`.
+
+    Raises:
+        BadInput: an ending that says nothing, or a file that exists and may not be replaced; `remedy` says how it may.
+        MissingExtra: pictures need a library that is not installed.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in CHART_KINDS:
+        raise BadInput(f"--chart {path}: the ending says what is drawn; use {', '.join(CHART_KINDS)}")
+    if path.suffix.lower() in (".svg", ".png"):
+        need("vl_convert", "charts", f"drawing {path}")
+    if path.exists() and not replace:
+        raise BadInput(f"{path} exists; name another file for --chart, or {remedy}")
+
+
+def write_chart(path: Path, chart: "Chart") -> Path:
+    """Draw to `path` what its ending says."""
+    from outlierlens.report import chart_page
+    from outlierlens.results.safe_files import write_bytes
+    from outlierlens.view.charts.base import picture
+
+    kind = CHART_KINDS[path.suffix.lower()]
+    return write_bytes(path, chart_page(chart).encode() if kind is None else picture(chart, kind))

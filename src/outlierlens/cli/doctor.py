@@ -1,15 +1,312 @@
-"""`doctor`: what is installed, cached and missing, and for which command."""
+"""`doctor`: what is installed, what is cached, and which commands that leaves unable to run: `examine()`.
+
+    found = examine()                     # 0.1 s: versions from package metadata, nothing heavy is imported
+    found = examine(devices=True)         # imports torch as well, for GPUs; a torch that cannot be imported is broken
+    found.broken, found.missing           # () and the libraries that are absent
+
+A library that was never installed is missing; one that is installed and cannot work is broken: an older version than
+is required, a requirement of it that is absent, or (with `devices`) a torch that fails to import.
+"""
 
 import dataclasses
+import importlib
 import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
 
+from outlierlens import __version__
+from outlierlens.checkpoints import formats
+from outlierlens.checkpoints.samples import SAMPLES, cache_root, is_complete
+from outlierlens.checkpoints.samples.cache import folder_of, network_is_off
 from outlierlens.cli.common import say
-from outlierlens.cli.diagnosis import Diagnosis, examine
+from outlierlens.errors import install
 from outlierlens.experiments import EXPERIMENTS
+from outlierlens.models.devices import cores
 from outlierlens.session import Session
 from outlierlens.view.section import Rows
 from outlierlens.view.terminal import print_rows
+
+PACKAGE = "outlierlens"
+FOR_USERS = ("charts", "models", "onnx", "vision", "audio", "ray", "pos", "explore")  # not dev and crosscheck
+USES = {  # extra -> what it is for, where it is neither whole commands nor a format of weights
+    "charts": "--chart FILE.svg and .png, pictures beside a report",
+    "vision": "image data of observe, disable and sweep",
+    "audio": "recordings that are no PCM .wav",
+    "ray": "sweep --engine ray",
+    "pos": "predictions --tagger, replicate puccetti --tagger",
+    "explore": "the page of explore (its --show and --json work without)",
+}
+VARIABLES = (
+    *("OUTLIERLENS_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN"),
+    *("HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    *("NO_COLOR", "HTTPS_PROXY", "PIP_INDEX_URL"),
+)
+SECRET = ("HF_TOKEN", "HTTPS_PROXY", "PIP_INDEX_URL")  # a token, or an address that may hold a password
+_REQUIREMENT = re.compile(
+    r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;.*extra\s*==\s*['\"]([\w-]+)['\"].*)?\Z"
+)
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library of one extra ("" for those that are always needed).
+
+    Attributes:
+        installed: its version; None where it is missing.
+        wanted: the versions that will do, as in the package's metadata.
+        problem: why it cannot work though it is installed; "" where nothing is wrong.
+    """
+
+    name: str
+    extra: str
+    wanted: str
+    installed: str | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What an extra would allow: its missing libraries, the commands or uses that need them, and the line that helps."""
+
+    extra: str
+    libraries: tuple[str, ...]
+    needed_by: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A sample model: "packaged", "complete", "incomplete" or "not fetched", its folder and its size on disk."""
+
+    name: str
+    state: str
+    folder: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `examine` found.
+
+    Attributes:
+        memory: bytes of main memory; None where the system does not say.
+        devices: "cpu", "cuda:0 NAME", "mps"; None where torch was not asked.
+        free: bytes free on the disk of `cache`. hub_models: models in the hub's cache, hub_bytes their size.
+        offline: whether HF_HUB_OFFLINE is on.
+        variables: environment variables that matter and are set; secrets are only said to be set.
+        broken: what is installed and cannot work, a sentence each.
+    """
+
+    version: str
+    python: str
+    platform: str
+    cores: int
+    memory: int | None
+    devices: tuple[str, ...] | None
+    libraries: tuple[Library, ...]
+    lacking: tuple[Lacking, ...]
+    cache: str
+    free: int | None
+    samples: tuple[Cached, ...]
+    hub_cache: str
+    hub_models: int
+    hub_bytes: int
+    offline: bool
+    variables: dict[str, str]
+    broken: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the libraries that are not installed."""
+        return tuple(one.name for one in self.libraries if one.installed is None)
+
+
+def examine(*, devices: bool = False, commands: Iterable[str] = ()) -> Diagnosis:
+    """Look at this installation; nothing is changed, fetched or sent.
+
+    Versions come from package metadata, so that torch is not imported (seconds, and hundreds of megabytes) unless
+    `devices` asks for it. `commands` are the names that a missing extra `models` is held against.
+    """
+    libraries = _libraries()
+    problems = [f"{one.name} {one.installed}: {one.problem}" for one in libraries if one.problem and one.installed]
+    problems += [f"{one.name}: {one.problem}" for one in libraries if one.problem and not one.installed]
+    found, wrong = _devices() if devices else (None, "")
+    samples, damaged = _samples()
+    cache, free, unwritable = _cache()
+    hub, models, size = _hub()
+    return Diagnosis(
+        version=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cores=cores(),
+        memory=_memory(),
+        devices=found,
+        libraries=libraries,
+        lacking=_lacking(libraries, tuple(commands)),
+        cache=cache,
+        free=free,
+        samples=samples,
+        hub_cache=hub,
+        hub_models=models,
+        hub_bytes=size,
+        offline=network_is_off(),
+        variables={k: "set" if k in SECRET else os.environ[k] for k in VARIABLES if os.environ.get(k)},
+        broken=tuple(filter(None, (*problems, wrong, *damaged, unwritable))),
+    )
+
+
+def _libraries() -> tuple[Library, ...]:
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return (Library(PACKAGE, "", "", None, f"its metadata is missing; {install()}"),)
+    found = []
+    for line in lines:
+        read = _REQUIREMENT.match(line)
+        if read is None or read[1] == PACKAGE or (read[4] or "") not in ("", *FOR_USERS):
+            continue
+        found.append(_library(read[1], read[4] or "", read[3].strip("() ")))
+    return tuple(sorted(found, key=lambda one: (one.extra != "", one.extra, one.name.lower())))
+
+
+def _library(name: str, extra: str, wanted: str) -> Library:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        lost = f"it is needed by everything; {install()}" if not extra else ""
+        return Library(name, extra, wanted, None, lost)
+    if not satisfies(version, wanted):
+        return Library(name, extra, wanted, version, f"{wanted} is needed; {install(extra)}")
+    modules = _modules(name)
+    if modules and not any(util.find_spec(module) for module in modules):
+        return Library(name, extra, wanted, version, f"its files are gone; run: pip install --force-reinstall {name}")
+    return Library(name, extra, wanted, version)
+
+
+def _modules(name: str) -> list[str]:
+    """Top-level modules that a package says it brings; nothing is imported."""
+    listed = metadata.distribution(name).read_text("top_level.txt") or ""
+    return [line.strip() for line in listed.splitlines() if line.strip().isidentifier()]
+
+
+def satisfies(version: str, wanted: str) -> bool:
+    """Whether `version` meets bounds such as ">=6.31,<7", by its numbers alone; "2.13.0+cpu" counts as 2.13.0."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        found = _DIGITS.findall(text.partition("+")[0])[:4]
+        return tuple([int(one) for one in found] + [0] * (4 - len(found)))
+
+    for bound in filter(None, (part.strip() for part in wanted.split(","))):
+        if bound.startswith(">="):
+            fits = numbers(version) >= numbers(bound)
+        elif bound.startswith("<"):
+            fits = numbers(version) < numbers(bound)
+        else:
+            fits = True  # no other kind of bound stands in our metadata
+        if not fits:
+            return False
+    return True
+
+
+def _lacking(libraries: tuple[Library, ...], commands: tuple[str, ...]) -> tuple[Lacking, ...]:
+    found = []
+    for extra in FOR_USERS:
+        names = tuple(one.name for one in libraries if one.extra == extra and one.installed is None)
+        if not names:
+            continue
+        needed = (commands or ("every command that runs a model",)) if extra == "models" else (use_of(extra),)
+        found.append(Lacking(extra, names, needed, install(extra)))
+    return tuple(found)
+
+
+def use_of(extra: str) -> str:
+    """What an extra other than `models` is for."""
+    if extra in USES:
+        return USES[extra]
+    rows = [row for row in formats.FORMATS if row.extra == extra]
+    files = [(name, Path(member.name).suffix) for name, sample in SAMPLES.items() for member in sample.files]
+    samples = [f"the sample {name}" for name, suffix in files if any(suffix in row.suffixes for row in rows)]
+    return ", and ".join([*(f"{row.name} files" for row in rows), *samples])
+
+
+def _devices() -> tuple[tuple[str, ...], str]:
+    """What torch can compute on, and what is wrong where it cannot be imported."""
+    if util.find_spec("torch") is None:
+        return ("cpu (torch is not installed)",), ""
+    try:
+        torch: Any = importlib.import_module("torch")
+        cuda = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+        mps = ["mps"] if torch.backends.mps.is_available() else []
+    except Exception as error:  # a library that will not load raises what it likes
+        text = " ".join(str(error).split())[:200]
+        return (), f"torch is installed and cannot be used: {type(error).__name__}: {text}; install it again"
+    return ("cpu", *cuda, *mps), ""
+
+
+def _samples() -> tuple[tuple[Cached, ...], list[str]]:
+    found, damaged = [], []
+    for name, sample in SAMPLES.items():
+        folder, whole = folder_of(sample), is_complete(sample)
+        state = ("packaged" if sample.packaged else "complete") if whole else "not fetched"
+        if folder.is_dir() and not whole:
+            state = "incomplete"
+        if not whole and sample.packaged:
+            damaged.append(f"sample {name} is missing from the package; install outlierlens again")
+        elif state == "incomplete":
+            damaged.append(f"sample {name} is incomplete in {folder}; run: outlierlens fetch {name}")
+        found.append(Cached(name, state, str(folder), _size(folder)))
+    return tuple(found), damaged
+
+
+def _cache() -> tuple[str, int | None, str]:
+    """The cache's folder, bytes free on its disk, and why nothing could be written there."""
+    root = cache_root()
+    there = next((folder for folder in (root, *root.parents) if folder.exists()), Path(root.anchor))
+    wrong = ""
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        wrong = f"the cache {root} cannot be written; set OUTLIERLENS_CACHE to a folder that can"
+    try:
+        return str(root), shutil.disk_usage(there).free, wrong
+    except OSError:
+        return str(root), None, wrong
+
+
+def _hub() -> tuple[str, int, int]:
+    """The hub's cache, the number of models in it and their bytes."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    root = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    models = sorted(root.glob("models--*")) if root.is_dir() else []
+    return str(root), len(models), sum(_size(folder / "blobs") for folder in models)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files under `folder`; a file that vanishes meanwhile counts nothing."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(path) / name).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+# --- the command -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,18 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from outlierlens.cli import common, flags
-from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import Progress, check_file, resumable
+from outlierlens.cli.common import Progress, check_chart, check_file, resumable, say, warn, write_chart
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
 from outlierlens.results.row_store import remove_rows
 from outlierlens.session import Session
+
+if TYPE_CHECKING:
+    from outlierlens.report.result import ReportData
 
 
 def __getattr__(name: str) -> App:
@@ -91,3 +93,19 @@ def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False,
         print_section(section, sys.stdout)
     for note in notes_of(found):
         common.say(f"note: {note}")
+
+
+def run_paper(
+    session: Session, paper: str, make: "Callable[[Path, Callable[[str], None], Progress], ReportData]"
+) -> None:
+    """Measure a paper's parts in a run directory, write the report, and show what it says of `paper`, a field of it."""
+    from outlierlens.report.files import OURS, write
+
+    output = session.output
+    directory = session.folder(paper)
+    with resumable(directory / "parts"), Progress(output.tells_progress) as progress:
+        made = make(directory, warn if output.tells_progress else lambda _: None, progress)
+    written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
+    tell(session, getattr(made, paper))
+    if output.for_people:
+        say(f"report: {written.page}")

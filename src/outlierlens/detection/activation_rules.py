@@ -14,7 +14,6 @@ import numpy as np
 from outlierlens.detection.observe.result import ActivationOutlier
 from outlierlens.errors import BadInput
 
-EMBEDDINGS = "embeddings"
 SIZES = ("massive_size", "massive_ratio", "int8_size")  # the others are shares of layers or tokens
 
 
@@ -49,7 +48,7 @@ class ActivationRules:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ActivationMeasures:
     """What the rules rest on: `layers` names the rows, "embeddings" first; arrays [layer, dim], `median_abs` [layer].
 
     `large_share` is the share of token vectors with |h| >= `int8_size` in what the layer reads (pre-norm) or puts out.
@@ -63,9 +62,9 @@ class Measured:
     median_abs: np.ndarray
 
 
-def activation_outliers(measured: Measured, rules: ActivationRules) -> tuple[ActivationOutlier, ...]:
+def activation_outliers(measured: ActivationMeasures, rules: ActivationRules) -> tuple[ActivationOutlier, ...]:
     """Every dimension that a rule finds, with the layers where it holds and its strength in each of them."""
-    blocks = np.array([layer != EMBEDDINGS for layer in measured.layers])
+    blocks = np.array([layer != "embeddings" for layer in measured.layers])
     extreme = np.maximum(measured.argmin_share, measured.argmax_share)
     found = []
     for name, strength, holds, fraction in (
@@ -88,6 +87,6 @@ def activation_outliers(measured: Measured, rules: ActivationRules) -> tuple[Act
     return tuple(found)
 
 
-def _massive(measured: Measured, rules: ActivationRules) -> np.ndarray:
+def _massive(measured: ActivationMeasures, rules: ActivationRules) -> np.ndarray:
     relative = rules.massive_ratio * measured.median_abs[:, None]
     return (measured.abs_max > rules.massive_size) & (measured.abs_max > relative)

@@ -1,7 +1,8 @@
 """The rules that call a dimension an outlier, on arrays [layer, dim] of a block's last operation.
 
     measured = Measured(scale, bias)                       # float64 [layer, dim]; bias may be None
-    outliers = find(measured, Rule("kovaleva"))            # tuple of Outlier, strongest first
+    outliers, _ = find(measured, Rule("kovaleva"))         # tuple of Outlier, strongest first
+    rule.passes(z); rule.counts(scale, bias)               # where |z| passes [layer, dim]; whose layers are enough [dim]
 
 `kovaleva`  |z| >= n_sigma in at least `min_layer_fraction` of the layers, for scale and bias both (Kovaleva et al. 2021).
 `puccetti`  exactly the rule that Puccetti et al. (2022) released: unbiased std, more than three layers, interleaved lists.
@@ -15,7 +16,7 @@ in both are moved together; where each is counted by itself, the larger p (or tw
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, get_args
 
 import numpy as np
@@ -25,14 +26,19 @@ from outlierlens.errors import BadFile, BadInput, near
 from outlierlens.options import Flag, check
 from outlierlens.statistics.p_values import holm, position_p
 from outlierlens.statistics.ranks import ranks_from_top
+from outlierlens.view.words import number_of_layers
 
 RuleName = Literal["kovaleva", "puccetti", "luo"]
+Passes = Literal["scale and bias", "scale", "bias", "neither"]
 RULES: tuple[RuleName, ...] = get_args(RuleName)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule and its settings."""
+    """A rule and its settings: what passes, in how many layers, and how that is said.
+
+    Whatever counts layers past the threshold, draws it or names it asks here.
+    """
 
     name: Annotated[RuleName, Flag("--rule")] = "kovaleva"
     """kovaleva, puccetti or luo."""
@@ -53,6 +59,82 @@ class Rule:
         check(self)
         if self.relax_to is not None and self.relax_to > self.n_sigma:
             raise BadInput(f"relax_to is {self.relax_to}; it must be positive and at most n_sigma ({self.n_sigma})")
+
+    def at(self, n_sigma: float) -> "Rule":
+        """This rule with another threshold."""
+        return replace(self, n_sigma=n_sigma)
+
+    def passes(self, z: np.ndarray | float) -> np.ndarray:
+        """Where |z| reaches the threshold, bool of the shape of z."""
+        return self.above(np.abs(z))
+
+    def above(self, z: np.ndarray | float) -> np.ndarray:
+        """Where z itself reaches the threshold, bool of the shape of z."""
+        return np.asarray(z) >= self.n_sigma
+
+    def beyond(self, values: np.ndarray, mean: float, std: float) -> np.ndarray:
+        """Where values lie the threshold or farther from `mean`, in units of `std`, which may be 0."""
+        return np.abs(values - mean) >= self.n_sigma * std
+
+    def layers_past(self, z: np.ndarray | float) -> np.ndarray:
+        """In how many layers |z| [layer, …] reaches the threshold, int […]."""
+        return np.asarray(self.passes(z).sum(axis=0))
+
+    def needed(self, n_layers: int) -> int:
+        """In how many layers a dimension must pass: the share of them, rounded up."""
+        return layers_needed(self.min_layer_fraction, n_layers)
+
+    def enough(self, layers: np.ndarray, n_layers: int) -> np.ndarray:
+        """Whether that many `layers` of `n_layers` are enough, bool of the shape of `layers`."""
+        return layers >= self.needed(n_layers)
+
+    def counts(self, scale: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """Which dimensions are outliers (kovaleva), bool [dim], of where scale and bias pass, bool [layer, dim]."""
+        parts = [scale] if bias is None else [scale & bias] if self.same_layer else [scale, bias]
+        return np.logical_and.reduce([self.enough(part.sum(axis=0), len(scale)) for part in parts])
+
+    def parts(self, scale: np.ndarray, bias: np.ndarray | None, n_layers: int) -> dict[Passes, np.ndarray]:
+        """Which dimensions pass in what, bool [..., dim], of numbers of layers [..., dim]; without a bias only in scale."""
+        held = self.enough(scale, n_layers)
+        if bias is None:
+            return {"scale": held}
+        other = self.enough(bias, n_layers)
+        return {"scale and bias": held & other, "scale": held, "bias": other}
+
+    @property
+    def levels(self) -> tuple[float, float]:
+        """Where the thresholds of a signed z lie, for the lines of a chart: below and above."""
+        return -self.n_sigma, self.n_sigma
+
+    @property
+    def sigmas(self) -> str:
+        """The threshold in words, such as "3 sigma"."""
+        return f"{self.n_sigma:g} sigma"
+
+    @property
+    def deviations(self) -> str:
+        """The threshold in full words, such as "3 standard deviations"."""
+        return f"{self.n_sigma:g} standard deviations"
+
+    @property
+    def percent(self) -> str:
+        """The share of layers in words, such as "50 %"."""
+        return f"{self.min_layer_fraction:.0%}".replace("%", " %")
+
+    @property
+    def share(self) -> str:
+        """The share of layers in a sentence: "half", or such as "40 %"."""
+        return "half" if self.min_layer_fraction == 0.5 else self.percent
+
+    def asks(self, n_layers: int, *, has_bias: bool) -> str:
+        """What an outlier is under this rule, in one phrase that begins with a verb."""
+        if self.name == "luo":
+            return f"ranks among the first {self.top_k} in more layers than chance allows"
+        if self.name == "puccetti":
+            return f"is over {self.deviations} in scale and bias of more than three layers"
+        both = " in both scale and bias" if has_bias else ""
+        layers = number_of_layers(n_layers)
+        return f"is {self.deviations} or more from the mean{both} in {self.needed(n_layers)} of {layers}"
 
 
 @dataclass(frozen=True)
@@ -129,12 +211,11 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 def find(measured: Measured, rule: Rule) -> tuple[tuple[Outlier, ...], float]:
     """The outliers that `rule` finds, most layers first, and the n_sigma that was used (lower only by `relax_to`)."""
-    n_sigma = rule.n_sigma
-    dims, hits = _apply(measured, rule, n_sigma)
-    while not dims and rule.relax_to is not None and n_sigma > rule.relax_to:
-        n_sigma = max(rule.relax_to, round(n_sigma - 0.1, 10))
-        dims, hits = _apply(measured, rule, n_sigma)
-    return _describe(measured, dims, hits), n_sigma
+    dims, hits = _FINDERS[rule.name](measured, rule)
+    while not dims and rule.relax_to is not None and rule.n_sigma > rule.relax_to:
+        rule = rule.at(max(rule.relax_to, round(rule.n_sigma - 0.1, 10)))
+        dims, hits = _FINDERS[rule.name](measured, rule)
+    return _describe(measured, dims, hits), rule.n_sigma
 
 
 @dataclass(frozen=True)
@@ -146,39 +227,27 @@ class _Hits:
     p: np.ndarray
 
 
-def _apply(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
-    if rule.name == "kovaleva":
-        return _kovaleva(measured, rule, n_sigma)
-    if rule.name == "puccetti":
-        return _puccetti(measured, rule, n_sigma)
-    return _luo(measured, rule)
-
-
 def layers_needed(min_layer_fraction: float, n_layers: int) -> int:
     """In how many layers a dimension must pass: the share of them, rounded up."""
     return math.ceil(min_layer_fraction * n_layers - 1e-9)
 
 
-def _kovaleva(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
-    n_layers = len(measured.scale)
-    needed = layers_needed(rule.min_layer_fraction, n_layers)
-    scale = np.abs(measured.z_scale) >= n_sigma  # [layer, dim]
-    bias = None if measured.z_bias is None else np.abs(measured.z_bias) >= n_sigma
+def _kovaleva(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
+    scale = rule.passes(measured.z_scale)  # [layer, dim]
+    bias = None if measured.z_bias is None else rule.passes(measured.z_bias)
     if bias is None:
-        counted, p = [scale], position_p(scale)
+        p = position_p(scale)
     elif rule.same_layer:
-        both = scale & bias
-        counted, p = [both], position_p(both)
+        p = position_p(scale & bias)
     else:
-        counted, p = [scale, bias], np.maximum(position_p(scale), position_p(bias))
-    passes = np.logical_and.reduce([flags.sum(axis=0) >= needed for flags in counted])
-    return np.flatnonzero(passes).tolist(), _Hits(scale, bias, p)
+        p = np.maximum(position_p(scale), position_p(bias))
+    return np.flatnonzero(rule.counts(scale, bias)).tolist(), _Hits(scale, bias, p)
 
 
-def _puccetti(measured: Measured, rule: Rule, n_sigma: float) -> tuple[list[int], _Hits]:
+def _puccetti(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
     def flags(values: np.ndarray) -> np.ndarray:
         spread = values.std(axis=1, ddof=1, keepdims=True)
-        return (np.abs(values - values.mean(axis=1, keepdims=True)) > n_sigma * spread) & ~_flat(values)
+        return (np.abs(values - values.mean(axis=1, keepdims=True)) > rule.n_sigma * spread) & ~_flat(values)
 
     def listed(flagged: np.ndarray) -> list[int]:
         which = np.flatnonzero(flagged.any(axis=0))
@@ -206,6 +275,9 @@ def _luo(measured: Measured, rule: Rule) -> tuple[list[int], _Hits]:
     counts = scale.sum(axis=0) + (0 if bias is None else bias.sum(axis=0))
     order = np.lexsort((-counts, p))
     return [dim for dim in order[: rule.top_k].tolist() if counts[dim]], _Hits(scale, bias, p)
+
+
+_FINDERS = {"kovaleva": _kovaleva, "puccetti": _puccetti, "luo": _luo}
 
 
 def _among_first(values: np.ndarray, n: int) -> np.ndarray:

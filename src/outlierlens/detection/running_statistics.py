@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.detection.histogram import LogHistogram
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import USE_FLOAT32, BadInput
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ class InputCounts:
 class LayerStats:
     """Statistics of one layer: ordinary and special tokens apart, from which both views follow exactly."""
 
-    def __init__(self, dim: int, n_sigma: float = 3.0, device: Any = "cpu"):
+    def __init__(self, dim: int, n_sigma: float = Rule.n_sigma, device: Any = "cpu"):
         import torch
 
         self.dim, self.n_sigma, self.device = dim, n_sigma, torch.device(device)

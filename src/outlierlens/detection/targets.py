@@ -49,7 +49,7 @@ def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | No
     if asked is not None:
         return Named(tuple(dict.fromkeys(asked)), "given", scanned.dims)
     if scanned.dims:
-        return Named(scanned.dims, f"the scan of the weights, at {scanned.n_sigma:g} sigma", scanned.dims)
+        return Named(scanned.dims, scanned.named_by, scanned.dims)
     strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))
     if not strongest:
         raise BadInput(

@@ -21,7 +21,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.\n\n"
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
-        home="experiments.compare", needs=("integrity",), python=".result:compare",
+        home="experiments.compare", needs=("integrity",), python="compare",
         options="CompareOptions", takes=shared.MODELS,
         shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
         result="Comparison", gate="values_moved",
@@ -38,7 +38,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="experiments.integrity", measure=".verify", python=".verify:verify", options="VerifyOptions",
-        takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result=".result_verification:Verification",
+        takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
         gate="failed",
     ),
     Experiment(
@@ -46,9 +46,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
         home="detection.observe", python="observe", options="Asked",
         takes=shared.EXAMPLES,
-        shared={
-            **dict.fromkeys(("task", "measure", "metric", "labels", "split", "pair_column", "label_column", "chart")),
-            "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
+        shared=shared.UNLABELLED | {
+            "chart": None, "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
         },
         result="Observation",
     ),
@@ -79,8 +78,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or information?",
         home="experiments.beyond_zero", python="beyond_zero", options="Asked", takes=shared.CONDITIONS,
         shared={
-            **dict.fromkeys(("measure", "metric", "labels", "split", "pair_column", "label_column")),
-            "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
+            **shared.UNLABELLED, "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
             "limit": Other(32, least=2),
         },
         result="BeyondZero", picture="beyond_zero",
@@ -185,7 +183,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
         home="replicate.puccetti", python="replicate_puccetti", odd=True, options="PuccettiOptions",
         shared=shared.RUN_DIRECTORY | {
-            "data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."),
+            "data": shared.TEXT,
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
         },
         result="PuccettiReplication",
@@ -234,7 +232,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "origin", "explain",
         "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
-        home="experiments.origin", python="origin", measure=".run", options="Traced", takes=shared.WEIGHTS,
+        home="experiments.origin", python="origin", options="Traced", takes=shared.WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
     ),
     Experiment(
@@ -242,7 +240,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Apply every published definition of an outlier dimension; say where they agree and what they find in nulls.",
         home="experiments.detectors", python="detectors", options="Asked",
         result="Detectors", picture="detectors",
-        pictures={"super_chart": ".charts_super_weights:super_weights"},
+        pictures={"super_chart": ".charts:super_weights"},
     ),
     Experiment(
         "geometry", "explain",
@@ -258,7 +256,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "frequency", "explain",
         "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
         home="experiments.frequency", python="frequency", options="FrequencyCall", takes=shared.TOKENS,
-        shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id.")},
+        shared={"data": shared.TEXT},
         result="Frequency", picture="frequency",
     ),
     Experiment(
@@ -267,7 +265,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.frequency_geometry", python="frequency_geometry", needs=("frequency", "geometry"),
         options="FrequencyGeometryCall",
         takes=shared.TOKENS,
-        shared={"data": Other(REQUIRED, help="Text to run the model on: a file or a hub id."), "limit": Other(least=4)},
+        shared={"data": shared.TEXT, "limit": Other(least=4)},
         result="FrequencyBands", picture="frequency_geometry",
     ),
     Experiment(
@@ -298,6 +296,19 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
         home="experiments.quantization", python="quantize", options="QuantizeOptions",
         shared={"limit": Other(64)}, result="Quantized", picture="quantization",
+    ),
+    Experiment(
+        "range", "compress",
+        "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
+        home="experiments.range", python="range_of", options="RangeOptions", takes=shared.EXAMPLES,
+        shared=shared.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
+        result="Ranges", picture="ranges",
+    ),
+    Experiment(
+        "repair", "compress",
+        "Write a copy of a model that fits fp16, bf16, fp8 or int8: powers of two that leave its float32 outputs as they are.",
+        home="experiments.repair", python="repair", options="RepairCall",
+        shared={"limit": Other(16), "chart": None, "output": None}, result="Repaired",
     ),
     Experiment(
         "count", "explain",

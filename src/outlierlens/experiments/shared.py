@@ -1,6 +1,6 @@
 """What several rows of the table say alike: the groups of options that they take, and what is other about them."""
 
-from outlierlens.options import Other
+from outlierlens.options import REQUIRED, Other
 
 MODELS = ("options", "output", "source")
 CONDITIONS = ("subject", "task", "options", "rows", "output", "loading")
@@ -10,6 +10,11 @@ WEIGHTS = ("subject", "options", "output", "source")
 SPLITS = ("subject", "splits", "options", "output", "loading")
 VECTORS = ("subject", "options", "vectors", "fitting", "output", "loading")
 EXAMPLES = ("subject", "task", "options", "output", "loading")
+TEXT = Other(REQUIRED, help="Text to run the model on: a file or a hub id.")
+# Of commands that read texts, pictures or recordings, whatever their labels.
+UNLABELLED: dict[str, Other | None] = dict.fromkeys(
+    ("task", "measure", "metric", "labels", "split", "pair_column", "label_column")
+)
 # Of commands that keep what they measure in a run directory.
 RUN_DIRECTORY: dict[str, Other | None] = {
     "chart": None,

@@ -1,8 +1,8 @@
 """What happens inside: token vectors after a layer, one head's attention, and the anisotropy of the text's tokens.
 
-vectors(bench, layer, token), attention(bench, layer, head), anisotropy(bench)
+vectors(comparison, layer, token), attention(comparison, layer, head), anisotropy(comparison)
 
-Each condition is one forward pass without the head; see `language.Bench`.
+Each condition is one forward pass without the head; see `language.Comparison`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
-from outlierlens.explore.language import LENGTH, Bench
+from outlierlens.explore.language import LENGTH, Comparison
 from outlierlens.explore.result import Anisotropy, AttentionMaps, Vectors
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _read(bench: Bench) -> tuple[TextReading, Batch]:
-    reading = TextReading(bench.loaded, LENGTH)
-    (batch,) = reading.batches([bench.text], batch_size=1)
+def _read(comparison: Comparison) -> tuple[TextReading, Batch]:
+    reading = TextReading(comparison.loaded, LENGTH)
+    (batch,) = reading.batches([comparison.text], batch_size=1)
     return reading, batch
 
 
-def _tokens(bench: Bench, reading: TextReading, batch: Batch) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+def _tokens(comparison: Comparison, reading: TextReading, batch: Batch) -> tuple[tuple[str, ...], tuple[bool, ...]]:
     """The tokens that the stream reads, and which of them are special."""
-    ids, special = reading.sides(batch)[bench.ablation.stack.name]
+    ids, special = reading.sides(batch)[comparison.ablation.stack.name]
     return reading.words(ids[0].tolist()), tuple(special[0].tolist())
 
 
-def vectors(bench: Bench, layer: int, token: int | None) -> Vectors:
+def vectors(comparison: Comparison, layer: int, token: int | None) -> Vectors:
     """Vectors after `layer` under each condition: that of `token` whole (None: their mean), of all tokens the named dimensions.
 
     Raises:
         BadInput: the text has no such token.
     """
-    reading, batch = _read(bench)
-    tokens, _ = _tokens(bench, reading, batch)
+    reading, batch = _read(comparison)
+    tokens, _ = _tokens(comparison, reading, batch)
     if token is not None and token >= len(tokens):
         raise BadInput(f"token {token} does not exist; the text has tokens 0 to {len(tokens) - 1}")
     found: list[np.ndarray] = []
@@ -51,8 +51,11 @@ def vectors(bench: Bench, layer: int, token: int | None) -> Vectors:
         if at == layer:
             found.append(states[0].float().cpu().numpy())  # [token, dim]
 
-    for condition in bench.conditions:
-        with bench.ablation.off(condition.plan), tapped(bench.loaded.model, [bench.ablation.stack], look):
+    for condition in comparison.conditions:
+        with (
+            comparison.ablation.off(condition.plan),
+            tapped(comparison.loaded.model, [comparison.ablation.stack], look),
+        ):
             reading(batch)
     states = np.stack(found)  # [condition, token, dim]
     return Vectors(
@@ -60,21 +63,21 @@ def vectors(bench: Bench, layer: int, token: int | None) -> Vectors:
         tokens=tokens,
         drawn="mean of all tokens" if token is None else tokens[token],
         values=states.mean(1) if token is None else states[:, token],
-        named=bench.named,
-        marked=states[..., list(bench.named)],
+        named=comparison.named,
+        marked=states[..., list(comparison.named)],
         lengths=np.linalg.norm(states, axis=-1),
     )
 
 
-def attention(bench: Bench, layer: int, head: int) -> AttentionMaps:
+def attention(comparison: Comparison, layer: int, head: int) -> AttentionMaps:
     """What head `head` of `layer` (the last one where there are fewer heads) attends to under each condition."""
-    stack = bench.ablation.stack
+    stack = comparison.ablation.stack
     try:
-        check_eager(bench.loaded, stack)
+        check_eager(comparison.loaded, stack)
     except BadInput as error:
         return AttentionMaps(layer, head, missing=str(error))
-    reading, batch = _read(bench)
-    tokens, special = _tokens(bench, reading, batch)
+    reading, batch = _read(comparison)
+    tokens, special = _tokens(comparison, reading, batch)
     found: list[np.ndarray] = []
 
     def look(at: int, weights: "Tensor", _: Any) -> None:
@@ -82,8 +85,8 @@ def attention(bench: Bench, layer: int, head: int) -> AttentionMaps:
             n = len(tokens)
             found.append(weights[0, :, :n, :n].float().cpu().numpy())  # [head, query, key]
 
-    for condition in bench.conditions:
-        with bench.ablation.off(condition.plan), tapped_attention(bench.loaded, stack, look):
+    for condition in comparison.conditions:
+        with comparison.ablation.off(condition.plan), tapped_attention(comparison.loaded, stack, look):
             reading(batch)
     maps = np.stack(found)  # [condition, head, query, key]
     n_heads = maps.shape[1]
@@ -91,27 +94,30 @@ def attention(bench: Bench, layer: int, head: int) -> AttentionMaps:
     return AttentionMaps(layer, head, n_heads, tokens, special, maps[:, head])
 
 
-def anisotropy(bench: Bench) -> Anisotropy:
+def anisotropy(comparison: Comparison) -> Anisotropy:
     """Mean cosine of all pairs of the text's tokens, special ones left out, after each layer under each condition.
 
     Ethayarajh (2019), section 3, on one text: its tokens are not drawn from many texts, as `geometry` draws them.
     """
-    reading, batch = _read(bench)
-    _, special = _tokens(bench, reading, batch)
+    reading, batch = _read(comparison)
+    _, special = _tokens(comparison, reading, batch)
     kept = np.flatnonzero(~np.array(special))
     if len(kept) < 2:
         return Anisotropy(missing="a mean cosine needs at least two tokens; write a longer text")
-    chosen = list(bench.conditions[-1].dims)
-    layers = [EMBEDDINGS, *range(bench.ablation.stack.n_layers)]
-    cosine = np.full((len(bench.conditions), len(layers)), np.nan)
+    chosen = list(comparison.conditions[-1].dims)
+    layers = [EMBEDDINGS, *range(comparison.ablation.stack.n_layers)]
+    cosine = np.full((len(comparison.conditions), len(layers)), np.nan)
     share = np.full_like(cosine, np.nan)
-    for row, condition in enumerate(bench.conditions):
+    for row, condition in enumerate(comparison.conditions):
 
         def look(_: BoundStack, at: int, states: "Tensor", row: int = row) -> None:
             units = unit(states[0].float().cpu().numpy()[kept])
             cosine[row, layers.index(at)] = mean_cosine(units)[0]
             share[row, layers.index(at)] = contributions(units)[chosen].sum() if chosen else 0.0
 
-        with bench.ablation.off(condition.plan), tapped(bench.loaded.model, [bench.ablation.stack], look):
+        with (
+            comparison.ablation.off(condition.plan),
+            tapped(comparison.loaded.model, [comparison.ablation.stack], look),
+        ):
             reading(batch)
     return Anisotropy(tuple(map(layer_name, layers)), cosine, share, len(kept))

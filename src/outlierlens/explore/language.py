@@ -1,8 +1,8 @@
 """What the model says: the filled or continued passage, the guesses for a blank, and the loss of the text.
 
-passage(bench), loss(bench), guesses(bench, 0)
+passage(comparison), loss(comparison), guesses(comparison, 0)
 
-A `Bench` is one text under some conditions; every function enters each condition's ablation anew, so that a view alone
+A `Comparison` is one text under some conditions; every function enters each condition's ablation anew, so that a view alone
 gives the same numbers as all of them.
 """
 
@@ -19,7 +19,8 @@ from outlierlens.errors import BadInput
 from outlierlens.explore.result import Guess, Guesses, GuessList, Loss, LossRow, Off, Passage
 from outlierlens.models.load import LoadedModel
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 
 LENGTH = 96  # tokens of the text that are read, as many as a filled passage has
 COPIES = 8  # of a masked model's text, each masked anew: 15 % of a sentence's tokens are too few for an interval
@@ -27,7 +28,7 @@ BEST = 8  # guesses that are listed
 
 
 @dataclass(frozen=True)
-class Bench:
+class Comparison:
     """One text under the conditions of a state: `text` is cut to what is read, `named` dimensions are marked."""
 
     loaded: LoadedModel
@@ -42,46 +43,46 @@ class Bench:
         return exercise(self.loaded, self.text)
 
 
-def passage(bench: Bench) -> Passage:
+def passage(comparison: Comparison) -> Passage:
     """The text filled in, and continued by decoders, under each condition."""
-    work = bench.work
-    missing = _no_blanks(bench) if work is None else ""
+    work = comparison.work
+    missing = _no_blanks(comparison) if work is None else ""
     fills, said, intact = [], [], None
-    for condition in bench.conditions:
-        with bench.ablation.off(condition.plan):
-            now = fill(bench.loaded, work) if work else None
-            more = continuation(bench.loaded, bench.text)
+    for condition in comparison.conditions:
+        with comparison.ablation.off(condition.plan):
+            now = fill(comparison.loaded, work) if work else None
+            more = continuation(comparison.loaded, comparison.text)
         intact = intact or now
         if work and now and intact:
-            fills.append(filled(bench.loaded, work, now, intact, label=condition.label, dims=condition.dims))
+            fills.append(filled(comparison.loaded, work, now, intact, label=condition.label, dims=condition.dims))
         if more:
             said.append(Continuation(condition.label, condition.dims, *more))
     return Passage(tuple(fills), tuple(said), missing)
 
 
-def _no_blanks(bench: Bench) -> str:
-    head = bench.loaded.head
+def _no_blanks(comparison: Comparison) -> str:
+    head = comparison.loaded.head
     if head not in ("masked", "causal"):
         return (
-            f"{bench.loaded.name} has no head that says words, so there is nothing to fill in; its vectors, attention and "
+            f"{comparison.loaded.name} has no head that says words, so there is nothing to fill in; its vectors, attention and "
             "cosines are shown below"
         )
-    if head == "masked" and not getattr(bench.loaded.tokenizer, "is_fast", False):
+    if head == "masked" and not getattr(comparison.loaded.tokenizer, "is_fast", False):
         return "its tokenizer cannot say which letters a token stands for, so no blank can be cut"
     return "no word of this text is one token and can be left out; write a few more common words"
 
 
-def guesses(bench: Bench, number: int) -> Guesses:
+def guesses(comparison: Comparison, number: int) -> Guesses:
     """The likeliest words of blank `number` (the last one where there are fewer) under each condition."""
-    work = bench.work
+    work = comparison.work
     if work is None:
-        return Guesses(missing=_no_blanks(bench))
+        return Guesses(missing=_no_blanks(comparison))
     number = min(number, len(work.blanks) - 1)
     lists = []
-    for condition in bench.conditions:
-        with bench.ablation.off(condition.plan):
-            now = fill(bench.loaded, work)
-        lists.append(GuessList(condition.label, best(bench.loaded, now, number)))
+    for condition in comparison.conditions:
+        with comparison.ablation.off(condition.plan):
+            now = fill(comparison.loaded, work)
+        lists.append(GuessList(condition.label, best(comparison.loaded, now, number)))
     return Guesses(number, work.originals[number].strip(), tuple(lists))
 
 
@@ -95,19 +96,19 @@ def best(loaded: LoadedModel, now: Filling, number: int, n: int = BEST) -> tuple
     return tuple(Guess(word, float(row[token])) for word, token in zip(words, order, strict=True))
 
 
-def loss(bench: Bench) -> Loss:
+def loss(comparison: Comparison) -> Loss:
     """The loss of the text under each condition, or the change of the outputs where the model predicts no words."""
-    loaded = bench.loaded
+    loaded = comparison.loaded
     copies = COPIES if loaded.head == "masked" else 1
     try:
-        task: Any = make_task(loaded, [bench.text] * copies, TaskOptions(max_length=LENGTH, batch_size=COPIES))
+        task: Any = make_task(loaded, [comparison.text] * copies, TaskOptions(max_length=LENGTH, batch_size=COPIES))
     except BadInput as error:  # a text of one token, a tokenizer without a mask: the other views are still to be had
         return Loss(missing=str(error))
     measure: Callable[[], tuple[np.ndarray, Any]] = task.per_token if task.unit == "nats per token" else task.per_text
     rows: list[LossRow] = []
     intact = np.zeros(0)
-    for condition in bench.conditions:
-        with bench.ablation.off(condition.plan):
+    for condition in comparison.conditions:
+        with comparison.ablation.off(condition.plan):
             values, _ = measure()
         intact = intact if len(intact) else values
         rows.append(_row(condition.label, values, intact))

@@ -24,12 +24,11 @@ from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints.samples import SAMPLES, texts_for
 from outlierlens.data.texts import read_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
-from outlierlens.detection.rules import layers_needed
 from outlierlens.detection.scan.measure import scan_live
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
 from outlierlens.explore import inside, language, snippets
-from outlierlens.explore.language import LENGTH, Bench
+from outlierlens.explore.language import LENGTH, Comparison
 from outlierlens.explore.result import VIEWS, Explored, Listed, Off, State
 from outlierlens.explore.snippets import MEAN_TEXTS
 from outlierlens.models.forward import text_stacks
@@ -52,7 +51,7 @@ class _Settled:
     """A state with its defaults filled in, and what follows from it."""
 
     state: State
-    bench: Bench
+    comparison: Comparison
     notes: tuple[str, ...]
 
 
@@ -105,9 +104,8 @@ class Explorer:
     def verdict(self, name: str = "") -> str:
         """One sentence: how many outlier dimensions the weights show, or that there are none."""
         scanned, rule = self._scanned(self.stack(name).name), self.scan.rule
-        needed = layers_needed(rule.min_layer_fraction, scanned.n_layers)
         layers = number_of_layers(scanned.n_layers)
-        where = f"past {scanned.n_sigma:g} sigma in at least {needed} of {layers} ({scanned.measure})"
+        where = f"past {scanned.threshold.sigmas} in at least {rule.needed(scanned.n_layers)} of {layers} ({scanned.measure})"
         if scanned.outliers:
             n = len(scanned.outliers)
             return f"{n} outlier dimension{'s' if n > 1 else ''} of {scanned.hidden_size}: {where}."
@@ -133,13 +131,13 @@ class Explorer:
         with self._lock:
             settled = self._settle(state)
             measured = {view: self._view(view, settled) for view in views}
-        bench = settled.bench
+        comparison = settled.comparison
         command = snippets.command(self.loaded.name, self.options, settled.state, views)
         return Explored(
             provenance=self.loaded.provenance(command=command, seed=state.seed, digest=self.fingerprint),
             state=settled.state,
-            read=bench.text,
-            conditions=bench.conditions,
+            read=comparison.text,
+            conditions=comparison.conditions,
             notes=settled.notes,
             **measured,
         )
@@ -183,7 +181,7 @@ class Explorer:
             settings = EditSettings(means=self._mean(stack))
         ablation = Ablation(self.loaded, stack, state.mode, settings=settings)  # type: ignore[arg-type]
         ablation.check(conditions[-1].plan)
-        return _Settled(state, Bench(self.loaded, ablation, text, conditions, named), notes)
+        return _Settled(state, Comparison(self.loaded, ablation, text, conditions, named), notes)
 
     def _conditions(self, state: State, stack: BoundStack) -> tuple[Off, ...]:
         intact = Off("intact", (), ())
@@ -236,25 +234,25 @@ class Explorer:
 
     def _view(self, view: str, settled: _Settled) -> Any:
         """What is kept of this view, or is measured now."""
-        state, bench = settled.state, settled.bench
+        state, comparison = settled.state, settled.comparison
         key = (view, *(getattr(state, name) for name in (*_SHARED, *_OWN.get(view, ()))))
         if key not in self._kept:
-            self._kept[key] = _measure(view, state, bench)
+            self._kept[key] = _measure(view, state, comparison)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
 
 
-def _measure(view: str, state: State, bench: Bench) -> Any:
+def _measure(view: str, state: State, comparison: Comparison) -> Any:
     at = EMBEDDINGS if state.vector_layer == "embeddings" else int(state.vector_layer)
     measures: dict[str, Callable[[], Any]] = {
-        "passage": lambda: language.passage(bench),
-        "loss": lambda: language.loss(bench),
-        "guesses": lambda: language.guesses(bench, state.blank),
-        "vectors": lambda: inside.vectors(bench, at, state.vector_token),
-        "attention": lambda: inside.attention(bench, state.attention_layer or 0, state.head),
-        "anisotropy": lambda: inside.anisotropy(bench),
+        "passage": lambda: language.passage(comparison),
+        "loss": lambda: language.loss(comparison),
+        "guesses": lambda: language.guesses(comparison, state.blank),
+        "vectors": lambda: inside.vectors(comparison, at, state.vector_token),
+        "attention": lambda: inside.attention(comparison, state.attention_layer or 0, state.head),
+        "anisotropy": lambda: inside.anisotropy(comparison),
     }
     return measures[view]()
 
@@ -268,10 +266,10 @@ def _layer(name: str, stack: BoundStack) -> str:
 def _listed(scanned: StackScan, dim: int, *, found: bool) -> Listed:
     column = scanned.map_dims.index(dim)
     z = scanned.z_scale[:, column]
-    past = np.abs(z) >= scanned.n_sigma
+    past = scanned.threshold.passes(z)
     if scanned.z_bias.size:
         bias = scanned.z_bias[:, column]
-        past |= np.abs(bias) >= scanned.n_sigma
+        past |= scanned.threshold.passes(bias)
         z = np.concatenate([z, bias])
     layers = tuple(np.flatnonzero(past).tolist())
     return Listed(dim, found, layers, scanned.n_layers, float(z[np.abs(z).argmax()]))

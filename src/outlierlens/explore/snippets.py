@@ -26,7 +26,8 @@ MEAN_TEXTS = 16  # of the shipped excerpt, over which mode "mean" takes its mean
 _IMPORTS = {
     "passage": "from outlierlens.ablation.fill import continuation, exercise, fill, filled",
     "loss": (
-        "from outlierlens.statistics.means import mean_interval\nfrom outlierlens.tasks import TaskOptions, make_task"
+        "from outlierlens.statistics.means import mean_interval\nfrom outlierlens.tasks.base import TaskOptions\n"
+        "from outlierlens.tasks.choice import make_task"
     ),
     "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.ablation.fill import exercise, fill",
     "vectors": "from outlierlens.models.hooks import tapped\nfrom outlierlens.models.passes import TextReading",

@@ -8,7 +8,7 @@
 [batch, 1, query, key]: which keys the mask of this layer lets a query see; None where it lets all be seen. Padding may be
 hidden in it or not. Nothing is kept: once `look` returns, the maps are freed when the layer is done.
 
-transformers declares for most families which module returns its weights; for the others `OWN` says so. A decoder's
+transformers declares for most families which module returns its weights; for the others their row says so. A decoder's
 self-attention is read; its attention to the encoder is not.
 """
 
@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
+from outlierlens.architectures.family import AttentionWeights
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import refuse_compiled
@@ -28,33 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Look = Callable[[int, "Tensor", "Tensor | None"], None]
-
-
-@dataclass(frozen=True)
-class Own:
-    """Where a block returns its attention weights when asked with output_attentions=True.
-
-    Attributes:
-        index: place in the tuple the block returns.
-        query_first: weights are [query, key, batch, head], and no mask hides a key that is no padding.
-        window: module path, relative to the block, of a bool buffer [1, 1, query, key] that hides keys beside the mask.
-    """
-
-    index: int = 1
-    query_first: bool = False
-    window: str = ""
-
-
-# Families whose blocks hand their weights on only when asked, by model_type.
-OWN: dict[str, Own] = {
-    "mpnet": Own(),
-    "deberta": Own(),
-    "deberta-v2": Own(),
-    "bloom": Own(),
-    "falcon": Own(),
-    "gpt_neo": Own(window="attn.attention.bias"),
-    "xlnet": Own(index=2, query_first=True),
-}
 MASKS = ("attention_mask", "mask")
 
 
@@ -65,7 +39,7 @@ class _Site:
     path: str
     index: int
     layers: tuple[int, ...]
-    own: Own | None = None
+    own: AttentionWeights | None = None
 
 
 @temporary
@@ -117,7 +91,7 @@ def _sites(loaded: LoadedModel, stack: BoundStack) -> list[_Site]:
     """Where the weights of each layer of `stack` come from."""
     modules = dict(loaded.model.named_modules())
     around: Any = _around(modules, stack.blocks[0])
-    own = OWN.get(str(around[0][1].config.model_type if around else loaded.config.get("model_type")))
+    own = family_of({"model_type": around[0][1].config.model_type} if around else loaded.config).attention
     found: dict[str, tuple[int, list[int]]] = {}
     for layer, block in enumerate(stack.blocks):
         if own is not None:
@@ -125,10 +99,11 @@ def _sites(loaded: LoadedModel, stack: BoundStack) -> list[_Site]:
             continue
         declared = _declared(modules, block)
         if len(declared) != 1:
+            own_way = (model_type for model_type, row in ARCHITECTURES.items() if row.attention)
             raise BadInput(
                 f"{loaded.name}, stream {stack.name!r}: transformers declares {len(declared) or 'no'} modules of block "
                 f"{block} that return attention weights, so they cannot be read; families that can be read are those "
-                f"with `_can_record_outputs['attentions']`, and {', '.join(OWN)}"
+                f"with `_can_record_outputs['attentions']`, and {', '.join(own_way)}"
             )
         path, index = declared[0]
         found.setdefault(path, (index, []))[1].append(layer)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from outlierlens.checkpoints.formats import native
 from outlierlens.errors import BadFile, need
 
-STORED = ("*.safetensors", "*.bin")
 SPARE = 20_000_000  # parameters that files may lack altogether: 80 MB
 MAX_DEPTH = 2000  # layers; the deepest Transformer that was published has 1,000
 _DEPTH = re.compile(r"(^|_)(layers?|n_layer|depth|blocks)$")
@@ -25,7 +25,7 @@ def refuse_claims(cls: Any, source: str, config: Any, options: dict[str, Any]) -
     folder = Path(source) / options["subfolder"]
     if not folder.is_dir():
         return
-    held = sum(file.stat().st_size for pattern in STORED for file in folder.glob(pattern) if file.is_file())
+    held = sum(file.stat().st_size for row in native() for file in folder.glob(f"*{row.ending}") if file.is_file())
     try:
         with torch.device("meta"):
             model = cls(config) if hasattr(cls, "config_class") else cls.from_config(config)

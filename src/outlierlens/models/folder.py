@@ -12,13 +12,22 @@ of changes.
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from outlierlens.checkpoints.base import load_config
-from outlierlens.checkpoints.formats import TORCH, WEIGHTS, config_folder, refuse_ctranslate2, weight_file
+from outlierlens.checkpoints.base import INDEX, load_config
+from outlierlens.checkpoints.formats import (
+    Format,
+    config_folder,
+    format_of,
+    is_part,
+    native,
+    refuse_ctranslate2,
+    suffixes,
+    weight_file,
+)
 from outlierlens.checkpoints.samples import directory, is_sample
 from outlierlens.checkpoints.samples.cache import cache_root, folder_being_made, say
 from outlierlens.errors import BadFile, UnknownModel
@@ -29,7 +38,6 @@ MAX_PIECE = 10_000  # characters; the tokenizers library takes 300 bytes for eac
 
 RECIPE = 2  # a change of what is made must raise it
 MADE_OF = "made-of.json"
-NATIVE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 WORD_PIECES = "vocab.txt"
 # What else stands beside weights and says how the model is used.
 BESIDE = (
@@ -40,7 +48,6 @@ BESIDE = (
 _LETTERS = {
     "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
 }  # fmt: skip
-_PART = re.compile(r".*-\d{5}-of-\d{5}\.(safetensors|bin)")
 
 
 def model_folder(
@@ -66,7 +73,7 @@ def model_folder(
 
 
 def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
-    if any((folder / file).is_file() for file in NATIVE):
+    if any((folder / file).is_file() for file in _native_files()):
         return folder
     found = weight_file(folder)
     if found is not None:
@@ -74,17 +81,17 @@ def _of_folder(folder: Path, weights: bool, notice: Progress) -> Path:
     if weights:
         refuse_ctranslate2(folder / "model.bin")
         raise BadFile(
-            f"{folder}: holds no weights ({', '.join(NATIVE[::2])}, or one {', '.join(WEIGHTS)}); name their folder"
+            f"{folder}: holds no weights ({', '.join(row.file for row in native())}, or one {', '.join(suffixes())}); "
+            "name their folder"
         )
     return folder
 
 
 def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
-    with path.open("rb") as file:
-        is_gguf = file.read(4) == b"GGUF" or path.suffix == ".gguf"
-    if is_gguf:
+    row = format_of(path)
+    if row is not None and row.name == "GGUF":
         return _made(path, weights, notice, _from_gguf)
-    if path.suffix not in WEIGHTS and path.name not in NATIVE:
+    if row is None:
         raise UnknownModel(
             f"{path}: no weight file; a model is named by its folder, a weight file, a sample or a hub id"
         )
@@ -95,14 +102,19 @@ def _of_file(path: Path, weights: bool, notice: Progress) -> Path:
         if not any((path.parent / file).is_file() for file in VOCABULARIES):
             missing.append("its tokenizer (tokenizer.json and tokenizer_config.json)")
         raise UnknownModel(f"{path}: to run the model takes more than this file; put beside it: {', '.join(missing)}")
-    if path.suffix == ".onnx":
-        return _made(path, weights, notice, _from_onnx)
-    first = next((file for file in NATIVE if (path.parent / file).is_file()), None)
+    if not row.file:
+        return _made(path, weights, notice, _converted)
+    first = next((file for file in _native_files() if (path.parent / file).is_file()), None)
     if path.parent == place and path.name == first:
         return place
-    if _PART.fullmatch(path.name) or path.name.endswith(".index.json"):
+    if is_part(path) or path.name.endswith(INDEX):
         raise UnknownModel(f"{path}: is a part of the model in {path.parent}; name that folder")
-    return _made(path, weights, notice, _linked)
+    return _made(path, weights, notice, partial(_linked, row))
+
+
+def _native_files() -> list[str]:
+    """Names of what transformers loads, in its order."""
+    return [name for row in native() for name in (row.file, row.index)]
 
 
 def tokenizer_is_made(folder: Path) -> bool:
@@ -188,24 +200,22 @@ def _from_gguf(path: Path, making: Path, weights: bool, notice: Progress) -> lis
     return copy_gguf(path, making, beside=config_folder(path), weights=weights, notice=notice)
 
 
-def _from_onnx(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
-    from outlierlens.models.weight_copy import copy_onnx
+def _converted(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
+    from outlierlens.models.weight_copy import copy_file
 
-    place = config_folder(path) or path.parent
-    copy_beside(place, making, (*BESIDE, *TOKENIZER))
-    return copy_onnx(path, making, notice=notice) if weights else []
+    copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
+    return copy_file(path, making, notice=notice) if weights else []
 
 
-def _linked(path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
+def _linked(row: Format, path: Path, making: Path, weights: bool, notice: Progress) -> list[Path]:
     """The file under the name that transformers looks for, with what stands beside it; a trainer's wrapping is taken off."""
     from outlierlens.models.weight_copy import copy_wrapped
 
     copy_beside(config_folder(path) or path.parent, making, (*BESIDE, *TOKENIZER))
-    if path.suffix in TORCH and weights and copy_wrapped(path, making, notice=notice):
+    if row.needs_torch and weights and copy_wrapped(path, making, notice=notice):
         return []
-    name = "model.safetensors" if path.suffix == ".safetensors" else "pytorch_model.bin"
     try:
-        (making / name).symlink_to(path.resolve())
+        (making / row.file).symlink_to(path.resolve())
     except OSError:  # Windows allows links to few
-        shutil.copyfile(path, making / name)
+        shutil.copyfile(path, making / row.file)
     return []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outlierlens.architectures import family_of
 from outlierlens.data.labelled.labels import GENERIC, in_order_of_outputs, plain
 from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.models.claims import refuse_claims
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 UNUSED = ("pooler", "mask_token")
 CLASSIFIERS = ("Classification", "ForMultipleChoice")  # endings of classes whose heads may bear one another's names
-READS_LAST_POSITION = ("xlnet",)  # families whose sequence head reads the last position, padding or not
 VALUE = "value"  # the one output of a regression
 
 
@@ -158,4 +158,5 @@ def padding_side(model: Any) -> str:
 
     On the left, absolute positions would shift; on the right, a head that reads the last position would read padding.
     """
-    return "left" if getattr(model.config, "model_type", "") in READS_LAST_POSITION else "right"
+    row = family_of({"model_type": getattr(model.config, "model_type", "")})
+    return "left" if row.head_reads_last else "right"

@@ -1,4 +1,4 @@
-"""The examples of a labelled task as a task hands them to a model: `TextRows`, beside `media.rows.ItemRows`.
+"""The examples of a labelled task as a task hands them to a model: `TextRows`, beside `media.passes.ItemRows`.
 
 rows = rows_of(loaded, examples, 128)
 rows.lengths, rows.labels                # tokens of each; numbers, or lists of them a token
@@ -17,7 +17,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.heads import padding_side
 from outlierlens.models.inputs import check_known, token_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.models.media.rows import ItemRows
+from outlierlens.models.media.passes import ItemRows
 
 if TYPE_CHECKING:
     from torch import Tensor

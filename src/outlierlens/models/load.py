@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.checkpoints.formats import WEIGHTS
+from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.token_texts import KnownTokens
@@ -38,14 +38,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Head = Literal["causal", "masked", "other", "none"]
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 STORED = "checkpoint"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
-# Families whose causal classes attend in both directions unless the config says is_decoder.
-ENCODER_FAMILIES = frozenset({
-    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
-    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,11 +154,7 @@ def max_positions(config: Mapping[str, Any]) -> int | None:
     found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
     if not found:
         return None
-    if config.get("model_type") not in OFFSET_POSITIONS:
-        return min(found)
-    # RoBERTa and its kin number positions from the padding index + 1; the index is 1 unless the config names another.
-    padding = config.get("pad_token_id")
-    return min(found) - (1 if padding is None else padding) - 1
+    return min(found) - (arch.first_row(config) if arch.family_of(config).counts_skipped else 0)
 
 
 def load_model(name: str, options: LoadOptions | None = None, head: NewHead | None = None) -> LoadedModel:
@@ -317,7 +307,7 @@ def _source(name: str, options: LoadOptions, *, weights: bool = True) -> tuple[s
     )
     if found is not None:
         return str(found), replace(options, subfolder="")
-    if name.startswith((".", "/", "~")) or Path(name).suffix in WEIGHTS:
+    if name.startswith((".", "/", "~")) or Path(name).suffix in suffixes():
         raise UnknownModel(f"{name}: no such file or directory")
     meant = difflib.get_close_matches(name, SAMPLES, n=1, cutoff=0.8)
     if meant:  # as `scan` says; the hub would be asked for minutes otherwise
@@ -338,10 +328,10 @@ def _head_of(model: "nn.Module") -> Head:
     if name.endswith("ForMaskedLM"):
         return "masked"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
-        family = config.get("model_type")
+        causal = arch.family_of(config).causal
         both_directions = (
-            family == "xlnet"
-            or (family in ENCODER_FAMILIES and not config.get("is_decoder", False))
+            causal == "never"
+            or (causal == "is_decoder" and not config.get("is_decoder", False))
             or config.get("causal") is False
             or config.get("use_bidirectional_attention") is True
         )

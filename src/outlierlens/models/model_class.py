@@ -13,7 +13,6 @@ from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadFile, UnknownArchitecture, need
 from outlierlens.models import variants
 from outlierlens.models.claims import refuse_claims
-from outlierlens.models.folder import WORD_PIECES
 from outlierlens.models.heads import BUFFERS, is_unused
 
 if TYPE_CHECKING:
@@ -34,9 +33,10 @@ def config_of(source: str, family: str | None, common: dict[str, Any], notice: C
     if family is None:
         with open_checkpoint(source, offline=True) as checkpoint:
             found = arch.families(checkpoint.tensors, given, source)
-        # Several families share a row, and compute differently: word pieces are BERT's, of those that share its row.
-        if len(found) > 1 and "bert" in found and (Path(source) / common["subfolder"] / WORD_PIECES).is_file():
-            found = ("bert",)
+        # Several families share their streams, and compute differently: word pieces are BERT's, of those that share its.
+        folder, files = Path(source) / common["subfolder"], {one: arch.ARCHITECTURES[one].vocabulary for one in found}
+        if len(found) > 1:
+            found = tuple(one for one in found if files[one] and (folder / files[one]).is_file()) or found
         if len(found) > 1:
             raise UnknownArchitecture(
                 f"{source}: no model_type in its config, and its tensors could be of {', '.join(found)}; say which, such as "

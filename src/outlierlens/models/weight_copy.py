@@ -1,7 +1,7 @@
 """A GGUF or ONNX file, or a trainer's checkpoint, as float32 safetensors with its config; memory holds one tensor at a time.
 
     copy_gguf(Path("model.gguf"), folder, beside=None, weights=True, notice=print)
-    copy_onnx(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
+    copy_file(Path("encoder.onnx"), folder, notice=print)          # config.json is in the folder already
     copy_wrapped(Path("last.ckpt"), folder, notice=print)          # the same
 
 Before anything is written, a model of the config's sizes is made without values and held against the tensors that the file has:
@@ -21,6 +21,7 @@ import numpy as np
 
 from outlierlens import architectures as arch
 from outlierlens.checkpoints.base import Checkpoint, load_config
+from outlierlens.checkpoints.formats import open_file
 from outlierlens.checkpoints.safetensors import write_header
 from outlierlens.checkpoints.samples.cache import check_space, megabytes
 from outlierlens.errors import BadFile, UnknownArchitecture, need
@@ -30,8 +31,7 @@ from outlierlens.models.heads import is_unused
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outlierlens.checkpoints.onnx import OnnxCheckpoint
-    from outlierlens.checkpoints.torchbin import TorchCheckpoint
+    from outlierlens.checkpoints.gguf_model import Whole
 
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"
@@ -39,11 +39,7 @@ VOCABULARIES = (
 TOKENIZER = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 Progress = Callable[[str], None]
 Shapes = Mapping[str, tuple[int, ...]]
-# A config.json beside a GGUF file may be of these too: the tensors are the same.
-_KIN = {"llama": ("mistral",), "gemma3_text": ("gemma3",)}
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_EXPERTS = ("num_local_experts", "num_experts")
-_HEADS = ("lm_head.weight", "embed_out.weight")  # one parameter of GPT-NeoX, by the age of transformers
 _NOT_TAKEN = ("quantization_config", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version")
 _ANONYMOUS = re.compile(r"[/:]|^\d+$|^val_")
 
@@ -64,7 +60,7 @@ def copy_gguf(path: Path, folder: Path, *, beside: Path | None, weights: bool, n
             model = whole(checkpoint)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise BadFile(f"{path}: its metadata makes no model ({error}); the file is corrupt") from None
-        config = None if beside is None else _config_beside(beside / "config.json", model.config, model.shapes, notice)
+        config = None if beside is None else _config_beside(beside / "config.json", model, notice)
         if config and beside is not None and _has_tokenizer(beside):
             copy_beside(beside, folder, TOKENIZER)
         else:
@@ -107,32 +103,32 @@ def _save_tokenizer(path: Path, folder: Path, n_rows: int) -> None:
     made.save_pretrained(folder)
 
 
-def _config_beside(path: Path, own: dict[str, Any], shapes: Shapes, notice: Progress) -> dict[str, Any] | None:
+def _config_beside(path: Path, model: "Whole", notice: Progress) -> dict[str, Any] | None:
     """The config.json beside a GGUF file, or the text model's part of it; None where it is of another model."""
     given = load_config(path)
     given = given["text_config"] if isinstance(given.get("text_config"), dict) else given
     given = {key: value for key, value in given.items() if key not in _NOT_TAKEN}
-    kind = own["model_type"]
-    depth = next(key for key in _DEPTHS if key in own)
-    if given.get("model_type") in (kind, *_KIN.get(kind, ())) and given.get(depth) == own[depth]:
+    depth = arch.stacks_of(model.config)[0].layers
+    kin = (model.family.model_type, *model.family.kin)
+    if given.get("model_type") in kin and given.get(depth) == model.config[depth]:
         try:
-            return given | {"architectures": [_class_that_fits(given, shapes, str(path))]}
+            return given | {"architectures": [_class_that_fits(given, model.shapes, str(path))]}
         except BadFile:
             pass
     notice(f"{path}: is of another model than the file beside it, and is left aside")
     return None
 
 
-def copy_onnx(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
-    """Fill `folder`, which holds config.json, with the weights; returns the external data files that were read.
+def copy_file(path: Path, folder: Path, *, notice: Progress) -> list[Path]:
+    """Fill `folder`, which holds config.json, with the weights of a format that transformers does not know.
+
+    Returns the other files that were read: external data.
 
     Raises:
         BadFile: the file lacks parameters of the config's model, or has them in other shapes.
     """
-    from outlierlens.checkpoints.onnx import OnnxCheckpoint
-
-    with OnnxCheckpoint(path, name=str(path), config=load_config(folder / "config.json")) as checkpoint:
-        _copy(checkpoint, path, folder, "use the file as it was exported, without graph optimization", notice)
+    with open_file(path, str(path)) as checkpoint:
+        _copy(checkpoint, path, folder, notice)
         return list(checkpoint.outside)
 
 
@@ -146,13 +142,11 @@ def copy_wrapped(path: Path, folder: Path, *, notice: Progress) -> bool:
 
     with TorchCheckpoint([path], name=str(path), config=load_config(folder / "config.json")) as checkpoint:
         if checkpoint.wrapped:
-            _copy(checkpoint, path, folder, "save the model alone (save_pretrained)", notice)
+            _copy(checkpoint, path, folder, notice)
         return checkpoint.wrapped
 
 
-def _copy(
-    checkpoint: "OnnxCheckpoint | TorchCheckpoint", path: Path, folder: Path, remedy: str, notice: Progress
-) -> None:
+def _copy(checkpoint: Checkpoint, path: Path, folder: Path, notice: Progress) -> None:
     """Write the tensors of the config's model, without what stands before their names."""
     config = checkpoint.config
     if not isinstance(config.get("model_type"), str):
@@ -168,7 +162,7 @@ def _copy(
     if missing:
         raise BadFile(
             f"{path}: lacks {len(missing)} parameters of {type(model).__name__} as config.json has it "
-            f"({', '.join(missing[:3])}, …); {remedy}, and its own config.json, or the "
+            f"({', '.join(missing[:3])}, …); {checkpoint.remedy}, and its own config.json, or the "
             "model's safetensors"
         )
     # What wraps the model is dropped: "auto_model." before "encoder.layer.0.…", nothing before "bert.encoder.layer.0.…".
@@ -226,12 +220,14 @@ def _class_that_fits(config: Mapping[str, Any], shapes: Shapes, where: str) -> s
         BadFile: there is none, or its parameters are others.
     """
     experts = {shape[0] for name, shape in shapes.items() if ".experts." in name}
-    claimed = next((config[key] for key in _EXPERTS if key in config), None)
+    row = arch.family_of(config)
+    claimed = next((config[stack.experts] for stack in arch.stacks_of(config) if stack.experts in config), None)
     if experts and experts != {claimed}:
         raise BadFile(f"{where}: claims {claimed} experts, and there are {sorted(experts)}; the file is corrupt")
-    model = _without_values(config, where, deepest=len(shapes), causal=config["model_type"] != "bert")
+    model = _without_values(config, where, deepest=len(shapes), causal=row.causal == "always")
     wanted = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    have = {_HEADS[0] if name in _HEADS and _HEADS[0] in wanted else name: shape for name, shape in shapes.items()}
+    newer = {old: new for old, new in row.renamed.items() if new in wanted}
+    have = {newer.get(name, name): shape for name, shape in shapes.items()}
     wrong = [f"{name} {have[name]} for {shape}" for name, shape in wanted.items() if have.get(name, shape) != shape]
     wrong += [f"no {name}" for name in wanted if name not in have and not is_unused(name)]
     wrong += [f"{name} besides" for name in have if name not in wanted]

@@ -13,8 +13,7 @@ from pathlib import Path
 from outlierlens.ablation.damage import Condition, Damage
 from outlierlens.errors import BadInput, one_line
 from outlierlens.report.advice import advice
-from outlierlens.report.joined import Joined, joined_sections
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import Joined, ReportData, joined_sections
 from outlierlens.report.words import counted, finding, verdict
 from outlierlens.statistics.words import interval_text
 from outlierlens.view.words import listed, number
@@ -55,7 +54,7 @@ def _lines(data: ReportData) -> Iterator[str]:
 
 def _found(data: ReportData) -> Iterator[str]:
     rule = data.scan.rule
-    yield from (f"### In the weights: rule {rule.name}, {rule.n_sigma:g} standard deviations", "")
+    yield from (f"### In the weights: rule {rule.name}, {rule.deviations}", "")
     rows = [
         (stack.stack, f"{stack.site} ({stack.measure})", stack.n_layers, f"{stack.hidden_size:,}", dims or "none")
         for stack in data.scan.stacks

@@ -44,7 +44,7 @@ def profiles(
     labels = {"labelExpr": "format(abs(datum.value), '~g')"}
     y = field("y", "mean |z| over layers", scale={"domain": [-1.12 * top, 1.12 * top], "nice": False}, axis=labels)
     x, what = draw.dim_axis(width), draw.columns(model="model:N", dim="dimension", size="mean |z|")
-    sigma = [{"y": sign * stack.n_sigma} for sign, stack in zip((1, -1), stacks, strict=True)]
+    sigma = [{"y": ours.threshold.levels[1]}, {"y": theirs.threshold.levels[0]}]
     corner: Spec = {"align": "left", "x": 6, "fontWeight": 700, "color": INK}
     layers: list[Spec] = [
         draw.rule(sky, x=x, y=y, y2={"datum": 0}, color=FAINT, strokeWidth=1.4),

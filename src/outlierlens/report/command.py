@@ -55,7 +55,7 @@ def _measured(session: Session, options: ReportOptions) -> Path:
 
     names, output = options.compare or (options.model,), session.output
     job = Job(
-        replace(options, model=names[0]), output.output or Path("runs") / directory_of(names), session.reading,
+        replace(options, model=names[0]), session.folder(of=directory_of(names)), session.reading,
         output.overwrite, session.command,
     )  # fmt: skip
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")

@@ -12,8 +12,7 @@ from outlierlens.detection.scan.result import StackScan, strongest
 from outlierlens.experiments import BY_RESULT
 from outlierlens.experiments.sweep.view import sections as said
 from outlierlens.experiments.track.charts_marks import named_dims
-from outlierlens.report.joined import joined_sections
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import ReportData, joined_sections
 from outlierlens.report.words import counted
 from outlierlens.view import charts
 from outlierlens.view.charts.base import Chart
@@ -176,9 +175,9 @@ def _passed_over(stack: StackScan, dim: int, rule: Rule) -> tuple[dict[str, Any]
         if vectors.size:
             z = vectors[:, column]
             numbers |= {
-                f"layers_{what}": int((np.abs(z) >= stack.n_sigma).sum()),
+                f"layers_{what}": int(stack.threshold.layers_past(z)),
                 f"z_{what}": strongest(tuple(z.tolist())),
             }
-    if dim not in stack.one_sided(rule.min_layer_fraction):
+    if dim not in stack.one_sided(rule):
         return numbers, []
     return numbers, ["scale alone" if numbers["layers_scale"] > numbers["layers_bias"] else "bias alone"]

@@ -26,12 +26,12 @@ from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS
-from outlierlens.report.joined import Joined, with_result
 from outlierlens.report.options import ReportOptions
+from outlierlens.report.result import Joined, with_result
 from outlierlens.results.document import load, to_json
 from outlierlens.results.row_store import remove_rows
 from outlierlens.results.safe_files import refuse_links
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.options import Reading
 
 ROWS = "rows.jsonl"
@@ -148,7 +148,7 @@ def _disable(
     for stack in loaded.stacks:
         scanned = next((s for s in found.stacks if s.stack == stack.name), None)
         weights = scanned.dims if scanned else ()
-        one_sided = scanned.one_sided(found.rule.min_layer_fraction) if scanned else ()
+        one_sided = scanned.one_sided(found.rule) if scanned else ()
         activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
         by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
         dims = parse_dims(job.options.dims) if job.options.dims else weights or by_activation[:2] or one_sided

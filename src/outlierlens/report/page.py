@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
@@ -20,22 +20,28 @@ import numpy as np
 from markupsafe import Markup
 
 from outlierlens.ablation.damage import SIGNS, Continuation, Damage, Filled, FillKind
+from outlierlens.experiments.disable.view import compared
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
-from outlierlens.report.joined import joined_notes
-from outlierlens.report.result import ReportData
+from outlierlens.report.result import ReportData, joined_notes
 from outlierlens.report.words import finding, random_control, sets_of, verdict
 from outlierlens.results.document import FORMAT_VERSION, Provenance
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.view.charts.base import CONFIG, Chart, Spec, visible
 from outlierlens.view.charts.palette import COLOURED, DARK, LIGHT, css
-from outlierlens.view.section import cell_text, notes_of
+from outlierlens.view.section import Rows, cell_text, notes_of
 from outlierlens.view.words import TASKS, factor, few, number
 
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
 PANEL_TITLE = 36
 LINE = 18  # of a legend or a title
+CONTROLS = (
+    "Changes in {unit}; ×: the chosen set's over theirs. Rank p = (1 + number of control sets that change as much or more) / "
+    "(1 + number of sets), so never below 1 / (1 + number of sets); only random sets have one, for the chosen set is none of "
+    "the others’ kind; ordinary sets hold no dimension that was switched off or found. A dash elsewhere: the denominator is "
+    "not positive, so a ratio would say nothing."
+)
 GLYPHS = "◆●▲■✚▼"  # the shapes of the charts, in the order of `palette.SHAPES`
 
 
@@ -163,10 +169,10 @@ class DamageView:
 
     damage: Damage
     chart: Chart
-    verdict: str
     fills: tuple[tuple[Filled, str, str], ...]
     counts: tuple[dict[FillKind, int], ...]
     continuations: tuple[tuple[Continuation, str, str], ...]
+    tables: tuple[Rows, ...]
 
     @property
     def changed(self) -> bool:
@@ -176,7 +182,12 @@ class DamageView:
 
 def _damage_view(damage: Damage, chart: Chart) -> DamageView:
     counts = tuple({kind: sum(b.kind == kind for b in f.blanks) for kind in SIGNS} for f in damage.fills)
-    return DamageView(damage, chart, verdict(damage), _titled(damage.fills), counts, _titled(damage.continuations))
+    tables = list(compared(damage))
+    if damage.controls:
+        title, note = "Against controls of the same size", CONTROLS.format(unit=damage.unit)
+        tables[0] = replace(tables[0], title=title, note=note)
+    said = (_titled(damage.fills), counts, _titled(damage.continuations))
+    return DamageView(damage, chart, *said, tuple(tables))
 
 
 def _titled(said: tuple[Any, ...]) -> tuple[tuple[Any, str, str], ...]:

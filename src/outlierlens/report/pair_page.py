@@ -132,7 +132,7 @@ def _cells(stack: StackScan, found: Outlier | None, dim: int) -> tuple[object, .
     if dim not in stack.map_dims:
         return (None, None, found.p_holm if found else None)
     z = stack.z_scale[:, stack.map_dims.index(dim)]
-    past = int((abs(z) >= stack.n_sigma).sum())
+    past = stack.threshold.layers_past(z)
     return (f"{past} of {stack.n_layers}", strongest(tuple(z.tolist())), found.p_holm if found else None)
 
 
@@ -220,7 +220,7 @@ def _both(pair: Pair) -> Section:
 def _measure(data: ReportData) -> str:
     rule = data.scan.rule
     sites = ", ".join(dict.fromkeys(stack.site for stack in data.scan.stacks))
-    return f"{sites}; rule {rule.name}, {rule.n_sigma:g} sigma"
+    return f"{sites}; rule {rule.name}, {rule.sigmas}"
 
 
 def _text(data: ReportData) -> str | None:

@@ -12,14 +12,14 @@ import numpy as np
 
 from outlierlens.ablation.damage import Control, Damage
 from outlierlens.detection.observe.result import StackObservation
-from outlierlens.detection.rules import Outlier, layers_needed
+from outlierlens.detection.rules import Outlier
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.experiments.sweep.view import sentences
 from outlierlens.experiments.track.view import track_sentences
 from outlierlens.report.result import ReportData
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.view.charts.base import place
-from outlierlens.view.words import TASKS, factor, listed, number, number_of_layers, these
+from outlierlens.view.words import TASKS, factor, listed, number, these
 
 SMALL = 0.05  # nats per token (a factor of 1.05 in perplexity), or cosine distance
 CLOSE = 0.8  # matched weights below this share of the wanted magnitude are no match
@@ -76,14 +76,8 @@ def _found(data: ReportData) -> str:
 
 def _asked(data: ReportData) -> str:
     rule, stack = data.scan.rule, data.scan.stacks[0]
-    if rule.name == "luo":
-        return f"none ranks among the first {rule.top_k} in more layers than chance allows"
-    if rule.name == "puccetti":
-        return f"none is over {rule.n_sigma:g} standard deviations in scale and bias of more than three layers"
-    needed = layers_needed(rule.min_layer_fraction, stack.n_layers)
-    both = " in both scale and bias" if stack.z_bias.size else ""
-    layers = number_of_layers(stack.n_layers)
-    return f"none is {stack.n_sigma:g} standard deviations or more from the mean{both} in {needed} of {layers}"
+    used = rule if rule.name == "puccetti" else rule.at(stack.n_sigma)
+    return f"none {used.asks(stack.n_layers, has_bias=bool(stack.z_bias.size))}"
 
 
 def _dimensions(dims: Sequence[int]) -> str:
@@ -96,7 +90,7 @@ def _doubts(data: ReportData) -> Iterator[str]:
     for stack in data.scan.stacks:
         if stack.outliers and stack.n_sigma < data.scan.rule.n_sigma:
             yield (
-                f"They pass only at a relaxed threshold of {stack.n_sigma:g} standard deviations; "
+                f"They pass only at a relaxed threshold of {stack.threshold.deviations}; "
                 f"at {data.scan.rule.n_sigma:g} there is none."
             )
         weak = [o for o in counted(stack, data.scan.rule.name) if o.p_holm >= SIGNIFICANT]

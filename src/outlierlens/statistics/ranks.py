@@ -1,26 +1,27 @@
 """Ranks, and correlations of whole rows at once.
 
 ranks_from_top(sizes)                            # 1 is the largest
-spearman(one, other)                             # ρ along the last axis
+pearson(one, other), spearman(one, other)         # ρ along the last axis
 correlations("pearson", targets, predicted)      # [dim], of predictions [item, dim]
 resampled_spearman(truth, predicted, counts)     # [draw], item i of draw d drawn counts[d, i] times
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from outlierlens.errors import BadInput, need
+from outlierlens.errors import BadInput
 from outlierlens.statistics.means import NORMAL
 
 RANKED_AT_ONCE = 100_000  # numbers: more leave the processor's cache
 NEARLY = 1 - 1e-15  # Fisher's z of 1 is infinite
 
 
-def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Quotients, 0 where the divisor is not positive."""
-    return np.divide(above, below, out=np.zeros(np.broadcast_shapes(np.shape(above), np.shape(below))), where=below > 0)
+def ratio(above: np.ndarray, below: np.ndarray, nothing: float = 0.0) -> np.ndarray:
+    """Quotients, float64; `nothing` where the divisor is not positive."""
+    found = np.full(np.broadcast_shapes(np.shape(above), np.shape(below)), nothing, dtype=np.float64)
+    return np.divide(above, below, out=found, where=np.broadcast_to(np.asarray(below) > 0, found.shape))
 
 
 def ranks_from_top(values: np.ndarray, ties: Literal["best", "worst"] = "best") -> np.ndarray:
@@ -35,9 +36,29 @@ def ranks_from_top(values: np.ndarray, ties: Literal["best", "worst"] = "best") 
 
 
 def middle_ranks(values: np.ndarray) -> np.ndarray:
-    """Rank along the last axis, 1 = smallest, float64 [..., n]; equal values share the middle of their ranks."""
-    stats: Any = need("scipy.stats", "models", "rank correlations")
-    return np.asarray(stats.rankdata(values, axis=-1))
+    """Rank along the last axis, 1 = smallest, float64 [..., n]; equal values share the middle of their ranks.
+
+    NaN throughout a row that holds one.
+    """
+    values = np.asarray(values)
+    order = np.argsort(values, axis=-1, kind="stable")
+    ascending, place = np.take_along_axis(values, order, axis=-1), np.arange(values.shape[-1])
+    new = ascending[..., 1:] != ascending[..., :-1]
+    edge = np.ones((*values.shape[:-1], 1), dtype=bool)
+    first = np.maximum.accumulate(np.where(np.concatenate([edge, new], axis=-1), place, 0), axis=-1)
+    last = np.where(np.concatenate([new, edge], axis=-1), place, values.shape[-1])
+    last = np.minimum.accumulate(last[..., ::-1], axis=-1)[..., ::-1]
+    found = np.empty(values.shape)
+    np.put_along_axis(found, order, (first + last) / 2 + 1, axis=-1)
+    found[np.isnan(values).any(axis=-1)] = np.nan
+    return found
+
+
+def pearson(one: np.ndarray, other: np.ndarray) -> float:
+    """Pearson's r of the values of two arrays; NaN where either does not vary."""
+    a, b = np.ravel(one) - np.mean(one), np.ravel(other) - np.mean(other)
+    size = math.sqrt(float((a @ a) * (b @ b)))
+    return float(a @ b) / size if size > 0 else math.nan
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> np.ndarray:

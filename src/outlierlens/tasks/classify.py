@@ -10,6 +10,10 @@ Examples are texts, or pictures and recordings with labels (`media.LabelledItems
 `measure` says what a text's value is: its "loss" (nats, or squared error of a regression); 1 where it is wrong and 0 where
 it is right ("accuracy"; the share of wrong words in a token task); or, for the task's "metric", the prediction, and
 `statistic` turns all predictions into 1 − metric.
+
+Cut texts into forward passes that waste little: few passes, little padding.
+
+slices = list(cheapest_cuts(lengths, tokens=2048, start=32))      # of lengths that descend
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +34,38 @@ from outlierlens.models.hooks import norm_before_last_mlp, only_first_token
 from outlierlens.models.labelled_rows import TextRows, rows_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import UNSAID, TaskOptions, cut
-from outlierlens.tasks.cutting import cheapest_cuts
 from outlierlens.tasks.metrics import Statistic, score
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HEADS = {"image": "ForImageClassification", "audio": "ForSequenceClassification"}  # how names of classes end
+
+
+def cheapest_cuts(lengths: np.ndarray, *, tokens: int, start: int) -> list[slice]:
+    """Slices of rows, whose `lengths` (int [row]) descend, for one forward pass each of at most `tokens` tokens.
+
+    Of all ways to cut where the length changes, the one that computes least: rows × the longest of them, and `start` tokens
+    for each pass. Where rows of one length alone are too many, they are cut as well. A row longer than `tokens` is alone.
+    """
+    if not len(lengths):
+        return []
+    first = np.flatnonzero(np.r_[True, lengths[1:] != lengths[:-1]])  # row where each length begins
+    longest, ends = lengths[first], np.r_[first[1:], len(lengths)]
+    fitting = np.maximum(1, tokens // longest)  # rows of a pass that begins at this length
+    best, before = np.zeros(len(ends) + 1), np.zeros(len(ends) + 1, dtype=int)
+    for place, end in enumerate(ends, 1):
+        rows = end - first[:place]
+        cost = best[:place] + rows * longest[:place] + start * -(-rows // fitting[:place])
+        before[place] = np.argmin(cost)
+        best[place] = cost[before[place]]
+    found: list[slice] = []
+    place = len(ends)
+    while place:
+        begin, end, size = int(first[before[place]]), int(ends[place - 1]), int(fitting[before[place]])
+        found += [slice(row, min(row + size, end)) for row in range(begin, end, size)][::-1]
+        place = int(before[place])
+    return found[::-1]
 
 
 @dataclass(frozen=True)

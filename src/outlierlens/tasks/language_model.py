@@ -38,7 +38,7 @@ VOCABULARY_PART = {
 
 
 @dataclass(frozen=True)
-class Rows:
+class PredictionRows:
     """One forward pass: its inputs, where to predict (rows and tokens, [selected] each) and what ([selected]).
 
     `slots` says which of the texts asked for each row is of.
@@ -95,7 +95,7 @@ class LanguageModelLoss(ABC):
         self.weights = np.array([sum(len(w.positions) for w in mine) for mine in self._windows_of], dtype=np.float64)
         self.lengths = np.array([sum(len(w.ids) for w in mine) for mine in self._windows_of])
         self.n_texts, self.n_tokens = len(self.texts), int(self.weights.sum())
-        self._kept: list[Rows] = []
+        self._kept: list[PredictionRows] = []
         self._by_parts = self._agrees_by_parts()
 
     @property
@@ -111,14 +111,14 @@ class LanguageModelLoss(ABC):
         for number, text in enumerate(texts):
             yield from self._windows(number, text)
 
-    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[Rows]:
+    def feeds(self, texts: Sequence[int], tokens: int | None = None) -> Iterator[PredictionRows]:
         """See `Task`."""
         windows = [(slot, window) for slot, text in enumerate(texts) for window in self._windows_of[text]]
         windows.sort(key=lambda item: -len(item[1].ids))
         for rows in cut([len(window.ids) for _, window in windows], self.options.batch_size, tokens):
             yield self._collate(windows[rows])
 
-    def _collate(self, rows: list[tuple[int, Window]]) -> Rows:
+    def _collate(self, rows: list[tuple[int, Window]]) -> PredictionRows:
         """Pad on the right, as `data.collate` does, straight into tensors: this runs once per forward pass of a sweep."""
         tokenizer: Any = self.loaded.tokenizer
         longest = max(len(window.ids) for _, window in rows)
@@ -130,7 +130,7 @@ class LanguageModelLoss(ABC):
         counts = [len(window.positions) for _, window in rows]
         places = np.array([place for _, window in rows for place in window.positions], dtype=np.int64)
         targets = np.array([token for _, window in rows for token in window.targets], dtype=np.int64)
-        return Rows(
+        return PredictionRows(
             inputs={"input_ids": self._move(ids), "attention_mask": self._move(valid)},
             positions=(self._move(np.repeat(np.arange(len(rows)), counts)), self._move(places)),
             targets=self._move(targets),
@@ -143,7 +143,7 @@ class LanguageModelLoss(ABC):
 
         return torch.from_numpy(values).to(self.loaded.device, non_blocking=True)
 
-    def sums(self, feed: Rows) -> "Tensor":
+    def sums(self, feed: PredictionRows) -> "Tensor":
         """Nats of each row, summed over its predicted tokens [row]; see `Task`."""
         import torch
 
@@ -153,7 +153,7 @@ class LanguageModelLoss(ABC):
         total = torch.zeros(len(feed.slots), dtype=wide, device=device)
         return total.index_add(0, feed.positions[0], losses.to(wide))
 
-    def _losses(self, feed: Rows) -> "Tensor":
+    def _losses(self, feed: PredictionRows) -> "Tensor":
         """Nats of every predicted token [selected], from the model's own logits."""
         import torch
         from torch.nn import functional
@@ -168,7 +168,7 @@ class LanguageModelLoss(ABC):
         ]
         return torch.cat(parts)
 
-    def _losses_by_parts(self, feed: Rows) -> "Tensor":
+    def _losses_by_parts(self, feed: PredictionRows) -> "Tensor":
         """The same from the head's weights, a part of the vocabulary at a time: no [selected, vocabulary] is ever kept."""
         import torch
         from torch.nn import functional
@@ -202,7 +202,7 @@ class LanguageModelLoss(ABC):
         close = 1e-4 if model.dtype is torch.float32 else 2e-2
         return bool(torch.allclose(whole, parts, rtol=close, atol=close, equal_nan=True))
 
-    def _run(self, feed: Rows) -> Any:
+    def _run(self, feed: PredictionRows) -> Any:
         return self.loaded.model(**feed.inputs, **self._model_options)
 
     def per_text(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,21 @@
     low, high = interval("mcc", truth, predicted, seed=0)    # of one model's own metric
 
 A metric is a number in [−1, 1] or [0, 1], larger is better. What it cannot say (a correlation with a constant) is 0.
-Intervals of classes are bias-corrected and accelerated (`bootstrap.bca`), those of correlations are by subsampling
+Intervals of classes are bias-corrected and accelerated (`statistics.bootstrap.bca`), those of correlations are by subsampling
 (`subsampling`). Of two models that say the same of every item, the interval is (0, 0): no change, which
 `no_change` puts in words. NaN, NaN is not settled: fewer than 2 items, for correlations fewer than 598.
+
+Metrics of classes as sums over items, which `statistics.bootstrap.bca` draws again.
+
+value = class_value("mcc", truth, [intact, other])       # metric of `intact` − metric of `other`
+low, high = bca(value, seed=0, level=0.95, n_draws=2000)
+
+Metrics of classes from how often each was true, said and right: of one table, or of many at once.
+
+    counts = confusion(truth, predicted, n_classes)          # [dim, truth, predicted] of predictions [item, dim]
+    metric_of("mcc", counts)                                 # [dim]
+
+The numbers are those of `tasks.metrics.score`; calling a library for each of many dimensions would take seconds.
 """
 
 import warnings
@@ -21,9 +33,9 @@ from typing import Any
 import numpy as np
 
 from outlierlens.errors import BadInput, need
-from outlierlens.statistics.bootstrap import bca, mean_value
+from outlierlens.statistics.bootstrap import DRAWN_AT_ONCE, FEW_GROUPS, Sums, bca, dense, mean_value
+from outlierlens.statistics.ranks import ratio
 from outlierlens.statistics.subsampling import correlation_interval
-from outlierlens.tasks.intervals import class_value
 
 N_DRAWS = 2000
 CORRELATIONS = ("pearson", "spearman")
@@ -164,14 +176,10 @@ def _sklearn() -> Any:
     return need("sklearn.metrics", "models", "scoring a task")
 
 
-def _scipy() -> Any:
-    return need("scipy.stats", "models", "scoring a task")
-
-
 def _correlation(name: str, truth: np.ndarray, predicted: np.ndarray) -> float:
     if len(truth) < 2:
         return 0.0  # one item correlates with nothing, and scipy refuses it
-    return float(getattr(_scipy(), name)(truth, predicted).statistic)
+    return float(getattr(need("scipy.stats", "models", "scoring a task"), name)(truth, predicted).statistic)
 
 
 _METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
@@ -184,3 +192,133 @@ _METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "token accuracy": lambda truth, predicted: _sklearn().accuracy_score(truth, predicted),
     "token f1": lambda truth, predicted: _sklearn().f1_score(truth, predicted, average="macro", zero_division=0),
 }
+
+
+def class_value(
+    metric: str,
+    truth: np.ndarray,
+    predictions: Sequence[np.ndarray],
+    *,
+    doubt: bool = False,
+    groups: np.ndarray | None = None,
+) -> Sums:
+    """The metric of the first predictions [item], minus that of the second where there are two; see `metrics.score`.
+
+    With `doubt`, of two predictions, one item more became wrong and one right (spread over the classes): few items that
+    all changed the same way would otherwise leave no draw on the other side of no change (Agresti & Min 2005). Where items
+    belong to `groups` [item] (the words of a text), whole groups are drawn.
+    """
+    table = np.stack([np.asarray(column).astype(np.int64) for column in (truth, *predictions)], axis=1)
+    classes = _classes(table)
+    places = np.searchsorted(classes, table)
+    cells, sizes = np.unique(places, axis=0, return_counts=True)
+    k = len(classes)
+    doubted, shares = _doubted(cells, k) if doubt else (cells[:0], np.zeros(0))
+    one = int(np.searchsorted(classes, 1)) if 1 in classes else None
+
+    def finish(sums: np.ndarray) -> np.ndarray:
+        true = sums[:, :k]
+        parts = [sums[:, k + 2 * k * i : k + 2 * k * (i + 1)] for i in range(len(predictions))]
+        found = [of_classes(metric, true, part[:, :k], part[:, k:], one) for part in parts]
+        return found[0] if len(found) == 1 else found[0] - found[1]
+
+    def others() -> tuple[np.ndarray, Any]:
+        """Items of each cell that are predicted as another class by one of the two."""
+        rows, made = [], []
+        for column in range(1, cells.shape[1]):
+            for other in range(min(k, FEW_GROUPS)):
+                those = np.flatnonzero(cells[:, column] != other)
+                changed = cells[those].copy()
+                changed[:, column] = other
+                rows.append(those)
+                made.append(changed)
+        return np.concatenate(rows), _one_hot(np.concatenate(made), k)
+
+    if doubt:
+        cells, sizes = np.concatenate([cells, doubted]), np.concatenate([sizes, shares])
+    by_item = Sums(_one_hot(cells, k), sizes, finish, others)
+    if groups is None:
+        return by_item
+    sparse = need("scipy.sparse", "models", "a bootstrap interval")
+    _, number = np.unique(groups, return_inverse=True)
+    of_group = sparse.csr_array((np.ones(len(table)), (number.ravel(), np.arange(len(table)))))
+    adds = np.concatenate([dense(of_group @ _one_hot(places, k)), dense(_one_hot(doubted, k))])
+    whole = np.ones(len(adds) - len(doubted), dtype=np.int64)
+    return Sums(adds, np.concatenate([whole, shares]) if doubt else whole, finish, parts=by_item)
+
+
+def _classes(table: np.ndarray) -> np.ndarray:
+    """The classes of the truth and of predictions, two at least: where all items are of one, another was possible."""
+    there = np.unique(table)
+    return there if len(there) > 1 else np.array([there[0], there[0] + 1])
+
+
+def _doubted(cells: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cells (truth, one, other) of an item in all that only one predicts right, and of one that only the other does, with
+    the parts of it that they are."""
+    there = np.unique(cells[:, 0])
+    more = [
+        (true, *both)
+        for true in there
+        for wrong in range(k)
+        if wrong != true
+        for both in ((true, wrong), (wrong, true))
+    ]
+    return np.array(more), np.full(len(more), 1 / len(there) / (k - 1))
+
+
+def _one_hot(cells: np.ndarray, k: int) -> Any:
+    """[cell, sum] of the classes of (truth, predictions …): of the truth; then of each prediction all, and the right ones."""
+    sparse = need("scipy.sparse", "models", "a bootstrap interval")
+    rows, columns = [np.arange(len(cells))], [cells[:, 0]]
+    for number in range(1, cells.shape[1]):
+        right = np.flatnonzero(cells[:, number] == cells[:, 0])
+        start = k + 2 * k * (number - 1)
+        rows += [np.arange(len(cells)), right]
+        columns += [start + cells[:, number], start + k + cells[right, number]]
+    places = (np.concatenate(rows), np.concatenate(columns))
+    shape = (len(cells), k + 2 * k * (cells.shape[1] - 1))
+    made = sparse.csr_array((np.ones(len(places[0])), places), shape=shape)
+    return made.toarray() if shape[0] * shape[1] <= DRAWN_AT_ONCE else made
+
+
+def confusion(truth: np.ndarray, predicted: np.ndarray, n_classes: int) -> np.ndarray:
+    """Counts [dim, truth, predicted] of predictions [item, dim] against truth [item]."""
+    width = predicted.shape[1]
+    cells = (np.arange(width) * n_classes + truth[:, None]) * n_classes + predicted  # [item, dim]
+    return np.bincount(cells.ravel(), minlength=width * n_classes**2).reshape(width, n_classes, n_classes)
+
+
+def metric_of(metric: str, counts: np.ndarray) -> np.ndarray:
+    """The metric [...] of confusion counts [..., truth, predicted]; 0 where it is not defined, as in scikit-learn.
+
+    "f1" is of class 1 of two; "macro f1" the mean over classes that the truth or the predictions hold.
+
+    Raises:
+        BadInput: a metric that no confusion table decides.
+    """
+    table = counts.astype(np.float64)
+    return of_classes(metric, table.sum(-1), table.sum(-2), np.diagonal(table, axis1=-2, axis2=-1), 1)
+
+
+def of_classes(metric: str, true: np.ndarray, said: np.ndarray, right: np.ndarray, one: int | None) -> np.ndarray:
+    """The metric [...] of how many items are of each class, are said to be, and rightly so, float64 [..., class] each.
+
+    `one` is the place of class 1, which "f1" is of; 0 where there is none. "token accuracy" and "token f1" are accuracy and
+    macro F1 of words.
+
+    Raises:
+        BadInput: a metric that these numbers do not decide.
+    """
+    n = true.sum(-1)
+    if metric in ("accuracy", "token accuracy"):
+        return ratio(right.sum(-1), n)
+    if metric == "f1":
+        return ratio(2 * right[..., one], (true + said)[..., one]) if one is not None else np.zeros(n.shape)
+    if metric in ("macro f1", "token f1"):
+        there = true + said
+        return ratio(ratio(2 * right, there).sum(-1), (there > 0).sum(-1))
+    if metric == "mcc":
+        both = right.sum(-1) * n - (true * said).sum(-1)
+        return ratio(both, np.sqrt((n**2 - (true**2).sum(-1)) * (n**2 - (said**2).sum(-1))))
+    raise BadInput(f"{metric!r} is no metric of classes; use accuracy, f1, macro f1 or mcc")

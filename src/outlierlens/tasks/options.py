@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outlierlens.data.labelled import Examples, LabelledTask
     from outlierlens.data.media import Items, Kind
     from outlierlens.data.texts import Data
-    from outlierlens.tasks import TaskOptions
+    from outlierlens.tasks.base import TaskOptions
 
 OF_TEXTS = ("auto", "masked-loss", "causal-loss", "output-change", "sentence-change")
 PLAIN = ("classify", "regress", "tokens")
@@ -153,7 +153,7 @@ class TaskReading(Reading):
 
     def options(self, *, max_length: int | None = None, **more: Any) -> "TaskOptions":
         """How the texts become numbers; examples of a labelled task have as many tokens as `finetune` gives them."""
-        from outlierlens.tasks import TaskOptions
+        from outlierlens.tasks.base import TaskOptions
 
         if self.kind is not None and max_length is not None:
             raise BadInput("--max-length counts tokens of texts; images are read whole, of recordings --max-seconds")

@@ -21,7 +21,7 @@ from outlierlens.data.texts import Batch, collate
 from outlierlens.errors import BadInput
 from outlierlens.models.inputs import model_inputs, token_limit, tokenizer_of
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.models.media.rows import ItemRows
+from outlierlens.models.media.passes import ItemRows
 from outlierlens.tasks.base import TaskOptions, cut, weighted_mean
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ def _classes(loaded: LoadedModel) -> int:
         return 1
     head = loaded.model.get_output_embeddings()  # type: ignore[operator]
     return int(head.out_features) if head is not None else len(loaded.config.get("id2label") or ())
-
-
-def _width(loaded: LoadedModel) -> int:
-    return stream_width(loaded.model, loaded.stacks[-1])
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class OutputChange:
         self.n_tokens = int(self.lengths.sum())
         # A single logit (a regression, a detector of replaced tokens) is no distribution: vectors are compared there.
         classes = _classes(loaded)
-        needed = self.n_tokens * (classes + _width(loaded)) * 4
+        needed = self.n_tokens * (classes + stream_width(loaded.model, loaded.stacks[-1])) * 4
         if needed > MAX_KEPT_BYTES:
             raise BadInput(
                 f"the intact outputs of {self.n_tokens:,} tokens would take {needed / 1e9:.1f} GB; use fewer texts (--limit)"
@@ -191,7 +187,7 @@ class SentenceChange(OutputChange):
 
 
 class _TextRows:
-    """Texts by their tokens: what `media.rows.ItemRows` is to pictures. Texts of no token are left out: `texts` are kept."""
+    """Texts by their tokens: what `media.passes.ItemRows` is to pictures. Texts of no token are left out: `texts` are kept."""
 
     notes: tuple[str, ...] = ()
 

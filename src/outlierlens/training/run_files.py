@@ -20,11 +20,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from outlierlens.checkpoints.formats import SAFETENSORS, native
 from outlierlens.errors import BadFile, BadInput, UnknownModel
 from outlierlens.results.json_toml import parse_json, read_json
 from outlierlens.training.trajectory import Curve
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 MAX_LOG_BYTES = 256 * 2**20
 LINES = "a log has one object with step and loss a line"
 MAX_STEP = 10**15
@@ -112,8 +112,8 @@ def _inside(name: str) -> list[str]:
 
 def _holds_weights(path: Path) -> bool:
     if path.is_file():
-        return path.suffix == ".safetensors"
-    return any(next(path.glob(pattern), None) is not None for pattern in WEIGHTS)
+        return path.suffix in SAFETENSORS.suffixes
+    return any(next(path.glob(pattern), None) is not None for row in native() for pattern in row.saved)
 
 
 def _step(model: str, revision: str | None) -> int:

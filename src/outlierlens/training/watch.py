@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import Param, live_parameters
+from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.samples.cache import say
 from outlierlens.data.texts import Texts
-from outlierlens.detection.rules import zscore
-from outlierlens.detection.scan.measure import combine, per_dim, scaled
+from outlierlens.detection.rules import Rule, zscore
+from outlierlens.detection.scan.measure import live_values
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
@@ -64,8 +64,8 @@ class WatchOptions:
     probe_texts: int = 16
     probe_tokens: int = 64
     dims: Literal["auto"] | Sequence[int] = "auto"
-    n_sigma: float = 3.0
-    min_layer_fraction: float = 0.5
+    n_sigma: float = Rule.n_sigma
+    min_layer_fraction: float = Rule.min_layer_fraction
     notice: Callable[[str], None] = field(default=say, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +81,11 @@ class WatchOptions:
             )
         if isinstance(self.dims, str) and self.dims != "auto":
             raise BadInput(f'dims is {self.dims!r}; use "auto" or a list of dimensions')
+
+    @property
+    def rule(self) -> Rule:
+        """The rule by which a dimension is announced."""
+        return Rule(n_sigma=self.n_sigma, min_layer_fraction=self.min_layer_fraction)
 
 
 def watch(
@@ -192,10 +197,7 @@ class Watcher:
             }
             self._check_dims(scale.shape[1], stack.name)
         self._crossings = {
-            stack.name: Crossings(
-                options.n_sigma, options.min_layer_fraction, f"{stack.name}: " if len(bound) > 1 else ""
-            )
-            for stack in bound
+            stack.name: Crossings(options.rule, f"{stack.name}: " if len(bound) > 1 else "") for stack in bound
         }
         identity = {
             "kind": KIND,
@@ -286,7 +288,7 @@ class Watcher:
         chosen = self.options.dims
         dims = crossings.foremost(LOGGED_DIMS) if chosen == "auto" else [int(dim) for dim in chosen]
         gradients = {"scale": row.gradient_scale, "bias": row.gradient_bias}
-        found = metrics_of(z, gradients, dims, self.options.n_sigma)
+        found = metrics_of(z, gradients, dims, self.options.rule)
         for measure in ("kurtosis_dims", "kurtosis_entries", "inf_norm"):
             if (values := getattr(row, measure)).size:
                 found[measure] = float(values.max())
@@ -299,19 +301,9 @@ class Watcher:
 
     def _values(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Scale and bias of a stream as they act, float32 [layer, dim]; the bias is empty where there is none."""
-        site, live = self._sites[name], live_parameters(self.model)
-
-        def stacked(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
-            vectors = []
-            for params in layers:
-                names = {name for p in params for name in (p.name, p.times) if name}
-                values = {name: live[name].detach().float().cpu().numpy() for name in names}
-                ranks = {key: value.ndim for key, value in values.items()}
-                written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
-                vectors.append(combine(written, params, ranks))
-            return np.stack(vectors).astype(np.float32)
-
-        return stacked(site.scale), stacked(site.bias) if all(site.bias) else nothing()
+        site = self._sites[name]
+        scale = live_values(self.model, site.scale).astype(np.float32)
+        return scale, live_values(self.model, site.bias).astype(np.float32) if all(site.bias) else nothing()
 
     def _gradients(self, site: Any) -> dict[str, np.ndarray]:
         """L2 norm over layers of the gradients at each dimension [dim], empty where there are none."""

@@ -1,6 +1,6 @@
 """Which dimensions leave n_sigma in enough layers while a model trains, and the lines that say so.
 
-crossings = Crossings(n_sigma=3.0, min_layer_fraction=0.5)
+crossings = Crossings(Rule())
 lines = crossings.see(1200, z_scale, z_bias)             # [layer, dim]; z_bias None without a bias
 crossings.dims                                           # every dimension that has ever left, in order
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outlierlens.detection.rules import layers_needed
+from outlierlens.detection.rules import Rule
 
 NAMED = 5  # dimensions that one step names; early steps can have many
 
@@ -25,8 +25,7 @@ class Crossings:
         passing: (dimension, "scale" or "bias") that passed at the last step seen.
     """
 
-    n_sigma: float
-    min_layer_fraction: float
+    rule: Rule
     where: str = ""
     dims: list[int] = field(default_factory=list)
     passing: set[tuple[int, str]] = field(default_factory=set)
@@ -34,15 +33,18 @@ class Crossings:
     def see(self, step: int, z_scale: np.ndarray, z_bias: np.ndarray | None) -> list[str]:
         """Take in a step; return a line for each dimension that left or came back since the last one."""
         kinds = {"scale": z_scale} if z_bias is None else {"scale": z_scale, "bias": z_bias}
-        needed = layers_needed(self.min_layer_fraction, len(z_scale))
-        counts = {kind: (np.abs(z) >= self.n_sigma).sum(axis=0) for kind, z in kinds.items()}  # [dim]
-        now = {(int(dim), kind) for kind, count in counts.items() for dim in np.flatnonzero(count >= needed)}
+        counts = {kind: self.rule.layers_past(z) for kind, z in kinds.items()}  # [dim]
+        now = {
+            (int(dim), kind)
+            for kind, count in counts.items()
+            for dim in np.flatnonzero(self.rule.enough(count, len(z_scale)))
+        }
         left, back = now - self.passing, self.passing - now
         self.passing = now
         self.dims += [dim for dim in self._by_size(left, kinds) if dim not in self.dims]
         return [
-            *self._lines(step, left, kinds, counts, f"is past {self.n_sigma:g} sigma"),
-            *self._lines(step, back, kinds, counts, f"is back within {self.n_sigma:g} sigma"),
+            *self._lines(step, left, kinds, counts, f"is past {self.rule.sigmas}"),
+            *self._lines(step, back, kinds, counts, f"is back within {self.rule.sigmas}"),
         ]
 
     def foremost(self, n: int) -> list[int]:
@@ -84,12 +86,12 @@ class Crossings:
 
 
 def metrics_of(
-    z: dict[str, np.ndarray], gradients: dict[str, np.ndarray], dims: Sequence[int], n_sigma: float
+    z: dict[str, np.ndarray], gradients: dict[str, np.ndarray], dims: Sequence[int], rule: Rule
 ) -> dict[str, float]:
     """Numbers to log about one stream: `z` and `gradients` by "scale" and "bias", `dims` one by one."""
     found: dict[str, float] = {}
     for kind, values in z.items():
-        counts = (np.abs(values) >= n_sigma).sum(axis=0)
+        counts = rule.layers_past(values)
         found[f"max_layers_{kind}"] = float(counts.max())
         found[f"max_z_{kind}"] = float(np.abs(values).mean(axis=0).max())
         for dim in dims:

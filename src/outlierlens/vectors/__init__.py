@@ -5,5 +5,6 @@
     fix = make_fix(FixSpec("whiten"), 768, moments=moments_of(fitting))   # of a text that is never the evaluated one
     better = fix.apply(vectors.values[3])
 
-`read` is the pass, `store` where large arrays live, `moments` and `fixes` the repairs, `apart` keeps evaluated texts out.
+`read` is the pass, `store` where large arrays live, `fixes` the repairs and the moments that they are fitted on, `cosines`
+statistics of vectors with their intervals; `data.labelled.apart` keeps evaluated texts out.
 """

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import ARCHITECTURES, BoundStack
+from outlierlens.architectures.family import Specification
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.models.hooks import EMBEDDINGS, layer_name
@@ -26,6 +27,12 @@ from outlierlens.vectors.read import text_stack
 AUTO_TEXTS = 1000  # texts that "auto" observes at most: shares of token vectors settle long before
 MAX_FILE_BYTES = 2**20
 WRITTEN = "write 557,143 (every block), 0-9:896;9-16:678 (layers from 0), auto, none, a named specification or a file"
+
+
+# What papers name, by the name to ask for.
+SPECIFICATIONS: dict[str, Specification] = {
+    name: spec for row in ARCHITECTURES.values() for name, spec in row.clipped.items()
+}
 
 
 @dataclass(frozen=True)
@@ -50,55 +57,6 @@ class Clipping:
     def every(self) -> tuple[int, ...]:
         """All dimensions that are clipped in some layer, ascending."""
         return tuple(sorted({dim for dims in self.dims.values() for dim in dims}))
-
-
-@dataclass(frozen=True)
-class Specification:
-    """Dimensions that a paper names, for one checkpoint.
-
-    Attributes:
-        model_type, n_layers, hidden_size: the shape it is for.
-        ranges: (first layer, last layer (included), dimension); layers counted from 1 as in the paper, where layer 1 is
-            the output of the first block.
-        source: section of the paper.
-        note: what the paper leaves open.
-    """
-
-    model_type: str
-    n_layers: int
-    hidden_size: int
-    ranges: tuple[tuple[int, int, int], ...]
-    source: str
-    note: str = ""
-
-    @property
-    def dims(self) -> dict[str, tuple[int, ...]]:
-        """{layer's name: dimensions}, layers counted from 0: the output of the first block is "0"."""
-        return _by_layer((range(first - 1, last), (dim,)) for first, last, dim in self.ranges)
-
-
-_FOUND = "Luo et al. 2021, appendix A"
-_CASING = "the paper does not say which casing"
-SPECIFICATIONS = {
-    "luo-bert-base": Specification("bert", 12, 768, ((1, 12, 557),), "Luo et al. 2021, section 2", _CASING),
-    "luo-roberta-base": Specification(
-        "roberta", 12, 768, ((1, 12, 77), (1, 12, 588)), "Luo et al. 2021, section 2"
-    ),
-    "luo-distilbert": Specification("distilbert", 6, 768, ((1, 6, 557),), _FOUND, _CASING),
-    "luo-distilroberta": Specification("roberta", 6, 768, ((1, 6, 77), (1, 6, 588)), _FOUND),
-    "luo-bert-large": Specification(
-        "bert", 24, 1024, ((1, 10, 896), (10, 17, 678), (16, 19, 122), (19, 23, 928)), _FOUND,
-        f"{_CASING}; it names none for the last layer",
-    ),
-    "luo-roberta-large": Specification(
-        "roberta", 24, 1024, ((1, 24, 673), (1, 9, 981), (15, 24, 631)), "Luo et al. 2021, appendix D.1",
-        "what the paper clips; appendix A finds 673 in layers 1 to 23 and 981 in 1 to 6: luo-roberta-large-found",
-    ),
-    "luo-roberta-large-found": Specification(
-        "roberta", 24, 1024, ((1, 23, 673), (1, 6, 981), (15, 24, 631)), _FOUND,
-        "what the paper finds; appendix D.1 clips 673 in all layers and 981 in the first 9: luo-roberta-large",
-    ),
-}  # fmt: skip
 
 
 def resolve_clipping(

@@ -7,15 +7,28 @@
 
 Cosines lie in [−1, 1]; a vector of length 0 has cosine 0 with every other. A weight is how often a sentence was drawn; pairs
 of copies of one sentence never count, since their cosine is 1 by construction.
+
+Values and intervals over sentences, of a measure and of its difference from raw vectors.
+
+    weights = multinomial_weights(n_sentences, 500, seed)     # [replicate, sentence], row 0 is every sentence once
+    estimate(mean_cosine(units, weights[:, sentence]), raw)
+
+Statistics of one layer, whatever the fix, are taken with the same weights, so differences are paired.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from outlierlens.errors import BadInput
+from outlierlens.statistics.means import critical
+from outlierlens.statistics.ranks import ratio
+from outlierlens.statistics.resampling import jackknife_error, percentile_interval
 
 BLOCK = 2**22  # numbers worked on at once
+GROUPS = 10  # of sentences that a jackknife leaves out in turn
+FEWEST_SENTENCES = 100  # of a jackknife
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -38,7 +51,7 @@ def mean_cosine(units: np.ndarray, weights: np.ndarray | None = None) -> np.ndar
     weights = np.ones((1, len(units))) if weights is None else np.asarray(weights, dtype=np.float64)
     squares = (units**2).sum(1)
     above = ((weights @ units) ** 2).sum(1) - weights**2 @ squares
-    return _ratio(above, weights.sum(1) ** 2 - (weights**2).sum(1))
+    return ratio(above, weights.sum(1) ** 2 - (weights**2).sum(1), np.nan)
 
 
 def pair_cosines(units: np.ndarray) -> np.ndarray:
@@ -82,7 +95,7 @@ def informativity(
         top = units[:, list(order[:k])]
         left = np.maximum((units**2).sum(1) - (top**2).sum(1), 0)
         scale = np.sqrt(left[one] * left[other])
-        rest = _ratio(whole - (top[one] * top[other]).sum(1), scale)
+        rest = ratio(whole - (top[one] * top[other]).sum(1), scale, np.nan)
         found[k] = _r_squared(whole, np.nan_to_num(rest))
     return found
 
@@ -117,9 +130,9 @@ def self_similarity(units: np.ndarray, word: np.ndarray, weights: np.ndarray | N
         drawn = columns[at].astype(np.float64) * there[..., None]  # [word, context, replicate]
         above = ((gram @ drawn) * drawn).sum(1)
         below = drawn.sum(1) ** 2 - (drawn**2).sum(1)
-        total += _ratio(above, below, nothing=0.0).sum(0)
+        total += ratio(above, below).sum(0)
         words += (below > 0).sum(0)
-    return _ratio(total, words)
+    return ratio(total, words, np.nan)
 
 
 def to_the_mean(vectors: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -135,7 +148,7 @@ def to_the_mean(vectors: np.ndarray, starts: np.ndarray) -> np.ndarray:
         if last - first > 1:
             mean = vectors[first:last].mean(0)
             scale = length[first:last] * np.sqrt(mean @ mean)
-            found[sentence] = _ratio(vectors[first:last] @ mean, scale, nothing=0.0).mean()
+            found[sentence] = ratio(vectors[first:last] @ mean, scale).mean()
     return found
 
 
@@ -145,5 +158,53 @@ def _r_squared(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1] ** 2)
 
 
-def _ratio(above: np.ndarray, below: np.ndarray, nothing: float = np.nan) -> np.ndarray:
-    return np.divide(above, below, out=np.full(np.shape(above), nothing, dtype=np.float64), where=below > 0)
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval, and its difference from the same number of the raw vectors, paired.
+
+    `change` and its interval are 0 for raw, and NaN where raw was not measured.
+    """
+
+    value: float
+    low: float
+    high: float
+    change: float
+    change_low: float
+    change_high: float
+
+
+def estimate(values: np.ndarray, raw: np.ndarray | None) -> Estimate:
+    """Value and percentile interval of `values` [replicate], the value itself first, and of their difference from `raw`."""
+    return _estimate(values, raw, _percentiles)
+
+
+def jackknife(values: np.ndarray, raw: np.ndarray | None, n: int) -> Estimate:
+    """Value and interval of `values`: all `n` sentences, then without each group in turn; and of their difference from `raw`.
+
+    Of groups left out a t interval: a bootstrap draws vectors twice, which makes any spread look smaller than it is. NaN, not
+    settled, of fewer than 100 sentences.
+    """
+    if n < FEWEST_SENTENCES:
+        values = np.concatenate([values[:1], np.full(len(values) - 1, np.nan)])
+    return _estimate(values, raw, _student)
+
+
+def _estimate(
+    values: np.ndarray, raw: np.ndarray | None, ends: Callable[[np.ndarray], tuple[float, float]]
+) -> Estimate:
+    value = float(values[0])
+    if raw is None:
+        return Estimate(value, *ends(values), *(float("nan"),) * 3)
+    change = values - raw
+    return Estimate(value, *ends(values), float(change[0]), *ends(change))
+
+
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    low, high = percentile_interval(values[1:], fewest=2)
+    return float(low), float(high)
+
+
+def _student(values: np.ndarray) -> tuple[float, float]:
+    value, groups = float(values[0]), len(values) - 1
+    reach = round(critical(max(1, groups - 1)), 3) * jackknife_error(values[1:])  # t as printed tables have it
+    return value - reach, value + reach

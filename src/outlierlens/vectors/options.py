@@ -1,17 +1,18 @@
 """Options of the commands that read vectors: which layers and tokens, which dimensions are clipped, what fixes are fitted on.
 
-options = session.vectors.options(loaded, final_norm=True, progress=progress)      # -> vectors.ReadOptions
+options = session.vectors.options(loaded, final_norm=True, progress=progress)      # -> vectors.read.ReadOptions
 tokens = tokenise(loaded, texts, max_length=session.vectors.max_length)
 vectors = gather(loaded, tokens, tokens.sentences(), options, special=session.vectors.special)
 fit = session.fitting.texts(offline=load.offline) or a default of the command's own
-fit, dropped = apart(fit, texts)                                                   # vectors.apart: never an evaluated text
-clipping = session.fitting.clipping(loaded, fit, session.vectors.stack)            # -> clipping.Clipping
-session.fitting.specs                                                              # -> tuple of vectors.FixSpec
+fit, dropped = apart(fit, texts)                            # data.labelled.apart: never an evaluated text
+clipping = session.fitting.clipping(loaded, fit, session.vectors.stack)            # -> vectors.clip.Clipping
+session.fitting.specs                                                              # -> tuple of vectors.fixes.FixSpec
+asked = session.fitting.into(session.vectors.into(asked, loaded))                  # all that an experiment's options take
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from outlierlens.vectors.clip import Clipping
     from outlierlens.vectors.fixes import FixSpec
     from outlierlens.vectors.read import ReadOptions
+
+Options = TypeVar("Options", bound=Any)  # of an experiment, a dataclass
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,18 @@ class VectorReading:
         if self.layers not in ("all", "last"):
             _named_layers(self.layers)
 
+    def into(
+        self,
+        options: Options,
+        loaded: "LoadedModel",
+        *,
+        final_norm: bool = False,
+        progress: "Callable[[str, int, int], None] | None" = None,
+    ) -> Options:
+        """`options` of an experiment with what is said here, in the fields of it that take it: read, special, max_length."""
+        read = self.options(loaded, final_norm=final_norm, progress=progress)
+        return _filled(options, read=read, special=self.special, max_length=self.max_length)
+
     def options(
         self,
         loaded: "LoadedModel",
@@ -74,6 +89,12 @@ class VectorReading:
             budget=Budget(self.cache_gb),
             progress=progress,
         )
+
+
+def _filled(options: Options, **values: object) -> Options:
+    """`options` with those of `values` that it has fields for."""
+    taken = {one.name for one in fields(options)} & values.keys()
+    return replace(options, **{name: values[name] for name in taken})
 
 
 def _named_layers(text: str) -> tuple[int, ...]:
@@ -113,8 +134,12 @@ class Fitting:
 
         return parse_fixes(self.fixes)
 
+    def into(self, options: Options) -> Options:
+        """`options` of an experiment with what is said here, in the fields of it that take it: fixes, clip, fit_limit."""
+        return _filled(options, fixes=self.specs, clip=self.clip, fit_limit=self.fit_limit)
+
     def texts(self, *, offline: bool = False) -> "Texts | None":
-        """The texts of --fit-data; None where it is not given. All of them: `vectors.apart` draws --fit-limit."""
+        """The texts of --fit-data; None where it is not given. All of them: `data.labelled.apart` draws --fit-limit."""
         from outlierlens.data.texts import read_texts
 
         if self.fit_data is None:

@@ -94,6 +94,11 @@ class Tokens:
         """Tokens of each text, special ones included [text]."""
         return np.array([len(ids) for ids in self.encoded["input_ids"]], dtype=np.int64)
 
+    @property
+    def n_full(self) -> int:
+        """Texts that fill `max_length`: of those that have exactly so many tokens nothing was cut, which is rare."""
+        return int((self.lengths >= self.max_length).sum())
+
     def sentences(self) -> Spans:
         """One span a text, all its tokens."""
         return Spans(np.arange(len(self.texts)), np.zeros(len(self.texts), dtype=np.int64), self.lengths)
@@ -300,6 +305,21 @@ def gather(
     return Vectors(names, values, n_tokens, stack.name, bool(options.final_norm and stack.final_norm))
 
 
+def gather_drawn(loaded: LoadedModel, tokens: Tokens, spans: Spans, read: ReadOptions, *, special: bool) -> Vectors:
+    """Vectors of drawn spans, each with a token; otherwise as `gather`.
+
+    Raises:
+        BadInput: a stream that has no state for one of them.
+    """
+    vectors = gather(loaded, tokens, spans, read, special=special)
+    if not vectors.n_tokens.all():
+        raise BadInput(
+            f"stream {vectors.stack} has no state for a drawn token: it reads each text one token late and never its last; "
+            f"leave special tokens out (--no-special)"
+        )
+    return vectors
+
+
 def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
     """The stream called `name`, or the first one that reads text (the encoder, where there are two)."""
     if name is not None:
@@ -312,7 +332,8 @@ def text_stack(loaded: LoadedModel, name: str | None) -> BoundStack:
 
 def text_forward(loaded: LoadedModel, stack: BoundStack) -> TextForward:
     """The forward pass that runs `stack`: an encoder alone; a decoder behind one reads what that wrote."""
-    return TextForward(loaded, [one for one in text_stacks(loaded) if one.name in _needed(stack)])
+    needed = ("encoder", "decoder") if stack.name == "decoder" else (stack.name,)  # run before `stack` is whole
+    return TextForward(loaded, [one for one in text_stacks(loaded) if one.name in needed])
 
 
 def wanted_layers(stack: BoundStack, layers: Sequence[int] | None) -> tuple[int, ...]:
@@ -366,11 +387,6 @@ def _batches(
         for place, i in enumerate(rows):
             special[place, : lengths[i]] = tokens.special[i]
         yield batch, torch.from_numpy(special).to(loaded.device)
-
-
-def _needed(stack: BoundStack) -> tuple[str, ...]:
-    """Streams that run before `stack` is whole."""
-    return ("encoder", "decoder") if stack.name == "decoder" else (stack.name,)
 
 
 def _shifted(special: "Tensor") -> "Tensor":

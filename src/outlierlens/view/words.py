@@ -86,12 +86,12 @@ def few(dims: Sequence[int], most: int = 6) -> str:
     return shown + (f" and {len(dims) - most} more" if len(dims) > most else "")
 
 
-def named(dims: tuple[int, ...]) -> str:
-    """ "dimension 507"; "dimensions 100, 247 and 507"."""
-    shown = [str(dim) for dim in dims[:8]] + ([f"{len(dims) - 8} more"] if len(dims) > 8 else [])
-    if len(shown) == 1:
-        return f"dimension {shown[0]}"
-    return f"dimensions {', '.join(shown[:-1])} and {shown[-1]}"
-
-
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for reading: "4.5 s", "45 s", "12 min", "3 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60:,} h {minutes % 60:02} min"

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attack_results
-from architectures import FAMILIES, build
-from conftest import Words
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attack.edits import Change, Values, changes_of, edited_values, flips, gather, moves_of
+from outlierlens.experiments.attack.edits import ValueChange, Values, changes_of, edited_values, flips, gather, moves_of
 from outlierlens.experiments.attack.measure import attack, cut_texts
 from outlierlens.experiments.attack.options import AttackOptions, SearchOptions
 from outlierlens.experiments.attack.places import drawn, found_dims, tolerances, widest
@@ -26,18 +24,14 @@ from outlierlens.experiments.attack.saving import check_save, mark_safetensors, 
 from outlierlens.experiments.integrity.fingerprint import fingerprint
 from outlierlens.experiments.integrity.options import FingerprintOptions
 from outlierlens.experiments.integrity.verify import verify
-from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
+from planted import tiny
 
 PLANTED = 5
 TEXTS = Texts("test", tuple(" ".join(f"w{(7 * i + j * j) % 35}" for j in range(9)) for i in range(8)))
 QUICK = SearchOptions(n_single=4, n_sets=4)
-
-
-def tiny(family: str, head: str | None, kind: str) -> LoadedModel:
-    loaded = from_objects(build(FAMILIES[family], head) if head else build(FAMILIES[family]), name=family)
-    return LoadedModel(family, loaded.model, Words.build(kind=kind), loaded.head, loaded.stacks, loaded.config)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +62,7 @@ def values_of(before: list[float], dtype: str = "float32") -> Values:
 
 def test_planted_value_of_a_headless_model_is_found_first() -> None:
     """The last norm adds 30 to one dimension, so that all sentence vectors point there: its sign turns them around."""
-    loaded = tiny("bert", None, "masked")
+    loaded = tiny("bert")
     name = "encoder.layer.2.output.LayerNorm.bias"
     with torch.no_grad():
         loaded.model.get_parameter(name)[PLANTED] = 30.0
@@ -120,10 +114,10 @@ def test_every_edit_of_a_sensitive_value_is_caught(found: Attack) -> None:
 
 
 def test_a_verify_of_the_intact_model_finds_nothing(llama: LoadedModel) -> None:
-    from outlierlens.experiments.attack.detection import Watch
+    from outlierlens.experiments.attack.measure import Watch
 
     watch = Watch(llama, (1, PLANTED))
-    outside = [Change("model.layers.0.mlp.up_proj.weight", 3, 9.0)]
+    outside = [ValueChange("model.layers.0.mlp.up_proj.weight", 3, 9.0)]
     assert not watch.caught([])
     assert not watch.caught_deep([])
     assert not watch.caught(outside)
@@ -229,7 +223,7 @@ def test_restored_bit_for_bit_after_an_error(weights: dict[str, torch.Tensor]) -
     held = weights["w"].contiguous().view(torch.int32).clone()
 
     def fail() -> None:
-        with edited_values(weights, [Change("w", 0, 7.0), Change("w", 1, 8.0)]) as n_values:
+        with edited_values(weights, [ValueChange("w", 0, 7.0), ValueChange("w", 1, 8.0)]) as n_values:
             assert (n_values, weights["w"].tolist()[0]) == (2, [7.0, 8.0])  # however the tensor lies in memory
             raise RuntimeError("inside")
 
@@ -241,17 +235,17 @@ def test_restored_bit_for_bit_after_an_error(weights: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (Change("v", 0, 1.0), "no tensor 'v'"),
-        (Change("w", 4, 1.0), "w has no value 4; it has 4 values"),
-        (Change("w", 0, 1.0), "edited twice"),
-        (Change("tokens", 0, 1.0), "of type torch.int64"),
+        (ValueChange("v", 0, 1.0), "no tensor 'v'"),
+        (ValueChange("w", 4, 1.0), "w has no value 4; it has 4 values"),
+        (ValueChange("w", 0, 1.0), "edited twice"),
+        (ValueChange("tokens", 0, 1.0), "of type torch.int64"),
     ],
 )
 def test_what_cannot_be_edited_is_refused_and_nothing_stays(
-    weights: dict[str, torch.Tensor], change: Change, message: str
+    weights: dict[str, torch.Tensor], change: ValueChange, message: str
 ) -> None:
     held = weights["w"].contiguous().view(torch.int32).clone()
-    with pytest.raises(BadInput, match=message), edited_values(weights, [Change("w", 0, 7.0), change]):
+    with pytest.raises(BadInput, match=message), edited_values(weights, [ValueChange("w", 0, 7.0), change]):
         raise AssertionError("entered")
     assert torch.equal(weights["w"].contiguous().view(torch.int32), held)
 
@@ -288,7 +282,7 @@ def test_slopes_are_those_of_finite_differences(llama: LoadedModel) -> None:
     value = float(target.parameters[name].detach()[place])
     ends = []
     for sign in (1, -1):
-        with edited_values(target.parameters, [Change(name, place, value + sign * step)]):
+        with edited_values(target.parameters, [ValueChange(name, place, value + sign * step)]):
             ends.append(target.value())
     assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.02, abs=1e-4)
 
@@ -300,10 +294,8 @@ def test_texts_are_cut_at_the_end_of_a_token(llama: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0}, "budget is 0; it must be at least 1"),
         ({"kinds": ("melt",)}, "no kind of edit is called 'melt'; kinds are zero, swap"),
         ({"kinds": ("swap",), "budget": 1}, "a swap changes two values"),
-        ({"factor": 1.0}, "factor is 1.0; it must be more than 1"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:

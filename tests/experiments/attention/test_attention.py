@@ -13,12 +13,10 @@ import attention_results
 from architectures import FAMILIES, batch, build
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attention.correlate import ranks
-from outlierlens.experiments.attention.keys import is_delimiter
-from outlierlens.experiments.attention.measure import attention
-from outlierlens.experiments.attention.moments import Drawn, PairSums, correlation
+from outlierlens.experiments.attention.condition import Drawn, PairSums, correlation
+from outlierlens.experiments.attention.keys import is_delimiter, read_maps
+from outlierlens.experiments.attention.measure import attention, ranks
 from outlierlens.experiments.attention.options import AttentionOptions
-from outlierlens.experiments.attention.reduce import read_maps
 from outlierlens.experiments.attention.result import METRICS, Attention, at
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.load import from_objects

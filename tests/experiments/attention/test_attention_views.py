@@ -12,7 +12,7 @@ import pytest
 import attention_results
 from outlierlens import charts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attention.charts_maps import attention_example, attention_heads, ticks
+from outlierlens.experiments.attention.charts import attention_example, attention_heads, ticks
 
 
 def values(spec: dict[str, Any], at: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from scipy import stats
 
 import treated_results
 from architectures import FAMILIES, build
+from conftest import Words
 from outlierlens.ablation.switches import EditSettings, edited_hidden, mean_states
 from outlierlens.data.texts import Texts, batches
 from outlierlens.errors import BadInput
@@ -21,9 +22,11 @@ from outlierlens.experiments.beyond_zero.charts import beyond_zero as draw
 from outlierlens.experiments.beyond_zero.measure import recovered
 from outlierlens.experiments.beyond_zero.result import BeyondZero
 from outlierlens.models.load import LoadedModel, from_objects
-from outlierlens.report.joined import Joined, joined_sections, with_result
+from outlierlens.report.result import Joined, joined_sections, with_result
 from outlierlens.results.document import load
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
+from planted import tiny
 
 DIM = 5
 OPTIONS = BeyondOptions(n_random=2, scales=(2.0,), n_folds=2, task=TaskOptions(batch_size=4))
@@ -36,7 +39,7 @@ def texts(n: int, *, length: int | None = None) -> Texts:
     return Texts("made up", tuple(" ".join(f"w{word}" for word in random.integers(0, 35, size)) for size in lengths))
 
 
-def planted(words: Any, kind: str) -> LoadedModel:
+def planted(kind: str) -> LoadedModel:
     """A BERT without a head whose dimension DIM is the same everywhere, the same at each position, or the token's own."""
     model = build(FAMILIES["bert"])
     with torch.no_grad():
@@ -52,16 +55,16 @@ def planted(words: Any, kind: str) -> LoadedModel:
             embeddings.position_embeddings.weight[:, DIM] = signs[:32]
         if kind == "information":
             embeddings.word_embeddings.weight[:, DIM] = signs
-    return from_objects(model, words(), name=kind)
+    return from_objects(model, Words.build(), name=kind)
 
 
-def found_in(words: Any, kind: str, **more: Any) -> BeyondZero:
+def found_in(kind: str, **more: Any) -> BeyondZero:
     options = replace(OPTIONS, task=replace(OPTIONS.task, name="output change"), **more)
-    return beyond_zero(planted(words, kind), texts(20), [DIM], options)
+    return beyond_zero(planted(kind), texts(20), [DIM], options)
 
 
-def test_the_mean_of_a_constant_recovers_everything(words: Any) -> None:
-    found = found_in(words, "constant")
+def test_the_mean_of_a_constant_recovers_everything() -> None:
+    found = found_in("constant")
     (treated,) = found.treated
     for name in ("mean", "position mean", "resample"):
         one = treated.of(name)
@@ -71,15 +74,15 @@ def test_the_mean_of_a_constant_recovers_everything(words: Any) -> None:
     assert treated.of("zero").p == pytest.approx(1 / 3)
 
 
-def test_what_only_the_position_decides_is_recovered_by_its_mean(words: Any) -> None:
-    (treated,) = found_in(words, "by position").treated
+def test_what_only_the_position_decides_is_recovered_by_its_mean() -> None:
+    (treated,) = found_in("by position").treated
     assert treated.of("position mean").recovered_low > 0.99
     assert treated.of("mean").recovered_high < 0.5
     assert treated.verdict == "by position"
 
 
-def test_no_mean_recovers_what_each_token_says(words: Any) -> None:
-    (treated,) = found_in(words, "information").treated
+def test_no_mean_recovers_what_each_token_says() -> None:
+    (treated,) = found_in("information").treated
     assert treated.of("mean").recovered_high < 0.5
     assert treated.of("position mean").recovered_high < 0.5
     assert treated.verdict == "information"
@@ -87,8 +90,8 @@ def test_no_mean_recovers_what_each_token_says(words: Any) -> None:
     assert treated.of("zero, first token only").change < treated.of("zero, first token kept").change
 
 
-def test_every_number_is_that_of_a_plain_loop(words: Any) -> None:
-    model = from_objects(build(FAMILIES["gpt2"], "CausalLM"), words(kind="causal"), name="gpt2")
+def test_every_number_is_that_of_a_plain_loop() -> None:
+    model = tiny("gpt2", "CausalLM", "causal")
     data = texts(17)
     options = replace(OPTIONS, n_random=1, seed=3)
     found = beyond_zero(model, data, [DIM, 2], options)
@@ -163,8 +166,8 @@ def test_damage_below_that_of_a_random_set_is_none() -> None:
     assert replace(treated, treatments=worse).verdict == "no damage"
 
 
-def test_each_dimension_alone_and_layers(words: Any) -> None:
-    found = beyond_zero(planted(words, "constant"), texts(16), [DIM, 2], replace(OPTIONS, each=True, layers=(0, 2)))
+def test_each_dimension_alone_and_layers() -> None:
+    found = beyond_zero(planted("constant"), texts(16), [DIM, 2], replace(OPTIONS, each=True, layers=(0, 2)))
     assert [one.dims for one in found.treated] == [(2, DIM), (2,), (DIM,)]
     assert found.layers == (0, 2)
     assert found.of(DIM).of("mean").recovered == pytest.approx(1, abs=1e-4)
@@ -175,8 +178,8 @@ def test_each_dimension_alone_and_layers(words: Any) -> None:
         found.of(9)
 
 
-def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by(words: Any) -> None:
-    model = planted(words, "information")
+def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by() -> None:
+    model = planted("information")
     data = texts(6)
     found = beyond_zero(model, data, [DIM], OPTIONS)
     assert (found.task, found.unit) == ("sentence change", "cosine distance")
@@ -197,20 +200,20 @@ def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by(words: 
     assert zero.also["pooled cosine distance"] == pytest.approx(zero.value)
 
 
-def test_who_names_the_dimensions(words: Any) -> None:
-    model = planted(words, "constant")
+def test_who_names_the_dimensions() -> None:
+    model = planted("constant")
     found = beyond_zero(model, texts(4), None, replace(OPTIONS, find="observe"))
     assert found.named_by == "the rule llm.int8 on activations"
     assert found.treated[0].dims == (DIM,)
-    plain = from_objects(build(FAMILIES["bert"]), words(), name="plain")
+    plain = tiny("bert")
     found = beyond_zero(plain, texts(4), None, replace(OPTIONS, find="scan", n_random=0))
     assert "largest |z| in the weights, as the scan names none" in found.named_by
     assert "which is no finding" in found.notes[0]
     assert found.treated[0].of("zero").p is None
 
 
-def test_finished_conditions_are_read_back(words: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, rows = planted(words, "information"), tmp_path / "rows.jsonl"
+def test_finished_conditions_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = planted("information"), tmp_path / "rows.jsonl"
     first = beyond_zero(model, texts(4), [DIM], OPTIONS, rows=rows)
     kept = rows.read_text()
     monkeypatch.setattr("outlierlens.experiments.beyond_zero.measure.edited_hidden", None)  # nothing is measured again
@@ -221,9 +224,9 @@ def test_finished_conditions_are_read_back(words: Any, tmp_path: Path, monkeypat
         beyond_zero(model, texts(4), [DIM], replace(OPTIONS, seed=1), rows=rows)
 
 
-def test_positions_that_no_other_text_reaches_are_told(words: Any) -> None:
+def test_positions_that_no_other_text_reaches_are_told() -> None:
     data = Texts("made up", ("w1 w2 w3", "w4 w5 w6", "w1 w2 w3 w4 w5 w6 w7 w8 w9", "w3 w2 w1"))
-    found = beyond_zero(planted(words, "information"), data, [DIM], OPTIONS)
+    found = beyond_zero(planted("information"), data, [DIM], OPTIONS)
     # 5, 5, 11 and 5 tokens with the special ones; six of the third text's are beyond the others'.
     assert found.no_mean == pytest.approx(6 / 26)
     assert any(
@@ -231,8 +234,8 @@ def test_positions_that_no_other_text_reaches_are_told(words: Any) -> None:
     )
 
 
-def test_requests_that_cannot_be_met(words: Any) -> None:
-    model = planted(words, "information")
+def test_requests_that_cannot_be_met() -> None:
+    model = planted("information")
     for data, dims, more, message in (
         (texts(1), [DIM], {}, "1 texts: the mean of others needs at least two"),
         (texts(4), [99], {}, "dimension 99 does not exist"),
@@ -244,7 +247,6 @@ def test_requests_that_cannot_be_met(words: Any) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"find": "guess"}, "unknown finder 'guess'; they are auto, scan, observe"),
         ({"scales": (math.nan,)}, "scales are"),
-        ({"n_folds": 1}, "n_folds is 1; it must be at least 2"),
         ({"task": TaskOptions(blocks=True)}, "blocks join texts"),
     ]
     for more, message in wrong:
@@ -270,8 +272,8 @@ def test_the_result_is_drawn() -> None:
     assert [row[0] for row in section.tables[0].rows][:3] == ["zero", "mean", "position mean"]
 
 
-def test_the_command(words: Any, tmp_path: Path, run: Any) -> None:
-    model = planted(words, "constant")
+def test_the_command(tmp_path: Path, run: Any) -> None:
+    model = planted("constant")
     model.model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     model.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
     (tmp_path / "texts.txt").write_text("\n".join(texts(20).texts))

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from moments import until
 from outlierlens.data.token_counts import read_counts
 from outlierlens.errors import BadFile, BadInput, OutlierlensError
-from outlierlens.experiments.count import CountOptions, count_texts, count_tokens, sources
 from outlierlens.experiments.count import measure as run
-from outlierlens.experiments.count.sources import cut, expand
-from outlierlens.experiments.count.tally import Tally, packed_texts, unpacked_texts
+from outlierlens.experiments.count import tally as shards
+from outlierlens.experiments.count.measure import count_texts, count_tokens
+from outlierlens.experiments.count.options import CountOptions
+from outlierlens.experiments.count.tally import Tally, cut, expand, packed_texts, unpacked_texts
 from outlierlens.experiments.count.workers import Workers, here
 from tiny_tokenizers import PIECES, byte_level, word_pieces
 
@@ -51,7 +52,7 @@ def workers(tally: Tally) -> Iterator[Workers]:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard a text, and the sums kept after each."""
-    monkeypatch.setattr(sources, "SHARD_TEXTS", 1)
+    monkeypatch.setattr(shards, "SHARD_TEXTS", 1)
     monkeypatch.setattr(run, "SAVE_SECONDS", 0.0)
 
 
@@ -109,8 +110,8 @@ def test_any_shards_and_workers_count_as_a_plain_loop(
     pieces: Any, tally: Tally, workers: Workers, texts: list[str], characters: int, together: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "SHARD_CHARACTERS", characters)
-        patch.setattr(sources, "SHARD_TEXTS", together)
+        patch.setattr(shards, "SHARD_CHARACTERS", characters)
+        patch.setattr(shards, "SHARD_TEXTS", together)
         numbered = [((0, n, n), text) for n, text in enumerate(texts, 1)]
         one, many = list(here(tally, cut(numbered))), list(workers.counted(cut(numbered)))
     clean = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
@@ -288,10 +289,12 @@ def test_nothing_is_left_of_a_count_that_found_nothing(pieces: Any, tmp_path: Pa
 
 KILLED = """
 import os, signal, sys
-from outlierlens.experiments.count import CountOptions, count_tokens, measure, sources, workers
+from outlierlens.experiments.count import measure, tally, workers
+from outlierlens.experiments.count.measure import count_tokens
+from outlierlens.experiments.count.options import CountOptions
 from tiny_tokenizers import Bare, pieces_backend
 
-sources.SHARD_TEXTS, measure.SAVE_SECONDS = 1, 0.0
+tally.SHARD_TEXTS, measure.SAVE_SECONDS = 1, 0.0
 started = workers._started
 
 def noted():

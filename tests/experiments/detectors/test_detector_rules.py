@@ -18,12 +18,12 @@ from outlierlens.detection.running_statistics import LargeCounts
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.detectors import rules
+from outlierlens.experiments.detectors.options import Settings
 from outlierlens.experiments.detectors.result import MODEL, RANDOM, ROTATED, jaccard
-from outlierlens.experiments.detectors.settings import Settings
-from outlierlens.experiments.detectors.sums import LayerSums, SequenceKurtosis
+from outlierlens.experiments.detectors.rules import LayerSums, SequenceKurtosis
 from outlierlens.experiments.detectors.view import verdict
-from outlierlens.report.joined import Joined, joined_sections, with_result
-from outlierlens.training.pretrain.regularize import kurtosis
+from outlierlens.report.result import Joined, joined_sections, with_result
+from outlierlens.training.pretrain.build import kurtosis
 from outlierlens.vectors.cosines import contributions, mean_cosine, unit
 
 

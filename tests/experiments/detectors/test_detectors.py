@@ -17,19 +17,17 @@ from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
 from outlierlens.detection.histogram import QUANTILE_ERROR
 from outlierlens.errors import BadInput
-from outlierlens.experiments.detectors.collect import Collected, collect
-from outlierlens.experiments.detectors.entries import largest_places, random_places, scaled
-from outlierlens.experiments.detectors.linears import entries, last_linears
+from outlierlens.experiments.detectors.collection import Collected, collect
+from outlierlens.experiments.detectors.from_weights import randomly_initialised, rotation, shuffled
+from outlierlens.experiments.detectors.linears import entries, largest_places, last_linears, random_places, scaled
 from outlierlens.experiments.detectors.measure import _activation_found, detectors
-from outlierlens.experiments.detectors.nulls import randomly_initialised, rotation, shuffled
-from outlierlens.experiments.detectors.options import DetectorOptions, PassOptions
+from outlierlens.experiments.detectors.options import DetectorOptions, PassOptions, Settings, TrialOptions
 from outlierlens.experiments.detectors.result import MODEL, NULLS, RANDOM, ROTATED, SHUFFLED, Detectors
-from outlierlens.experiments.detectors.settings import Settings
-from outlierlens.experiments.detectors.spikes import super_weights
+from outlierlens.experiments.detectors.super_weights import super_weights, with_trials
 from outlierlens.experiments.detectors.table import NAMES, definitions
-from outlierlens.experiments.detectors.trials import TrialOptions, with_trials
 from outlierlens.models.load import LoadedModel, from_objects, stream_width
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.cosines import contributions, unit
 from planted import Oracle, some_texts, wrap
 

@@ -13,10 +13,9 @@ import torch
 from architectures import FAMILIES
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.embedder import reader
-from outlierlens.experiments.embedder.measure import export_embedder
+from outlierlens.experiments.embedder import folder as reader
+from outlierlens.experiments.embedder.measure import export_embedder, read_pairs
 from outlierlens.experiments.embedder.options import EmbedderOptions
-from outlierlens.experiments.embedder.pairs import read_pairs
 from outlierlens.experiments.embedder.result import Exported
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 from outlierlens.results.document import from_json, load, to_json

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
-from outlierlens.training.pretrain.frequency import Flattening, shuffled
+from outlierlens.training.pretrain.corpus import Flattening, shuffled
 
 SPECIAL = (0, 1)
 WORDS = 60

@@ -10,21 +10,22 @@ from scipy import stats
 from frequency_results import frequency as made_up
 from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency import sums as sums_module
-from outlierlens.experiments.frequency.contrast import contrast, random_dims, rank_p_of, row
-from outlierlens.experiments.frequency.correlate import (
+from outlierlens.experiments.frequency.correlations import (
     adjusted,
+    contrast,
     of_types,
     partial,
     pearson,
     pearson_signed,
+    random_dims,
+    rank_p_of,
+    row,
     spearman,
     spread,
 )
 from outlierlens.experiments.frequency.outcome import cloud
 from outlierlens.experiments.frequency.result import Contrast, ranks
-from outlierlens.experiments.frequency.sums import Regressors, Sums
-from outlierlens.experiments.frequency.token_sample import TokenSample
-from outlierlens.experiments.frequency.type_table import TypeTable
+from outlierlens.experiments.frequency.sums import FrequencySums, Regressors, TokenSample, TypeTable
 from outlierlens.statistics.means import critical
 
 
@@ -45,7 +46,7 @@ class Made:
         self.states[:, :, 4] = 7.5
         self.states[~valid] = 1e6  # padding, which must not count
 
-    def into(self, sums: Sums, weights: np.ndarray, texts: list[int], layer: int = 0) -> None:
+    def into(self, sums: FrequencySums, weights: np.ndarray, texts: list[int], layer: int = 0) -> None:
         parts = (self.count, self.position, self.ordinary, self.special)
         sums.start(Regressors.of(*(torch.from_numpy(one[texts]) for one in parts)), weights[:, texts])
         sums.add(layer, torch.from_numpy(self.states[texts]))
@@ -67,7 +68,7 @@ def test_every_draw_is_what_scipy_makes_of_the_repeated_texts(view: str, monkeyp
     monkeypatch.setattr(sums_module, "CHUNK_VALUES", 150)  # several pieces of a batch
     made = Made()
     weights = np.vstack([np.ones(9), np.random.default_rng(1).poisson(1, (5, 9))])
-    sums = Sums(1, 6, 5)
+    sums = FrequencySums(1, 6, 5)
     made.into(sums, weights, [0, 3, 5, 6])
     made.into(sums, weights, [1, 2, 4, 7, 8])
     moments = sums.of(0, view)
@@ -95,13 +96,13 @@ def test_a_state_that_is_no_number_is_refused() -> None:
     made = Made()
     made.states[2, 1, 0] = np.nan
     with pytest.raises(BadInput, match="is NaN or infinite; use --dtype float32"):
-        made.into(Sums(1, 6, 2), np.ones((3, 9)), list(range(9)))
+        made.into(FrequencySums(1, 6, 2), np.ones((3, 9)), list(range(9)))
 
 
 def test_one_position_alone_has_nothing_to_be_given() -> None:
     made = Made()
     made.position[:] = 3.0
-    sums = Sums(1, 6, 1)
+    sums = FrequencySums(1, 6, 1)
     made.into(sums, np.ones((2, 9)), list(range(9)))
     moments = sums.of(0, "all")
     assert partial(moments)[0, :4] == pytest.approx(pearson(moments, "log")[0, :4])
@@ -112,7 +113,7 @@ def test_the_spread_over_draws_is_the_error_of_fisher_s_z() -> None:
     random = np.random.default_rng(3)
     n = 400
     x, y = random.normal(size=(n, 1, 1)) + 5, np.exp(random.uniform(0, 8, size=(n, 1)))
-    sums = Sums(1, 1, 800)
+    sums = FrequencySums(1, 1, 800)
     here = torch.ones((n, 1), dtype=torch.bool)
     sums.start(
         Regressors.of(torch.from_numpy(y), torch.zeros((n, 1), dtype=torch.float64), here, ~here),
@@ -129,7 +130,7 @@ def test_where_texts_differ_in_topic_few_dimensions_pass_by_chance() -> None:
     here = torch.ones((n, length), dtype=torch.bool)
     counts = np.exp(2 * random.normal(size=(n, 1)) + random.normal(size=(n, length)) + 8)
     states = random.normal(size=(n, 1, width)) + random.normal(size=(n, length, width)) + 9
-    sums = Sums(1, width, 200)
+    sums = FrequencySums(1, width, 200)
     zero = torch.zeros((n, length), dtype=torch.float64)
     weights = np.vstack([np.ones(n), random.poisson(1, (200, n))])
     sums.start(Regressors.of(torch.from_numpy(counts), zero, here, ~here), weights)

@@ -29,7 +29,7 @@ from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
-from planted import Oracle, wrap
+from planted import Oracle, some_texts, wrap
 
 N_WORDS, NEEDLE = 10_000, 5  # so many that few words come twice: what holds for the texts holds for the words
 QUICK = FrequencyOptions(n_bootstrap=50, n_sample=200, n_types=200, max_length=16)
@@ -46,14 +46,6 @@ def counts_of(loaded: LoadedModel, seed: int = 0, unknown: int = 0) -> TokenCoun
     special[1:3] = 500
     tokens = tuple(loaded.tokenizer.convert_ids_to_tokens(range(n)))  # type: ignore[union-attr]
     return TokenCounts(counts, special, tokens, 500, "made counts")
-
-
-def some_texts(n: int, n_words: int, seed: int = 0, longest: int = 12) -> Texts:
-    random = np.random.default_rng(seed)
-    return Texts(
-        "made",
-        tuple(" ".join(f"w{i}" for i in random.integers(n_words, size=random.integers(3, longest))) for _ in range(n)),
-    )
 
 
 @contextmanager
@@ -94,7 +86,13 @@ def needle(bert: LoadedModel) -> Frequency:
     counts = counts_of(bert, unknown=200)
     options = replace(QUICK, dims=(NEEDLE,), n_bootstrap=200, n_sample=1000, n_types=3000)
     with planted(bert, counts):
-        return frequency(bert, some_texts(250, N_WORDS), counts, options, command="outlierlens frequency x")
+        return frequency(
+            bert,
+            some_texts(250, longest=11, shortest=3, n_words=N_WORDS),
+            counts,
+            options,
+            command="outlierlens frequency x",
+        )
 
 
 def test_a_planted_needle_is_first_by_a_wide_margin_with_its_sign_and_alone(needle: Frequency) -> None:
@@ -126,7 +124,7 @@ def test_a_planted_needle_is_first_by_a_wide_margin_with_its_sign_and_alone(need
 
 def test_what_was_read_is_said(needle: Frequency, bert: LoadedModel) -> None:
     view = needle.view()
-    texts = some_texts(250, N_WORDS)
+    texts = some_texts(250, longest=11, shortest=3, n_words=N_WORDS)
     ids = [i for text in texts.texts for i in bert.tokenizer(text)["input_ids"][1:-1]]  # type: ignore[operator]
     assert (needle.n_texts, view.n_tokens, needle.view("all").n_tokens) == (250, len(ids), len(ids) + 500)
     assert view.unknown == pytest.approx(np.mean([5 <= i < 205 for i in ids]))
@@ -146,7 +144,7 @@ def test_what_was_read_is_said(needle: Frequency, bert: LoadedModel) -> None:
 def test_values_are_those_of_each_text_s_own_states_whatever_the_batch(family: str, words: Callable[..., Any]) -> None:
     kind = "causal" if family == "llama" else "masked"
     loaded = wrap(FAMILIES[family], words(kind=kind, side="left" if family == "xlnet" else "right"))
-    counts, texts = counts_of(loaded), some_texts(30, 35, 3, 8)
+    counts, texts = counts_of(loaded), some_texts(30, 3, longest=7, shortest=3, n_words=35)
     found = [
         frequency(loaded, texts, counts, replace(QUICK, dims=(1, 2), read=ReadOptions(batch_size=size)))
         for size in (1, 8)
@@ -180,7 +178,7 @@ def test_values_are_those_of_each_text_s_own_states_whatever_the_batch(family: s
 
 
 def test_texts_that_are_read_in_parts_give_the_same(bert: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts, texts = counts_of(bert), some_texts(40, 100, 2)
+    counts, texts = counts_of(bert), some_texts(40, 2, longest=11, shortest=3, n_words=100)
     told: list[tuple[int, int]] = []
     whole = frequency(bert, texts, counts, QUICK)
     monkeypatch.setattr(frequency_run, "TEXTS_AT_ONCE", 7)
@@ -303,7 +301,7 @@ def test_a_special_token_that_stands_in_a_text_goes_with_those_that_are_added(be
 
 
 def test_outliers_come_from_the_weights_or_by_name(bert: LoadedModel) -> None:
-    counts, texts = counts_of(bert), some_texts(12, 100)
+    counts, texts = counts_of(bert), some_texts(12, longest=11, shortest=3, n_words=100)
     norms = [bert.model.encoder.layer[i].output.LayerNorm for i in range(3)]
     kept = [(norm.weight.data.clone(), norm.bias.data.clone()) for norm in norms]
     try:
@@ -324,7 +322,7 @@ def test_outliers_come_from_the_weights_or_by_name(bert: LoadedModel) -> None:
 
 
 def test_what_cannot_be_measured_is_said(bert: LoadedModel, words: Callable[..., Any]) -> None:
-    counts, texts = counts_of(bert), some_texts(12, 100)
+    counts, texts = counts_of(bert), some_texts(12, longest=11, shortest=3, n_words=100)
     short = wrap(FAMILIES["bert"], words())
     tight = replace(QUICK, read=ReadOptions(budget=Budget(1e-6)))
     for call, message in (
@@ -345,7 +343,10 @@ def test_accumulators_keep_within_the_budget(bert: LoadedModel) -> None:
     # 4 layers × 32 dimensions: draws 401 · 10 · 8, sample 2000 · 4, types 2001 · 8 bytes each
     whole = 128 * (401 * 80 + 8000 + 16008)
     found = frequency(
-        bert, some_texts(12, 100), counts_of(bert), replace(options, read=ReadOptions(budget=Budget(whole / 2e9)))
+        bert,
+        some_texts(12, longest=11, shortest=3, n_words=100),
+        counts_of(bert),
+        replace(options, read=ReadOptions(budget=Budget(whole / 2e9))),
     )
     assert found.n_bootstrap in (199, 200)
     assert found.notes[0].startswith("within ")
@@ -357,7 +358,7 @@ def test_the_command_prints_writes_and_draws(bert: LoadedModel, run: Any, tmp_pa
     bert.model.float().save_pretrained(folder)
     bert.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
     bert.model.double()
-    data.write_text("\n".join(some_texts(40, 300).texts), "utf-8")
+    data.write_text("\n".join(some_texts(40, longest=11, shortest=3, n_words=300).texts), "utf-8")
     write_counts(counts_of(bert), counts)
     out, chart = tmp_path / "f.json", tmp_path / "f.html"
     call = [

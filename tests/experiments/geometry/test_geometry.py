@@ -8,18 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadInput
-from outlierlens.experiments.geometry.spread import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
+from outlierlens.experiments.geometry.layers import OwnScatters, effective_rank, iso_scores, own_scatters, scatters
 from outlierlens.statistics.resampling import multinomial_weights
 from outlierlens.vectors.cosines import (
     contributions,
+    estimate,
     informativity,
+    jackknife,
     mean_cosine,
     pair_cosines,
     self_similarity,
     to_the_mean,
     unit,
 )
-from outlierlens.vectors.intervals import estimate, jackknife
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -14,8 +14,7 @@ from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.experiments.integrity.fingerprint import digest_of, fingerprint_checkpoint, load_fingerprint, values_of
 from outlierlens.experiments.integrity.options import FingerprintOptions
-from outlierlens.experiments.integrity.result import Fingerprint
-from outlierlens.experiments.integrity.result_verification import Verification
+from outlierlens.experiments.integrity.result import Fingerprint, Verification
 from outlierlens.experiments.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entry
 from outlierlens.experiments.integrity.verify import verify_checkpoint
 from outlierlens.results.document import save, to_json
@@ -458,7 +457,7 @@ def test_a_verification_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_a_report_takes_a_verification() -> None:
-    from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
+    from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
 
     good = verify_checkpoint(Memory(bert(), {}), taken(memory()))
     bad = verify_checkpoint(memory().edited("bert.embeddings.LayerNorm.bias", (1,), 5.0), taken(memory()))

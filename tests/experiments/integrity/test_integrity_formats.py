@@ -13,8 +13,7 @@ from memory_checkpoint import Memory, of_model
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint
 from outlierlens.experiments.integrity.options import FingerprintOptions
-from outlierlens.experiments.integrity.result import Fingerprint
-from outlierlens.experiments.integrity.result_verification import Verification
+from outlierlens.experiments.integrity.result import Fingerprint, Verification
 from outlierlens.experiments.integrity.verify import verify_checkpoint
 
 pytest_plugins = ["hub_fixtures"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outlierlens.experiments.integrity.hashes import _bfloat16
+from outlierlens.experiments.integrity.fingerprint import _bfloat16
 from outlierlens.experiments.integrity.rounding import Side, differ, half_step, interval, round_to
 
 NAMES = ("bfloat16", "float16", "float32")

@@ -23,9 +23,9 @@ from outlierlens.experiments.one_dimension.options import OneDimOptions
 from outlierlens.experiments.one_dimension.stumps import SHIFTS, fit_intervals, fit_line, shifted_mean
 from outlierlens.models.load import LoadOptions, from_objects, load_model
 from outlierlens.results.document import from_json, load, to_json
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.confusion import confusion, metric_of
+from outlierlens.tasks.metrics import confusion, metric_of
 
 
 def brute_force(values: np.ndarray, labels: np.ndarray, n_classes: int, weights: np.ndarray) -> float:

@@ -11,6 +11,7 @@ import pytest
 import origin_models
 import synthetic_report as synthetic
 from outlierlens import charts
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.experiments.origin.charts import MANY_MARKS, MAX_ROWS_DRAWN
 from outlierlens.experiments.origin.charts_panels import coarser, panels_of, percent, share_outside
@@ -92,7 +93,7 @@ def test_long_tables_are_thinned_but_keep_their_ends_and_marks() -> None:
 
 
 def test_histograms_draw_every_entry_and_the_named_dimensions_own(stack: StackOrigin) -> None:
-    panels = panels_of(stack)
+    panels = panels_of(stack, Rule())
     assert [panel.title for panel in panels] == [
         "token embeddings", "position embeddings", "segment embeddings", "embedding norm, scale", "embedding norm, bias",
     ]  # fmt: skip
@@ -138,7 +139,7 @@ def test_the_share_beyond_is_that_of_the_values() -> None:
     random = np.random.default_rng(4)
     for values in (random.normal(2, 0.3, 20_000), random.standard_t(4, 20_000), np.r_[np.zeros(500), 9.0]):
         share = (np.abs(values - values.mean()) >= 3 * values.std()).mean()
-        assert share_outside(histogram_of(values), 3.0) == pytest.approx(share, abs=3e-4)
+        assert share_outside(histogram_of(values), Rule(n_sigma=3.0)) == pytest.approx(share, abs=3e-4)
     assert [percent(share) for share in (0.0, 0.00004, 0.0008, 0.0123)] == ["none", "0.004 %", "0.08 %", "1.2 %"]
 
 

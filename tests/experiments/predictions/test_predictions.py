@@ -17,10 +17,17 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.predictions.measure import predictions
 from outlierlens.experiments.predictions.options import PredictionOptions
 from outlierlens.experiments.predictions.result import MEASURES
-from outlierlens.experiments.predictions.switches import Switches
-from outlierlens.experiments.predictions.tally import Scale, Tally, change
-from outlierlens.experiments.predictions.unigram import FLOOR, Unigram, divergences, slopes, spearmans
-from outlierlens.experiments.predictions.words import INPUT_TASKS
+from outlierlens.experiments.predictions.tally import (
+    FLOOR,
+    Scale,
+    Tally,
+    Unigram,
+    change,
+    divergences,
+    slopes,
+    spearmans,
+)
+from outlierlens.experiments.predictions.words import INPUT_TASKS, Switches
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.tasks.base import TaskOptions
 from planted import random_counts
@@ -239,7 +246,7 @@ def test_every_measure_is_that_of_a_plain_loop(family: str, head: str, input: st
 
 
 def test_masked_predictions_are_at_the_masks_of_the_masked_loss_and_do_not_depend_on_batches(words: Any) -> None:
-    from outlierlens.tasks import make_task
+    from outlierlens.tasks.choice import make_task
 
     loaded = model_of("bert", "MaskedLM", words)
     tasks = [TaskOptions(max_length=32, batch_size=size, seed=3) for size in (1, 8)]

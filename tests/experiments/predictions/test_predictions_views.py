@@ -9,8 +9,12 @@ import pytest
 import planted_heads as planted
 import predicted_results
 from outlierlens.errors import BadInput
-from outlierlens.experiments.predictions.charts import prediction_shifts, predictions
-from outlierlens.experiments.predictions.charts_panels import parts_of_speech, prediction_curves
+from outlierlens.experiments.predictions.charts import (
+    parts_of_speech,
+    prediction_curves,
+    prediction_shifts,
+    predictions,
+)
 from outlierlens.experiments.predictions.result import MEASURES
 from outlierlens.results.document import load
 

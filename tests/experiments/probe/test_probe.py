@@ -10,18 +10,20 @@ import pytest
 import torch
 
 import probe_results
-from architectures import FAMILIES, Family
+from architectures import FAMILIES, REPRESENTATIVE, Family
 from outlierlens import charts
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.probe import ProbeOptions, Split, probe_positions, split_texts
+from outlierlens.experiments.probe.flow import Split, split_texts
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.experiments.probe.result import Contribution, bucket_accuracy, buckets, meaning
 from outlierlens.experiments.probe.view import sections
 from outlierlens.results.document import from_json, load, to_json
 from outlierlens.vectors.clip import Clipping, resolve_clipping
 from outlierlens.vectors.read import ReadOptions
 from outlierlens.vectors.store import Budget
-from planted import TEXT_FAMILIES, some_texts, wrap
+from planted import some_texts, wrap
 
 NONE = Clipping("none", {}, "nothing is clipped, as asked for")
 
@@ -78,7 +80,7 @@ def test_without_positions_a_probe_is_no_better_than_chance(words: Any) -> None:
     def drawn(n: int) -> Texts:
         return Texts("made", tuple(" ".join(f"w{i}" for i in random.integers(0, 33, 8)) for _ in range(n)))
 
-    options = ProbeOptions(reading=ReadOptions(layers=(-1,)))
+    options = ProbeOptions(read=ReadOptions(layers=(-1,)))
     found = probe_positions(loaded, Split(drawn(600), drawn(300)), NONE, options)
     (embeddings,) = found.layers
     assert found.majority_accuracy == 1 / 8
@@ -90,12 +92,12 @@ def test_without_positions_a_probe_is_no_better_than_chance(words: Any) -> None:
     assert "a token sees only what stands before it" in meaning(found)[1]
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES, ids=lambda family: family.name)
-def test_every_family(family: Family, words: Any) -> None:
+@pytest.mark.parametrize("family", REPRESENTATIVE, ids=lambda family: family.name)
+def test_representative_families(family: Family, words: Any) -> None:
     loaded = wrap(family, words(), double=False)
     split = split_of()
     clipping = Clipping("made", {"0": (3,), "1": (2, 3)}, "made up")
-    found = probe_positions(loaded, split, clipping, ProbeOptions(reading=ReadOptions(batch_size=5), max_length=8))
+    found = probe_positions(loaded, split, clipping, ProbeOptions(read=ReadOptions(batch_size=5), max_length=8))
     n_layers = next(stack for stack in loaded.stacks if stack.name == found.stack).n_layers
     assert [one.layer for one in found.layers] == ["embeddings", *map(str, range(n_layers))]
     counted = sum(min(len(text.split()), 6) for text in split.dev.texts)  # eight tokens, two of them special
@@ -123,7 +125,7 @@ def test_the_seed_decides_and_the_cache_does_not(words: Any) -> None:
     texts = some_texts(60, 3)
 
     def run(seed: int, gigabytes: float = 8.0) -> Any:
-        options = ProbeOptions(reading=ReadOptions(budget=Budget(gigabytes)), epochs=3, batch=16, seed=seed)
+        options = ProbeOptions(read=ReadOptions(budget=Budget(gigabytes)), epochs=3, batch=16, seed=seed)
         return probe_positions(loaded, split_texts(texts, None, seed=seed), NONE, options)
 
     one, again, other, streamed = run(0), run(0), run(1), run(0, 1e-6)
@@ -200,7 +202,7 @@ def test_what_cannot_be_probed(words: Any) -> None:
     with pytest.raises(BadInput, match="dimension 16 cannot be clipped; the vectors have dimensions 0 to 15"):
         probe_positions(loaded, split, Clipping("x", {"0": (16,)}, ""))
     with pytest.raises(BadInput, match="has no layer 7"):
-        probe_positions(loaded, split, NONE, ProbeOptions(reading=ReadOptions(layers=(7,))))
+        probe_positions(loaded, split, NONE, ProbeOptions(read=ReadOptions(layers=(7,))))
     causal = wrap(FAMILIES["gpt2"], words(kind="causal"), double=False)
     one = Texts("t", ("w1", "w2"))
     with pytest.raises(BadInput, match="all tokens stand at the first position"):

@@ -14,11 +14,9 @@ from torch.nn import functional
 from architectures import FAMILIES
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.probe.flow import Flow, FlowOptions, counted, taken
-from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
-from outlierlens.experiments.probe.judge import JudgeOptions, Variants, judge
-from outlierlens.experiments.probe.kind import in_embeddings, left_only
-from outlierlens.experiments.probe.texts import split_texts
+from outlierlens.experiments.probe.flow import Flow, FlowOptions, counted, split_texts, taken
+from outlierlens.experiments.probe.judge import JudgeOptions, Plan, Probes, Variants, judge, scales_of
+from outlierlens.experiments.probe.measure import in_embeddings, left_only
 from outlierlens.vectors.read import ReadOptions, token_batches, tokenise
 from outlierlens.vectors.store import Budget
 from planted import some_texts, wrap

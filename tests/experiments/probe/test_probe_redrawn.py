@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional
 
 from architectures import FAMILIES
-from outlierlens.experiments.probe import ProbeOptions, Split, probe_positions
-from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
-from outlierlens.experiments.probe.judge import Judged
+from outlierlens.experiments.probe.flow import Split
+from outlierlens.experiments.probe.judge import Judged, Plan, Probes, scales_of
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
 from outlierlens.experiments.probe.result import held_for
 from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.resampling import poisson_times
@@ -93,9 +94,7 @@ def test_redraws_change_intervals_and_nothing_else(words: Any) -> None:
     split = Split(some_texts(120, 1), some_texts(60, 2))
 
     def run(redraws: int, batch_size: int = 32) -> Any:
-        options = ProbeOptions(
-            reading=ReadOptions(batch_size=batch_size), learning_rate=0.03, batch=32, redraws=redraws
-        )
+        options = ProbeOptions(read=ReadOptions(batch_size=batch_size), learning_rate=0.03, batch=32, redraws=redraws)
         return probe_positions(loaded, split, MADE, options)
 
     none, some, again, other = run(0), run(4), run(4), run(4, 7)

@@ -26,7 +26,7 @@ from outlierlens.experiments.pruning.options import CheckOptions, ProtectOptions
 from outlierlens.experiments.pruning.protect import TOOLS, protect
 from outlierlens.experiments.pruning.result import Removal
 from outlierlens.experiments.pruning.view import sections
-from outlierlens.report.joined import Joined, joined_notes, joined_sections
+from outlierlens.report.result import Joined, joined_notes, joined_sections
 from outlierlens.results.document import load
 
 OUTLIERS = CheckOptions(dims=(3,))

@@ -7,31 +7,28 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import FAMILIES, build
-from conftest import Words
 from outlierlens.architectures import live_parameters
-from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.pruning.experiment import Pruner, prune_experiment
 from outlierlens.experiments.pruning.options import ExperimentOptions
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import Removal
-from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import load
+from planted import tiny, turning_texts
 from row_files import rows_in, write_rows
 
-TEXTS = Texts("made up", tuple(" ".join(f"w{(5 * i + j) % 35}" for j in range(8 + i % 6)) for i in range(18)))
+TEXTS = turning_texts(8 + i % 6 for i in range(18))
 FEW = {"n_random": 2, "n_scattered": 2, "n_matched": 2}
 
 
 def needle(family: str, head: str, kind: str) -> LoadedModel:
     """A tiny model whose position 6 is as large in every layer as nothing else, and is what the head reads."""
-    model = build(FAMILIES[family], head)
-    loaded = from_objects(model, Words.build(kind=kind), name=family)
+    loaded = tiny(family, head, kind)
     with torch.no_grad():
         for params in (*loaded.stacks[0].scale, *loaded.stacks[0].bias):
             for param in params:
-                live_parameters(model)[param.name].moveaxis(param.axis, 0)[6] += 12.0
+                live_parameters(loaded.model)[param.name].moveaxis(param.axis, 0)[6] += 12.0
     return loaded
 
 
@@ -69,7 +66,7 @@ def test_every_condition_prunes_the_same_number_and_puts_it_back(planted: Loaded
 
 
 def weights_of(loaded: LoadedModel) -> np.ndarray:
-    from outlierlens.tasks import make_task
+    from outlierlens.tasks.choice import make_task
 
     return make_task(loaded, TEXTS).weights
 
@@ -123,15 +120,11 @@ def test_finished_conditions_are_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_what_an_experiment_refuses() -> None:
-    plain = from_objects(build(FAMILIES["bert"], "MaskedLM"), Words.build(kind="masked"), name="bert")
+    plain = tiny("bert", "MaskedLM")
     with pytest.raises(BadInput, match="the scan finds no outlier; name positions"):
         prune_experiment(plain, TEXTS)
     with pytest.raises(BadInput, match="dimension 16 does not exist"):
         prune_experiment(plain, TEXTS, ExperimentOptions(dims=(16,)))
-    with pytest.raises(BadInput, match=r"sparsity is 1\.0"):
-        ExperimentOptions(sparsity=1.0)
-    with pytest.raises(BadInput, match="n_random is -1; it must be at least 0"):
-        ExperimentOptions(n_random=-1)
 
 
 def test_the_scan_names_what_the_budget_is_forced_onto() -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from architectures import FAMILIES, build
-from outlierlens.data.texts import Texts, read_texts
-from outlierlens.errors import BadInput
+from outlierlens.data.texts import read_texts
 from outlierlens.experiments.quantization.apply import Keeping, rounded
 from outlierlens.experiments.quantization.measure import quantize
 from outlierlens.experiments.quantization.noise import NoiseDraws, token_places
@@ -21,16 +19,18 @@ from outlierlens.experiments.quantization.options import QuantizeOptions
 from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.experiments.quantization.schemes import parse, parse_all
 from outlierlens.models.hooks import tapped
-from outlierlens.models.load import LoadedModel, from_objects, load_model
+from outlierlens.models.load import LoadedModel, load_model
 from outlierlens.statistics.means import mean_noise
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
+from planted import tiny, turning_texts
 
-TEXTS = Texts("made", tuple(" ".join(f"w{(7 * i + j) % 35}" for j in range(4 + 3 * (i % 6))) for i in range(18)))
+TEXTS = turning_texts(4 + 3 * (i % 6) for i in range(18))
 
 
 @pytest.fixture
-def bert(words: Callable[..., Any]) -> LoadedModel:
-    return from_objects(build(FAMILIES["bert"], "MaskedLM"), words(kind="masked"), name="bert")
+def bert() -> LoadedModel:
+    return tiny("bert", "MaskedLM")
 
 
 class FirstQuery:
@@ -143,8 +143,3 @@ def test_what_has_steps_has_a_floor_and_what_has_none_has_none() -> None:
         assert with_noise.per_text == plain.per_text
         assert with_noise.change_low <= plain.change_low < plain.change_high <= with_noise.change_high
     assert replace(found, noise_draws=0).noise_note == without.noise_note != found.noise_note
-
-
-def test_fewer_than_no_draws_are_refused() -> None:
-    with pytest.raises(BadInput, match="noise_draws is -1"):
-        QuantizeOptions(noise_draws=-1)

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.rounding import SMALLEST, fake_quantize, fake_quantize_inputs, steps
-from outlierlens.experiments.quantization.schemes import DEFAULTS, LARGEST, Recipe, Scheme, parse, parse_all
+from outlierlens.experiments.quantization.schemes import (
+    DEFAULTS,
+    LARGEST,
+    SMALLEST,
+    Recipe,
+    Scheme,
+    fake_quantize,
+    fake_quantize_inputs,
+    parse,
+    parse_all,
+    steps,
+)
 
 INTEGERS = ("int8-{}", "int4-{}", "int8-{}-asym", "int4-{}-asym")
 FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -14,10 +14,10 @@ from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.quantization.result import Quantized
-from outlierlens.report.joined import Joined, joined_notes, joined_sections, with_result
+from outlierlens.report.result import Joined, joined_notes, joined_sections, with_result
 from outlierlens.results.document import from_json, to_json
 from outlierlens.view.section import cell_text
-from outlierlens.view.words import named
+from outlierlens.view.words import these
 
 
 def made() -> Quantized:
@@ -153,6 +153,6 @@ def test_results_are_read_back_and_tabled() -> None:
 
 
 def test_dimensions_are_named_as_in_a_sentence() -> None:
-    assert named((507,)) == "dimension 507"
-    assert named((1, 2, 3)) == "dimensions 1, 2 and 3"
-    assert named(tuple(range(11))) == "dimensions 0, 1, 2, 3, 4, 5, 6, 7 and 3 more"
+    assert these((507,)) == "dimension 507"
+    assert these((1, 2, 3)) == "dimensions 1, 2 and 3"
+    assert these(tuple(range(15))) == "dimensions 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more"

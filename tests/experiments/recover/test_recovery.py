@@ -18,10 +18,11 @@ from outlierlens.experiments.recover.options import RecoverOptions
 from outlierlens.experiments.recover.result import Recovery
 from outlierlens.models.load import LoadOptions, load_model
 from outlierlens.results.document import from_json, load, to_json
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import interval
-from outlierlens.training.finetune import FinetuneOptions, FinetuneSettings
+from outlierlens.training.finetune.loop import FinetuneOptions
+from outlierlens.training.finetune.options import FinetuneSettings
 
 DIMS = (3, 7)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.similarity.static import needed_words, read_word_vectors, words_of
+from outlierlens.experiments.similarity.pooling import needed_words, read_word_vectors, words_of
 
 VECTORS = {"plane": (1.0, 2.0), "taking": (3.0, -4.0), "Off": (0.5, 0.25), "naïve": (7.0, 8.0)}
 

@@ -17,11 +17,18 @@ from outlierlens import charts
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity import scores as scores_module
-from outlierlens.experiments.similarity.choose import Measured, Names, choices, elsewhere
 from outlierlens.experiments.similarity.fitting import fit_fixes
 from outlierlens.experiments.similarity.options import StsOptions
 from outlierlens.experiments.similarity.result import Scores, similarity_rows, verdict
-from outlierlens.experiments.similarity.scores import PairIndex, score, spearman
+from outlierlens.experiments.similarity.scores import (
+    MeasuredPairs,
+    Names,
+    PairIndex,
+    choices,
+    elsewhere,
+    score,
+    spearman,
+)
 from outlierlens.experiments.similarity.sts import measure, sts
 from outlierlens.experiments.similarity.table import TASKS, StsPairs, fit_text, found_in, read_sts, sts_tasks
 from outlierlens.experiments.similarity.view import sections
@@ -261,7 +268,7 @@ def test_planted_noise_in_one_dimension_is_found_to_hurt_and_its_clipping_to_hel
     (there,) = [one for one in ways if one.how == "clipped layer"]
     assert (there.fix, there.layer, there.raw_layer, there.verdict) == ("clip", "0", "0", "helps")
     assert there.change == pytest.approx(low[1] - low[0])
-    first = Measured(
+    first = MeasuredPairs(
         pairs,
         measured.cosines[:, :1],
         Scores(*(np.asarray(part)[..., :1, :] for part in vars(measured.scores).values())),
@@ -284,7 +291,7 @@ def test_intervals_hold_the_difference_of_resampled_scipy() -> None:
     cosines = np.stack([gold + random.normal(size=n) * noise for noise in (2.0, 1.0)], axis=1)[:, None]
     texts = tuple(map(str, range(n)))
     pairs = pairs_of(texts, texts, gold)
-    measured = Measured(pairs, cosines, score(pairs, cosines))
+    measured = MeasuredPairs(pairs, cosines, score(pairs, cosines))
     found = list(choices(measured, None, Names(("0",), ("raw", "clip")), seed=0))
     one = next(one for one in found if (one.fix, one.how) == ("clip", "last"))
     drawn = []
@@ -298,10 +305,10 @@ def test_intervals_hold_the_difference_of_resampled_scipy() -> None:
 
 
 def test_where_a_layer_is_chosen() -> None:
-    def of(task: str, pooled: list[list[float]], n: int = 3) -> Measured:
+    def of(task: str, pooled: list[list[float]], n: int = 3) -> MeasuredPairs:
         texts = tuple(f"{task} {i}" for i in range(n))
         values = np.array(pooled)
-        return Measured(
+        return MeasuredPairs(
             pairs_of(texts, texts, range(n), task), np.zeros((n, 2, 1)), Scores(values, values, values, values)
         )
 

@@ -16,7 +16,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.similarity.options import WicOptions
 from outlierlens.experiments.similarity.result import WordPairs
-from outlierlens.experiments.similarity.search import GRID, best, best_cut, chosen, crossed, folds_of, right_at
+from outlierlens.experiments.similarity.scores import GRID, best, best_cut, chosen, crossed, folds_of, right_at
 from outlierlens.experiments.similarity.view import sections
 from outlierlens.experiments.similarity.wic import WicPairs, _ByFamily, read_wic, wic
 from outlierlens.models.load import from_objects

@@ -16,7 +16,7 @@ from outlierlens import charts
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.compare.measure import compare
 from outlierlens.experiments.survival.measure import SurvivalOptions, survival
 from outlierlens.models.load import from_objects
 from outlierlens.results.document import from_json, to_json

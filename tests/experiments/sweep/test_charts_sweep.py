@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 import synthetic_report as synthetic
 from outlierlens import charts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.sweep.charts import correlation, ranks
-from outlierlens.experiments.sweep.charts_marks import MAX_MARKS, MAX_TICKS, height_in, scale_from, thin
-from outlierlens.experiments.sweep.charts_nulls import MAX_CONTROLS, MAX_NULLS, quantiles
-from outlierlens.experiments.sweep.charts_windows import MAX_CELLS
+from outlierlens.experiments.sweep.charts import MAX_MARKS, MAX_TICKS, height_in, scale_from, thin
+from outlierlens.experiments.sweep.charts_windows import MAX_CELLS, MAX_CONTROLS, MAX_NULLS, quantiles
 from outlierlens.experiments.sweep.result import names
 from outlierlens.view.charts import dim_names
 from outlierlens.view.charts.base import Range
@@ -163,12 +161,6 @@ def test_the_first_order_chart_states_both_correlations_and_that_it_is_no_result
     without = replace(sweep, effects=tuple(replace(e, first_order=None) for e in sweep.effects))
     with pytest.raises(BadInput, match="fewer than three dimensions; sweep with gradients"):
         charts.sweep_first_order(without)
-
-
-def test_ranks_of_equal_values_are_their_mean_and_no_spread_has_no_correlation():
-    assert ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
-    assert correlation(np.array([1.0, 2, 3]), np.array([2.0, 4, 6])) == pytest.approx(1.0)
-    assert math.isnan(correlation(np.ones(3), np.arange(3.0)))
 
 
 def test_the_map_has_a_cell_for_each_measured_window_and_dimension_and_blanks_elsewhere():

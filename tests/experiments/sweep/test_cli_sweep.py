@@ -19,13 +19,11 @@ from typing import Any
 import pytest
 
 import synthetic_report as synthetic
-from architectures import FAMILIES, build
 from outlierlens.cli.experiment import print_sections
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME
-from outlierlens.experiments.sweep import progress
-from outlierlens.experiments.sweep.command import drawn
-from outlierlens.experiments.sweep.progress import SweepView, board, duration, headline
+from outlierlens.experiments.sweep import command as progress
+from outlierlens.experiments.sweep.command import SweepView, board, drawn, headline
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.view import sections, stands_out
 from outlierlens.options import parse_sets
@@ -33,32 +31,10 @@ from outlierlens.report import chart_page
 from outlierlens.results.document import load, save
 from outlierlens.tasks.options import TaskReading
 from outlierlens.view.section import cell_text
+from outlierlens.view.words import duration
 
 pytestmark = pytest.mark.usefixtures("no_picture_files")
 FEW = ("--random", "4", "--matched", "2", "--random-texts", "4", "--max-length", "8", "--gradients", "8")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Saves a tiny model of a family, with a head and a word-level tokenizer, once per family and seed."""
-    from conftest import Words
-
-    root = tmp_path_factory.mktemp("models")
-
-    def make(family: str = "gpt2", head: str = "CausalLM", kind: str = "causal", *, moved: float = 0.0) -> str:
-        path = root / f"{family}-{head}-{kind}-{moved}"
-        if not path.exists():
-            import torch
-
-            model = build(FAMILIES[family], head)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(moved)
-            model.save_pretrained(path)
-            Words.build(kind=kind).save_pretrained(path)
-        return str(path)
-
-    return make
 
 
 @pytest.fixture
@@ -69,12 +45,22 @@ def text(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def swept(folder: Any, text: str, run: Any, tmp_path: Path) -> Any:
+def swept(model_folder: Any, text: str, run: Any, tmp_path: Path) -> Any:
     """Runs a small sweep of a tiny model and returns (directory, sweep, stdout, stderr)."""
 
     def call(*arguments: str, model: str = "", out: str = "run") -> tuple[Path, Sweep, str, str]:
         directory = tmp_path / out
-        words = ("sweep", model or folder(), "--data", text, *FEW, "-o", str(directory), "--no-progress", *arguments)
+        words = (
+            "sweep",
+            model or model_folder(),
+            "--data",
+            text,
+            *FEW,
+            "-o",
+            str(directory),
+            "--no-progress",
+            *arguments,
+        )
         code, stdout, stderr = run(*words)
         assert code == 0, stderr
         return directory, load(directory / "sweep.json"), stdout, stderr
@@ -98,9 +84,9 @@ def comparable(sweep: Sweep) -> Sweep:
     ],
 )
 def test_every_dimension_of_each_kind_of_model(
-    family: str, head: str, kind: str, task: str, a_text: str, folder: Any, swept: Any
+    family: str, head: str, kind: str, task: str, a_text: str, model_folder: Any, swept: Any
 ) -> None:
-    directory, sweep, stdout, _ = swept("--json", model=folder(family, head, kind))
+    directory, sweep, stdout, _ = swept("--json", model=model_folder(family, head, kind))
     document = json.loads(stdout)
     assert (document["kind"], document["task"], document["text"]) == ("Sweep", task, a_text)
     assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in range(16)]
@@ -116,9 +102,9 @@ def test_every_dimension_of_each_kind_of_model(
 
 
 def test_a_model_whose_texts_begin_with_a_token_says_so_in_every_place(
-    folder: Any, text: str, run: Any, swept: Any
+    model_folder: Any, text: str, run: Any, swept: Any
 ) -> None:
-    model = folder("llama", "CausalLM", "begun")
+    model = model_folder("llama", "CausalLM", "begun")
     directory, sweep, stdout, _ = swept(model=model)
     begins = "every block begins with [CLS], as the tokenizer begins a text: among its 8 tokens, and not predicted"
     assert begins in sweep.notes
@@ -183,14 +169,14 @@ def test_what_is_wanted_beyond_the_rows_is_measured_and_the_rows_only_grow(swept
     ("change", "word"), [(["--seed", "1"], "seed"), (["--mode", "zero"], "mode"), (["--max-length", "6"], "task")]
 )
 def test_another_seed_mode_or_task_is_refused_with_what_differs(
-    change: list[str], word: str, swept: Any, run: Any, folder: Any, text: str
+    change: list[str], word: str, swept: Any, run: Any, model_folder: Any, text: str
 ) -> None:
     directory, _, _, _ = swept("--dims", "3", "--no-found-set")
     rows = (directory / "rows.jsonl").read_bytes()
     few = [
         word for pair in (dict(zip(FEW[::2], FEW[1::2], strict=True)) | {change[0]: change[1]}).items() for word in pair
     ]
-    arguments = ("sweep", folder(), "--data", text, *few, "-o", str(directory), "--no-progress", "--dims", "3")
+    arguments = ("sweep", model_folder(), "--data", text, *few, "-o", str(directory), "--no-progress", "--dims", "3")
     code, out, err = run(*arguments)
     assert (code, out) == (1, "")
     assert f"{directory / 'rows.jsonl'} holds rows of other work" in err
@@ -202,37 +188,39 @@ def test_another_seed_mode_or_task_is_refused_with_what_differs(
     assert (directory / "rows.jsonl").read_bytes() != rows
 
 
-def test_another_model_or_other_data_are_refused(swept: Any, run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+def test_another_model_or_other_data_are_refused(
+    swept: Any, run: Any, model_folder: Any, text: str, tmp_path: Path
+) -> None:
     directory, _, _, _ = swept("--dims", "3", "--no-found-set")
     other = tmp_path / "other.txt"
     other.write_text(Path(text).read_text().replace("w1 ", "w2 "))
     ours = [*FEW, "-o", str(directory), "--no-progress", "--dims", "3"]
-    code, _, err = run("sweep", folder(), "--data", str(other), *ours)
+    code, _, err = run("sweep", model_folder(), "--data", str(other), *ours)
     assert code == 1
     assert re.search(r"rows of other work \(.*data was '[0-9a-f]{64}', is '[0-9a-f]{64}'", err)
-    code, _, err = run("sweep", folder(moved=0.01), "--data", text, *ours)
+    code, _, err = run("sweep", model_folder(moved=0.01), "--data", text, *ours)
     assert code == 1
     assert re.search(r"rows of other work \(.*model was", err)
 
 
-def test_a_directory_of_something_else_is_left_alone(run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+def test_a_directory_of_something_else_is_left_alone(run: Any, model_folder: Any, text: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "report.html").write_text("mine")
-    code, _, err = run("sweep", folder(), "--data", text, "-o", str(tmp_path / "other"))
+    code, _, err = run("sweep", model_folder(), "--data", text, "-o", str(tmp_path / "other"))
     assert code == 1
     assert "holds report.html but no rows.jsonl to continue from" in err
     assert (tmp_path / "other" / "report.html").read_text() == "mine"
-    code, _, err = run("sweep", folder(), "--data", text, "-o", text)
+    code, _, err = run("sweep", model_folder(), "--data", text, "-o", text)
     assert code == 1
     assert "is a file; name a directory with -o" in err
 
 
-def test_a_directory_takes_one_sweep_at_a_time(run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+def test_a_directory_takes_one_sweep_at_a_time(run: Any, model_folder: Any, text: str, tmp_path: Path) -> None:
     from filelock import FileLock
 
     (tmp_path / "run").mkdir()
     with FileLock(tmp_path / "run" / ".lock"):
-        code, _, err = run("sweep", folder(), "--data", text, "-o", str(tmp_path / "run"))
+        code, _, err = run("sweep", model_folder(), "--data", text, "-o", str(tmp_path / "run"))
     assert code == 1
     assert "another sweep is writing to it" in err
 
@@ -248,10 +236,10 @@ def test_dimensions_sets_and_windows_as_asked_for(swept: Any) -> None:
     assert [effect.layers for effect in sweep.effects] == [(1, 2), (2,)]
 
 
-def test_found_means_what_the_weights_name(swept: Any, folder: Any) -> None:
+def test_found_means_what_the_weights_name(swept: Any, model_folder: Any) -> None:
     from outlierlens.detection.scan.measure import scan
 
-    model = folder("bert", "MaskedLM", "masked")
+    model = model_folder("bert", "MaskedLM", "masked")
     named = scan(model).stacks[0].dims
     arguments = ("--dims", "found", "--sets", "3,5")
     _, sweep, stdout, _ = swept(*arguments, model=model)
@@ -372,7 +360,7 @@ def test_a_chart_that_exists_is_not_replaced(run: Any, tmp_path: Path) -> None:
     ("number", "code", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
-    number: int, code: int, word: str, swept: Any, run: Any, folder: Any, text: str, tmp_path: Path,
+    number: int, code: int, word: str, swept: Any, run: Any, model_folder: Any, text: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     before = signal.getsignal(signal.SIGTERM)
@@ -387,7 +375,7 @@ def test_a_signal_keeps_the_rows_and_prints_the_command_that_goes_on(
 
     monkeypatch.setattr(SweepView, "__call__", watched)
     out = tmp_path / "run"
-    arguments = ("sweep", folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
+    arguments = ("sweep", model_folder(), "--data", text, *FEW, "-o", str(out), "--no-progress", "--overwrite")
     asked = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born ignoring Ctrl-C
     try:
         ended, stdout, err = run(*arguments)
@@ -422,10 +410,22 @@ def test_a_signal_before_the_first_row_says_so(run: Any, tmp_path: Path, monkeyp
     )
 
 
-def test_a_report_shows_sweeps(swept: Any, run: Any, folder: Any, text: str, tmp_path: Path) -> None:
+def test_a_report_shows_sweeps(swept: Any, run: Any, model_folder: Any, text: str, tmp_path: Path) -> None:
     directory, sweep, _, _ = swept()
     out = tmp_path / "report"
-    arguments = ("report", folder(), "--data", text, "--dims", "3", "--random", "1", "--matched", "1", "--no-progress")
+    arguments = (
+        "report",
+        model_folder(),
+        "--data",
+        text,
+        "--dims",
+        "3",
+        "--random",
+        "1",
+        "--matched",
+        "1",
+        "--no-progress",
+    )
     code, _, err = run(*arguments, "-o", str(out), "--sweep", str(directory / "sweep.json"))
     assert code == 0, err
     data = load(out / "results.json")
@@ -446,7 +446,7 @@ def test_a_report_shows_sweeps(swept: Any, run: Any, folder: Any, text: str, tmp
 
 
 def test_a_report_refuses_what_is_no_sweep_or_of_another_model(
-    swept: Any, run: Any, folder: Any, tmp_path: Path
+    swept: Any, run: Any, model_folder: Any, tmp_path: Path
 ) -> None:
     directory, sweep, _, _ = swept("--dims", "3")
     results = str(directory / "results.json")

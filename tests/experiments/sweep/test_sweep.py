@@ -16,18 +16,19 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.engines import Local
-from outlierlens.experiments.sweep.first_order import first_order
+from outlierlens.experiments.sweep.gradients import first_order
 from outlierlens.experiments.sweep.measure import SweepProgress, sweep
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.experiments.sweep.runner import Runner, make_runner
 from outlierlens.experiments.sweep.units import Unit, Work, planned
 from outlierlens.experiments.sweep.view import sections, sentences
 from outlierlens.models.load import LoadedModel
 from outlierlens.report.advice import heavy
 from outlierlens.results.document import from_json, to_json
-from outlierlens.tasks import TaskOptions, language_model
+from outlierlens.tasks import language_model
+from outlierlens.tasks.base import TaskOptions
 from planted import model_of
+from row_files import assert_same_table
 
 MANY = Texts("test", tuple(" ".join(f"w{(5 * i + j * j) % 35}" for j in range(3 + i % 17)) for i in range(60)))
 BLOCKS = TaskOptions(blocks=True, max_length=8)
@@ -192,7 +193,7 @@ def test_rows_resume_and_another_sweep_uses_what_is_there(bert: LoadedModel, tmp
     assert len(set(keys)) == len(keys)
     rows.write_text("\n".join(lines[:40]) + "\n" + lines[40][:25])  # killed while writing a row
     resumed = sweep(bert, MANY, options, rows=rows)
-    same_table(resumed, whole)
+    assert_same_table(resumed, whole)
     again = [json.loads(line)["key"] for line in rows.read_text().splitlines()[1:]]
     assert len(set(again)) == len(again)
     assert {key for key in again if not key.startswith("seconds")} == {k for k in keys if not k.startswith("seconds")}
@@ -211,14 +212,6 @@ def test_rows_resume_and_another_sweep_uses_what_is_there(bert: LoadedModel, tmp
         sweep(bert, Texts("other", MANY.texts[1:]), options, rows=rows)
 
 
-def same_table(one: Sweep, other: Sweep) -> None:
-    for a, b in zip(one.effects, other.effects, strict=True):
-        assert (a.label, a.n_texts, a.stopped) == (b.label, b.n_texts, b.stopped)
-        assert (a.change, a.low, a.high) == pytest.approx((b.change, b.low, b.high), rel=1e-5, abs=1e-7)
-    for c, d in zip(one.nulls, other.nulls, strict=True):
-        assert c.changes == pytest.approx(d.changes, rel=1e-5, abs=1e-7)
-
-
 class Disorderly(Local):
     """Does everything, last things first and one unit at a time."""
 
@@ -231,7 +224,7 @@ class Disorderly(Local):
 
 def test_the_order_of_answers_does_not_matter(bert: LoadedModel) -> None:
     options = small(tolerance=0.02, gradients=24, n_random=3, sets=((1, 2),))
-    same_table(sweep(bert, MANY, options, engine=Disorderly), sweep(bert, MANY, options))
+    assert_same_table(sweep(bert, MANY, options, engine=Disorderly), sweep(bert, MANY, options))
 
 
 def test_the_result_reads_back(bert: LoadedModel) -> None:

@@ -1,7 +1,6 @@
 """A sweep that is killed at any moment and started again ends with the rows and the table of one that was not."""
 
 import importlib
-import json
 import os
 import random
 import shlex
@@ -15,8 +14,8 @@ import pytest
 
 from architectures import FAMILIES, build
 from moments import die, end_at, until
-from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.results.document import load
+from row_files import assert_same_table, measured_rows
 
 KILLS = 10
 
@@ -73,26 +72,6 @@ def killed_at(size: int) -> Callable[[], None]:
     return lambda: end_at(lambda path, _: path.stat().st_size >= size, torn)
 
 
-def rows_of(path: Path) -> list[tuple[str, Any]]:
-    """(key, value) of every measured row; the clock's rows left out."""
-    parsed = [json.loads(line) for line in path.read_text().splitlines()]
-    return [(row["key"], row["value"]) for row in parsed[1:] if not row["key"].startswith("seconds")]
-
-
-def assert_same_table(one: Sweep, other: Sweep) -> None:
-    assert [e.label for e in one.effects] == [e.label for e in other.effects]
-    for ours, theirs in zip(one.effects, other.effects, strict=True):
-        assert (ours.n_texts, ours.stopped) == (theirs.n_texts, theirs.stopped), ours.label
-        numbers = [(e.change, e.low, e.high, e.spread, e.first_order) for e in (ours, theirs)]
-        assert numbers[0] == pytest.approx(numbers[1], abs=1e-7, rel=1e-5), ours.label
-    assert [n.p for n in one.nulls] == [n.p for n in other.nulls]
-    assert (one.cost.effects, one.cost.nulls, one.cost.total) == (
-        other.cost.effects,
-        other.cost.nulls,
-        other.cost.total,
-    )
-
-
 @pytest.fixture(scope="module")
 def whole(command: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an uninterrupted run."""
@@ -121,10 +100,7 @@ def test_killed_ten_times_and_resumed(command: Any, whole: Path, tmp_path: Path)
     assert sizes == sorted(set(sizes))
     assert not (rows.parent / "sweep.json").exists()
     assert ran(command(rows.parent)) == 0
-    resumed, uninterrupted = rows_of(rows), rows_of(whole / "rows.jsonl")
-    keys = [key for key, _ in resumed]
-    assert len(keys) == len(set(keys))
-    assert set(keys) == {key for key, _ in uninterrupted}
+    assert measured_rows(rows).keys() == measured_rows(whole / "rows.jsonl").keys()
     assert_same_table(load(rows.parent / "sweep.json"), load(whole / "sweep.json"))
 
 
@@ -133,8 +109,7 @@ def test_a_line_torn_anywhere_is_measured_again(share: float, command: Any, whol
     content = (whole / "rows.jsonl").read_bytes()
     (tmp_path / "rows.jsonl").write_bytes(content[: int(share * len(content))])
     assert ran(command(tmp_path)) == 0
-    keys = [key for key, _ in rows_of(tmp_path / "rows.jsonl")]
-    assert len(keys) == len(set(keys))
+    assert measured_rows(tmp_path / "rows.jsonl")
     assert_same_table(load(tmp_path / "sweep.json"), load(whole / "sweep.json"))
 
 
@@ -154,4 +129,4 @@ def test_sigterm_ends_the_real_command_with_143_and_the_line_that_resumes_it(
     assert line.startswith(f"terminated; {rows} keeps what was measured; go on with: outlierlens sweep ")
     again = shlex.split(line.partition("go on with: ")[2])
     assert again == ["outlierlens", *words]
-    assert rows_of(rows)
+    assert measured_rows(rows)

@@ -22,7 +22,8 @@ from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, load, to_json
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.metrics import CORRELATIONS
 from outlierlens.tasks.options import TaskReading
 
@@ -165,7 +166,7 @@ def test_screening_leaves_out_what_cannot_change(made: Any, labels: tuple[str, .
 
 
 def test_a_screen_finds_what_it_should_by_hand() -> None:
-    from outlierlens.experiments.sweep.screen import Screen, packed, unpacked
+    from outlierlens.experiments.sweep.gradients import Screen, packed, unpacked
     from outlierlens.experiments.sweep.units import Unit
 
     one, other = Unit("1", "all layers", {0: (1,)}), Unit("2", "all layers", {0: (2,)})
@@ -291,9 +292,8 @@ def test_random_sets_are_compared_by_the_metric_of_all_texts(made: Any) -> None:
 
 def random_dims(loaded: LoadedModel, examples: Examples, options: SweepOptions) -> list[tuple[int, ...]]:
     """The random sets of that sweep."""
-    from outlierlens.experiments.sweep.nulls import control_families
     from outlierlens.experiments.sweep.runner import make_runner
-    from outlierlens.experiments.sweep.units import planned
+    from outlierlens.experiments.sweep.units import control_families, planned
 
     runner = make_runner(loaded, examples, options)
     family = next(f for f in control_families(runner, planned(options, 3, 16, ()), ()) if f.kind == "random")
@@ -541,7 +541,7 @@ def test_a_task_of_the_table_asks_for_its_hub_data_set() -> None:
 
 
 def test_examples_have_as_many_tokens_as_finetune_gives_them() -> None:
-    from outlierlens.training.finetune import FinetuneSettings
+    from outlierlens.training.finetune.options import FinetuneSettings
 
     assert TaskReading(task="rte").options().max_length == FinetuneSettings().max_length == 256
     assert TaskReading().options().max_length == 128

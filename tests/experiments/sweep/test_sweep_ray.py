@@ -28,13 +28,13 @@ from outlierlens.experiments.sweep import ray_engine
 from outlierlens.experiments.sweep.engines import Local
 from outlierlens.experiments.sweep.measure import SweepProgress, sweep
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.ray_cluster import connect, room
+from outlierlens.experiments.sweep.ray_cluster import Recipe, connect, room
 from outlierlens.experiments.sweep.ray_engine import Queue, RayEngine
-from outlierlens.experiments.sweep.recipe import Recipe
 from outlierlens.experiments.sweep.runner import Runner, make_runner
 from outlierlens.experiments.sweep.units import Unit, Work
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
+from row_files import measured_rows
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 # A head that is not of ray.init says even that nothing is to be said; here it says so to nobody.
@@ -173,14 +173,6 @@ def measured(engine: RayEngine, wanted: list[Work]) -> None:
         np.testing.assert_allclose(values, [work.unit.dims[0] + text / 100 for text in range(work.start, work.stop)])
 
 
-def rows_of(path: Path) -> dict[str, Any]:
-    """Values of a row file by key, without the times that are noted."""
-    lines = path.read_text("utf-8").splitlines()
-    found = [json.loads(line) for line in lines[1:]]
-    assert len({row["key"] for row in found}) == len(found)
-    return {row["key"]: row["value"] for row in found if not row["key"].startswith("seconds")}
-
-
 def test_a_sweep_on_two_nodes_of_which_one_dies_is_the_sweep_of_one_process(
     cluster: Any, loaded: LoadedModel, texts: Texts, tmp_path: Path
 ) -> None:
@@ -209,7 +201,7 @@ def test_a_sweep_on_two_nodes_of_which_one_dies_is_the_sweep_of_one_process(
         if cluster.second is None:
             cluster.again()
     assert engines[0].n_lost >= 1
-    ours, theirs = rows_of(tmp_path / "here.jsonl"), rows_of(tmp_path / "there.jsonl")
+    ours, theirs = measured_rows(tmp_path / "here.jsonl"), measured_rows(tmp_path / "there.jsonl")
     assert ours.keys() == theirs.keys()
     for key, row in ours.items():
         for name, values in row.items():

@@ -8,7 +8,7 @@ import pytest
 from outlierlens.data.texts import Texts
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.runner import Runner, make_runner
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from planted import model_of
 
 TEXTS = Texts(

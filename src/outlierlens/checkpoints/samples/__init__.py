@@ -23,7 +23,6 @@ from outlierlens.checkpoints.samples.cache import (
     say,
     texts_for,
 )
-from outlierlens.checkpoints.samples.download import fetch
 from outlierlens.checkpoints.samples.table import SAMPLES, Member, Sample, Wheel
 from outlierlens.errors import Offline
 

@@ -9,6 +9,9 @@ Of a folder the classes take turns, so that the first items hold all of them; of
 """
 
 import itertools
+import tokenize
+import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,10 @@ import numpy as np
 
 from outlierlens.data.labelled.examples import numbered_labels
 from outlierlens.data.labelled.table import plain_task
-from outlierlens.data.media.arrays import arrays_in, names_in
 from outlierlens.data.media.items import MAX_SECONDS, PLURAL, Items, Kind, LabelledItems, Part
 from outlierlens.data.tables import ENDINGS, Table, open_table
 from outlierlens.data.texts import TEXT_COLUMNS
-from outlierlens.errors import BadInput, OutlierlensError
+from outlierlens.errors import BadFile, BadInput, OutlierlensError
 
 FILES: dict[Kind, tuple[str, ...]] = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -34,6 +36,12 @@ PATHS = ("file", "path", "file_name", "filename")
 TASKS: dict[str, Kind] = {"image-classification": "image", "audio-classification": "audio"}
 MAX_ITEMS = 1_000_000
 CHANNELS = (1, 3, 4)
+MAX_UNPACKED = 8_000_000_000  # bytes of all arrays of an .npz, which are held in memory
+MAX_MEMBERS = 64
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError, ValueError, OSError, EOFError, KeyError, SyntaxError, TypeError,
+    OverflowError, RuntimeError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -273,3 +281,51 @@ def _part(kind: Kind, value: Any, name: str, folder: Path | None) -> Part:
     if not file.is_file():
         raise BadInput(f"{name}: no such file: {value!r} beside the table")
     return Part(f"{name} ({value})", file)
+
+
+# --- arrays in files: headers are held against the file before they are believed, and nothing is unpickled -----------
+
+
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    """{name: array} of an .npz, or {"": array} of an .npy.
+
+    Raises:
+        BadFile: damaged, with Python objects inside, or larger than it may be.
+    """
+    try:
+        if path.suffix.lower() != ".npz":
+            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+        with zipfile.ZipFile(path) as file:
+            members = [member for member in file.infolist() if member.filename.endswith(".npy")]
+            total = sum(member.file_size for member in members)
+            if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
+                raise BadFile(
+                    f"{path}: {len(members)} arrays of {total / 1e9:.1f} GB, more than {MAX_UNPACKED / 1e9:.0f} GB or "
+                    f"{MAX_MEMBERS}; use a folder of files, or one .npy, which is not held in memory"
+                )
+            return {member.filename.removesuffix(".npy"): _member(file, member, path) for member in members}
+    except _DAMAGED as error:
+        text = " ".join(str(error).split())[:150] or type(error).__name__
+        raise BadFile(f"{path}: cannot be read as NumPy arrays ({text}); save plain arrays again") from None
+
+
+def names_in(path: Path) -> tuple[str, ...]:
+    """Names of the arrays of an .npz, none of which is read; () where it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return tuple(name.removesuffix(".npy") for name in file.namelist()[:MAX_MEMBERS])
+    except _DAMAGED:
+        return ()
+
+
+def _member(file: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> np.ndarray:
+    with file.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(stream)
+        said = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize
+        if dtype.hasobject or said > member.file_size:
+            why = "holds Python objects" if dtype.hasobject else "promises more than the file holds"
+            raise BadFile(f"{path}: array {member.filename.removesuffix('.npy')!r} {why}; save plain arrays")
+    with file.open(member) as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)

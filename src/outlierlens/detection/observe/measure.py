@@ -9,21 +9,30 @@ never counted. Special and ordinary tokens are counted apart, and "all" is both 
 twice: the encoder as it is, the decoder shifted by one behind its start token.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.architectures import BoundStack, Param, live_parameters
+from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
-from outlierlens.detection.histogram import BIN_BYTES, BINS
+from outlierlens.detection.activation_rules import ActivationMeasures, activation_outliers
+from outlierlens.detection.histogram import BIN_BYTES, BINS, QUANTILE_ERROR
 from outlierlens.detection.observe.options import Asked, ObserveOptions
-from outlierlens.detection.observe.result import Observation, Passage, StackObservation
+from outlierlens.detection.observe.result import QUANTILES, Observation, Passage, StackObservation, Statistics
 from outlierlens.detection.rules import zscore
-from outlierlens.detection.running_statistics import LargeCounts, LayerStats, Rows, chunk_rows, rows_of
-from outlierlens.detection.scan.measure import combine, per_dim, scaled
-from outlierlens.detection.summary import summarise
+from outlierlens.detection.running_statistics import (
+    GroupStats,
+    InputCounts,
+    LargeCounts,
+    LayerStats,
+    Rows,
+    chunk_rows,
+    rows_of,
+)
+from outlierlens.detection.scan.measure import live_values
 from outlierlens.errors import BadInput, need
 from outlierlens.models.forward import check_padding
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
@@ -36,6 +45,8 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 PASSAGE_DIMS = 1024
+VIEWS = ("all", "without_special")
+TokenText = Callable[[list[int]], tuple[str, ...]]
 
 
 def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = None, command: str = "") -> Observation:
@@ -245,24 +256,120 @@ class Stream:
         return found
 
 
-def magnitude(loaded: LoadedModel, stack: "BoundStack") -> np.ndarray:
+def magnitude(loaded: LoadedModel, stack: BoundStack) -> np.ndarray:
     """How extreme each position of each block's last operation is: root mean square z of scale and bias, [layer, dim]."""
-    parameters = live_parameters(loaded.model)
+    parts = (stack.scale, stack.bias) if all(stack.bias) else (stack.scale,)
+    return np.sqrt(np.mean([zscore(live_values(loaded.model, part)) ** 2 for part in parts], axis=0))
 
-    def z(layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
-        rows = []
-        for params in layers:
-            values = {
-                name: parameters[name].detach().float().cpu().numpy()
-                for p in params
-                for name in (p.name, p.times)
-                if name
-            }
-            vectors = [scaled(per_dim(values[p.name], p), values.get(p.times), values[p.name].ndim) for p in params]
-            rows.append(combine(vectors, params, {p.name: parameters[p.name].ndim for p in params}))
-        return zscore(np.stack(rows))
 
-    squares = [z(stack.scale) ** 2]
-    if all(stack.bias):
-        squares.append(z(stack.bias) ** 2)
-    return np.sqrt(np.mean(squares, axis=0))
+def summarise(
+    stack: BoundStack,
+    layers: Mapping[int, LayerStats],
+    large_shares: "Mapping[int, Tensor]",
+    token_text: TokenText,
+    options: ObserveOptions,
+) -> StackObservation:
+    """Both views of one stream and its outliers, judged on all tokens and all dimensions."""
+    if len(layers) != stack.n_layers + 1:
+        raise BadInput(f"stream {stack.name}: only {len(layers)} of {stack.n_layers + 1} layers ran on these texts")
+    numbers = sorted(layers)
+    names = tuple(layer_name(layer) for layer in numbers)
+    columns = {view: every_statistic(layers, view) for view in VIEWS}
+    every = columns["all"]
+    outliers = activation_outliers(rule_inputs(layers, every, large_shares), options.rules)
+    hidden_size = every["mean"].shape[1]
+    dims = _dims(every, tuple(outlier.dim for outlier in outliers), options.table_cells // len(names))
+    notes = list(stack.stack.notes)
+    kept = layers[numbers[0]].ordinary.histogram or layers[numbers[0]].special.histogram
+    if kept is not None and kept.columns is not None:
+        notes.append(
+            f"quantiles are kept for {len(kept.columns)} of {hidden_size} dimensions in each layer, those with the largest "
+            f"|h| when memory was set aside (limit {options.histogram_bytes:,} bytes): raise histogram_bytes for all"
+        )
+    if len(dims) < hidden_size:
+        notes.append(
+            f"{len(dims)} of {hidden_size} dimensions are listed: every outlier, then those with the largest |h| against "
+            "their layer's median |h|; the rules saw all"
+        )
+    return StackObservation(
+        stack=stack.name,
+        layers=names,
+        hidden_size=hidden_size,
+        dims=tuple(dims.tolist()),
+        views={view: _statistics(values, dims, token_text) for view, values in columns.items()},
+        outliers=outliers,
+        quantile_error=QUANTILE_ERROR,
+        notes=tuple(notes),
+    )
+
+
+def every_statistic(layers: Mapping[int, LayerStats], view: str) -> dict[str, np.ndarray]:
+    """Every statistic of "all" or "without_special" tokens by name, [layer] or [layer, dim], layers ascending."""
+    return _stacked([_layer(*layers[layer].view(view)) for layer in sorted(layers)])
+
+
+def rule_inputs(
+    layers: Mapping[int, LayerStats], every: Mapping[str, np.ndarray], large_shares: "Mapping[int, Tensor]"
+) -> ActivationMeasures:
+    """What `activation_rules` rest on, of the statistics `every` of `layers`; `large_shares` [dim] by layer."""
+    numbers = sorted(layers)
+    large = np.zeros_like(every["argmin_share"])
+    for row, layer in enumerate(numbers):
+        if layer in large_shares:
+            large[row] = large_shares[layer].cpu().numpy()
+    return ActivationMeasures(
+        layers=tuple(layer_name(layer) for layer in numbers),
+        argmin_share=every["argmin_share"],
+        argmax_share=every["argmax_share"],
+        abs_max=every["abs_max"],
+        large_share=large,
+        median_abs=every["median_abs"],
+    )
+
+
+def _layer(group: GroupStats, inputs: InputCounts) -> dict[str, Any]:
+    """Every statistic of one layer as numpy [dim], or a number; NaN where there is no token."""
+    n, nan = group.count, np.full(group.dim, math.nan)
+    values: dict[str, Any] = {"tokens": n}
+    moments, extremes = group.moments, group.extremes
+    for name in ("std", "skewness", "kurtosis"):
+        values[name] = getattr(moments, name)().cpu().numpy() if n else nan
+    values["mean"] = moments.mean.cpu().numpy() if n else nan
+    values["min"], values["max"] = ((e.double().cpu().numpy() if n else nan) for e in (extremes.low, extremes.high))
+    values["abs_max"] = extremes.top.double().cpu().numpy() if n else nan
+    key = extremes.key.cpu().numpy()
+    values["abs_max_position"] = key & 0xFFFFFFFF if n else np.full(group.dim, -1)
+    values["abs_max_text"] = key >> 32 if n else np.full(group.dim, -1)
+    values["token"] = extremes.token.cpu().numpy()
+    shares = {"argmin_share": group.argmin, "argmax_share": group.argmax, "sigma_token_share": group.sigma}
+    for name, count in shares.items():
+        values[name] = count.cpu().numpy() / n if n else nan
+    values["sigma_input_share"] = inputs.sigma.cpu().numpy() / inputs.inputs if inputs.inputs else nan
+    values["quantiles"] = np.full((group.dim, len(QUANTILES)), math.nan)
+    values["median_abs"] = math.nan
+    if (histogram := group.histogram) is not None:
+        kept = slice(None) if histogram.columns is None else histogram.columns.cpu().numpy()
+        found = histogram.quantiles(QUANTILES).cpu().numpy()
+        # A bin's centre may lie outside of what was seen.
+        values["quantiles"][kept] = np.clip(found, values["min"][kept, None], values["max"][kept, None])
+        values["median_abs"] = histogram.median_magnitude()
+    return values
+
+
+def _stacked(layers: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    return {name: np.stack([np.asarray(layer[name]) for layer in layers]) for name in layers[0]}
+
+
+def _dims(values: dict[str, np.ndarray], outliers: tuple[int, ...], limit: int) -> np.ndarray:
+    """The dimensions to list, ascending: all, or every outlier and the most extreme."""
+    size = values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]
+    size = size.max(0)
+    size[list(outliers)] = math.inf
+    limit = max(limit, len(set(outliers)), 1)
+    return np.sort(np.argsort(-size, kind="stable")[:limit])
+
+
+def _statistics(values: dict[str, np.ndarray], dims: np.ndarray, token_text: TokenText) -> Statistics:
+    plain = {name: array if array.ndim == 1 else array[:, dims] for name, array in values.items()}
+    tokens = tuple(token_text(row.tolist()) for row in plain.pop("token"))
+    return Statistics(abs_max_token=tokens, **plain)

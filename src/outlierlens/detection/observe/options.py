@@ -8,6 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.detection.activation_rules import ActivationRules
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.options import Flat, check
 
@@ -20,7 +21,7 @@ class ObserveOptions:
     """Tokens of a text that are read, special tokens included."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Texts in one forward pass."""
-    n_sigma: Annotated[float, Gt(0), Lt(float("inf"))] = 3.0
+    n_sigma: Annotated[float, Gt(0), Lt(float("inf"))] = Rule.n_sigma
     """Distance from the vector's own mean, in its standard deviations, that counts (--verbose shows who is beyond it)."""
     rules: ActivationRules = ActivationRules()
     """Thresholds of the rules on top."""

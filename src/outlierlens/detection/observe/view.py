@@ -6,7 +6,7 @@ import numpy as np
 
 from outlierlens.detection.observe.result import Observation, StackObservation
 from outlierlens.view.section import Cell, FineShare, Rows, Section, cell_text
-from outlierlens.view.words import named
+from outlierlens.view.words import these
 
 LAYERS = (
     *("layer", "argmin dim", "share", "argmax dim", "share"),
@@ -37,7 +37,7 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
     )
     for stack in found.stacks:
         dims = tuple(dict.fromkeys(one.dim for one in stack.outliers))
-        finds = f"rules on activations find {named(dims)}" if dims else "no rule on activations finds a dimension"
+        finds = f"rules on activations find {these(dims)}" if dims else "no rule on activations finds a dimension"
         yield f"Stream {stack.stack}: {finds}."
         for end, shares in stack.pooled_shares(view).items():
             if shares.size and shares.max() > 0:

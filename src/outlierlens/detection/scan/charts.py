@@ -47,7 +47,8 @@ def _map(stack: StackScan, part: Literal["scale", "bias"], named: tuple[int, ...
 
     dots = [row(*cell) for cell in np.argwhere((np.abs(z) >= floor) & ~shown[None, :]).tolist()]
     marks = [
-        row(layer, column) | {"name": label(int(dims[column])), "passes": bool(abs(z[layer, column]) >= stack.n_sigma)}
+        row(layer, column)
+        | {"name": label(int(dims[column])), "passes": bool(stack.threshold.passes(z[layer, column]))}
         for column in np.flatnonzero(shown).tolist()
         for layer in range(len(z))
     ]
@@ -56,7 +57,7 @@ def _map(stack: StackScan, part: Literal["scale", "bias"], named: tuple[int, ...
     tooltip = draw.columns(layer="layer", dim="dimension", z=f"z of the {what}")
     tooltip += [field("other", other_name)] if other is not None else []
     layers = _layers(stack, {"dots": dots, "marks": marks}, named, tooltip)
-    counts = {dim: int((np.abs(z[:, dims == dim]) >= stack.n_sigma).sum()) for dim in sorted(named) if dim in dims}
+    counts = {dim: int(stack.threshold.passes(z[:, dims == dim]).sum()) for dim in sorted(named) if dim in dims}
     reading = (
         f"Every dot is a dimension (across) whose {what} in a layer (down, layer 0 on top) is {floor:.2g} or more "
     )
@@ -101,7 +102,7 @@ def _named_sentence(counts: dict[int, int], stack: StackScan) -> str:
     if not counts:
         return "No dimension stands out in the same place in enough layers."
     listed = ", ".join(f"{dim} in {n} of {stack.n_layers}" for dim, n in counts.items())
-    return f"Columns of marks are the named dimensions; layers at {stack.n_sigma:g} sigma or more (filled): {listed}."
+    return f"Columns of marks are the named dimensions; layers at {stack.threshold.sigmas} or more (filled): {listed}."
 
 
 def _layers(stack: StackScan, values: dict[str, list], named: tuple[int, ...], tooltip: list[Spec]) -> list[Spec]:

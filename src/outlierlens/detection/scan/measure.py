@@ -14,13 +14,15 @@ import numpy as np
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
-from outlierlens.detection.rules import Measured, Outlier, Rule, find, layers_needed
+from outlierlens.detection.rules import Measured, Outlier, Rule, find
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.options import Flag, Flat
 from outlierlens.results.document import Provenance
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from outlierlens.models.load import LoadedModel
 
 MAX_READ = 500_000_000
@@ -226,6 +228,18 @@ def combine(vectors: Sequence[np.ndarray], params: Sequence[Param], sizes: Mappi
     return np.sqrt(np.sum(np.square(vectors), axis=0))
 
 
+def live_values(model: "nn.Module", layers: tuple[tuple[Param, ...], ...]) -> np.ndarray:
+    """What the parameters of a model in memory write to each dimension as they are now, [layer, dim]."""
+    live, rows = arch.live_parameters(model), []
+    for params in layers:
+        names = {name for p in params for name in (p.name, p.times) if name}
+        values = {name: live[name].detach().float().cpu().numpy() for name in names}
+        ranks = {name: value.ndim for name, value in values.items()}
+        written = [scaled(per_dim(values[p.name], p), values.get(p.times), ranks[p.name]) for p in params]
+        rows.append(combine(written, params, ranks))
+    return np.stack(rows)
+
+
 def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) -> None:
     widths = {len(vectors[name]) for name in names}
     if len(widths) != 1:
@@ -236,34 +250,32 @@ def _check_widths(vectors: dict[str, np.ndarray], names: list[str], where: str) 
         )
 
 
-def _one_sided(measured: Measured, rule: Rule, n_sigma: float) -> list[str]:
+def _one_sided(measured: Measured, rule: Rule) -> list[str]:
     """A note on dimensions that pass in scale or in bias but not in both."""
     assert measured.z_bias is not None
-    counts = [(np.abs(z) >= n_sigma).sum(axis=0) for z in (measured.z_scale, measured.z_bias)]  # [dim] each
+    scale, bias = rule.layers_past(measured.z_scale), rule.layers_past(measured.z_bias)  # [dim] each
     n_layers = len(measured.z_scale)
-    passes = [count >= layers_needed(rule.min_layer_fraction, n_layers) for count in counts]
-    only = np.flatnonzero(passes[0] != passes[1]).tolist()
+    passes = rule.parts(scale, bias, n_layers)
+    only = np.flatnonzero(passes["scale"] != passes["bias"]).tolist()
     if not only:
         return []
-    shown = "; ".join(
-        f"{dim} (scale {counts[0][dim]}/{n_layers}, bias {counts[1][dim]}/{n_layers})" for dim in only[:4]
-    )
+    shown = "; ".join(f"{dim} (scale {scale[dim]}/{n_layers}, bias {bias[dim]}/{n_layers})" for dim in only[:4])
     return [f"in enough layers for scale or bias, but not for both: {shown}" + (" and more" if len(only) > 4 else "")]
 
 
 def _stack_scan(
-    site: Site, measured: Measured, outliers: tuple[Outlier, ...], used: float, rule: Rule, n_values: int
+    site: Site, measured: Measured, outliers: tuple[Outlier, ...], n_sigma: float, rule: Rule, n_values: int
 ) -> StackScan:
-    asked = rule.n_sigma
+    used = rule.at(n_sigma)
     declared = site.stack.stack
     notes = list(declared.notes)
     if measured.bias is None:
         alone = "so this rule can find nothing" if rule.name == "puccetti" else "the rule rests on the scale alone"
         notes.append(f"{site.name} has no bias here: {alone}")
     elif rule.name == "kovaleva":
-        notes += _one_sided(measured, rule, used)
-    if used < asked:
-        notes.append(f"relaxed: nothing passes {asked:g} sigma, these pass {used:g} sigma")
+        notes += _one_sided(measured, used)
+    if n_sigma < rule.n_sigma:
+        notes.append(f"relaxed: nothing passes {rule.sigmas}, these pass {used.sigmas}")
     n_layers, width = measured.scale.shape
     if declared.shared_blocks and n_layers == 1:
         notes.append("all layers run one block, so one vector was tested")
@@ -283,7 +295,7 @@ def _stack_scan(
         n_layers=n_layers,
         hidden_size=width,
         outliers=outliers,
-        n_sigma=used,
+        n_sigma=n_sigma,
         values_read=n_values,
         notes=tuple(notes),
         map_dims=tuple(dims.tolist()),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from outlierlens.detection.rules import Outlier, Rule, layers_needed
+from outlierlens.detection.rules import Outlier, Rule
 from outlierlens.results.document import Provenance, Result
 
 
@@ -48,12 +48,22 @@ class StackScan:
         """The dimensions found, ascending."""
         return tuple(sorted(outlier.dim for outlier in self.outliers))
 
-    def one_sided(self, min_layer_fraction: float) -> tuple[int, ...]:
-        """Dimensions past `n_sigma` in that share of the layers in scale or in bias, not in both, ascending.
+    @property
+    def threshold(self) -> Rule:
+        """The threshold that was used; ask it what passes in this stream, and how that is said."""
+        return Rule(n_sigma=self.n_sigma)
+
+    @property
+    def named_by(self) -> str:
+        """Who named the dimensions, in words."""
+        return f"the scan of the weights, at {self.threshold.sigmas}"
+
+    def one_sided(self, rule: Rule) -> tuple[int, ...]:
+        """Dimensions past `n_sigma` in the layers that `rule` needs in scale or in bias, not in both, ascending.
 
         What Kovaleva et al.'s rule passes over; () where the norm has no bias.
         """
-        _, scale, bias = self.past(min_layer_fraction)
+        _, scale, bias = self.past(rule)
         return tuple(sorted((*scale, *bias))) if self.z_bias.size else ()
 
     def strongest_dims(self, n: int) -> tuple[int, ...]:
@@ -66,11 +76,12 @@ class StackScan:
             size = (size + np.abs(self.z_bias).mean(axis=0)) / 2
         return tuple(self.map_dims[column] for column in np.argsort(-size, kind="stable")[:n] if size[column] > 0)
 
-    def past(self, min_layer_fraction: float) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Dimensions past `n_sigma` in that share of the layers: in scale and bias both, in scale alone, in bias alone."""
-        needed = layers_needed(min_layer_fraction, self.n_layers)
-        scale = (np.abs(self.z_scale) >= self.n_sigma).sum(axis=0) >= needed  # [column]
-        bias = (np.abs(self.z_bias) >= self.n_sigma).sum(axis=0) >= needed if self.z_bias.size else scale & False
+    def past(self, rule: Rule) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Dimensions past `n_sigma` in the layers that `rule` needs: in scale and bias both, in scale alone, in bias alone."""
+        scale = rule.enough(self.threshold.layers_past(self.z_scale), self.n_layers)  # [column]
+        bias = (
+            rule.enough(self.threshold.layers_past(self.z_bias), self.n_layers) if self.z_bias.size else scale & False
+        )
         dims = np.array(self.map_dims)
         both, scale_alone, bias_alone = (dims[flag].tolist() for flag in (scale & bias, scale & ~bias, bias & ~scale))
         return tuple(both), tuple(scale_alone), tuple(bias_alone)

@@ -44,5 +44,5 @@ def _sentences(scan: Scan) -> Iterator[str]:
 
 
 def _read(scan: Scan) -> str:
-    rule = f"{scan.rule.name}, {scan.rule.n_sigma:g} sigma, ≥ {percent(scan.rule.min_layer_fraction)} of layers"
+    rule = f"{scan.rule.name}, {scan.rule.sigmas}, ≥ {percent(scan.rule.min_layer_fraction)} of layers"
     return f"{scan.provenance.model}: {rule}; read {scan.bytes_read:,} of {scan.total_bytes:,} bytes ({scan.source})"

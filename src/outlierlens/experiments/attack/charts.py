@@ -72,14 +72,11 @@ def reading(found: Attack) -> str:
     )
     for one in found.kinds:
         full = one.full
-        text += f"{begun(one.kind)}: {full.n_edits} edits {_does(found, full.times, full.change)}"
+        does = f"multiply it by {number(full.times)}" if found.factor else f"move it by {number(full.change)}"
+        text += f"{begun(one.kind)}: {full.n_edits} edits {does}"
         controls = [f"{number(c.median)} {c.among}" for c in one.controls]
         text += (f" (crosses, random edits: median change {', '.join(controls)})" if controls else "") + ". "
     return text.strip()
-
-
-def _does(found: Attack, times: float, change: float) -> str:
-    return f"multiply it by {number(times)}" if found.factor else f"move it by {number(change)}"
 
 
 def _points(found: Attack, one: Attacked) -> list[dict[str, Any]]:

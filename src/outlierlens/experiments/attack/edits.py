@@ -2,7 +2,7 @@
 
     values = gather(parameters, names, indices)            # values of a model, with where they stand
     moves = moves_of("sign flip", values, bound=10)        # what each could become
-    with edited_values(parameters, [Change("lm_head.weight", 17, -0.5)]):
+    with edited_values(parameters, [ValueChange("lm_head.weight", 17, -0.5)]):
         model(**batch)
 
 A move changes one value, and a swap two. "zero" sets a value to what switches its dimension off (−1 for a norm that
@@ -36,7 +36,7 @@ PARTNERS = 8  # a swap looks for its partner among this many of its tensor with 
 
 
 @dataclass(frozen=True)
-class Change:
+class ValueChange:
     """A value that becomes another: `flat` is its place in the flattened tensor."""
 
     tensor: str
@@ -106,7 +106,7 @@ class Moves:
             found = found - slopes[:, self.partner] * step
         return found
 
-    def changes(self, values: Values, which: Sequence[int]) -> list[Change]:
+    def changes(self, values: Values, which: Sequence[int]) -> list[ValueChange]:
         """The changes that some moves make."""
         made = []
         for move in which:
@@ -117,8 +117,8 @@ class Moves:
         return made
 
 
-def _change(values: Values, place: int, after: float) -> Change:
-    return Change(values.names[values.tensor[place]], int(values.flat[place]), after)
+def _change(values: Values, place: int, after: float) -> ValueChange:
+    return ValueChange(values.names[values.tensor[place]], int(values.flat[place]), after)
 
 
 def moves_of(kind: str, values: Values, *, bound: float) -> Moves:
@@ -250,7 +250,7 @@ def gather(
 
 
 @temporary
-def edited_values(parameters: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[int]:
+def edited_values(parameters: Mapping[str, Any], changes: Sequence[ValueChange]) -> Iterator[int]:
     """Put single values in place, and the old ones back bit for bit at the end; yields the number of values set.
 
     Raises:
@@ -258,7 +258,7 @@ def edited_values(parameters: Mapping[str, Any], changes: Sequence[Change]) -> I
     """
     import torch
 
-    by_tensor: dict[str, list[Change]] = {}
+    by_tensor: dict[str, list[ValueChange]] = {}
     for change in changes:
         by_tensor.setdefault(change.tensor, []).append(change)
     with ExitStack() as undo:
@@ -270,7 +270,7 @@ def edited_values(parameters: Mapping[str, Any], changes: Sequence[Change]) -> I
         yield len(changes)
 
 
-def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[Change]) -> "torch.Tensor":
+def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[ValueChange]) -> "torch.Tensor":
     live = parameters.get(name)
     if live is None:
         raise BadInput(f"the model has no tensor {name!r} to edit")
@@ -285,9 +285,11 @@ def _editable(parameters: Mapping[str, Any], name: str, mine: Sequence[Change]) 
     return found
 
 
-def changes_of(edits: Sequence[Edit], parameters: Mapping[str, Any]) -> list[Change]:
+def changes_of(edits: Sequence[Edit], parameters: Mapping[str, Any]) -> list[ValueChange]:
     """Edits of a result as changes of a model."""
     return [
-        Change(edit.tensor, int(np.ravel_multi_index(edit.index, tuple(parameters[edit.tensor].shape))), edit.after)
+        ValueChange(
+            edit.tensor, int(np.ravel_multi_index(edit.index, tuple(parameters[edit.tensor].shape))), edit.after
+        )
         for edit in edits
     ]

@@ -20,7 +20,8 @@ from outlierlens.data.texts import Texts
 from outlierlens.models.changes import temporary
 from outlierlens.models.inputs import model_inputs
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks import Task, TaskOptions, make_task, weighted_mean
+from outlierlens.tasks.base import Task, TaskOptions, weighted_mean
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor

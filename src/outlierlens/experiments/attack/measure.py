@@ -14,21 +14,34 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.architectures import RowChoice
 from outlierlens.data.texts import Texts
+from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attack.detection import Watch
-from outlierlens.experiments.attack.edits import Change, Moves, Values, changes_of, edited_values, moves_of
+from outlierlens.experiments.attack.edits import Moves, ValueChange, Values, changes_of, edited_values, moves_of
 from outlierlens.experiments.attack.losses import Target
 from outlierlens.experiments.attack.options import AttackAndSave, AttackOptions
-from outlierlens.experiments.attack.places import anywhere, drawn, entries_of, found_dims, sensitive_values, widest
+from outlierlens.experiments.attack.places import (
+    anywhere,
+    drawn,
+    entries_of,
+    found_dims,
+    live_source,
+    sensitive_values,
+    widest,
+)
 from outlierlens.experiments.attack.result import Attack, Attacked, Control, Edit, Point
 from outlierlens.experiments.attack.saving import check_save, save_attacked
 from outlierlens.experiments.attack.search import Chosen, Report, Search
+from outlierlens.experiments.integrity.fingerprint import fingerprint_checkpoint, hash_tensor, relation
+from outlierlens.experiments.integrity.options import FingerprintOptions
+from outlierlens.experiments.integrity.result import TensorHash
+from outlierlens.experiments.integrity.verify import verify_checkpoint
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import check_intact, scored, weighted_mean
+from outlierlens.tasks.base import check_intact, scored, weighted_mean
 
 
 def attack(
@@ -44,32 +57,32 @@ def attack(
         BadInput: too few texts, no value of a kind to change, or weights that cannot be edited.
     """
     options = options or AttackOptions()
-    run = _Run(loaded, texts, options, progress or (lambda *_: None))
-    kinds = tuple(run.sensitive(kind) for kind in options.kinds)
-    wide = tuple(run.wide()) if options.anywhere else ()
-    task = run.held.task
+    attacker = _Attacker(loaded, texts, options, progress or (lambda *_: None))
+    kinds = tuple(attacker.sensitive(kind) for kind in options.kinds)
+    wide = tuple(attacker.wide()) if options.anywhere else ()
+    task = attacker.held.task
     return Attack(
-        provenance=loaded.provenance(seed=options.seed, digest=run.fingerprint),
+        provenance=loaded.provenance(seed=options.seed, digest=attacker.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
         task=task.name,
         unit=task.unit,
         n_texts=task.n_texts,
         n_tokens=task.n_tokens,
-        n_search=run.search.target.task.n_texts,
+        n_search=attacker.search.target.task.n_texts,
         max_length=options.task.max_length,
-        intact=weighted_mean(run.intact, task.weights),
+        intact=weighted_mean(attacker.intact, task.weights),
         budget=options.budget,
         budgets=options.budgets,
         factor=options.factor if task.is_loss else 0.0,
-        dtype=run.values.dtype,
+        dtype=attacker.values.dtype,
         bound=options.search.bound,
-        n_sensitive=len(run.values),
+        n_sensitive=len(attacker.values),
         n_values=sum(parameter.numel() for parameter in loaded.model.parameters()),
-        dims=run.search.dims,
+        dims=attacker.search.dims,
         kinds=kinds,
         anywhere=wide,
-        notes=tuple(dict.fromkeys((*loaded.notes, *task.notes, *run.notes))),
+        notes=tuple(dict.fromkeys((*loaded.notes, *task.notes, *attacker.notes))),
     )
 
 
@@ -90,7 +103,7 @@ def run(session: Session, options: AttackAndSave) -> Attack:
     return found
 
 
-class _Run:
+class _Attacker:
     """One model, its values, the texts that choose and the texts that judge."""
 
     def __init__(self, loaded: LoadedModel, texts: Texts, options: AttackOptions, report: Report):
@@ -169,7 +182,7 @@ class _Run:
         edits = tuple(self.edits(values, moves, chosen.which))
         return Point(budget, len(edits), value, change, low, high, times, chosen.value, edits)
 
-    def judge(self, changes: Sequence[Change]) -> tuple[float, float, float, float]:
+    def judge(self, changes: Sequence[ValueChange]) -> tuple[float, float, float, float]:
         """(value, change, low, high) of the texts that judge with some changes made."""
         task, seed = self.held.task, self.options.seed
         with edited_values(self.parameters, changes):
@@ -259,3 +272,33 @@ def cut_texts(loaded: LoadedModel, texts: Texts, max_length: int) -> Texts:
     encoded = tokenizer(list(texts.texts), truncation=True, max_length=max_length, return_offsets_mapping=True)
     ends = [max((end for _, end in offsets), default=0) for offsets in encoded["offset_mapping"]]
     return replace(texts, texts=tuple(text[:end] for text, end in zip(texts.texts, ends, strict=True)))
+
+
+class Watch:
+    """The fingerprint of an intact model in memory, to hold edited ones against."""
+
+    def __init__(self, loaded: LoadedModel, dims: Sequence[int] | None = None, row: RowChoice = None):
+        self.source = live_source(loaded)
+        # The model is in memory, so that no limit on reading applies.
+        self.scan = ScanOptions(row=row, max_read=self.source.total_bytes)
+        options = FingerprintOptions(scan=self.scan, dims=None if dims is None else tuple(dims))
+        self.baseline = fingerprint_checkpoint(self.source, options)
+        self.parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
+        self._intact: dict[str, TensorHash] = {}
+
+    def caught(self, changes: Sequence[ValueChange]) -> bool:
+        """Whether `verify` says that the model with these changes does not match."""
+        with edited_values(self.parameters, changes):
+            return not verify_checkpoint(self.source, self.baseline, self.scan).matches
+
+    def caught_deep(self, changes: Sequence[ValueChange]) -> bool:
+        """Whether `verify --deep` does, which also compares hashes of whole tensors.
+
+        Only the tensors that change are hashed: the others' hashes are those of the intact model.
+        """
+        names = list(dict.fromkeys(change.tensor for change in changes))
+        for name in names:
+            if name not in self._intact:
+                self._intact[name] = hash_tensor(self.source, name, name)
+        with edited_values(self.parameters, changes):
+            return any(relation(self._intact[name], hash_tensor(self.source, name, name)) == "moved" for name in names)

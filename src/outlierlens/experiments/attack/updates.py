@@ -52,7 +52,8 @@ def update_check(before: str, after: Sequence[str], options: UpdateOptions | Non
             with _opened(name, options) as client:
                 sums = _Sums(plan, {stack.name: width_of(base, stack) for stack in bound}, dims, options.n_top)
                 digest = hashlib.sha256(client.header_digest().encode())
-                for place, start, old, new in _pairs(base, client, plan, _prefixes(client, options)):
+                prefixes = [stack.prefix for stack in bound_stacks(client, options.scan.row)]
+                for place, start, old, new in _pairs(base, client, plan, prefixes):
                     digest.update(np.ascontiguousarray(new).tobytes())
                     with np.errstate(invalid="ignore", over="ignore"):
                         sums.add(place, start, new.astype(np.float64) - old)
@@ -140,10 +141,6 @@ def _plan(base: Checkpoint, bound: Sequence[BoundStack], *, deep: bool) -> list[
     if not any(place.runs for place in found):
         raise BadInput(f"{base.name}: no norm or bias lies on the residual stream; use --deep")
     return found
-
-
-def _prefixes(client: Checkpoint, options: UpdateOptions) -> list[str]:
-    return [stack.prefix for stack in bound_stacks(client, options.scan.row)]
 
 
 def _pairs(

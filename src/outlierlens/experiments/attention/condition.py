@@ -3,11 +3,24 @@
 found = measure(reading, plan)
 found.pairs[layer], found.drawn[layer]           # for correlations, by kind of key
 found.places[layer]                              # for shares and entropies
+
+Sums that Pearson correlations are made of: over keys for every dimension, and over texts drawn again for a few.
+
+    sums = PairSums(n_columns, width)
+    sums.add(columns, sizes)                    # [key, column], [key, dim]
+    correlation(sums)                           # [column, dim]
+
+    drawn = Drawn(n_bootstrap, n_columns, n_named)
+    drawn.add(weights, columns, sizes, counted) # [replicate, batch], [batch, token, column], [batch, token, named], mask
+    correlation(drawn.sums())                   # [replicate, column, named]
+
+All memory is flat in the number of texts. Replicates are a Poisson bootstrap over texts: each text's weight is drawn from
+its own seed, so every layer, condition and batch size sees the same draws.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +28,7 @@ from outlierlens.ablation.controls import Plan
 from outlierlens.ablation.modes import Ablation
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import USE_FLOAT32, BadInput
-from outlierlens.experiments.attention.keys import KeyKinds
-from outlierlens.experiments.attention.moments import Drawn, PairSums
-from outlierlens.experiments.attention.reduce import ALL, PADDED, SEEN, MapSums, read_maps
+from outlierlens.experiments.attention.keys import ALL, PADDED, SEEN, KeyKinds, MapSums, read_maps
 from outlierlens.experiments.attention.result import CLASSES
 from outlierlens.models.attention_maps import tapped_attention
 from outlierlens.models.load import LoadedModel
@@ -27,7 +38,104 @@ from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, token_batc
 if TYPE_CHECKING:
     from torch import Tensor
 
+CONSTANT = 1e-12  # of the mean square: a variance below is rounding
 REST, FIRST, SPECIAL = "rest", "first", "special"  # kinds of keys; a first token that is special is special
+
+
+@dataclass
+class KeySums:
+    """Numbers of keys, sums, sums of squares and of products; leading axes are replicates.
+
+    Attributes:
+        n: [...]; a, aa: [..., column]; x, xx: [..., dim]; ax: [..., column, dim].
+    """
+
+    n: np.ndarray
+    a: np.ndarray
+    aa: np.ndarray
+    x: np.ndarray
+    xx: np.ndarray
+    ax: np.ndarray
+
+    def __add__(self, other: "KeySums") -> "KeySums":
+        return KeySums(*(getattr(self, name) + getattr(other, name) for name in ("n", "a", "aa", "x", "xx", "ax")))
+
+
+def correlation(sums: KeySums) -> np.ndarray:
+    """Pearson's r [..., column, dim]; NaN where one of both never varies."""
+    n = np.asarray(sums.n, dtype=np.float64)[..., None]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_a = _spread(n, sums.a, sums.aa)
+        of_x = _spread(n, sums.x, sums.xx)
+        both = n[..., None] * sums.ax - sums.a[..., :, None] * sums.x[..., None, :]
+        r = both / np.sqrt(of_a[..., :, None] * of_x[..., None, :])
+    return np.clip(r, -1.0, 1.0)
+
+
+def _spread(n: np.ndarray, total: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """n² times the variance; NaN where that is nothing but rounding."""
+    found = n * squares - total**2
+    return np.where(found > CONSTANT * n * squares, found, np.nan)
+
+
+class PairSums:
+    """Sums over keys of [key, column] with [key, dim]."""
+
+    def __init__(self, n_columns: int, width: int, device: Any = "cpu"):
+        import torch
+
+        def zeros(*shape: int) -> "Tensor":
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.n = 0
+        self.a, self.aa, self.x, self.xx, self.ax = (
+            zeros(n_columns), zeros(n_columns), zeros(width), zeros(width), zeros(n_columns, width)
+        )  # fmt: skip
+
+    def add(self, columns: "Tensor", sizes: "Tensor") -> None:
+        """Add float64 `columns` [key, column] and `sizes` [key, dim]."""
+        self.n += len(columns)
+        self.a += columns.sum(0)
+        self.aa += columns.square().sum(0)
+        self.x += sizes.sum(0)
+        self.xx += sizes.square().sum(0)
+        self.ax.addmm_(columns.T, sizes)
+
+    def sums(self) -> KeySums:
+        """As arrays."""
+        return KeySums(
+            np.array(float(self.n)), *(one.cpu().numpy() for one in (self.a, self.aa, self.x, self.xx, self.ax))
+        )
+
+
+class Drawn:
+    """Sums of each replicate, the first of which is all texts once: [replicate, feature]."""
+
+    def __init__(self, n_replicates: int, n_columns: int, n_named: int, device: Any = "cpu"):
+        import torch
+
+        self.shape = (n_columns, n_named)
+        n_features = 1 + 2 * n_columns + 2 * n_named + n_columns * n_named
+        self.total = torch.zeros((n_replicates, n_features), dtype=torch.float64, device=device)
+
+    def add(self, weights: "Tensor", columns: "Tensor", sizes: "Tensor", counted: "Tensor") -> None:
+        """Add `columns` [batch, token, column] and `sizes` [batch, token, named] of `counted` keys, weighted by text."""
+        import torch
+
+        mask = counted.double()[..., None]
+        a, x = columns * mask, sizes * mask
+        features = (
+            mask.sum(1), a.sum(1), (a * columns).sum(1), x.sum(1), (x * sizes).sum(1),
+            torch.bmm(a.transpose(1, 2), x).flatten(1),
+        )  # fmt: skip
+        self.total.addmm_(weights, torch.cat(features, dim=1))
+
+    def sums(self) -> KeySums:
+        """As arrays with replicates in front."""
+        columns, named = self.shape
+        ends = np.cumsum([1, columns, columns, named, named])
+        n, a, aa, x, xx, ax = np.split(self.total.cpu().numpy(), ends, axis=1)
+        return KeySums(n[:, 0], a, aa, x, xx, ax.reshape(-1, columns, named))
 
 
 @dataclass(frozen=True)
@@ -65,7 +173,7 @@ class Places:
     uniform: np.ndarray
 
     def rates(self, heads: int) -> np.ndarray:
-        """[replicate, metric, head], `attended.METRICS`; NaN where no query counts."""
+        """[replicate, metric, head], `result.METRICS`; NaN where no query counts."""
         total = self.drawn.cpu().numpy()
         n_metrics = len(CLASSES) + 3
         metrics, counts, queries = np.split(total, [n_metrics * heads, (n_metrics + 2) * heads], axis=1)
@@ -80,7 +188,7 @@ class Places:
 
 
 @dataclass
-class Measured:
+class PassSums:
     """Sums of one pass: by layer, and of correlations by kind of key.
 
     Attributes:
@@ -97,13 +205,13 @@ class Measured:
     places: dict[int, Places] = field(default_factory=dict)
 
 
-def measure(reading: Reading, plan: Plan | None) -> Measured:
+def measure(reading: Reading, plan: Plan | None) -> PassSums:
     """One pass over all texts with `plan` off, the longest texts first.
 
     Raises:
         BadInput: weights cannot be had or do not fit the tokens, or a state is not finite.
     """
-    found = Measured()
+    found = PassSums()
     with reading.ablation.off(plan) as n_values:
         found.n_values = n_values
         for batch, maps in passes(reading):
@@ -136,7 +244,7 @@ def passes(reading: Reading) -> Iterator[tuple[TokenBatch, dict[int, MapSums]]]:
                 reading.progress(start + len(chunk), len(order))
 
 
-def _add(reading: Reading, found: Measured, batch: TokenBatch, maps: dict[int, MapSums]) -> None:
+def _add(reading: Reading, found: PassSums, batch: TokenBatch, maps: dict[int, MapSums]) -> None:
     """Add one batch to the sums."""
     import torch
 
@@ -180,7 +288,7 @@ def _add(reading: Reading, found: Measured, batch: TokenBatch, maps: dict[int, M
         found.places[layer].uniform += torch.einsum("cbt,bt->c", kinds, one.uniform).cpu().numpy()
 
 
-def _begin(reading: Reading, found: Measured, layer: int, n_columns: int, width: int, device: object) -> None:
+def _begin(reading: Reading, found: PassSums, layer: int, n_columns: int, width: int, device: object) -> None:
     import torch
 
     replicates, named = 1 + reading.n_bootstrap, len(reading.named)

@@ -3,35 +3,162 @@
 loaded = load_model("minilm-l6", LoadOptions(attention="eager"))
 found = attention(loaded, read_texts("train.parquet", limit=1000), AttentionOptions())
 found.correlation("without_special").overall_p
+
+Correlations of the sums of passes: every dimension beside the named ones, with ranks and intervals.
+
+correlations(passes, named, control)          # passes: intact, off, and random ones; -> tuple of KeyCorrelation
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
-from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.modes import Ablation
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Texts
 from outlierlens.detection.targets import named_dims
 from outlierlens.errors import BadInput
-from outlierlens.experiments.attention.condition import Measured, Reading, example_maps, measure
-from outlierlens.experiments.attention.correlate import Passes, correlations, over_heads
+from outlierlens.experiments.attention.condition import (
+    FIRST,
+    REST,
+    SPECIAL,
+    PassSums,
+    Reading,
+    correlation,
+    example_maps,
+    measure,
+)
 from outlierlens.experiments.attention.keys import KeyKinds, padded
 from outlierlens.experiments.attention.options import AttentionOptions
-from outlierlens.experiments.attention.result import Attention, AttentionCondition, ExampleMaps
+from outlierlens.experiments.attention.result import (
+    BAND,
+    Attention,
+    AttentionCondition,
+    ExampleMaps,
+    KeyCorrelation,
+    Keys,
+)
 from outlierlens.models.attention_maps import check_eager
 from outlierlens.models.load import LoadedModel, load_model, stream_width
 from outlierlens.session import Session
-from outlierlens.statistics.resampling import percentile_interval
+from outlierlens.statistics.p_values import rank_among
+from outlierlens.statistics.resampling import finite_quantiles, percentile_interval
 from outlierlens.vectors.read import Tokens, text_stack, tokenise
 
+PARTS: dict[Keys, tuple[str, ...]] = {
+    "all": (REST, FIRST, SPECIAL),
+    "without_special": (REST, FIRST),
+    "without_first": (REST,),
+}
 N_CONTROL = 10  # random dimensions of the released code's control
 NO_EXAMPLE = -1
 Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Sums with nothing off, with the outliers off, and with each draw of random dimensions off."""
+
+    intact: PassSums
+    off: PassSums
+    randoms: Sequence[PassSums]
+
+
+def correlations(passes: Passes, named: Sequence[int], control: Sequence[int]) -> tuple[KeyCorrelation, ...]:
+    """One for each way to average and each choice of keys; `control` dimensions, all but the named ones for ()."""
+    return tuple(
+        _one(passes, place, keys, list(named), list(control))
+        for place in range(len(passes.intact.means))
+        for keys in PARTS
+    )
+
+
+def _one(passes: Passes, place: int, keys: Keys, named: list[int], control: list[int]) -> KeyCorrelation:
+    intact = passes.intact
+    per_head = [of_dims(intact, layer, place, keys) for layer in sorted(intact.pairs)]
+    drawn = np.stack([of_texts(intact, layer, place, keys) for layer in sorted(intact.pairs)], axis=1)
+    others = np.setdiff1d(np.arange(per_head[0].shape[1]), named)
+    every = np.stack([over_heads(one) for one in per_head])
+    low, high = percentile_interval(over_heads(drawn[1:], axis=2))
+    heads_low, heads_high = percentile_interval(drawn[1:])
+    size = np.abs(every)
+    rank, p = ranks(size, named, others)
+    overall = over_layers(size)
+    overall_rank, overall_p = ranks(overall[None], named, others)
+    overall_low, overall_high = percentile_interval(over_layers(np.abs(over_heads(drawn[1:], axis=2)), axis=1))
+    every_off = _every(passes.off, place, keys)
+    return KeyCorrelation(
+        mean=intact.means[place],
+        keys=keys,
+        n_keys=sum(intact.n_keys[part] for part in PARTS[keys]),
+        every=every,
+        every_off=every_off,
+        low=low,
+        high=high,
+        heads=np.stack([one[:, named] for one in per_head]),
+        heads_low=heads_low,
+        heads_high=heads_high,
+        head_band=np.stack([finite_quantiles(one[:, others], BAND) for one in per_head]),
+        control=np.stack([over_heads(one[:, control or others], axis=1) for one in per_head]),
+        rank=rank,
+        p=p,
+        overall=overall[named],
+        overall_low=overall_low,
+        overall_high=overall_high,
+        overall_rank=overall_rank[0],
+        overall_p=overall_p[0],
+        off=every_off[:, named],
+        random=np.stack([_every(one, place, keys)[:, named] for one in passes.randoms])
+        if passes.randoms
+        else np.zeros((0, len(every), len(named))),
+    )
+
+
+def of_dims(measured: PassSums, layer: int, place: int, keys: Keys) -> np.ndarray:
+    """r of every head with every dimension [head, dim] of one layer."""
+    total = reduce(add, [measured.pairs[layer][part].sums() for part in PARTS[keys]])
+    return correlation(total)[_columns(measured, place)]
+
+
+def of_texts(measured: PassSums, layer: int, place: int, keys: Keys) -> np.ndarray:
+    """r of every head with the named dimensions [replicate, head, named] of one layer."""
+    total = reduce(add, [measured.drawn[layer][part].sums() for part in PARTS[keys]])
+    return correlation(total)[:, _columns(measured, place)]
+
+
+def _columns(measured: PassSums, place: int) -> slice:
+    return slice(place * measured.heads, (place + 1) * measured.heads)
+
+
+def _every(measured: PassSums, place: int, keys: Keys) -> np.ndarray:
+    return np.stack([over_heads(of_dims(measured, layer, place, keys)) for layer in sorted(measured.pairs)])
+
+
+def over_heads(values: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Mean of the finite values along an axis; NaN where none is."""
+    there = np.isfinite(values)
+    count = there.sum(axis=axis)
+    total = np.where(there, values, 0.0).sum(axis=axis)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+
+
+over_layers = over_heads
+
+
+def ranks(size: np.ndarray, named: Sequence[int], others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rank, p) [row, named] of each named dimension among it and the `others`, by `size` [row, dim], the largest first.
+
+    p = (1 + others at least as large) / (1 + others); a size that is no number is the smallest there can be.
+    """
+    known = np.nan_to_num(size, nan=-np.inf)
+    rank = rank_among(known[:, named], known[:, None, others])
+    return rank, rank / (1 + len(others))
 
 
 def attention(
@@ -124,17 +251,14 @@ def _reading(
     kinds = KeyKinds(tokenizer, tokens)
     if options.paper_compat:
         tokens = padded(tokens, tokenizer.pad_token_id or 0)
-    settings = EditSettings(factor=options.factor)
-    if options.mode == "mean":
-        means = means_over(loaded, stack, texts, length=tokens.max_length, batch_size=options.batch_size)
-        settings = replace(settings, means=means)
+    ablation = Ablation(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
     return Reading(
         loaded=loaded,
         stack=stack,
         tokens=tokens,
         lengths=lengths,
         kinds=kinds,
-        ablation=Ablation(loaded, stack, options.mode, options.embeddings, settings),
+        ablation=ablation.with_means(texts, length=tokens.max_length, batch_size=options.batch_size),
         named=dims,
         batch_size=options.batch_size,
         n_bootstrap=options.n_bootstrap,
@@ -151,12 +275,12 @@ def _everywhere(stack: BoundStack, dims: tuple[int, ...]) -> Plan:
     return {layer: tuple(dims) for layer in range(stack.n_layers)}
 
 
-def _replicates(measured: Measured) -> np.ndarray:
+def _replicates(measured: PassSums) -> np.ndarray:
     """[replicate, metric, layer, head], the first of all texts once."""
     return np.stack([measured.places[layer].rates(measured.heads) for layer in sorted(measured.places)], axis=2)
 
 
-def _condition(kind: str, dims: tuple[int, ...], measured: Measured, before: np.ndarray) -> AttentionCondition:
+def _condition(kind: str, dims: tuple[int, ...], measured: PassSums, before: np.ndarray) -> AttentionCondition:
     rates = _replicates(measured)
     mean, raw = over_heads(rates, axis=3), over_heads(before, axis=3)
     low, high = percentile_interval(mean[1:])
@@ -197,7 +321,7 @@ def _example(
 
 
 def _notes(
-    loaded: LoadedModel, stack: BoundStack, intact: Measured, shown: AttentionCondition, options: AttentionOptions
+    loaded: LoadedModel, stack: BoundStack, intact: PassSums, shown: AttentionCondition, options: AttentionOptions
 ) -> tuple[str, ...]:
     found = []
     if stack.name == "decoder":

@@ -8,7 +8,7 @@ import numpy as np
 from outlierlens.experiments.attention.charts import attention_correlation, attention_sinks
 from outlierlens.experiments.attention.result import KEYS, Attention, AttentionCondition, KeyCorrelation, at
 from outlierlens.view.section import Cell, Change, FineShare, Interval, P, Rows, Section, Span
-from outlierlens.view.words import named, number_of_layers
+from outlierlens.view.words import number_of_layers, these
 
 SHARES = {
     "first": "first token",
@@ -61,7 +61,7 @@ def sentences(found: Attention) -> tuple[str, ...]:
         before, after = (float(part.of(metric).mean()) for part in (found.intact, found.off))
         what = "the first token" if metric == "first" else "special tokens"
         said.append(
-            f"{before:.1%} of attention goes to {what}, {after:.1%} with {named(found.dims)} off"
+            f"{before:.1%} of attention goes to {what}, {after:.1%} with {these(found.dims)} off"
             + (f" (rank p {p:.3g} among random dimensions)." if p is not None else ".")
         )
     return tuple(said)
@@ -70,7 +70,7 @@ def sentences(found: Attention) -> tuple[str, ...]:
 def _measured(found: Attention) -> str:
     return (
         f"{found.provenance.model} on {found.data}: {found.n_texts:,} texts, {found.n_tokens:,} tokens ({found.n_special:,} "
-        f"special), {number_of_layers(len(found.layers))} × {found.n_heads} heads; {named(found.dims)} ({found.named_by}), "
+        f"special), {number_of_layers(len(found.layers))} × {found.n_heads} heads; {these(found.dims)} ({found.named_by}), "
         f"off by {found.mode}."
     )
 

@@ -3,40 +3,40 @@
     found = beyond_zero(load_model("smollm2-135m"), read_texts("excerpt"), [507])
     found.treated[0].verdict                     # "fixed", "by position", "information", …
 
-The loop is in `beyond_zero`; means are those of other texts than the ones they are put into, part by part (`_Bench`).
+The loop is in `beyond_zero`; means are those of other texts than the ones they are put into, part by part (`_Parts`).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.ablation.bench import AblationBench, Progress, TextValues
 from outlierlens.ablation.controls import Plan, plan_key, random_sets, relabelled
 from outlierlens.ablation.position_means import PositionSums, collected
 from outlierlens.ablation.switches import Dims, EditSettings, edited_hidden, plan_dims
 from outlierlens.data.texts import Data, Texts
-from outlierlens.detection.targets import Named, named_dims
+from outlierlens.detection.observe.measure import ObserveOptions
+from outlierlens.detection.targets import Named, active_dims, named_dims
 from outlierlens.errors import BadInput
-from outlierlens.experiments.beyond_zero.dims import choose
 from outlierlens.experiments.beyond_zero.options import Asked, BeyondOptions, How, treatments
 from outlierlens.experiments.beyond_zero.result import BeyondZero, Treated, Treatment
 from outlierlens.models.inputs import row_limit
-from outlierlens.models.load import LoadedModel, fingerprint, stream_width
-from outlierlens.results.row_store import RowStore
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.statistics.means import mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import Task, begins, check_intact, make_task, weighted_mean
+from outlierlens.tasks.base import Task, weighted_mean
+from outlierlens.tasks.choice import make_task
 from outlierlens.tasks.options import OF_TEXTS
 
 if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
     from outlierlens.session import Session
 
-Progress = Callable[[str, int, int], None]
+MOST = 4  # dimensions that are taken of those a rule on activations names, the strongest first
 FEW_MEANS = 0.05  # share of tokens without a mean of their position, above which it is said
 
 
@@ -70,10 +70,10 @@ def beyond_zero(
     everything = [*plans, *(relabelled(one, dims) for one, sets in zip(plans, random, strict=True) for dims in sets)]
     total = len(hows) * len({plan_key(one) for one in everything})
     report("intact", 0, total)
-    with ExitStack() as files:
-        bench = _Bench(loaded, texts, stack, options, columns)
-        if rows:
-            bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
+    parts = _Parts(loaded, texts, stack, options, columns)
+    bench = parts.bench
+    more = {"folds": options.n_folds, "seed": options.seed, "what": "beyond zero, scaled once"}
+    with bench.resumed(rows, bench.identity(texts, options.task, stack=stack.name, **more)):
         treated = []
         for one, drawn in zip(plans, random, strict=True):
             controls = [relabelled(one, chosen) for chosen in drawn]
@@ -81,13 +81,13 @@ def beyond_zero(
             zero: np.ndarray | None = None
             for how in hows:
                 report(how.name, len(bench.known), total)
-                values, also = bench.measure(how, one)
+                now = parts.measure(how, one)
                 others = []
                 for control in controls:
                     report(f"{how.name}, random", len(bench.known), total)
-                    others.append(bench.measure(how, control)[0])
-                zero = values if zero is None else zero
-                done.append(_treatment(how, bench, (values, zero), others, also))
+                    others.append(parts.measure(how, control).per_text)
+                zero = now.per_text if zero is None else zero
+                done.append(_treatment(how, bench, now, zero, others))
             layers_differ = len(set(one.values())) > 1
             treated.append(Treated(_all(one), one if layers_differ else {}, tuple(done), drawn))
     report("done", total, total)
@@ -100,17 +100,17 @@ def beyond_zero(
         stack=stack.name,
         layers=tuple(sorted(plan)),
         max_length=row_limit(loaded, texts, options.task.max_length),
-        n_tokens=bench.n_tokens,
-        n_folds=len(bench.folds),
-        no_mean=bench.no_mean,
+        n_tokens=parts.n_tokens,
+        n_folds=len(parts.folds),
+        no_mean=parts.no_mean,
         named_by=named.by,
-        intact=weighted_mean(bench.intact, bench.weights),
-        intact_per_text=tuple(bench.intact.tolist()),
-        texts=bench.numbers,
+        intact=weighted_mean(bench.intact.per_text, bench.weights),
+        intact_per_text=tuple(bench.intact.per_text.tolist()),
+        texts=parts.numbers,
         weights=tuple(bench.weights.tolist()),
         treated=tuple(treated),
         inputs=texts.plural,
-        notes=(*loaded.notes, *named.notes, *bench.notes),
+        notes=(*loaded.notes, *named.notes, *parts.notes),
     )
 
 
@@ -138,18 +138,14 @@ class _Fold:
     settings: EditSettings
 
 
-class _Bench:
-    """The model on the bench: its texts in parts, what they score intact, and how a treatment is measured."""
+class _Parts:
+    """The texts in parts, each with the means of the others; the values of all parts are measured on one `bench`."""
 
     def __init__(
         self, loaded: LoadedModel, texts: Data, stack: "BoundStack", options: BeyondOptions, columns: Sequence[int]
     ):
         self.loaded, self.stack, self.options = loaded, stack, options
-        self.fingerprint = fingerprint(loaded.model)
-        self.rows: RowStore | None = None
-        self.known: dict[str, Any] = {}
-        self.notes: list[str] = []
-        tasks, numbers = self._tasks(texts)
+        tasks, self.numbers = self._tasks(texts)
         sums: list[PositionSums] = []
         values, weights = [], []
         for task in tasks:
@@ -158,10 +154,9 @@ class _Bench:
             sums.append(collecting.finish())
             values.append(now)
             weights.append(counted)
-        self.task, self.numbers = tasks[0], numbers
-        self.intact, self.weights = np.concatenate(values), np.concatenate(weights)
-        check_intact(loaded, self.task, self.intact)
+        self.bench = AblationBench(loaded, tasks[0], scores=(np.concatenate(values), np.concatenate(weights)))
         self.n_tokens = sum(task.n_tokens for task in tasks)
+        self.notes: list[str] = []
         self.folds = self._folds(tasks, sums)
         self.notes += dict.fromkeys(note for task in tasks for note in task.notes)
 
@@ -213,37 +208,20 @@ class _Bench:
             )
         return folds
 
-    def identity(self, texts: Data) -> dict[str, Any]:
-        """What must be equal for measured conditions to be reusable."""
-        options = self.options
-        return {
-            "model": self.fingerprint,
-            "data": texts.digest,
-            "task": asdict(options.task),
-            "stack": self.stack.name,
-            "folds": options.n_folds,
-            "seed": options.seed,
-            "what": "beyond zero, scaled once",
-            **begins(self.task),
-        }
+    def measure(self, how: How, plan: Plan) -> TextValues:
+        """What the tasks say with `plan` under a treatment."""
 
-    def measure(self, how: How, plan: Plan) -> tuple[np.ndarray, dict[str, float]]:
-        """(value of every text, further numbers) with `plan` under a treatment: known, from the rows, or measured now."""
-        key = f"{how.name} {plan_key(plan)}"
-        found = self.known.get(key) or (self.rows.get(key) if self.rows else None)
-        if found is None:
+        def treated() -> TextValues:
             values, also = [], []
             for fold in self.folds:
                 settings = how.settings(fold.settings)
                 with edited_hidden(self.loaded, plan, how.mode, stack=self.stack.name, settings=settings):
                     now, weights = fold.task.per_text()
-                values += now.tolist()
+                values.append(now)
                 also.append((float(weights.sum()), fold.task.also()))
-            found = {"per_text": values, "also": _pooled(also)}
-            if self.rows:
-                self.rows.append(key, found)
-        self.known[key] = found
-        return np.array(found["per_text"], dtype=np.float64), found["also"]
+            return TextValues(np.concatenate(values), _pooled(also))
+
+        return self.bench.values(f"{how.name} {plan_key(plan)}", treated)
 
 
 def _pooled(parts: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
@@ -254,14 +232,13 @@ def _pooled(parts: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
 
 def _treatment(
     how: How,
-    bench: _Bench,
-    measured: tuple[np.ndarray, np.ndarray],
+    bench: AblationBench,
+    measured: TextValues,
+    zero: np.ndarray,
     others: list[np.ndarray],
-    also: dict[str, float],
 ) -> Treatment:
-    """The numbers of one treatment; `measured` are its values and those of zero."""
-    values, zero = measured
-    intact, weights = bench.intact, bench.weights
+    """The numbers of one treatment beside the values of zero [text] and of random dimensions under it."""
+    values, intact, weights = measured.per_text, bench.intact.per_text, bench.weights
 
     def change(of: np.ndarray) -> tuple[float, float, float]:
         with np.errstate(invalid="ignore"):
@@ -271,7 +248,7 @@ def _treatment(
     moved, low, high = change(values)
     does_damage = change(zero)[1] > 0
     nothing = (math.nan, math.nan, math.nan)
-    share = recovered(bench.intact, zero, values, weights) if does_damage else nothing
+    share = recovered(intact, zero, values, weights) if does_damage else nothing
     random = tuple(weighted_mean(one, weights) - weighted_mean(intact, weights) for one in others)
     return Treatment(
         name=how.name,
@@ -286,7 +263,7 @@ def _treatment(
         recovered_high=share[2],
         random=random,
         p=rank_p(moved, np.array(random)) if others else None,
-        also=also or None,
+        also=measured.also or None,
     )
 
 
@@ -310,10 +287,27 @@ def _plan(
     """The dimensions, with who names them, and the layers they are treated in."""
     stack, width = stream
     if dims is None:
-        named = choose(loaded, stack, texts, options)
+        named = _choose(loaded, stack, texts, options)
         return named, plan_dims(stack, width, named.dims, options.layers)
     plan = plan_dims(stack, width, dims, options.layers)
     return named_dims(loaded, stack, _all(plan)), plan
+
+
+def _choose(loaded: LoadedModel, stack: "BoundStack", texts: Data, options: BeyondOptions) -> Named:
+    """The dimensions that `options.find` names, or the strongest in the weights where it names none."""
+    scanned = named_dims(loaded, stack)
+    if options.find == "scan" or (options.find == "auto" and scanned.found):
+        return scanned
+    length = row_limit(loaded, texts, options.task.max_length)
+    settings = ObserveOptions(max_length=length, batch_size=options.task.batch_size, passage_tokens=0)
+    dims, rule = active_dims(loaded, stack, texts, settings)
+    if dims:
+        more = f"; the strongest {MOST} of {len(dims)}" if len(dims) > MOST else ""
+        return Named(tuple(sorted(dims[:MOST])), f"the rule {rule} on activations{more}", scanned.found + dims)
+    if scanned.found:
+        note = "the rules on activations name no dimension, so those of the scan of the weights are taken"
+        return replace(scanned, notes=(*scanned.notes, note))
+    return replace(scanned, by=f"{scanned.by}, and the rules on activations neither")
 
 
 def _only(plan: Plan, dim: int) -> Plan:

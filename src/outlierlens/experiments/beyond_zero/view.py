@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from outlierlens.experiments.beyond_zero.charts import beyond_zero
 from outlierlens.experiments.beyond_zero.result import RULE, BeyondZero, Treated, Treatment
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section, Share, ShareInterval
-from outlierlens.view.words import named, number_of_layers
+from outlierlens.view.words import number_of_layers, these
 
 HEADS = ("treatment", "change", "95 %", "recovered", "95 %", "random median", "random largest", "p")
 
@@ -20,7 +20,7 @@ def sections(found: BeyondZero, *, verbose: bool = False) -> Iterator[Section]:
         tables.append(Rows(f"{treated.label}, beside {_sets(treated)}", HEADS, rows, RULE if last else ""))
     if verbose:
         tables += [_further(treated) for treated in found.treated if treated.treatments[0].also]
-    title = f"Beyond zero: {named(found.treated[0].dims).partition(' ')[2]}"
+    title = f"Beyond zero: {these(found.treated[0].dims).partition(' ')[2]}"
     yield Section("beyond-zero", title, tuple(_sentences(found)), (beyond_zero(found),), tuple(tables))
 
 

@@ -1,1 +1,1 @@
-"""What became of outliers between two models: `outlierlens.experiments.compare.result` says it of two scans."""
+"""What became of outliers between two models: `outlierlens.experiments.compare.measure` says it of two scans."""

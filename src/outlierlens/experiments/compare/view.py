@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outlierlens.experiments.compare.result import Change, Comparison
+from outlierlens.experiments.compare.result import Comparison, DimFate
 from outlierlens.experiments.integrity import view as integrity
 from outlierlens.view.section import Section, percent, rows_of
 from outlierlens.view.words import few
@@ -24,7 +24,7 @@ def sections(found: Comparison, *, verbose: bool = False) -> Iterator[Section]:
 
 
 def fates(
-    models: str, dims: "Sequence[Change | DimSurvival]", jaccard: Mapping[str, float], moved: Mapping[str, bool]
+    models: str, dims: "Sequence[DimFate | DimSurvival]", jaccard: Mapping[str, float], moved: Mapping[str, bool]
 ) -> Iterator[str]:
     """Which dimensions stayed, came and went, and how many outliers are in common, stream by stream."""
     by_fate = {fate: [dim.dim for dim in dims if dim.fate == fate] for fate in ("stayed", "came", "went")}

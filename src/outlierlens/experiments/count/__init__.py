@@ -3,10 +3,5 @@
 counts = count_tokens(tokenizer, ["books/", "wiki.jsonl"], output="counts.parquet")     # goes on where it was stopped
 counts = count_texts(tokenizer, ["A text.", "Another one."])
 
-`sources` cuts the corpus into shards, `tally` counts one, `workers` hands shards to processes, `run` adds up.
+`tally` cuts the corpus into shards and counts one, `workers` hands shards to processes, `measure` adds up.
 """
-
-from outlierlens.experiments.count.measure import count_texts, count_tokens
-from outlierlens.experiments.count.options import CountOptions
-
-__all__ = ["CountOptions", "count_texts", "count_tokens"]

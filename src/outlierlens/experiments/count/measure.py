@@ -29,8 +29,7 @@ from outlierlens.data.token_texts import (
 )
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.count.options import CountOptions
-from outlierlens.experiments.count.sources import Position, Shard, cut, expand, shards
-from outlierlens.experiments.count.tally import Tally
+from outlierlens.experiments.count.tally import Position, Shard, Tally, cut, expand, shards
 from outlierlens.experiments.count.workers import Counted, Workers, here
 from outlierlens.models.devices import cores
 from outlierlens.results.row_store import alone_in

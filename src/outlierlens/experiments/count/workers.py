@@ -21,8 +21,7 @@ import numpy as np
 
 import outlierlens
 from outlierlens.errors import BadInput, OutlierlensError
-from outlierlens.experiments.count.sources import Shard
-from outlierlens.experiments.count.tally import Tally, packed_texts, plain, receive, send
+from outlierlens.experiments.count.tally import Shard, Tally, packed_texts, plain, receive, send
 
 AHEAD = 2  # shards a worker that are read before they are asked for
 Counted = tuple[Shard, np.ndarray, np.ndarray]

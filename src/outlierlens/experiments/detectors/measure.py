@@ -18,11 +18,16 @@ from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activation_rules import activation_outliers
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors import rules
-from outlierlens.experiments.detectors.collect import Collected, collect, sentence_token
-from outlierlens.experiments.detectors.from_weights import found_of, weight_found
+from outlierlens.experiments.detectors.collection import Collected, collect, sentence_token
+from outlierlens.experiments.detectors.from_weights import (
+    found_of,
+    randomly_initialised,
+    rotation,
+    shuffled,
+    weight_found,
+)
 from outlierlens.experiments.detectors.linears import NO_LINEAR, linear_paths
-from outlierlens.experiments.detectors.nulls import randomly_initialised, rotation, shuffled
-from outlierlens.experiments.detectors.options import Asked, DetectorOptions, PassOptions
+from outlierlens.experiments.detectors.options import Asked, DetectorOptions, PassOptions, Settings
 from outlierlens.experiments.detectors.result import (
     FINAL,
     MODEL,
@@ -32,14 +37,13 @@ from outlierlens.experiments.detectors.result import (
     Detectors,
     Found,
     LayerValues,
+    SuperWeights,
 )
-from outlierlens.experiments.detectors.settings import Settings
-from outlierlens.experiments.detectors.spikes import super_weights
-from outlierlens.experiments.detectors.super_weights import SuperWeights
+from outlierlens.experiments.detectors.super_weights import super_weights, with_trials
 from outlierlens.experiments.detectors.table import NAMES, ON_WEIGHTS, definitions
-from outlierlens.experiments.detectors.trials import with_trials
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.tasks import TaskOptions, make_task
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
 from outlierlens.vectors.read import text_stack
 
 if TYPE_CHECKING:

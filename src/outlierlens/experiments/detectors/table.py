@@ -6,8 +6,8 @@ The taps are in words of this model: a post-norm block ends in a norm, a pre-nor
 from typing import Literal
 
 from outlierlens.architectures import BoundStack
+from outlierlens.experiments.detectors.options import Settings
 from outlierlens.experiments.detectors.result import Definition
-from outlierlens.experiments.detectors.settings import Settings
 
 BLOCK = "output of every block, before any final norm"
 LAST = "the last layer: behind the final norm where there is one"

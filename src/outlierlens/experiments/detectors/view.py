@@ -6,13 +6,10 @@ The first sentence is the verdict: which dimension most definitions agree on, or
 import math
 from collections.abc import Iterator
 
-from outlierlens.experiments.detectors.charts import detectors, reading
-from outlierlens.experiments.detectors.charts_super_weights import reading as weights_reading
-from outlierlens.experiments.detectors.charts_super_weights import super_weights
-from outlierlens.experiments.detectors.result import MODEL, Detectors, Found, LayerValues
-from outlierlens.experiments.detectors.super_weights import SuperWeights, Trial
+from outlierlens.experiments.detectors.charts import detectors, reading, super_weights, weights_reading
+from outlierlens.experiments.detectors.result import MODEL, Detectors, Found, LayerValues, SuperWeights, Trial
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, percent
-from outlierlens.view.words import few, named
+from outlierlens.view.words import few, these
 
 AGREED = 0.5  # of the definitions that find anything
 SHOWN = 8  # dimensions in a cell, and of those that several definitions find
@@ -51,7 +48,7 @@ def verdict(found: Detectors) -> str:
             "is found by half of those."
         )
     return (
-        f"{named(agreed).capitalize()}: outlier{'' if len(agreed) == 1 else 's'} by at least half of the {len(finding)} "
+        f"{these(agreed).capitalize()}: outlier{'' if len(agreed) == 1 else 's'} by at least half of the {len(finding)} "
         f"definitions that find any; a claim about other dimensions rests on its definition."
     )
 

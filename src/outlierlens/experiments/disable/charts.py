@@ -17,7 +17,8 @@ from outlierlens.view.words import few, number
 def losses(damage: Damage, *, name: str = "loss") -> Chart:
     """Change of the task's value with the chosen dimensions off and with each control set off, intact = 0."""
     chosen = damage.chosen
-    families: list[tuple[str, Sequence[Condition]]] = [(_chosen_name(chosen.dims), (chosen,))]
+    dims = few(chosen.dims) if len(chosen.dims) <= 3 else f"{len(chosen.dims)} dimensions"
+    families: list[tuple[str, Sequence[Condition]]] = [(f"chosen: {dims}", (chosen,))]
     families += [(f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in _drawn(damage)]
     rows = [
         _row(one, family, 0.5 if len(conditions) == 1 else draw.spread(i), chosen=number == 0, unit=damage.of_change)
@@ -68,10 +69,6 @@ def reading(damage: Damage) -> str:
 def _drawn(damage: Damage) -> list[Control]:
     """Without ordinary sets: most of them are random ones."""
     return [control for control in damage.controls if control.kind != "ordinary"]
-
-
-def _chosen_name(dims: Sequence[int]) -> str:
-    return f"chosen: {few(dims)}" if len(dims) <= 3 else f"chosen: {len(dims)} dimensions"
 
 
 def _row(condition: Condition, family: str, spread: float, *, chosen: bool = False, unit: str = "") -> Spec:

@@ -4,22 +4,22 @@
     damage.chosen.change                        # nats per token
     damage.controls[0].p                        # rank p among random sets of the same size
 
-The loop is `_measure`: enter an ablation, score, leave; every condition reads the same tokens and masks.
+Every condition is measured on one `AblationBench`: it reads the same tokens and masks.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.ablation.bench import AblationBench, Progress, Steps
 from outlierlens.ablation.controls import Plan, compared, matched_sets, plan_key, random_families, relabelled
-from outlierlens.ablation.damage import Condition, Continuation, Damage, Filled, Score
-from outlierlens.ablation.fill import Exercise, Filling, continuation, exercise, fill, filled
+from outlierlens.ablation.damage import Condition, Continuation, Damage, Filled
+from outlierlens.ablation.fill import Exercise, continuation, exercise, fill, filled
 from outlierlens.ablation.mode_names import ON_WEIGHTS
 from outlierlens.ablation.modes import Ablation, means_over, task_for, tokens_read
 from outlierlens.ablation.switches import Dims, EditSettings, plan_dims
@@ -29,18 +29,15 @@ from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.experiments.disable.options import Asked, DisableOptions
 from outlierlens.models.inputs import row_limit
-from outlierlens.models.load import LoadedModel, fingerprint, stream_width
-from outlierlens.results.row_store import RowStore
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.results.safe_files import new_folder
 from outlierlens.statistics.words import unseen_note
-from outlierlens.tasks import Task, begins, check_intact, make_task, scored, weighted_mean
-from outlierlens.tasks.metrics import paired_interval
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from outlierlens.architectures import BoundStack
     from outlierlens.session import Session
 
-Progress = Callable[[str, int, int], None]
 TEXTS = 64  # of the command, where no number is given
 
 
@@ -65,54 +62,67 @@ def disable(
         BadInput: unknown dimension, layer or mode; no usable text; a mode the model does not allow.
     """
     options = options or DisableOptions()
-    with ExitStack() as files:
-        bench = _Bench(loaded, texts, options)
-        plan = plan_dims(bench.stack, bench.width, dims, options.layers)
-        bench.ablation.check(plan)
-        work = bench.exercise(texts)
-        controls = _control_sets(bench, plan)
-        if rows:
-            bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
-        total = 2 + len({plan_key(item) for family in controls.values() for _, item in family})
-        report = progress or (lambda *_: None)
-        report("intact", 0, total)
-        intact = bench.measure("intact", None)
-        report("chosen", 1, total)
-        chosen = bench.measure("chosen", plan)
+    stack = loaded.stack(options.stack)
+    width = stream_width(loaded.model, stack)
+    task = make_task(loaded, texts, task_for(options.mode, options.task))
+    bench = AblationBench(loaded, task, seed=options.seed)
+    notes = [*task.notes, unseen_note(task.n_texts, texts.plural)]
+    settings = EditSettings(factor=options.factor, seed=options.seed)
+    if options.mode == "mean":
+        length = row_limit(loaded, texts, options.task.max_length)
+        means = means_over(loaded, stack, texts, length=length, batch_size=options.task.batch_size)
+        settings = EditSettings(means=means)
+        notes.append(
+            f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
+        )
+    ablation = Ablation(loaded, stack, options.mode, options.embeddings, settings)
+    plan = plan_dims(stack, width, dims, options.layers)
+    ablation.check(plan)
+    passage = options.passage or texts.passage
+    blanks = exercise(loaded, passage, seed=options.seed)
+    controls, closeness = _control_sets(loaded, (stack, width), plan, options)
+    report = Steps(progress, 2 + len({plan_key(item) for family in controls.values() for _, item in family}))
+    identity = bench.identity(texts, options.task, mode=ablation.name, stack=stack.name, seed=options.seed)
+    with bench.resumed(rows, identity):
+        report("intact")
+        intact = bench.intact_condition()
+        report("chosen")
+        chosen = bench.condition("chosen", plan, lambda: ablation.off(plan))
         done: dict[str, Condition] = {}
         measured: dict[str, list[Condition]] = {}
         for kind, family in controls.items():
             for label, item in family:
                 key = plan_key(item)
                 if key not in done:
-                    report(f"{kind} control", 2 + len(done), total)
-                    done[key] = bench.measure(label, item)
+                    report(f"{kind} control")
+                    done[key] = bench.condition(label, item, partial(ablation.off, item))
                 measured.setdefault(kind, []).append(done[key])
         if n_lost := sum(map(math.isnan, chosen.score.per_text)):
-            bench.notes.append(
-                f"with these dimensions off the {bench.task.name} is no number (NaN) on {n_lost:,} of {bench.task.n_texts:,} "
+            notes.append(
+                f"with these dimensions off the {task.name} is no number (NaN) on {n_lost:,} of {task.n_texts:,} "
                 f"{texts.plural}: there is no change to give, and no p"
             )
-        said = list(bench.say(work, chosen, measured.get("ordinary", measured.get("random", []))))
-        report("done", total, total)
+        shown = _shown(chosen, measured.get("ordinary", measured.get("random", [])))
+        said = list(_say(ablation, width, (passage, blanks), shown))
+        report("done")
     return Damage(
         provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
-        task=bench.task.name,
-        unit=bench.task.unit,
-        mode=bench.ablation.name,
-        stack=bench.stack.name,
+        task=task.name,
+        unit=task.unit,
+        mode=ablation.name,
+        stack=stack.name,
         layers=tuple(sorted(plan)),
-        n_texts=bench.task.n_texts,
-        n_tokens=bench.task.n_tokens,
+        n_texts=task.n_texts,
+        n_tokens=task.n_tokens,
         intact=intact,
         chosen=chosen,
-        controls=compared(measured, chosen, ranked="random", closeness=bench.closeness),
+        controls=compared(measured, chosen, ranked="random", closeness=closeness),
         fills=tuple(item for item in said if isinstance(item, Filled)),
         continuations=tuple(item for item in said if isinstance(item, Continuation)),
-        notes=(*loaded.notes, *bench.notes),
-        metric=bench.task.metric,
+        notes=(*loaded.notes, *notes),
+        metric=task.metric,
         inputs=texts.plural,
     )
 
@@ -140,149 +150,56 @@ def _save(session: "Session", asked: Asked) -> None:
     session.notice(f"{asked.save}: model with {n_values:,} values off")
 
 
-class _Bench:
-    """A model on the bench: its task, what it scores intact, and how to switch things off."""
-
-    def __init__(self, loaded: LoadedModel, texts: Data, options: DisableOptions):
-        self.loaded, self.options = loaded, options
-        self.stack: BoundStack = loaded.stack(options.stack)
-        self.width = stream_width(loaded.model, self.stack)
-        self.fingerprint = fingerprint(loaded.model)
-        self.task: Task = make_task(loaded, texts, task_for(options.mode, options.task))
-        self.intact_values, self.weights = self.task.per_text()
-        check_intact(loaded, self.task, self.intact_values)
-        self.rows: RowStore | None = None
-        self.notes: list[str] = list(self.task.notes)
-        self.notes.append(unseen_note(self.task.n_texts, texts.plural))
-        self.closeness: float | None = None
-        settings = EditSettings(factor=options.factor, seed=options.seed)
-        if options.mode == "mean":
-            length = row_limit(loaded, texts, options.task.max_length)
-            means = means_over(loaded, self.stack, texts, length=length, batch_size=options.task.batch_size)
-            settings = EditSettings(means=means)
-            self.notes.append(
-                f"the mean that replaces a value is taken over {tokens_read(length)} of each of these {texts.plural}"
-            )
-        self.ablation = Ablation(loaded, self.stack, options.mode, options.embeddings, settings)
-
-    def identity(self, texts: Data) -> dict[str, Any]:
-        """What must be equal for measured conditions to be reusable."""
-        options = self.options
-        return {
-            "model": self.fingerprint,
-            "data": texts.digest,
-            "task": asdict(options.task),
-            "mode": self.ablation.name,
-            "stack": self.stack.name,
-            "seed": options.seed,
-            **begins(self.task),
-        }
-
-    def _per_text(self, plan: Plan) -> tuple[np.ndarray, dict[str, float], int]:
-        """(value of every text, further numbers, values set) with `plan` off: from the rows, or measured now."""
-        key = plan_key(plan)
-        found = self.rows.get(key) if self.rows else None
-        if found is None:
-            with self.ablation.off(plan) as touched:
-                values, _ = self.task.per_text()
-                found = {"per_text": values.tolist(), "also": self.task.also(), "touched": touched}
-            if self.rows:
-                self.rows.append(key, found)
-        return np.array(found["per_text"]), found["also"], found["touched"]
-
-    def measure(self, label: str, plan: Plan | None) -> Condition:
-        """Switch `plan` off, score every text, switch back on."""
-        if plan is None:
-            values, also, touched = self.intact_values, self.task.also(), 0
-        else:
-            values, also, touched = self._per_text(plan)
-        value, low, high, change, change_low, change_high = self._figures(values)
-        plan = plan or {}
-        uniform = len(set(plan.values())) <= 1
-        return Condition(
-            label=label,
-            dims=tuple(sorted({dim for dims in plan.values() for dim in dims})),
-            by_layer={} if uniform else plan,
-            score=Score(
-                value=value,
-                low=low,
-                high=high,
-                perplexity=_exp(value) if self.task.unit == "nats per token" else None,
-                per_text=tuple(values.tolist()),
-                also=also,
-            ),
-            change=change,
-            change_low=change_low,
-            change_high=change_high,
-            n_parameters=touched,
-            layers=tuple(sorted(plan)),
-        )
-
-    def _figures(self, values: np.ndarray) -> tuple[float, float, float, float, float, float]:
-        """(value, low, high, change, low, high) with 95 % intervals over texts."""
-        seed, statistic = self.options.seed, self.task.statistic
-        own = scored(values, self.weights, statistic, seed=seed)
-        if statistic is None and self.task.smallest:
-            between = paired_interval(self.intact_values, values, seed=seed, weights=self.weights)
-            return (*own, weighted_mean(values - self.intact_values, self.weights), *between)
-        if statistic is None:
-            return (*own, *scored(values - self.intact_values, self.weights, None, seed=seed))
-        change = own[0] - statistic.value(self.intact_values)
-        return (*own, change, *statistic.interval(self.intact_values, values, seed=seed))
-
-    def exercise(self, texts: Data) -> tuple[str, Exercise | None]:
-        """The passage that every condition fills in, and its blanks."""
-        passage = self.options.passage or texts.passage
-        return passage, exercise(self.loaded, passage, seed=self.options.seed)
-
-    def say(
-        self, work: tuple[str, Exercise | None], chosen: Condition, random: Sequence[Condition]
-    ) -> Iterator[Filled | Continuation]:
-        """The passage filled in (and continued) intact, with the median ordinary set off, and with the chosen set off."""
-        passage, blanks = work
-        typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2 : len(random) // 2 + 1]
-        intact: Filling | None = None
-        for label, condition in (("intact", None), *(("random", c) for c in typical), ("chosen", chosen)):
-            dims = condition.dims if condition else ()
-            with self.ablation.off(self._plan(condition)):
-                now = fill(self.loaded, blanks) if blanks else None
-                said = continuation(self.loaded, passage)
-            intact = intact or now
-            if blanks and now and intact:
-                yield filled(self.loaded, blanks, now, intact, label=label, dims=dims)
-            if said:
-                yield Continuation(label, dims, *said)
-
-    def _plan(self, condition: Condition | None) -> Plan | None:
-        if condition is None:
-            return None
-        return condition.by_layer or plan_dims(self.stack, self.width, condition.dims, condition.layers)
-
-
-def _exp(value: float) -> float:
-    return float(np.exp(np.minimum(value, 700.0)))
-
-
-def _control_sets(bench: _Bench, plan: Plan) -> dict[str, list[tuple[str, Plan]]]:
-    options = bench.options
+def _control_sets(
+    loaded: LoadedModel, stream: tuple["BoundStack", int], plan: Plan, options: DisableOptions
+) -> tuple[dict[str, list[tuple[str, Plan]]], float | None]:
+    """(sets of each kind with their labels, how near the matched ones came) for `plan` in a stream of this width."""
+    stack, width = stream
     tested = {dim for dims in plan.values() for dim in dims}
     if options.avoid:
-        plan_dims(bench.stack, bench.width, options.avoid)
-    found = scan_stream(bench.loaded, bench.stack.name).dims if options.avoid is None else options.avoid
+        plan_dims(stack, width, options.avoid)
+    found = scan_stream(loaded, stack.name).dims if options.avoid is None else options.avoid
     families: dict[str, list[tuple[str, Plan]]] = {}
+    closeness = None
     if options.n_random:
-        for kind, sets in random_families(
-            bench.width, tested, avoid=found, n=options.n_random, seed=options.seed
-        ).items():
+        for kind, sets in random_families(width, tested, avoid=found, n=options.n_random, seed=options.seed).items():
             families[kind] = [(f"{kind} {i + 1}", relabelled(plan, dims)) for i, dims in enumerate(sets)]
     if options.n_matched:
-        strength = magnitude(bench.loaded, bench.stack)
-        matched = matched_sets(
-            strength, plan, avoid=found, n=options.n_matched, seed=options.seed, blocks=bench.stack.blocks
-        )
+        strength = magnitude(loaded, stack)
+        matched = matched_sets(strength, plan, avoid=found, n=options.n_matched, seed=options.seed, blocks=stack.blocks)
         families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
-        bench.closeness = float(np.median([item.closeness for item in matched]))
-    return families
+        closeness = float(np.median([item.closeness for item in matched]))
+    return families, closeness
+
+
+def _shown(chosen: Condition, random: Sequence[Condition]) -> list[tuple[str, Condition | None]]:
+    """What fills in the passage: the model intact, with the median of `random` off where there are any, with `chosen` off."""
+    typical = sorted(random, key=lambda condition: condition.change)[len(random) // 2 : len(random) // 2 + 1]
+    return [("intact", None), *(("random", one) for one in typical), ("chosen", chosen)]
+
+
+def _say(
+    ablation: Ablation,
+    width: int,
+    work: tuple[str, Exercise | None],
+    shown: Sequence[tuple[str, Condition | None]],
+) -> Iterator[Filled | Continuation]:
+    """The passage, `work` with its blanks, filled in (and continued) under the conditions of `shown`."""
+    passage, blanks = work
+    loaded, intact = ablation.loaded, None
+    for label, condition in shown:
+        dims = condition.dims if condition else ()
+        plan: Plan | None = None
+        if condition:
+            plan = condition.by_layer or plan_dims(ablation.stack, width, condition.dims, condition.layers)
+        with ablation.off(plan):
+            now = fill(loaded, blanks) if blanks else None
+            said = continuation(loaded, passage)
+        intact = intact or now
+        if blanks and now and intact:
+            yield filled(loaded, blanks, now, intact, label=label, dims=dims)
+        if said:
+            yield Continuation(label, dims, *said)
 
 
 def check_save(directory: Path, mode: str) -> None:

@@ -15,7 +15,7 @@ KINDS = ", ".join(f"{sign} {kind}" for kind, sign in SIGNS.items() if kind != "s
 
 def sections(found: Damage, *, verbose: bool = False) -> Iterator[Section]:
     """The chosen dimensions beside their controls, and what the model then says; with `verbose` every control set."""
-    tables = [_conditions(found), *_compared(found)]
+    tables = [_conditions(found), *compared(found)]
     if verbose:
         tables += map(_sets, found.controls)
     tables += _said(found)
@@ -39,7 +39,8 @@ def _conditions(found: Damage) -> Rows:
     return Rows("", ("condition", *heads, "95 % interval", "parameters off"), tuple(rows))
 
 
-def _compared(found: Damage) -> Iterator[Rows]:
+def compared(found: Damage) -> Iterator[Rows]:
+    """The controls, if any, then what else was measured of the intact model and of the chosen set."""
     if found.controls:
         yield Rows("Controls", CONTROLS, tuple(map(_control, found.controls)))
     if further := found.chosen.score.also:

@@ -4,5 +4,5 @@
     found = export_embedder(loaded, Path("better"), options, fit=read_texts("train.txt"))
     SentenceTransformer("better").encode(["A plane is taking off."])
 
-`cut` drops what lies behind the layer, `folder` writes, `reader` reads back, `card` describes, `export` is the order of it.
+`cut` drops what lies behind the layer, `folder` writes and reads back, `view` describes, `measure` is the order of it.
 """

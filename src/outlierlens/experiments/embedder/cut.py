@@ -6,7 +6,6 @@ cut.model.save_pretrained("folder")      # its output is final_norm(output of bl
 The model shares its parameters with `loaded` and is there to be saved, not run: buffers that no file holds have no values.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +124,8 @@ def _cut_config(config: Any, loaded: LoadedModel, stack: BoundStack, layer: int)
         # Lists that say something of each layer in turn: layer_types, no_rope_layers, …
         if "layer" in name and isinstance(value, list) and len(value) == declared:
             values[name] = value[: n_blocks // each]
-    if cut := LISTED.get(values.get("model_type", "")):
-        cut(values, n_blocks)
+    if shorten := arch.family_of(values).shorten:
+        shorten(values, n_blocks)
     values["architectures"] = [type(_bare(loaded)).__name__]
     values["dtype"] = "float32"
     values.pop("torch_dtype", None)
@@ -136,16 +135,6 @@ def _cut_config(config: Any, loaded: LoadedModel, stack: BoundStack, layer: int)
         raise _no_model(loaded, layer, f"{type(error).__name__}: {error}") from error
     _same_blocks(made, loaded, stack, layer)
     return made
-
-
-def _gpt_neo(values: dict[str, Any], n_blocks: int) -> None:
-    kinds = [kind for kinds, times in values["attention_types"] for _ in range(times) for kind in kinds]
-    values["attention_types"] = [[kinds[:n_blocks], 1]]
-    values["attention_layers"] = kinds[:n_blocks]
-
-
-# Families whose configs list their layers in a form of their own.
-LISTED: dict[str, Callable[[dict[str, Any], int], None]] = {"gpt_neo": _gpt_neo}
 
 
 def _same_blocks(config: Any, loaded: LoadedModel, stack: BoundStack, layer: int) -> None:

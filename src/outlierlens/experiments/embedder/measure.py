@@ -5,6 +5,8 @@ found.checks                           # the folder read back, against our own p
 
 A vector is the mean over all tokens of a text, special ones included, because that is what sentence-transformers' mean
 pooling is; so the fix is fitted on such vectors too.
+
+Scored sentence pairs in one file, to check an embedder with: columns sentence1, sentence2, score.
 """
 
 import warnings
@@ -13,18 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
+from outlierlens.data.labelled import LabelledTask, read_examples
 from outlierlens.data.labelled.apart import apart
 from outlierlens.data.texts import EXCERPT, REVIEWS, Texts, read_texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.embedder.card import card
 from outlierlens.experiments.embedder.cut import Cut, cut_model
-from outlierlens.experiments.embedder.folder import CARD, RESULT, Modules, check_place, write_model
+from outlierlens.experiments.embedder.folder import CARD, RESULT, Modules, Reader, check_place, readers, write_model
 from outlierlens.experiments.embedder.options import EmbedderCall, EmbedderOptions
-from outlierlens.experiments.embedder.pairs import read_pairs
-from outlierlens.experiments.embedder.reader import Reader, readers
 from outlierlens.experiments.embedder.result import EmbedderCheck, EmbedderSts, Exported
+from outlierlens.experiments.embedder.view import card
 from outlierlens.experiments.similarity.scores import spearman
-from outlierlens.experiments.similarity.table import StsPairs
+from outlierlens.experiments.similarity.table import TEST, StsPairs, StsTask
 from outlierlens.models.hooks import EMBEDDINGS
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel
@@ -32,14 +33,30 @@ from outlierlens.results.document import save
 from outlierlens.results.safe_files import new_folder
 from outlierlens.session import Session
 from outlierlens.vectors.clip import Clipping, resolve_clipping
-from outlierlens.vectors.fixes import ENOUGH, Fix, make_fix
-from outlierlens.vectors.moments import moments_of
+from outlierlens.vectors.fixes import ENOUGH, Fix, make_fix, moments_of
 from outlierlens.vectors.read import ReadOptions, gather, tokenise
 from outlierlens.vectors.store import Budget
 
 TOLERANCE = 1e-4  # of the largest entry: above what float32 leaves to chance, below what a wrong file does
 CHECK_TEXTS = 32  # of each shipped text
 POOLING = "mean of all tokens, special ones included"
+
+
+def read_pairs(path: Path) -> StsPairs:
+    """The pairs of `path`, scores on whatever scale.
+
+    Raises:
+        BadInput: no such file or column, a score that is no number, or fewer than 2 pairs.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; --check-data takes one with columns sentence1, sentence2 and score")
+    asked = LabelledTask("sts:pairs", "sentence1", "sentence2", (), ("spearman",), label="score", regression=True)
+    read = read_examples(asked, path)
+    gold = np.array(read.labels, dtype=np.float64)
+    if len(gold) < 2:
+        raise BadInput(f"{path}: {len(gold)} pair has no rank correlation; give at least 2")
+    task = StsTask(path.stem, path.name, "", float(gold.min()), float(gold.max()), (TEST,), len(gold), (), path.name)
+    return StsPairs(task, str(path), TEST, read.texts, read.pairs, gold)
 
 
 @dataclass(frozen=True)
@@ -281,15 +298,7 @@ def run(session: Session, options: EmbedderCall) -> Exported:
         raise BadInput(f"--clip {fits.clip} belongs to --fix clip, not to {spec.name}")
     if session.load.dtype != "float32":
         raise BadInput(f"--dtype {session.load.dtype}: an embedder is written in float32; leave --dtype out")
-    how = replace(
-        options,
-        fix=spec,
-        k=None,
-        clip=fits.clip,
-        fit_limit=fits.fit_limit,
-        overwrite=session.output.overwrite,
-        progress=session.progress,
-    )
+    how = replace(fits.into(options), fix=spec, k=None, overwrite=session.output.overwrite, progress=session.progress)
     check_place(options.folder, overwrite=how.overwrite)
     fit = fits.texts(offline=session.load.offline)
     if fit is None and how.needs_text:

@@ -20,9 +20,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency.options import FEWEST, FEWEST_DRAWS, FrequencyCall, FrequencyOptions
 from outlierlens.experiments.frequency.outcome import Asked, outcome
 from outlierlens.experiments.frequency.result import Frequency
-from outlierlens.experiments.frequency.sums import Regressors, Sums
-from outlierlens.experiments.frequency.token_sample import TokenSample
-from outlierlens.experiments.frequency.type_table import TypeTable
+from outlierlens.experiments.frequency.sums import FrequencySums, Regressors, TokenSample, TypeTable
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
@@ -74,7 +72,7 @@ class Pass:
     """
 
     vocabulary: Vocabulary
-    sums: Sums
+    sums: FrequencySums
     sample: TokenSample
     types: TypeTable
     n: np.ndarray
@@ -112,7 +110,7 @@ def frequency(
     device = "cpu" if loaded.device.type == "mps" else loaded.device  # MPS has no float64
     gathered = Pass(
         vocabulary,
-        Sums(len(layers), width, options.n_bootstrap, device),
+        FrequencySums(len(layers), width, options.n_bootstrap, device),
         TokenSample(options.n_sample, len(layers), width),
         TypeTable(options.n_types, len(vocabulary.count), (len(layers), width), seed=options.seed, device=device),
         np.zeros((2, 3), dtype=np.int64),
@@ -151,19 +149,16 @@ def frequency(
 
 def run(session: Session, options: FrequencyCall) -> Frequency:
     """The experiment, as the command runs it."""
-    how, measured = session.vectors, options.measured
-    assert how is not None  # its row takes it
-    reads = compat_counts if measured.paper_compat else read_counts
-    counts = reads(options.counts, session.loaded.tokenizer)
-    read = how.options(session.loaded, progress=session.progress)
-    measured = replace(measured, read=read, max_length=how.max_length)
-    session.show = {"view": "all" if how.special else "without_special"}
+    counts_of = compat_counts if options.measured.paper_compat else read_counts
+    counts = counts_of(options.counts, session.loaded.tokenizer)
+    measured = session.vectors.into(options.measured, session.loaded, progress=session.progress)
+    session.show = {"view": "all" if session.vectors.special else "without_special"}
     return frequency(session.loaded, session.texts()[0], counts, measured)
 
 
 def _within_budget(options: FrequencyOptions, n_layers: int, width: int) -> tuple[FrequencyOptions, tuple[str, ...]]:
     """The options with as many draws, sampled tokens and types as fit the budget, and what that comes to."""
-    whole = Sums.memory(n_layers, width, options.n_bootstrap)
+    whole = FrequencySums.memory(n_layers, width, options.n_bootstrap)
     whole += TokenSample.memory(options.n_sample, n_layers, width) + TypeTable.memory(options.n_types, n_layers, width)
     budget = options.read.budget.cache_gb * 1e9
     if whole <= budget:

@@ -10,13 +10,16 @@ import numpy as np
 
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts
-from outlierlens.experiments.frequency.contrast import contrast, random_dims, rank_p_of, row
-from outlierlens.experiments.frequency.correlate import (
+from outlierlens.experiments.frequency.correlations import (
     adjusted,
+    contrast,
     of_types,
     partial,
     pearson,
     pearson_signed,
+    random_dims,
+    rank_p_of,
+    row,
     spearman,
     spread,
 )

@@ -9,6 +9,25 @@
 
 Memory does not depend on how many texts there are: a text's sums are added to each draw as often as that draw has the text
 (Poisson(1) times, which is drawing with replacement from a stream). All accumulators are float64.
+
+A sample of tokens with their |h| in all layers, drawn from a stream: those with the smallest of random keys.
+
+    sample = TokenSample(2048, n_layers, width)
+    places = sample.offer(keys, count, ordinary)          # [token] each: which tokens are kept, and where
+    sample.keep(layer, places, values)                    # |h| of the kept ones [kept, dim]
+    sample.kept                                           # tokens there are now
+
+A token's key does not depend on the batch it came in, so neither does the sample.
+
+Mean |h| of each of a sample of types (vocabulary entries) in all layers, from a stream.
+
+    table = TypeTable(4000, n_vocabulary, n_layers, width, seed=0, device="cpu")
+    slots = table.offer(ids)                              # [token] -> slot, the last one for types that are not kept
+    table.add(layer, slots, values)                       # |h| [token, dim]
+    ids, means = table.means(layer)                       # [type], [type, dim]
+
+Which types are kept is decided by a random order of the vocabulary, not by where they stand: of the types that occur, the
+first `size` in that order. A type that is kept has been since its first token, so its mean is over all its tokens.
 """
 
 from collections.abc import Callable
@@ -67,7 +86,7 @@ class Moments:
     signed: np.ndarray
 
 
-class Sums:
+class FrequencySums:
     """Accumulators of all layers; `memory` says what they take before they are made."""
 
     def __init__(self, n_layers: int, width: int, n_bootstrap: int, device: Any = "cpu"):
@@ -145,3 +164,117 @@ class Sums:
         groups = slice(0, 1) if view == "without_special" else slice(0, 2)
         found: np.ndarray = self._own.view(self.n_draws, 2, n, n)[:, groups].sum(1).cpu().numpy()
         return found
+
+
+@dataclass(frozen=True)
+class Places:
+    """Kept tokens of what was offered: their `index` [kept] in it, and the `slot` [kept] each takes."""
+
+    index: np.ndarray
+    slot: np.ndarray
+
+
+class TokenSample:
+    """At most `size` tokens.
+
+    Attributes:
+        values: float32 |h| [layer, slot, dim]. count: of the token, and ordinary: whether it is no special one [slot].
+    """
+
+    def __init__(self, size: int, n_layers: int, width: int):
+        self.size, self.kept = size, 0
+        self.values = np.zeros((n_layers, size, width), dtype=np.float32)
+        self.count = np.zeros(size)
+        self.ordinary = np.zeros(size, dtype=bool)
+        self._keys = np.full(size, np.inf)
+
+    @staticmethod
+    def memory(size: int, n_layers: int, width: int) -> int:
+        """Bytes."""
+        return 4 * size * n_layers * width
+
+    def offer(self, keys: np.ndarray, count: np.ndarray, ordinary: np.ndarray) -> Places:
+        """Choose among tokens with these random `keys`, counts and kinds [token]; their values are to follow by `keep`."""
+        few = np.flatnonzero(keys < self._keys.max())
+        few = few[np.argsort(keys[few], kind="stable")[: self.size]]
+        # The worst slots go, free ones (with an infinite key) first, as long as what comes is better.
+        worst = np.argsort(-self._keys, kind="stable")[: len(few)]
+        better = keys[few] < self._keys[worst]
+        index, slot = few[better], worst[better]
+        self._keys[slot], self.count[slot], self.ordinary[slot] = keys[index], count[index], ordinary[index]
+        self.kept = int(np.isfinite(self._keys).sum())
+        return Places(index, slot)
+
+    def keep(self, layer: int, slot: np.ndarray, values: np.ndarray) -> None:
+        """Set the |h| of the tokens at `slot` [kept] to `values` [kept, dim]."""
+        self.values[layer, slot] = values
+
+    def part(self, view: str) -> np.ndarray:
+        """Slots in use whose token counts in a view, bool [slot]."""
+        used = np.isfinite(self._keys)
+        return used & self.ordinary if view == "without_special" else used
+
+
+class TypeTable:
+    """Sums of |h| by type, float64, of at most `size` types.
+
+    Attributes:
+        n_seen: different types that occurred, kept or not.
+    """
+
+    def __init__(self, size: int, n_vocabulary: int, shape: tuple[int, int], *, seed: int, device: Any = "cpu"):
+        import torch
+
+        n_layers, width = shape
+        self.size = min(size, n_vocabulary)
+        self._order = np.random.default_rng([seed, 47]).permutation(n_vocabulary)
+        self._slot = np.full(n_vocabulary, -1)
+        self._id = np.full(self.size, -1)
+        self._count = np.zeros(self.size + 1, dtype=np.int64)
+        self._seen = np.zeros(n_vocabulary, dtype=bool)
+        # The slot behind the last takes what is not kept.
+        self._sums = torch.zeros(n_layers, self.size + 1, width, dtype=torch.float64, device=device)
+
+    @staticmethod
+    def memory(size: int, n_layers: int, width: int) -> int:
+        """Bytes."""
+        return 8 * (size + 1) * n_layers * width
+
+    @property
+    def n_seen(self) -> int:
+        """Types that occurred."""
+        return int(self._seen.sum())
+
+    def offer(self, ids: np.ndarray, counted: np.ndarray) -> np.ndarray:
+        """Slot of each token [token] of `ids`, with room made for new types; `size` where it is not `counted` or kept."""
+        present = np.unique(ids[counted])
+        new = present[~self._seen[present]]
+        self._seen[new] = True
+        new = new[np.argsort(self._order[new])][: self.size]
+        rank = np.where(self._id < 0, len(self._order), self._order[self._id])  # [slot]
+        worst = np.argsort(-rank, kind="stable")[: len(new)]
+        better = self._order[new] < rank[worst]
+        for slot, one in zip(worst[better].tolist(), new[better].tolist(), strict=True):
+            if self._id[slot] >= 0:
+                self._slot[self._id[slot]] = -1
+                self._sums[:, slot] = 0
+                self._count[slot] = 0
+            self._id[slot], self._slot[one] = one, slot
+        slots = np.where(counted & (self._slot[ids] >= 0), self._slot[ids], self.size)
+        self._count += np.bincount(slots.ravel(), minlength=self.size + 1)
+        return slots
+
+    def add(self, layer: int, slots: "Tensor", values: "Tensor") -> None:
+        """Add |h| [token, dim] of tokens whose types have these slots [token]."""
+        self._sums[layer].index_add_(0, slots, values)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Types that are kept [type]."""
+        return self._id[self._id >= 0]
+
+    def means(self, layer: int) -> np.ndarray:
+        """Mean |h| of the kept types [type, dim], in the order of `ids`."""
+        used = np.flatnonzero(self._id >= 0)
+        sums: np.ndarray = self._sums[layer, used].cpu().numpy()
+        return sums / self._count[used, None]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from outlierlens.experiments.frequency_geometry.result import BY_BAND, FrequencyBands, LayerBands, band_rows
-from outlierlens.vectors.intervals import Estimate
+from outlierlens.vectors.cosines import Estimate
 from outlierlens.view.charts import draw, fixes
 from outlierlens.view.charts.base import Chart, Spec, field, label, round_to, rounded
 from outlierlens.view.charts.palette import COLOURED

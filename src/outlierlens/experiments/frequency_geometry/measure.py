@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.ablation.controls import Plan, random_sets
-from outlierlens.ablation.modes import Ablation, means_over
+from outlierlens.ablation.modes import Ablation
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.labelled.apart import once
 from outlierlens.data.texts import Texts
 from outlierlens.data.token_counts import TokenCounts, read_counts
 from outlierlens.detection.targets import named_dims
-from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency.measure import Vocabulary
 from outlierlens.experiments.frequency_geometry.options import FrequencyGeometryCall, FrequencyGeometryOptions
 from outlierlens.experiments.frequency_geometry.result import (
@@ -37,11 +36,11 @@ from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.vectors.intervals import estimate
-from outlierlens.vectors.read import Tokens, Vectors, gather, text_stack, tokenise
+from outlierlens.vectors.cosines import estimate
+from outlierlens.vectors.read import Tokens, Vectors, gather_drawn, text_stack, tokenise
 
 if TYPE_CHECKING:
-    from outlierlens.architectures import BoundStack
+    pass
 
 Replicates = dict[str, np.ndarray]  # of `BandMeasure.measure`
 
@@ -84,7 +83,8 @@ def frequency_geometry(
     del vectors, values  # a second pass needs their room
     mode, n_values = "", 0
     if options.off:
-        ablation = _ablation(loaded, stack, distinct, tokens, options)
+        ablation = Ablation(loaded, stack, options.mode, options.embeddings, EditSettings(factor=options.factor))
+        ablation = ablation.with_means(distinct, length=tokens.max_length, batch_size=options.read.batch_size)
         plan: Plan = dict.fromkeys(range(stack.n_layers), dims)
         with ablation.off(plan) as n_values:
             again = _gathered(loaded, tokens, drawn, options, "reading, dimensions off")
@@ -131,16 +131,11 @@ def frequency_geometry(
 
 def run(session: Session, options: FrequencyGeometryCall) -> FrequencyBands:
     """The experiment, as the command runs it."""
-    how, measured = session.vectors, options.measured
-    assert how is not None  # its row takes it
+    reads = session.vectors
     texts, _ = session.texts()
     counts = read_counts(options.counts, session.loaded.tokenizer)
-    measured = replace(
-        measured,
-        banding=replace(measured.banding, special=how.special),
-        read=how.options(session.loaded, progress=session.progress),
-        max_length=how.max_length,
-    )
+    measured = reads.into(options.measured, session.loaded, progress=session.progress)
+    measured = replace(measured, banding=replace(measured.banding, special=reads.special))
     return frequency_geometry(session.loaded, texts, counts, measured)
 
 
@@ -148,23 +143,7 @@ def _gathered(
     loaded: LoadedModel, tokens: Tokens, drawn: Drawn, options: FrequencyGeometryOptions, label: str
 ) -> Vectors:
     spans = tokens.single(drawn.text, drawn.place)
-    vectors = gather(loaded, tokens, spans, options.read.told(label), special=options.banding.special)
-    if not vectors.n_tokens.all():
-        raise BadInput(
-            f"stream {vectors.stack} has no state for a drawn token: it reads each text one token late and never its last; "
-            f"leave special tokens out (--no-special)"
-        )
-    return vectors
-
-
-def _ablation(
-    loaded: LoadedModel, stack: "BoundStack", texts: Texts, tokens: Tokens, options: FrequencyGeometryOptions
-) -> Ablation:
-    settings = EditSettings(factor=options.factor)
-    if options.mode == "mean":
-        means = means_over(loaded, stack, texts, length=tokens.max_length, batch_size=options.read.batch_size)
-        settings = replace(settings, means=means)
-    return Ablation(loaded, stack, options.mode, options.embeddings, settings)
+    return gather_drawn(loaded, tokens, spans, options.read.told(label), special=options.banding.special)
 
 
 def _without(vectors: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:

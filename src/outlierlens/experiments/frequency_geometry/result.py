@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance, Result
-from outlierlens.vectors.intervals import Estimate
+from outlierlens.vectors.cosines import Estimate
 
 STATES = ("raw", "clip", "off")
 BLOCKS = "blocks"  # the layer of what is a mean over all blocks that were read

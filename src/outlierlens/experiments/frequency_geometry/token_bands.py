@@ -18,7 +18,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency.measure import Vocabulary
 from outlierlens.experiments.frequency_geometry.result import BY_BAND, Band
 from outlierlens.options import Flag, check
-from outlierlens.statistics.ranks import resampled_spearman
+from outlierlens.statistics.ranks import ratio, resampled_spearman
 from outlierlens.statistics.resampling import multinomial_weights
 from outlierlens.vectors.cosines import mean_cosine, unit
 from outlierlens.vectors.read import Tokens
@@ -190,7 +190,7 @@ class BandMeasure:
         sums, sizes = [], []
         for mine, alike in zip(self.members, self.alike, strict=True):
             often = weights[:, mine]
-            found["norm"].append(_ratio(often @ length[mine], often.sum(1)))
+            found["norm"].append(ratio(often @ length[mine], often.sum(1), np.nan))
             found["cosine"].append(mean_cosine(units[mine], often))
             found["cosine_types"].append(of_other_types(units[mine], often, alike))
             whole, size = np.zeros((texts.shape[1], units.shape[1])), np.zeros(texts.shape[1])
@@ -203,7 +203,7 @@ class BandMeasure:
             "anisotropy": across((every, n_every), (every, n_every), texts),
             "between": across((sums[0], sizes[0]), (sums[-1], sizes[-1]), texts),
             "spearman": resampled_spearman(self.count, length, weights),
-            "norm_ratio": _ratio(by_band["norm"][-1], by_band["norm"][0]),
+            "norm_ratio": ratio(by_band["norm"][-1], by_band["norm"][0], np.nan),
             "cosine_gap": by_band["cosine"][-1] - by_band["cosine"][0],
             "types_gap": by_band["cosine_types"][-1] - by_band["cosine_types"][0],
         }
@@ -217,7 +217,7 @@ def across(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarr
     """
     (a, n_a), (b, n_b), squares = one, other, weights**2
     above = ((weights @ a) * (weights @ b)).sum(1) - squares @ (a * b).sum(1)
-    return _ratio(above, (weights @ n_a) * (weights @ n_b) - squares @ (n_a * n_b))
+    return ratio(above, (weights @ n_a) * (weights @ n_b) - squares @ (n_a * n_b), np.nan)
 
 
 def of_other_types(units: np.ndarray, weights: np.ndarray, alike: list[np.ndarray]) -> np.ndarray:
@@ -230,8 +230,4 @@ def of_other_types(units: np.ndarray, weights: np.ndarray, alike: list[np.ndarra
         np.fill_diagonal(gram, 0)
         above -= ((often @ gram) * often).sum(1)
         below -= often.sum(1) ** 2 - (often**2).sum(1)
-    return _ratio(above, below)
-
-
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    return np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below > 0)
+    return ratio(above, below, np.nan)

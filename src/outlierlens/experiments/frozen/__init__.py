@@ -4,5 +4,5 @@
     found = frozen(load_model("minilm-l6"), splits, FrozenOptions())
     found.fix("clip").selected                      # at the layer that the dev split chooses, against raw vectors
 
-`splits` reads train, dev and test apart, `train` fits all classifiers at once, `measure` is the whole.
+`splits` reads train, dev and test apart, `classifiers` fits all classifiers at once, `measure` is the whole.
 """

@@ -8,17 +8,16 @@ import numpy as np
 
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments.frozen.classifiers import TrainOptions, train
 from outlierlens.experiments.frozen.options import MAX_LENGTH, FrozenCall, FrozenOptions
 from outlierlens.experiments.frozen.result import Chosen, FixScores, FrozenScores
 from outlierlens.experiments.frozen.splits import Splits, protocol_of, read_frozen
-from outlierlens.experiments.frozen.train import TrainOptions, train
 from outlierlens.experiments.similarity.result import verdict
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
 from outlierlens.tasks.metrics import Statistic, interval, score
-from outlierlens.vectors.clip import Clipping
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, raw_first
-from outlierlens.vectors.moments import Moments, moments_of
+from outlierlens.vectors.clip import Clipping, resolve_clipping
+from outlierlens.vectors.fixes import Fix, FixSpec, Moments, make_fix, moments_of, raw_first
 from outlierlens.vectors.read import Tokens, Vectors, gather, tokenise
 from outlierlens.vectors.store import check_matrices
 
@@ -52,7 +51,8 @@ def frozen(
     specs = raw_first(options.fixes)
     clipping = Clipping("none", {}, "no clip among the fixes")
     if any(spec.kind == "clip" for spec in specs):
-        clipping = (clip or _observes(loaded, options))(Texts(splits.train.source, splits.train.texts))
+        given = Texts(splits.train.source, splits.train.texts)
+        clipping = clip(given) if clip else resolve_clipping("auto", loaded, fit_texts=given, stack=options.read.stack)
     n_dense = len(vectors.layers) * sum(spec.dense for spec in specs)
     # One set as they are made, one as they are trained on.
     check_matrices(2 * n_dense, learned.shape[2], options.read.budget, what="fixes of all layers")
@@ -75,7 +75,7 @@ def frozen(
         special=options.special,
         final_norm=vectors.final_norm,
         max_length=tokens.max_length,
-        n_cut=_n_cut(tokens),
+        n_cut=tokens.n_full,
         train=splits.train.source,
         dev=splits.dev.source,
         test=splits.test.source,
@@ -110,23 +110,12 @@ def _read(loaded: LoadedModel, splits: Splits, options: FrozenOptions) -> tuple[
     return gather(loaded, tokens, tokens.sentences(), options.read, special=options.special), tokens
 
 
-def _n_cut(tokens: Tokens) -> int:
-    """Texts that fill `max_length`: of those that have exactly so many tokens nothing was cut, which is rare."""
-    return int((tokens.lengths >= tokens.max_length).sum())
-
-
 def _fitting_rows(n_tokens: np.ndarray, options: FrozenOptions) -> np.ndarray:
     """Numbers of the training vectors that repairs are fitted on: of texts that have a token."""
     rows = np.flatnonzero(n_tokens)
     if len(rows) > options.fit_limit:
         rows = np.sort(np.random.default_rng([options.seed, 19]).permutation(rows)[: options.fit_limit])
     return rows
-
-
-def _observes(loaded: LoadedModel, options: FrozenOptions) -> Clip:
-    from outlierlens.vectors.clip import resolve_clipping
-
-    return lambda texts: resolve_clipping("auto", loaded, fit_texts=texts, stack=options.read.stack)
 
 
 def _fixes(
@@ -255,11 +244,7 @@ def run(session: Session, options: FrozenCall) -> FrozenScores:
         offline=session.loading.offline,
     )
     how = replace(
-        options,
-        read=reads.options(session.loaded, progress=session.progress),
-        special=reads.special,
+        fits.into(reads.into(options, session.loaded, progress=session.progress)),
         max_length=options.max_length or (None if options.full else MAX_LENGTH),
-        fixes=fits.specs,
-        fit_limit=fits.fit_limit,
     )
     return frozen(session.loaded, splits, how, clip=lambda texts: fits.clipping(session.loaded, texts, reads.stack))

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 
 from outlierlens.errors import BadInput
-from outlierlens.experiments.frozen.train import TrainOptions
+from outlierlens.experiments.frozen.classifiers import TrainOptions
 from outlierlens.options import Flag, check
 from outlierlens.vectors.fixes import USUAL, FixSpec, parse_fixes
 from outlierlens.vectors.options import Fitting

@@ -8,7 +8,7 @@ cosine_shares(found)           # the mean cosine as a stack of the dimensions th
 
 from outlierlens.errors import BadInput
 from outlierlens.experiments.geometry.result import Contribution, Geometry, LayerGeometry, geometry_rows
-from outlierlens.vectors.intervals import Estimate
+from outlierlens.vectors.cosines import Estimate
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import Chart, Spec, chart, field, label, looks, place, round_to
 from outlierlens.view.charts.dim_names import MOST

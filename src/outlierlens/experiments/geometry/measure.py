@@ -7,7 +7,6 @@
 The text to fit on is another one, or those of the same data that no measure reads; a sentence that is measured is never in it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,13 +21,11 @@ from outlierlens.experiments.geometry.result import Geometry, LayerGeometry
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.vectors.clip import Clipping, resolve_clipping
-from outlierlens.vectors.fixes import ENOUGH, make_fix
-from outlierlens.vectors.moments import Moments
+from outlierlens.vectors.fixes import ENOUGH, Moments, make_fix
 from outlierlens.vectors.read import (
     ReadOptions,
     Tokens,
-    Vectors,
-    gather,
+    gather_drawn,
     text_stack,
     token_batches,
     tokenise,
@@ -77,7 +74,7 @@ def geometry(
     sample = draw(tokens, options.drawing, options.seed)
     measured = [distinct.texts[i] for i in sample.texts.tolist()]
     fitted = _fit(loaded, distinct if fit is None else fit, measured, options)
-    vectors = _gathered(loaded, tokens, sample, options)
+    vectors = gather_drawn(loaded, tokens, sample.spans, options.read, special=options.drawing.special)
     width = vectors.values.shape[2]
     bad = [dim for dim in options.dims if not 0 <= dim < width]
     if bad:
@@ -88,7 +85,8 @@ def geometry(
     rows: list[LayerGeometry] = []
     for place, layer in enumerate(vectors.layers):
         rows += measure.rows(layer, vectors.values[place], _fixes(layer, width, fitted, options))
-        _tell(options.read.progress, "measuring layers", place + 1, len(vectors.layers))
+        if options.read.progress:
+            options.read.progress("measuring layers", place + 1, len(vectors.layers))
     return Geometry(
         provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source,
@@ -144,16 +142,6 @@ def token_moments(
     return found
 
 
-def _gathered(loaded: LoadedModel, tokens: Tokens, sample: Sample, options: GeometryOptions) -> Vectors:
-    vectors = gather(loaded, tokens, sample.spans, options.read, special=options.drawing.special)
-    if not vectors.n_tokens.all():
-        raise BadInput(
-            f"stream {vectors.stack} has no state for a drawn token: it reads each text one token late and never its last; "
-            f"leave special tokens out (--no-special)"
-        )
-    return vectors
-
-
 def _fit(loaded: LoadedModel, given: Texts, measured: list[str], options: GeometryOptions) -> _Fitted:
     """Moments and clipping, on texts of `given` that are not measured."""
     needs = any(spec.fitted for spec in options.fixes)
@@ -194,29 +182,14 @@ def _fixes(layer: str, width: int, fitted: _Fitted, options: GeometryOptions) ->
 
 def run(session: Session, options: GeometryOptions) -> Geometry:
     """The experiment, as the command runs it; fixes are fitted on the texts that follow where no other text is named."""
-    reading, how, fitting = session.reading, session.vectors, session.fitting
-    assert how is not None  # its row takes both
-    assert fitting is not None
+    reading, reads, fitting = session.reading, session.vectors, session.fitting
     offline, limit = session.loading.offline, reading.limit
     spare = None if limit is None else limit + 2 * fitting.fit_limit
-    fixes = fitting.specs
     texts = read_texts(reading.data, column=reading.text_column, limit=spare, offline=offline)
     fit = fitting.texts(offline=offline) or texts
-    options = replace(
-        options,
-        fixes=fixes,
-        clip=fitting.clip,
-        fit_limit=fitting.fit_limit,
-        drawing=replace(options.drawing, special=how.special),
-        read=how.options(session.loaded, progress=session.progress),
-        max_length=how.max_length,
-    )
-    return geometry(session.loaded, texts if limit is None else texts.first(limit), options, fit=fit)
-
-
-def _tell(progress: Callable[[str, int, int], None] | None, label: str, done: int, total: int) -> None:
-    if progress:
-        progress(label, done, total)
+    how = fitting.into(reads.into(options, session.loaded, progress=session.progress))
+    how = replace(how, drawing=replace(how.drawing, special=reads.special))
+    return geometry(session.loaded, texts if limit is None else texts.first(limit), how, fit=fit)
 
 
 def _notes(sample: Sample, fitted: _Fitted, options: GeometryOptions, width: int) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class GeometryOptions:
     fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True)] = parse_fixes(USUAL)
     """Repairs, `raw` among them for differences."""
     clip: Annotated[str, Flag(hidden=True)] = "auto"
-    """Of fix "clip", as `clipping.resolve_clipping` takes it."""
+    """Of fix "clip", as `vectors.clip.resolve_clipping` takes it."""
     fit_limit: Annotated[int, Flag(hidden=True), Ge(2)] = 10_000
     """Texts to fit on, at most; reading ends before, at 20 token vectors a dimension."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()

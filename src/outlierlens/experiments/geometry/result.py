@@ -11,7 +11,7 @@ from typing import Any
 
 from outlierlens.errors import BadInput
 from outlierlens.results.document import Provenance, Result
-from outlierlens.vectors.intervals import Estimate
+from outlierlens.vectors.cosines import Estimate
 
 MEASURES = (
     "anisotropy", "pairs_cosine", "self_similarity", "self_similarity_adjusted", "intra_sentence",

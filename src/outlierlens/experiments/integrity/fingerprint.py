@@ -4,6 +4,10 @@ found = fingerprint("mpnet-base", FingerprintOptions())       # no torch, no mod
 save(found, "f.json")
 same = load_fingerprint("f.json")                             # refuses what is damaged
 values_of(same.entries[0])                                    # float64 [row, column], bit for bit as they were
+hash_tensor(checkpoint, "stored.name", "name")                # SHA-256 that tells a converted copy from an edited one
+
+A tensor is hashed as it is and rounded to each narrower format. A copy in bfloat16 has as its exact hash what the
+original has as its bfloat16 hash; an edited one has neither.
 """
 
 import base64
@@ -24,10 +28,9 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.base import ITEM_BYTES, MAX_RANK
 from outlierlens.detection.scan.measure import ScanOptions, scan_checkpoint
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
-from outlierlens.experiments.integrity.hashes import hash_tensor
 from outlierlens.experiments.integrity.options import FingerprintOptions
 from outlierlens.experiments.integrity.result import Encoding, Fingerprint, Recorded, Stream, TensorHash
-from outlierlens.experiments.integrity.rounding import holds
+from outlierlens.experiments.integrity.rounding import WORDS, holds, round_to
 from outlierlens.experiments.integrity.sensitive import (
     Found,
     Sensitive,
@@ -43,6 +46,7 @@ from outlierlens.session import Session
 LAYOUT = 1
 MAX_VALUES = 2**25  # 45 MB in bfloat16; a model of 70 billion parameters with eight dimensions has 23 million
 MAX_ENTRIES = 500_000
+BLOCK_VALUES = 2**22
 _CODES: dict[str, str] = {"bfloat16": "<u2", "float16": "<f2", "float32": "<f4", "float64": "<f8"}
 
 
@@ -299,3 +303,61 @@ def _notes(
             "it is recorded with --deep only"
         )
     return notes
+
+
+def hash_tensor(checkpoint: Checkpoint, stored: str, name: str) -> TensorHash:
+    """Hashes of one tensor, read in blocks; -0 counts as 0 and every NaN as one.
+
+    Raises:
+        BadFile: the tensor cannot be read.
+    """
+    info = checkpoint.tensors[stored]
+    names = ("bfloat16", "float16", "float32", "float64")
+    digests: dict[str, Any] = {word: hashlib.sha256(f"{info.shape}\0".encode()) for word in names}
+    narrow = True
+    step = max(1, BLOCK_VALUES // max(info.shape[-1], 1)) if info.shape else 1
+    blocks = checkpoint.read_rows(stored, step) if info.shape else (v for _, v in checkpoint.read([stored]))
+    for block in blocks:
+        values = np.atleast_1d(block) + block.dtype.type(0)
+        values[np.isnan(values)] = np.nan
+        as_float32 = values
+        if values.dtype == np.float64:
+            with np.errstate(over="ignore"):
+                as_float32 = values.astype(np.float32)
+            narrow = narrow and bool(np.array_equal(as_float32, values, equal_nan=True))
+            digests["float64"].update(values.astype("<f8").tobytes())
+        digests["float32"].update(as_float32.astype("<f4", copy=False).tobytes())
+        digests["bfloat16"].update(_bfloat16(values).astype("<f4", copy=False).tobytes())
+        with np.errstate(over="ignore"):
+            digests["float16"].update(values.astype(np.float16).astype("<f4").tobytes())
+    exact = digests["float32" if narrow else "float64"].hexdigest()
+    return TensorHash(
+        name, info.shape, info.dtype, exact, *(digests[word].hexdigest() for word in ("bfloat16", "float16", "float32"))
+    )
+
+
+def relation(before: TensorHash, after: TensorHash) -> str:
+    """ "same", "converted" (one is the other rounded to its own format), "moved", or "not comparable".
+
+    Two copies in formats of which neither contains the other, and quantized ones, cannot be told from edited ones.
+    """
+    if before.exact == after.exact:
+        return "same"
+    for word in ("bfloat16", "float16", "float32"):
+        one, other = getattr(before, word), getattr(after, word)
+        # The one that is its own rounding is the copy.
+        if one == other and (one == before.exact or other == after.exact):
+            return "converted"
+    old, new = WORDS.get(before.dtype), WORDS.get(after.dtype)
+    if before.dtype != after.dtype and (not old or not new or {old, new} == {"bfloat16", "float16"}):
+        return "not comparable"
+    return "moved"
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    if values.dtype != np.float32:
+        return round_to(values, "bfloat16").astype(np.float32)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    # Half of the cut bits is added, less one where the kept part is even: ties go to even. NaN must not overflow.
+    rounded = np.where(np.isnan(values), bits, bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack, Param
-from outlierlens.architectures.tables import first_row, kind_of
+from outlierlens.architectures import BoundStack, Param, first_row, kind_of
 from outlierlens.checkpoints import Checkpoint
 from outlierlens.detection.scan.result import Scan
 from outlierlens.errors import BadFile

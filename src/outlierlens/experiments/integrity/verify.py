@@ -25,18 +25,21 @@ from outlierlens.experiments.integrity.fingerprint import (
     offset_of,
     opened,
     readable,
+    relation,
     values_of,
     width_of,
 )
-from outlierlens.experiments.integrity.hashes import relation
 from outlierlens.experiments.integrity.options import FingerprintOptions, VerifyOptions
-from outlierlens.experiments.integrity.result import DEEP_ROLES, Fingerprint, Recorded, TensorHash
-from outlierlens.experiments.integrity.result_verification import (
+from outlierlens.experiments.integrity.result import (
+    DEEP_ROLES,
     FAILS,
     MAX_LISTED,
     Fate,
+    Fingerprint,
     MovedValue,
+    Recorded,
     TensorFate,
+    TensorHash,
     Verification,
 )
 from outlierlens.experiments.integrity.rounding import WORDS, Side, differ

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from outlierlens.experiments.integrity.result import Fingerprint, Stream
-from outlierlens.experiments.integrity.result_verification import TensorFate, Verification
+from outlierlens.experiments.integrity.result import Fingerprint, Stream, TensorFate, Verification
 from outlierlens.view.section import Cell, Change, Exact, Rows, Section
 
 LISTED = 50  # rows of each table without `verbose`

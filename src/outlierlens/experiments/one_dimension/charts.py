@@ -1,11 +1,9 @@
 """What single dimensions carry of a task: `one_dimension(found)`, the task's metric from each dimension alone."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from outlierlens.errors import BadInput
-from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDim, OneDimension
+from outlierlens.experiments.one_dimension.result import LayerOneDim, OneDimension
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import (
     Chart,
@@ -39,7 +37,8 @@ def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = 
     shown = list(dict.fromkeys((chosen.best, *chosen.named)))
     named = [one.dim for one in shown]
     width = len(chosen.value)
-    ends = [*chosen.value.tolist(), found.full, found.full_high, found.majority, *_finite(shown)]
+    finite = (end for one in shown for end in (one.low, one.high) if np.isfinite(end))
+    ends = [*chosen.value.tolist(), found.full, found.full_high, found.majority, *finite]
     low, high = min(ends), max(ends)
     pad = 0.08 * (high - low) or 0.1
     domain = [low - pad, high + pad]
@@ -86,10 +85,6 @@ def one_dimension(found: OneDimension, layer: str | None = None, *, name: str = 
             for dim in np.argsort(-chosen.value, kind="stable").tolist()
         ),
     )
-
-
-def _finite(shown: Sequence[OneDim]) -> list[float]:
-    return [end for one in shown for end in (one.low, one.high) if np.isfinite(end)]
 
 
 def _one_dim_reading(found: OneDimension, layer: LayerOneDim) -> str:

@@ -25,11 +25,10 @@ from outlierlens.experiments.one_dimension.stumps import Intervals, Lines, fit_i
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
-from outlierlens.statistics.ranks import correlations
-from outlierlens.tasks import TaskOptions
+from outlierlens.statistics.ranks import correlations, ranks_from_top
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
-from outlierlens.tasks.confusion import confusion, metric_of
-from outlierlens.tasks.metrics import interval
+from outlierlens.tasks.metrics import confusion, interval, metric_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +75,11 @@ def one_dimension(
     z = np.zeros(reader.width)
     z[list(scanned.map_dims)] = np.abs(scanned.z_scale).max(axis=0)
     weights_name = scanned.dims
-    asked = _checked(options.dims, reader.width)
+    asked = tuple(options.dims)
+    if bad := [dim for dim in asked if not 0 <= dim < reader.width]:
+        raise BadInput(
+            f"dimension {bad[0]} does not exist; the sentence vectors have dimensions 0 to {reader.width - 1}"
+        )
     layers = tuple(
         fit.layer(layer_name(layer), learned[place], judged[place], z, (*asked, *weights_name))
         for place, layer in enumerate(reader.layers)
@@ -107,13 +110,6 @@ def run(session: Session, options: OneDimOptions) -> OneDimension:
     """The experiment, as the command runs it."""
     train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
     return one_dimension(session.loaded, train, dev, options, progress=session.progress)
-
-
-def _checked(dims: Sequence[int], width: int) -> tuple[int, ...]:
-    bad = [dim for dim in dims if not 0 <= dim < width]
-    if bad:
-        raise BadInput(f"dimension {bad[0]} does not exist; the sentence vectors have dimensions 0 to {width - 1}")
-    return tuple(dims)
 
 
 class _Reader:
@@ -241,7 +237,7 @@ class _Fit:
         best = int(train.argmax())
         shown = tuple(dict.fromkeys((*named, *outliers)))
         value, low, high = self.judge(fitted.predict(judged), (best, *shown))
-        ranks = 1 + (value[None, :] > value[:, None]).sum(axis=1)
+        ranks = ranks_from_top(value)
 
         def one(dim: int) -> OneDim:
             return OneDim(

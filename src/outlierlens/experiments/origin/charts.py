@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.experiments.origin.charts_panels import (
     PANEL_WIDTH,
@@ -44,7 +45,9 @@ MANY_MARKS = 80  # from here on they would run into one another
 ROWS_TITLE = "Smallest and largest entry of every position row"
 
 
-def origin(stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = 3.0, prefix: str = "") -> Chart:
+def origin(
+    stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = Rule.n_sigma, prefix: str = ""
+) -> Chart:
     """All pictures of a stack one below the other; the rows only where there is a position table."""
     parts = [] if not has_rows(stack) else [origin_rows(stack, named, prefix=prefix)]
     parts += [origin_histograms(stack, named, n_sigma=n_sigma, prefix=prefix)]
@@ -203,7 +206,7 @@ def _rows_reading(table: TableOrigin, dims: list[int], shown: Looks) -> str:
 
 
 def origin_histograms(
-    stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = 3.0, prefix: str = ""
+    stack: StackOrigin, named: Sequence[int] | None = None, *, n_sigma: float = Rule.n_sigma, prefix: str = ""
 ) -> Chart:
     """All entries of each embedding table and of the embedding norm, with the named dimensions' own among them.
 
@@ -213,17 +216,18 @@ def origin_histograms(
     Raises:
         BadInput: there is neither a table nor an embedding norm.
     """
-    panels = panels_of(stack, n_sigma)
+    rule = Rule(n_sigma=n_sigma)
+    panels = panels_of(stack, rule)
     if not panels:
         raise BadInput(f"stack {stack.stack!r} has neither an embedding table of its width nor an embedding norm")
     shown = looks(_named(stack) if named is None else named, stack.dims)
-    drawn = [histogram_panel(panel, shown, n_sigma) for panel in panels]
+    drawn = [histogram_panel(panel, shown, rule) for panel in panels]
     reading = (
         "How often a value occurs (density, logarithmic), grey: all entries of a table, or scale and bias of the norm. "
-        f"Shaded: within {n_sigma:g} standard deviations of their mean. Lines: the entries of a named dimension; marks: its "
+        f"Shaded: within {rule.deviations} of their mean. Lines: the entries of a named dimension; marks: its "
         "mean over rows, with the share of its entries beyond, or its value in the norm. "
     )
-    reading += " ".join(_panel_sentence(panel, shown, n_sigma) for panel in panels)
+    reading += " ".join(_panel_sentence(panel, shown, rule) for panel in panels)
     numbers = [
         [one.title, dim, round_to(value), round_to(one.histogram.sigma(value), 3), one.shares.get(dim), one.outside]
         for one in panels
@@ -240,14 +244,14 @@ def origin_histograms(
     )  # fmt: skip
 
 
-def _panel_sentence(panel: Panel, shown: Looks, n_sigma: float) -> str:
+def _panel_sentence(panel: Panel, shown: Looks, rule: Rule) -> str:
     if not shown:
         return ""
     if panel.counts:
         said = ", ".join(f"{percent(panel.shares[dim])} of {dim}'s" for dim in shown)
         return f"{begun(panel.title)}: beyond are {percent(panel.outside)} of all entries, {said}."
     sigmas = {dim: panel.histogram.sigma(panel.values[dim]) for dim in shown}
-    outside = [f"{dim} ({sigma:+.1f})".replace("-", "−") for dim, sigma in sigmas.items() if abs(sigma) >= n_sigma]
+    outside = [f"{dim} ({sigma:+.1f})".replace("-", "−") for dim, sigma in sigmas.items() if rule.passes(sigma)]
     named = f"outside are {', '.join(outside)}" if outside else "none of the named is outside"
     return f"{begun(panel.title)}: {named}; {panel.n_outside} dimension{' is' if panel.n_outside == 1 else 's are'}."
 

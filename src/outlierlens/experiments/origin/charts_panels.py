@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.detection.rules import Rule
 from outlierlens.experiments.origin.result import Histogram, NormOrigin, StackOrigin
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import Looks, Spec, decades, field, label, round_to
@@ -54,25 +55,25 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else f"{100 * share:.1g} %"
 
 
-def share_outside(histogram: Histogram, n_sigma: float) -> float:
-    """The share of values n_sigma standard deviations or more from the mean; the bin of the limit is divided evenly."""
+def share_outside(histogram: Histogram, rule: Rule) -> float:
+    """The share of values that lie the threshold of `rule` or more from the mean; the bin of the limit is divided evenly."""
     total = np.concatenate([[0.0], np.cumsum(histogram.counts)])
-    below, above = (histogram.mean + sign * n_sigma * histogram.std for sign in (-1, 1))
+    below, above = (histogram.mean + level * histogram.std for level in rule.levels)
     under, over = np.interp([below, above], histogram.edges, total)
     return float((under + total[-1] - over) / total[-1])
 
 
-def panels_of(stack: StackOrigin, n_sigma: float = 3.0) -> list[Panel]:
+def panels_of(stack: StackOrigin, rule: Rule) -> list[Panel]:
     """A panel for each table and for scale and bias of the embedding norm."""
     panels = []
     for table in stack.tables:
         several = table.n_read > 1
         rows = (f"{table.n_read:,} rows × " if several else "") + f"{stack.hidden_size:,} dimensions"
-        share = share_outside(table.values, n_sigma)
+        share = share_outside(table.values, rule)
         panels.append(
             Panel(
                 NAMES.get(table.kind, f"{table.kind} embedding"),
-                f"{rows}; {percent(share)} of the entries beyond {n_sigma:g} sigma",
+                f"{rows}; {percent(share)} of the entries beyond {rule.sigmas}",
                 "entry",
                 table.values,
                 {dim.dim: dim.mean for dim in table.dims},
@@ -86,7 +87,7 @@ def panels_of(stack: StackOrigin, n_sigma: float = 3.0) -> list[Panel]:
         if norm.histogram is not None:
             n = int(norm.n_outside[0])
             values = dict(zip(stack.dims, norm.value[0].tolist(), strict=True))
-            says = f"{norm.module}, {stack.hidden_size:,} dimensions; {n} beyond {n_sigma:g} sigma"
+            says = f"{norm.module}, {stack.hidden_size:,} dimensions; {n} beyond {rule.sigmas}"
             title = f"embedding norm, {norm.part}"
             panels.append(Panel(title, says, norm.part, norm.histogram, values, {}, {}, n / stack.hidden_size, n))
     return panels
@@ -116,8 +117,8 @@ def coarser(
     return edges, counts, [merged(np.asarray(part)) for part in parts]
 
 
-def histogram_panel(one: Panel, shown: Looks, n_sigma: float) -> Spec:
-    """Bars over all values, the span within n_sigma shaded, the named dimensions' own values as lines, and their marks.
+def histogram_panel(one: Panel, shown: Looks, rule: Rule) -> Spec:
+    """Bars over all values, the span within the threshold shaded, the named dimensions' own values as lines, and their marks.
 
     Each histogram is normalised to its own total, as in Kovaleva et al.'s figure 4; theirs is linear.
     """
@@ -150,7 +151,8 @@ def histogram_panel(one: Panel, shown: Looks, n_sigma: float) -> Spec:
     scale = {"type": "log", "domain": [round_to(least), round_to(most)], "nice": False}
     y = field("density", "density (log scale)", scale=scale, axis={"values": decades(least, most), "format": "~g"})
     floor = {"datum": round_to(least)}
-    ends_inside = max(mean - n_sigma * std, low), min(mean + n_sigma * std, high)
+    below, above = (mean + level * std for level in rule.levels)
+    ends_inside = max(below, low), min(above, high)
     inside = {"from": round_to(ends_inside[0], 6), "to": round_to(ends_inside[1], 6)}
     reach = draw.between("from", "to", x=x)
     what = draw.columns(**{"from": "from"}, to="to", count="values", density="density")
@@ -162,7 +164,7 @@ def histogram_panel(one: Panel, shown: Looks, n_sigma: float) -> Spec:
         colour = draw.dim_colour(shown)
         dash: Spec = {"strokeDash": [3, 3]} if lines else {}
         shape = draw.dim_shape(shown, legend=False)
-        share = field("share", f"of its entries beyond {n_sigma:g} sigma", format=".2%")
+        share = field("share", f"of its entries beyond {rule.sigmas}", format=".2%")
         start = "mean over rows" if one.counts else one.axis
         what = draw.columns(
             name="dimension:N", **{"from": start}, sigma="standard deviations from the mean", share=share

@@ -8,9 +8,12 @@ Memory does not grow with the number of rows, but for the columns of the named d
 `MAX_KEPT_ROWS` rows where every row's extremes are wanted. The outcome does not depend on how the rows are cut.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from outlierlens.detection.rules import zscore
+from outlierlens.architectures import BoundStack
+from outlierlens.detection.rules import Rule, zscore
 from outlierlens.errors import BadFile
 from outlierlens.experiments.origin.result import (
     QUANTILES,
@@ -21,6 +24,7 @@ from outlierlens.experiments.origin.result import (
     TableOrigin,
     TableRows,
 )
+from outlierlens.statistics.ranks import ranks_from_top
 
 BLOCK_VALUES = 2**20  # float64 values of a block; a few such arrays live at once
 BINS = 1024
@@ -103,7 +107,7 @@ class TablePass:
         width: number of dimensions. dims: the named ones.
         first_row: rows before it are stored but never read, and count for nothing.
         keep_rows: keep every row's extremes; for tables of at most `MAX_KEPT_ROWS` rows.
-        n_sigma: what counts as far from the mean.
+        rule: what counts as far from the mean; by default `Rule()`.
         where: names the table in errors.
     """
 
@@ -114,11 +118,11 @@ class TablePass:
         *,
         first_row: int = 0,
         keep_rows: bool = False,
-        n_sigma: float = 3.0,
+        rule: Rule | None = None,
         where: str = "table",
     ):
         self.width, self.dims = width, np.array(dims, dtype=np.int64)
-        self.first_row, self.n_sigma, self.where = first_row, n_sigma, where
+        self.first_row, self.rule, self.where = first_row, rule or Rule(), where
         self.block_rows = max(1, BLOCK_VALUES // max(width, 1))
         self._seen = self._read = self._tied = 0
         # {dimensions that share a row's extreme: rows, by dimension}: whole numbers add up alike wherever blocks are cut.
@@ -151,7 +155,7 @@ class TablePass:
         if self._kept is not None:
             size = np.abs(z)
             shared = ((rows == low[:, None]).sum(axis=1), (rows == high[:, None]).sum(axis=1))
-            far = (size.max(axis=1), (size >= self.n_sigma).sum(axis=1))
+            far = (size.max(axis=1), self.rule.above(size).sum(axis=1))
             named = (rows[:, self.dims], z[:, self.dims], *ranks_in_rows(rows, self.dims))
             self._kept.append((low, high, rows.argmin(axis=1), rows.argmax(axis=1), *shared, *far, *named))
         read = (numbers >= self.first_row) & ~flat
@@ -178,7 +182,7 @@ class TablePass:
                 listed += numbers[row[alone & (dim == named)]][: MAX_LISTED - len(listed)].tolist()
             sharers.append(shared)
         self._tied += int(((sharers[0] > 1) | (sharers[1] > 1)).sum())
-        self._far += (size >= self.n_sigma).sum(axis=0)
+        self._far += self.rule.above(size).sum(axis=0)
         named_z = z[:, self.dims]
         self._z_sum += named_z.sum(axis=0)
         self._z_squares += np.square(named_z).sum(axis=0)
@@ -232,15 +236,17 @@ class TablePass:
         }
         far = self._far / self._read
         peak_sigma = _sigmas(self._peak)
+        ranked = shares | {"far": far, "peak": self._peak, "mean": np.abs(mean_z)}
+        ranks = {of: ranks_from_top(values) for of, values in ranked.items()}
         found = [
             TableDim(
                 dim=dim,
                 argmin_share=float(shares["smallest"][dim]),
                 argmax_share=float(shares["largest"][dim]),
                 sigma_share=float(far[dim]),
-                argmin_rank=_rank(shares["smallest"], dim),
-                argmax_rank=_rank(shares["largest"], dim),
-                sigma_rank=_rank(far, dim),
+                argmin_rank=int(ranks["smallest"][dim]),
+                argmax_rank=int(ranks["largest"][dim]),
+                sigma_rank=int(ranks["far"][dim]),
                 argmin_alone=int(alone["smallest"][dim]),
                 argmax_alone=int(alone["largest"][dim]),
                 argmin_rows=tuple(self._listed["smallest", dim]),
@@ -248,13 +254,13 @@ class TablePass:
                 argmin_tied=int(tied["smallest"][dim]),
                 argmax_tied=int(tied["largest"][dim]),
                 peak_sigma=float(peak_sigma[dim]),
-                peak_rank=_rank(self._peak, dim),
+                peak_rank=int(ranks["peak"][dim]),
                 peak_apart=self._apart(i, self._extremes[dim][0].z),
                 mean=float(means[dim]),
                 mean_z=float(mean_z[dim]),
-                mean_rank=_rank(np.abs(mean_z), dim),
+                mean_rank=int(ranks["mean"][dim]),
                 quantiles=np.quantile(columns[:, i], QUANTILES),
-                outside_share=float((np.abs(columns[:, i] - mean) >= self.n_sigma * std).mean()),
+                outside_share=float(self.rule.beyond(columns[:, i], mean, std).mean()),
                 counts=counts[i],
                 extremes=tuple(self._extremes[dim]),
             )
@@ -271,9 +277,9 @@ class TablePass:
             stored=stored,
             values=values,
             value_quantiles=_quantiles(values, others),
-            n_mean_outside=int((np.abs(mean_z) >= self.n_sigma).sum()) if self._read > 1 else 0,
+            n_mean_outside=int(self.rule.passes(mean_z).sum()) if self._read > 1 else 0,
             peak_median=float(np.median(self._peak)),
-            n_peak_outside=int((peak_sigma >= self.n_sigma).sum()),
+            n_peak_outside=int(self.rule.above(peak_sigma).sum()),
             dims=tuple(found),
             leaders=tuple(share for end in shares for share in _leaders(end, shares[end], self.dims)),
             rows=None if self._kept is None else TableRows(*map(np.concatenate, zip(*self._kept, strict=True))),
@@ -283,11 +289,6 @@ class TablePass:
 def _sigmas(values: np.ndarray) -> np.ndarray:
     """Distance from the mean in standard deviations; 0 without any spread."""
     return np.asarray(zscore(values))
-
-
-def _rank(values: np.ndarray, dim: int) -> int:
-    """Rank of one entry, 1 = largest; ties share the best."""
-    return 1 + int((values > values[dim]).sum())
 
 
 def _leaders(end: str, shares: np.ndarray, dims: np.ndarray) -> list[Share]:
@@ -305,3 +306,25 @@ def _quantiles(histogram: Histogram, counts: np.ndarray) -> np.ndarray:
         return np.full(len(QUANTILES), np.nan)
     places = np.searchsorted(np.cumsum(counts), np.ceil(np.array(QUANTILES) * total))
     return np.asarray(histogram.low + (places + 0.5) * histogram.width)
+
+
+def missing_tables(stack: BoundStack, tables: Sequence[TableOrigin], notes: list[str]) -> None:
+    """Say which tables are not there, and why."""
+    declared = stack.stack
+    kinds = {one.kind for one in tables}
+    projected = ", ".join(declared.embedding_linears)
+    if projected and "token" not in kinds:
+        notes.append(
+            f"what is embedded has another width than the stream and is projected into it by {projected}, so rows of its "
+            "tables have no dimension of the stream: the projection's own rows are measured"
+        )
+    if "position" not in kinds:
+        notes.append(
+            "no position table of the stream's width: positions enter elsewhere (rotary, relative, sinusoidal, by a "
+            "convolution, or before a projection), so no position row can carry a dimension"
+        )
+    if "other" in kinds:
+        names = ", ".join(one.name for one in tables if one.kind == "other")
+        notes.append(
+            f"what the rows of {names} stand for is not declared: counted, but not read as positions or tokens"
+        )

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack, Param
-from outlierlens.architectures.tables import first_row, kind_of
+from outlierlens.architectures import BoundStack, Param, first_row, kind_of
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.checkpoints.vocabulary import folder_beside, token_texts
-from outlierlens.detection.rules import Measured, find, zscore
+from outlierlens.detection.observe.result import Observation
+from outlierlens.detection.rules import Measured, Rule, find, zscore
 from outlierlens.detection.scan.measure import Site, check_size, measure, per_dim, sites_of
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.experiments.origin.embedding_tables import (
@@ -30,15 +30,16 @@ from outlierlens.experiments.origin.embedding_tables import (
     MAX_KEPT_ROWS,
     TablePass,
     histogram_of,
+    missing_tables,
     ranks_in_rows,
 )
-from outlierlens.experiments.origin.options import OriginOptions
+from outlierlens.experiments.origin.options import OriginOptions, Traced
 from outlierlens.experiments.origin.result import NormOrigin, Origin, StackOrigin, TableOrigin
 from outlierlens.experiments.origin.verdict import verdict
-from outlierlens.results.document import Provenance
+from outlierlens.results.document import Provenance, load
+from outlierlens.session import Session
 
 if TYPE_CHECKING:
-    from outlierlens.detection.observe.result import Observation
     from outlierlens.models.load import LoadedModel
 
 MAX_NAMED = 64
@@ -73,12 +74,22 @@ def origin_live(loaded: "LoadedModel", options: OriginOptions | None = None, *, 
     return _Measurement(checkpoint, options, None).run(loaded.stacks, command)
 
 
+def run(session: Session, options: Traced) -> Origin:
+    """Follow what the options name."""
+    how = replace(options.how, named_by="--dims", scan=session.scanning(options.how.scan))
+    if options.observed is not None:
+        how = replace(how, dims=dims_of_file(options.observed), named_by=f"{options.observed.name} (observe)")
+    found = origin(session.subject.model, how)
+    session.draw = {"which": options.picture, "stream": options.stack}
+    return found
+
+
 class _Measurement:
     """Reads one open checkpoint; the fingerprint grows with what is read."""
 
     def __init__(self, checkpoint: Checkpoint, options: OriginOptions, vocabulary: Path | None):
         self.checkpoint, self.options, self.vocabulary = checkpoint, options, vocabulary
-        self.n_sigma = options.scan.rule.n_sigma
+        self.rule = options.scan.rule
         self.digest = hashlib.sha256(checkpoint.header_digest().encode())
         self.tables: dict[tuple[str, tuple[int, ...]], TableOrigin | None] = {}
         self.read: dict[str, np.ndarray] = {}  # one value a dimension, by parameter
@@ -88,13 +99,14 @@ class _Measurement:
         self._check_dims(bound)
         stacks = tuple(self.stack(one) for one in bound)
         checkpoint = self.checkpoint
-        rule = self.options.scan.rule
         return Origin(
             provenance=Provenance.now(checkpoint.name, self.digest.hexdigest(), command=command),
             model_type=str(checkpoint.config.get("model_type", "")),
             source=checkpoint.kind,
-            named_by=f"the rule {rule.name} on the weights" if self.options.dims is None else self.options.named_by,
-            n_sigma=self.n_sigma,
+            named_by=f"the rule {self.rule.name} on the weights"
+            if self.options.dims is None
+            else self.options.named_by,
+            n_sigma=self.rule.n_sigma,
             stacks=stacks,
             bytes_read=checkpoint.bytes_read,
             total_bytes=checkpoint.total_bytes,
@@ -137,7 +149,7 @@ class _Measurement:
             dims=dims,
             tables=tables,
             norms=norms,
-            verdicts=tuple(verdict(column, dims, tables, norms, self.n_sigma) for column in range(len(dims))),
+            verdicts=tuple(verdict(column, dims, tables, norms, self.rule) for column in range(len(dims))),
             notes=tuple(notes),
         )
 
@@ -192,7 +204,7 @@ class _Measurement:
         found = list(dict.fromkeys(outlier.dim for _, values in measured for outlier in find(values, rule)[0]))
         if not found:
             notes.append(
-                f"the rule {rule.name} finds no outlier at {rule.n_sigma:g} sigma, so no dimension is followed: "
+                f"the rule {rule.name} finds no outlier at {rule.sigmas}, so no dimension is followed: "
                 "name some with --dims"
             )
         if len(found) > MAX_NAMED:
@@ -230,7 +242,7 @@ class _Measurement:
             width, dims,
             first_row=first_row(checkpoint.config) if kind == "position" else 0,
             keep_rows=kind in KEPT_KINDS and info.size // width <= MAX_KEPT_ROWS,
-            n_sigma=self.n_sigma, where=f"{checkpoint.name}, {param.name}",
+            rule=self.rule, where=f"{checkpoint.name}, {param.name}",
         )  # fmt: skip
         self.digest.update(param.name.encode())
         for rows in checkpoint.read_rows(param.name, collected.block_rows):
@@ -262,7 +274,7 @@ class _Measurement:
         linears = [param for param in stack.embeddings if param.axis != -1]
         wanted = [*linears, *stack.embedding_norm, *(p for m in stack.norms.values() for layer in m for p in layer)]
         vectors = self.vectors([*wanted, *stack.final_norm], width)
-        make = _NormMaker(vectors, dims, self.n_sigma)
+        make = _NormMaker(vectors, dims, self.rule)
         for param in linears:
             part = "weight" if len(self.checkpoint.tensors[param.name].shape) > 1 else "bias"
             yield make("embedding projection", param.name.removeprefix(stack.prefix), part, {MODEL: param})
@@ -307,8 +319,8 @@ class _Measurement:
 class _NormMaker:
     """Makes a `NormOrigin` of vectors."""
 
-    def __init__(self, vectors: Mapping[str, np.ndarray], dims: tuple[int, ...], n_sigma: float):
-        self.vectors, self.dims, self.n_sigma = vectors, np.array(dims, dtype=np.int64), n_sigma
+    def __init__(self, vectors: Mapping[str, np.ndarray], dims: tuple[int, ...], rule: Rule):
+        self.vectors, self.dims, self.rule = vectors, np.array(dims, dtype=np.int64), rule
 
     def __call__(
         self, role: str, module: str, part: str, params: Mapping[str, Param], *, keep_histogram: bool = False
@@ -338,36 +350,24 @@ class _NormMaker:
             rank_bottom=bottom,
             rank_absolute=absolute,
             rank_z=ranks_in_rows(size, self.dims)[0],
-            n_outside=(size >= self.n_sigma).sum(axis=1),
+            n_outside=self.rule.above(size).sum(axis=1),
             n_flat=int((size.max(axis=1) == 0).sum()),
             other_dim=np.where(nobody, -1, other),
             other_z=np.where(nobody, 0.0, z[rows, other]),
         )
 
 
-def missing_tables(stack: BoundStack, tables: Sequence[TableOrigin], notes: list[str]) -> None:
-    """Say which tables are not there, and why."""
-    declared = stack.stack
-    kinds = {one.kind for one in tables}
-    projected = ", ".join(declared.embedding_linears)
-    if projected and "token" not in kinds:
-        notes.append(
-            f"what is embedded has another width than the stream and is projected into it by {projected}, so rows of its "
-            "tables have no dimension of the stream: the projection's own rows are measured"
+def dims_of_file(path: Path) -> dict[str, tuple[int, ...]]:
+    """`dims_of_observation` of a file; raises BadInput where it holds something else."""
+    loaded = load(path)
+    if not isinstance(loaded, Observation):
+        raise BadInput(
+            f"{path} holds a {type(loaded).__name__}, not an Observation; make it with outlierlens observe MODEL -o {path}"
         )
-    if "position" not in kinds:
-        notes.append(
-            "no position table of the stream's width: positions enter elsewhere (rotary, relative, sinusoidal, by a "
-            "convolution, or before a projection), so no position row can carry a dimension"
-        )
-    if "other" in kinds:
-        names = ", ".join(one.name for one in tables if one.kind == "other")
-        notes.append(
-            f"what the rows of {names} stand for is not declared: counted, but not read as positions or tokens"
-        )
+    return dims_of_observation(loaded)
 
 
-def dims_of_observation(found: "Observation") -> dict[str, tuple[int, ...]]:
+def dims_of_observation(found: Observation) -> dict[str, tuple[int, ...]]:
     """{stack: dimensions} that the rules on activations found in an `Observation`; raises BadInput where there is none."""
     dims = {stack.stack: tuple(dict.fromkeys(o.dim for o in stack.outliers)) for stack in found.stacks}
     if not any(dims.values()):

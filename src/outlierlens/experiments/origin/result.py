@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
 
@@ -292,6 +293,11 @@ class Origin(Result):
     bytes_read: int
     total_bytes: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def threshold(self) -> Rule:
+        """What counts as standing out, as a rule to ask."""
+        return Rule(n_sigma=self.n_sigma)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per stack, norm, part, layer and named dimension."""

@@ -1,6 +1,6 @@
 """Where one dimension first stands out, in plain words, with what any other dimension reaches there.
 
-verdict(0, dims, tables, norms, n_sigma=3.0).sentences
+verdict(0, dims, tables, norms, Rule(n_sigma=3.0)).sentences
 # ("is the minimum of position row 0 (z −18.2) and of no other of the 512 rows", …)
 
 A dimension stands out
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from outlierlens.detection.rules import Rule
 from outlierlens.experiments.origin.result import NormOrigin, Place, TableOrigin, Verdict
 
 MOST_ROWS = 0.5
@@ -28,16 +29,16 @@ def verdict(
     dims: tuple[int, ...],
     tables: Sequence[TableOrigin],
     norms: Sequence[NormOrigin],
-    n_sigma: float,
+    rule: Rule,
 ) -> Verdict:
     """What the weights say of dimension `dims[column]`."""
     places: list[Place] = []
     sentences: list[str] = []
     for one in tables:
-        places += _table_places(one, column, n_sigma)
+        places += _table_places(one, column, rule)
         sentences += _table_sentences(one, column, dims)
-    places += [place for _, place in sorted(_norm_places(norms, column, n_sigma), key=lambda found: found[0])]
-    sentences += _norm_sentences(norms, column, n_sigma)
+    places += [place for _, place in sorted(_norm_places(norms, column, rule), key=lambda found: found[0])]
+    sentences += _norm_sentences(norms, column, rule)
     if not places:
         sentences.append("stands out nowhere in the weights that were read")
     return Verdict(dims[column], tuple(places), tuple(sentences))
@@ -48,7 +49,7 @@ def signed(value: float) -> str:
     return f"{value:+z.1f}".replace("-", "−")
 
 
-def stands_out_first(one: TableOrigin, column: int, n_sigma: float) -> bool:
+def stands_out_first(one: TableOrigin, column: int, rule: Rule) -> bool:
     """Whether the first row that is read has the dimension farther out than other rows have any."""
     rows, first = one.rows, one.first_row
     if rows is None or one.kind not in ("position", "class", "mask") or first >= len(rows.low):
@@ -56,7 +57,7 @@ def stands_out_first(one: TableOrigin, column: int, n_sigma: float) -> bool:
     z = abs(float(rows.z[first, column]))
     others = rows.top_z[first + 1 :]
     calm = float(np.quantile(others, CALM_SHARE)) if len(others) else 0.0
-    return z >= n_sigma and z > calm
+    return bool(rule.passes(z)) and z > calm
 
 
 def _row_name(one: TableOrigin, row: int, token: str = "") -> str:
@@ -69,22 +70,22 @@ def _row_name(one: TableOrigin, row: int, token: str = "") -> str:
     return f"{one.kind} row {row}{position}"
 
 
-def _table_places(one: TableOrigin, column: int, n_sigma: float) -> Iterator[Place]:
+def _table_places(one: TableOrigin, column: int, rule: Rule) -> Iterator[Place]:
     dim = one.dims[column]
-    if stands_out_first(one, column, n_sigma):
+    if stands_out_first(one, column, rule):
         assert one.rows is not None
         z = signed(one.rows.z[one.first_row, column])
         yield Place(_row_name(one, one.first_row), f"z {z} within the row", int(one.rows.n_far[one.first_row]))
     if one.kind in ("class", "mask"):
         return
-    if one.kind == "token" and dim.peak_sigma >= n_sigma and dim.peak_apart >= 2 * n_sigma:
+    if one.kind == "token" and rule.above(dim.peak_sigma) and dim.peak_apart >= 2 * rule.n_sigma:
         entry = dim.extremes[0]
         yield Place(_row_name(one, entry.row, entry.token), f"z {signed(entry.z)} within the row", one.n_peak_outside)
     for share, word in ((dim.argmin_share, "minimum"), (dim.argmax_share, "maximum")):
         # Of a table of one or two rows, half is nothing.
         if share >= MOST_ROWS and one.n_read > 2:
             yield Place(f"{one.kind} table", f"{word} of {share:.1%} of its {one.n_read:,} rows", 1)
-    if one.n_read > 1 and abs(dim.mean_z) >= n_sigma:
+    if one.n_read > 1 and rule.passes(dim.mean_z):
         why = f"mean over rows: z {signed(dim.mean_z)}, rank {dim.mean_rank}"
         yield Place(f"{one.kind} table", why, one.n_mean_outside)
 
@@ -168,9 +169,9 @@ def _order(layer: str, place: int) -> tuple[float, int]:
     return number[layer] if layer in number else float(layer), place
 
 
-def _norm_places(norms: Sequence[NormOrigin], column: int, n_sigma: float) -> Iterator[tuple[tuple[float, int], Place]]:
+def _norm_places(norms: Sequence[NormOrigin], column: int, rule: Rule) -> Iterator[tuple[tuple[float, int], Place]]:
     for number, norm in enumerate(norms):
-        outside = np.flatnonzero(np.abs(norm.z[:, column]) >= n_sigma)
+        outside = np.flatnonzero(rule.passes(norm.z[:, column]))
         if not len(outside):
             continue
         first = int(outside[0])
@@ -181,11 +182,11 @@ def _norm_places(norms: Sequence[NormOrigin], column: int, n_sigma: float) -> It
         yield _order(layer, number), Place(where, why, int(norm.n_outside[first]))
 
 
-def _norm_sentences(norms: Sequence[NormOrigin], column: int, n_sigma: float) -> Iterator[str]:
+def _norm_sentences(norms: Sequence[NormOrigin], column: int, rule: Rule) -> Iterator[str]:
     seen = False
     for norm in norms:
         z = norm.z[:, column]
-        outside = int((np.abs(z) >= n_sigma).sum())
+        outside = int(rule.layers_past(z))
         alone = len(norm.layers) == 1
         if not outside and not norm.role.startswith("embedding"):
             continue
@@ -195,14 +196,14 @@ def _norm_sentences(norms: Sequence[NormOrigin], column: int, n_sigma: float) ->
         at = (
             ""
             if alone
-            else f"in {outside} of {len(norm.layers)} layers at {n_sigma:g} sigma, most in {norm.layers[peak]}: "
+            else f"in {outside} of {len(norm.layers)} layers at {rule.sigmas}, most in {norm.layers[peak]}: "
         )
         yield (
             f"{norm_name(norm)}: {at}{norm.value[peak, column]:.3g}, z {signed(z[peak])}, rank "
             f"{norm.rank_z[peak, column]} by |z| ({norm.n_outside[peak]} dimensions reach it; largest z not named: {other})"
         )
     if not seen:
-        yield f"no norm or write has it at {n_sigma:g} sigma"
+        yield f"no norm or write has it at {rule.sigmas}"
 
 
 def summary(found: Verdict) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.experiments.origin.charts import has_rows, origin_histograms, origin_ranks, origin_rows
 from outlierlens.experiments.origin.charts import origin as panels
@@ -76,7 +77,7 @@ def _tables(found: Origin, stack: StackOrigin, title: str) -> Iterator[Rows]:
     if rows := tuple(_others_row(table, stack.dims) for table in stack.tables):
         yield Rows(f"{title}Most of any dimension that is not named", OTHERS, rows)
     if rows := tuple(
-        _norm_row(norm, column, dim, found.n_sigma) for norm in stack.norms for column, dim in enumerate(stack.dims)
+        _norm_row(norm, column, dim, found.threshold) for norm in stack.norms for column, dim in enumerate(stack.dims)
     ):
         heads = ("norm", "part", "dim", f"layers ≥ {found.n_sigma:g}σ", "first in", "strongest z", "in layer")
         columns = (*heads, *RANKS, f"others ≥ {found.n_sigma:g}σ")
@@ -109,12 +110,13 @@ def _others_row(table: TableOrigin, dims: tuple[int, ...]) -> tuple[Cell, ...]:
     return (table.kind, Count(table.n_read), *cells)
 
 
-def _norm_row(norm: NormOrigin, column: int, dim: int, n_sigma: float) -> tuple[Cell, ...]:
+def _norm_row(norm: NormOrigin, column: int, dim: int, rule: Rule) -> tuple[Cell, ...]:
     sizes = np.abs(norm.z[:, column])
     peak = int(sizes.argmax())
-    others = int(norm.n_outside[peak]) - int(sizes[peak] >= n_sigma)
+    past = rule.passes(norm.z[:, column])
+    others = int(norm.n_outside[peak]) - int(past[peak])
     module = norm.role if norm.role in ("embedding norm", "final norm") else norm.module
-    counts = [Of(int(flags.sum()), len(norm.layers)) for flags in (sizes >= n_sigma, norm.rank_z[:, column] == 1)]
+    counts = [Of(int(flags.sum()), len(norm.layers)) for flags in (past, norm.rank_z[:, column] == 1)]
     ranks = (int(values[peak, column]) for values in (norm.rank_z, norm.rank_top, norm.rank_bottom, norm.rank_absolute))
     return (module, norm.part, dim, *counts, float(norm.z[peak, column]), norm.layers[peak], *ranks, others)
 

@@ -11,6 +11,7 @@ import numpy as np
 from outlierlens.ablation.mode_names import Mode
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, scan_live
 from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.quantization.apply import loss_change
@@ -19,12 +20,12 @@ from outlierlens.experiments.sweep.measure import sweep
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import Provenance, load, save
-from outlierlens.tasks import TaskOptions, make_task, weighted_mean
-from outlierlens.training.pretrain.loop import Run
-from outlierlens.training.pretrain.result import OUTCOME, Change, Outcome
+from outlierlens.tasks.base import TaskOptions, weighted_mean
+from outlierlens.tasks.choice import make_task
+from outlierlens.training.pretrain.loop import PretrainingRun
+from outlierlens.training.pretrain.result import OUTCOME, LossChange, Outcome
 
 INT8 = "int8-tensor/int8-tensor"  # the plainest scheme, and the one that a single large value harms most
-SHARE = 0.5  # of the layers, in which a dimension must be past 3 sigma to be named
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class OutcomeOptions:
     progress: Callable[[str], None] = print
 
 
-def kept(run: Run, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:
+def kept(run: PretrainingRun, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:
     """The outcome in the run's folder, measured and written if it is not there."""
     path = run.folder / OUTCOME
     if path.is_file():
@@ -49,7 +50,7 @@ def kept(run: Run, options: OutcomeOptions | None = None, *, command: str = "") 
     return found
 
 
-def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:
+def measure(run: PretrainingRun, options: OutcomeOptions | None = None, *, command: str = "") -> Outcome:
     """The outcome of a finished run, on its first held-out texts, cut at the length that it was trained with."""
     options = options or OutcomeOptions()
     recipe = run.recipe
@@ -59,7 +60,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
     task = make_task(loaded, texts, task_options)
     options.progress(f"measuring on {len(texts)} held-out texts")
     found = scan_live(loaded, ScanOptions(view="last" if loaded.stack().ends_in_norm else "reading")).stacks[0]
-    both, scale_alone, bias_alone = found.past(SHARE)
+    both, scale_alone, bias_alone = found.past(Rule())
     values, weights = task.per_text()
     seen = observe(loaded, texts, ObserveOptions(max_length=recipe.data.length, batch_size=options.batch_size))
     mode: Mode = "weights" if loaded.stack().ends_in_norm else "zero"
@@ -85,7 +86,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
         steps=recipe.training.steps,
         n_parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         tokens=run.n_rows * recipe.data.length,
-        held_out_loss=_last_evaluation(run),
+        held_out_loss=float([row["eval_loss"] for row in run.log if "eval_loss" in row][-1]),
         text_loss=weighted_mean(values, weights),
         text=f"{len(texts)} held-out texts, at most {recipe.data.length} tokens, 15 % masked",
         text_digest=texts.digest,
@@ -98,10 +99,10 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
         off=off,
         random_median=None if random is None else float(np.median(random)),
         random_high=None if random is None else float(np.quantile(random, 0.95)),
-        worst=Change(worst.change, worst.low, worst.high, worst.dims),
+        worst=LossChange(worst.change, worst.low, worst.high, worst.dims),
         dim_median=float(np.median(changes)),
         dim_high=float(np.quantile(changes, 0.95)),
-        int8=Change(change, low, high),
+        int8=LossChange(change, low, high),
         notes=()
         if mode == "weights"
         else ("pre-norm: dimensions are set to 0 in the hidden states, not in the weights",),
@@ -110,7 +111,7 @@ def measure(run: Run, options: OutcomeOptions | None = None, *, command: str = "
 
 def _found_off(
     loaded: LoadedModel, texts: Texts, dims: tuple[int, ...], mode: Mode, options: OutcomeOptions, task: TaskOptions
-) -> tuple[Change | None, np.ndarray | None]:
+) -> tuple[LossChange | None, np.ndarray | None]:
     """What the named dimensions cost together, and what random sets of the same size cost [set]."""
     if not dims:
         return None, None
@@ -122,12 +123,7 @@ def _found_off(
     control = damage.control("ordinary", "random")
     assert control is not None
     random = np.array([condition.change for condition in control.conditions])
-    return Change(chosen.change, chosen.change_low, chosen.change_high, chosen.dims), random
-
-
-def _last_evaluation(run: Run) -> float:
-    losses = [row["eval_loss"] for row in run.log if "eval_loss" in row]
-    return float(losses[-1])
+    return LossChange(chosen.change, chosen.change_low, chosen.change_high, chosen.dims), random
 
 
 def _spread_over_dims(second_moments: np.ndarray) -> float:

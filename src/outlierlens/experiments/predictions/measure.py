@@ -24,8 +24,8 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.predictions.options import PredictionOptions, PredictionsCall
 from outlierlens.experiments.predictions.result import (
     INTERVENTIONS,
-    Change,
     Heard,
+    MeasureChange,
     PartsOfSpeech,
     Predictions,
     Shift,
@@ -33,10 +33,8 @@ from outlierlens.experiments.predictions.result import (
     Word,
 )
 from outlierlens.experiments.predictions.speech import Predicted, Tagger, Tagging, parts_of_speech
-from outlierlens.experiments.predictions.switches import Switches, every
-from outlierlens.experiments.predictions.tally import GROUPS, Scale, Tally, change
-from outlierlens.experiments.predictions.unigram import Unigram
-from outlierlens.experiments.predictions.words import INPUT_TASKS, OF_HEAD, Said
+from outlierlens.experiments.predictions.tally import GROUPS, Scale, Tally, Unigram, change
+from outlierlens.experiments.predictions.words import INPUT_TASKS, OF_HEAD, Said, Switches, every
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
@@ -172,8 +170,9 @@ def _hear(task: Said, switches: Switches, conditions: Sequence[_Condition], repo
 def _inputs(loaded: LoadedModel, options: PredictionOptions) -> tuple[str, ...]:
     there = OF_HEAD.get(loaded.head, ())
     if not there:
+        outputs = "states" if loaded.head == "none" else type(loaded.model).__name__
         raise BadInput(
-            f"{loaded.name} has no vocabulary head for tokens (its outputs are: {_outputs(loaded)}), and predictions need "
+            f"{loaded.name} has no vocabulary head for tokens (its outputs are: {outputs}), and predictions need "
             f"one; use a masked or causal language model, such as the checkpoint that this one was made from"
         )
     wanted = options.inputs or there
@@ -181,10 +180,6 @@ def _inputs(loaded: LoadedModel, options: PredictionOptions) -> tuple[str, ...]:
     if wrong:
         raise BadInput(f"input {wrong[0]!r} is not for a {loaded.head} model; {loaded.name} has {', '.join(there)}")
     return tuple(dict.fromkeys(wanted))
-
-
-def _outputs(loaded: LoadedModel) -> str:
-    return "states" if loaded.head == "none" else type(loaded.model).__name__
 
 
 def _interventions(task: Said, switches: Switches, options: PredictionOptions) -> tuple[tuple[str, ...], list[str]]:
@@ -262,11 +257,11 @@ def _summed(
         chosen, *rest = [one for one in conditions if one.intervention == intervention]
         random = tuple(_spoken(one, unigram, ()) for one in rest)
         found = change(first.tally, chosen.tally, unigram, n_draws=options.n_bootstrap, seed=options.seed)
-        changes: dict[str, Change] = {}
+        changes: dict[str, MeasureChange] = {}
         for measure, (moved, low, high) in found.items():
             others = tuple(one.values[measure] - intact.values[measure] for one in random)
             p = rank_p(abs(moved), np.abs(others)) if others and np.isfinite(moved) else None
-            changes[measure] = Change(moved, low, high, others, p)
+            changes[measure] = MeasureChange(moved, low, high, others, p)
         shifts.append(Shift(name, intervention, _spoken(chosen, unigram, counts.tokens), random, changes))
     return Heard(name, task.n_texts, task.n_tokens, intact, tuple(shifts))
 

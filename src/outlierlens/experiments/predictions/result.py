@@ -84,7 +84,7 @@ class Spoken:
 
 
 @dataclass(frozen=True)
-class Change:
+class MeasureChange:
     """What an intervention does to a measure: ablated − intact, with its paired 95 % interval over texts.
 
     Of means over positions it is a bootstrap's (BCa), of slopes, rank correlations and divergences a jackknife's.
@@ -125,7 +125,7 @@ class Shift:
     intervention: str
     chosen: Spoken
     random: tuple[Spoken, ...]
-    changes: dict[str, Change]
+    changes: dict[str, MeasureChange]
 
     @property
     def direction(self) -> str:

@@ -7,7 +7,7 @@ from outlierlens.experiments.predictions.charts import prediction_shifts
 from outlierlens.experiments.predictions.charts import predictions as draw
 from outlierlens.experiments.predictions.result import (
     INTERVENTIONS,
-    Change,
+    MeasureChange,
     PartsOfSpeech,
     Predictions,
     Spoken,
@@ -16,7 +16,7 @@ from outlierlens.experiments.predictions.result import (
 from outlierlens.statistics.words import no_change
 from outlierlens.view import section as cells
 from outlierlens.view.section import Cell, FineShare, Interval, P, Rows, Section
-from outlierlens.view.words import named
+from outlierlens.view.words import these
 
 SHIFTED = {
     "more frequent": "more frequent",
@@ -85,7 +85,7 @@ def _measured(found: Predictions) -> str:
     inputs = ", ".join(f"{one.input} {one.n_positions:,} tokens of {one.n_texts:,} texts" for one in found.heard)
     return (
         f"{found.provenance.model} on {found.data}: {inputs}; frequencies of {found.n_counted:,} tokens ({found.counts}); "
-        f"{named(found.dims)} off, in all layers by {found.mode}, beside {len(found.shifts[0].random)} random sets of as many "
+        f"{these(found.dims)} off, in all layers by {found.mode}, beside {len(found.shifts[0].random)} random sets of as many "
         "dimensions."
     )
 
@@ -116,7 +116,7 @@ def _shifts(found: Predictions) -> Iterator[tuple[Cell, ...]]:
         )
 
 
-def _change(change: Change) -> tuple[Cell, ...]:
+def _change(change: MeasureChange) -> tuple[Cell, ...]:
     p = None if change.p is None else P(change.p)
     return (cells.Change(change.change), Interval(change.low, change.high), cells.Change(change.random_median), p)
 

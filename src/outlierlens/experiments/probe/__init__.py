@@ -4,12 +4,7 @@
     found = probe_positions(loaded, split, resolve_clipping("557", loaded), ProbeOptions())
     found.layers[0].raw.accuracy
 
-`texts` says what is trained on and what is evaluated, `flow` brings shuffled tokens of all layers out of one forward pass
-an epoch, `joint` trains all probes at once, `judge` evaluates them, `kind` looks how positions get into the model at all.
+`flow` says what is trained on and what is evaluated, and brings shuffled tokens of all layers out of one forward pass an
+epoch; `judge` trains all probes at once and evaluates them; `measure` is the whole, and looks how positions get into the
+model at all.
 """
-
-from outlierlens.experiments.probe.measure import probe_positions
-from outlierlens.experiments.probe.options import ProbeOptions
-from outlierlens.experiments.probe.texts import Split, split_texts
-
-__all__ = ["ProbeOptions", "Split", "probe_positions", "split_texts"]

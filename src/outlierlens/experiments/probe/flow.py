@@ -8,6 +8,11 @@ Texts come in an order drawn anew each epoch, in pools of a few thousand tokens:
 that little is padding, and its tokens are shuffled before they are dealt out, so that a step sees long and short texts
 alike. With `cache` the first epoch writes all vectors to an array in the same order as it reads them, and later epochs read
 from there instead of running the model.
+
+Which texts a probe is trained on and which it is evaluated on; no text is both.
+
+split = split_texts(read_texts("train.jsonl"), read_texts("dev.jsonl"), seed=0)
+split = split_texts(read_texts("all.txt"), None, seed=0)         # a fifth of the texts is held out
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.data.labelled.apart import apart, once
+from outlierlens.data.texts import Texts
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.models.load import LoadedModel
 from outlierlens.vectors.read import (
@@ -32,8 +39,53 @@ from outlierlens.vectors.store import allocate
 if TYPE_CHECKING:
     from torch import Tensor
 
+HELD_OUT = 5  # one text in so many, where one data set is all there is
+FEWEST = 10  # texts that can be split
 POOL_BYTES = 128 * 2**20  # vectors of all layers that are shuffled together
 POOL_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Split:
+    """Texts to train on and to evaluate, both in an order drawn by the seed, and what is to be said of them."""
+
+    train: Texts
+    dev: Texts
+    notes: tuple[str, ...] = ()
+
+
+def split_texts(data: Texts, dev: Texts | None, *, seed: int) -> Split:
+    """`data` to train on and `dev` to evaluate; without `dev` a fifth of the texts of `data`, drawn by `seed`.
+
+    A text counts once, however often it stands in `data`; one that is evaluated is not trained on.
+
+    Raises:
+        BadInput: both are the same, too few texts are left, or fewer than ten are to be split.
+    """
+    if dev is not None:
+        if dev.digest == data.digest:
+            raise BadInput(
+                f"{data.source} and {dev.source} hold the same texts; evaluate on others (--dev-data), or leave --dev-data "
+                f"out and a fifth of the texts is held out"
+            )
+        train, dropped = apart(data, dev.texts)
+        gone = f"{dropped:,} texts of {data.source} are evaluated, so they were not trained on"
+        return Split(_shuffled(train, seed), _shuffled(dev, seed), (gone,) if dropped else ())
+    different = tuple(once(data.texts).values())
+    if len(different) < FEWEST:
+        raise BadInput(
+            f"{data.source} holds {len(different)} different texts, and {FEWEST} are needed to train on some and evaluate on "
+            f"others; give more, or name others with --dev-data"
+        )
+    drawn = _shuffled(Texts(data.source, different, data.column), seed)
+    n = len(drawn) // HELD_OUT
+    note = f"{n:,} of {len(drawn):,} texts of {data.source} were held out for evaluation, drawn by the seed"
+    return Split(Texts(data.source, drawn.texts[n:], data.column), drawn.first(n), (note,))
+
+
+def _shuffled(texts: Texts, seed: int) -> Texts:
+    order = np.random.default_rng([seed, 13]).permutation(len(texts))
+    return Texts(texts.source, tuple(texts.texts[i] for i in order.tolist()), texts.column)
 
 
 @dataclass(frozen=True)
@@ -41,7 +93,7 @@ class FlowOptions:
     """How tokens are read and dealt out.
 
     Attributes:
-        reading: of the forward pass; its `progress` is told of each epoch.
+        read: of the forward pass; its `progress` is told of each epoch.
         n_positions: tokens at later positions are left out.
         special: count special tokens too.
         batch: tokens of a step.
@@ -49,7 +101,7 @@ class FlowOptions:
         cache: keep the vectors of the first epoch for the others.
     """
 
-    reading: ReadOptions
+    read: ReadOptions
     n_positions: int
     special: bool = False
     batch: int = 128
@@ -68,10 +120,10 @@ class Flow:
     def __init__(self, loaded: LoadedModel, tokens: Tokens, options: FlowOptions, width: int):
         self.loaded, self.tokens, self.options = loaded, tokens, options
         self.positions = counted(
-            loaded, tokens, options.reading.stack, special=options.special, n_positions=options.n_positions
+            loaded, tokens, options.read.stack, special=options.special, n_positions=options.n_positions
         )
         self.texts = [text for text, places in enumerate(self.positions) if len(places)]
-        self.n_layers = len(wanted_layers(text_stack(loaded, options.reading.stack), options.reading.layers))
+        self.n_layers = len(wanted_layers(text_stack(loaded, options.read.stack), options.read.layers))
         self.pool = max(options.batch, min(POOL_TOKENS, POOL_BYTES // (4 * width * self.n_layers)))
         lengths = [len(places) for places in self.positions]
         self._start = np.concatenate([[0], np.cumsum(lengths)])
@@ -123,7 +175,7 @@ class Flow:
         """(states, positions, texts) of a few texts at a time, in `order`: out of the model, or out of the cache."""
         import torch
 
-        reading, label = self.options.reading, f"training, epoch {epoch + 1} of {self.options.n_epochs}"
+        reading, label = self.options.read, f"training, epoch {epoch + 1} of {self.options.n_epochs}"
 
         def progress(_: str, done: int, total: int) -> None:
             if reading.progress:

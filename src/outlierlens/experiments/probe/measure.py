@@ -1,6 +1,11 @@
 """The measure itself: texts in, one probe a layer trained and evaluated, a `PositionProbe` out.
 
 found = probe_positions(loaded, split, clipping, ProbeOptions(epochs=1))
+
+How positions get into a model, seen from its states rather than from its name.
+
+in_embeddings(loaded, tokens, reading)         # do the embeddings of one token differ by where it stands?
+left_only(loaded, tokens, reading)             # does a token see what stands before it alone?
 """
 
 from dataclasses import dataclass, replace
@@ -10,27 +15,75 @@ import numpy as np
 from outlierlens.data.labelled.apart import apart
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.probe.flow import Flow, FlowOptions, counted
-from outlierlens.experiments.probe.joint import Plan, Probes, scales_of
-from outlierlens.experiments.probe.judge import Judged, JudgeOptions, Variants, judge
-from outlierlens.experiments.probe.kind import in_embeddings, left_only
+from outlierlens.experiments.probe.flow import Flow, FlowOptions, Split, counted, split_texts
+from outlierlens.experiments.probe.judge import Judged, JudgeOptions, Plan, Probes, Variants, judge, scales_of
 from outlierlens.experiments.probe.options import ProbeCall, ProbeOptions
 from outlierlens.experiments.probe.result import Contribution, LayerProbe, PositionProbe
-from outlierlens.experiments.probe.texts import Split, split_texts
-from outlierlens.models.hooks import layer_name
+from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
+from outlierlens.statistics.ranks import ranks_from_top
 from outlierlens.statistics.resampling import poisson_times
 from outlierlens.vectors.clip import Clipping
 from outlierlens.vectors.options import Fitting
-from outlierlens.vectors.read import Tokens, final_norm, text_stack, tokenise, wanted_layers
+from outlierlens.vectors.read import ReadOptions, Tokens, final_norm, text_stack, token_batches, tokenise, wanted_layers
 
+FEW = 32  # texts that are looked at
+SAME = 1e-3  # of a vector's length: a smaller difference is rounding
 TRAIN_TOKENS = 100_000
 DEV_TOKENS = 40_000
 MOST_TEXTS = 50_000  # that are tokenised to find so many tokens
 CLIP_TEXTS = 500  # that --clip auto observes where no --fit-data is named: argmin shares settle long before
 FEWEST = 10  # texts that say how another training set could differ
 HEAT_DIMS = 12  # largest contributors that a heat map shows beside the named dimensions
+
+
+def in_embeddings(loaded: LoadedModel, tokens: Tokens, reading: ReadOptions) -> bool | None:
+    """Whether the embeddings of one token differ by its position; None where no token stands at two positions."""
+    options = replace(reading, layers=(EMBEDDINGS,), final_norm=False, progress=None)
+    seen: dict[int, tuple[int, np.ndarray]] = {}
+    found = None
+    texts = [int(i) for i in np.argsort(-tokens.lengths, kind="stable")[:FEW]]
+    for batch in token_batches(loaded, tokens, options, order=texts):
+        states = batch.states[0].float().cpu().numpy()
+        ids, ordinary = batch.ids.cpu().numpy(), batch.ordinary.cpu().numpy()
+        for row, column in zip(*np.nonzero(ordinary), strict=True):
+            where, vector = seen.setdefault(int(ids[row, column]), (int(column), states[row, column]))
+            if where != column:
+                if _differ(vector, states[row, column]):
+                    return True
+                found = False
+    return found
+
+
+def left_only(loaded: LoadedModel, tokens: Tokens, reading: ReadOptions) -> bool | None:
+    """Whether the first token's state stays the same without the text's last token; None without a text of three tokens.
+
+    The shortest such text is taken, so that the last token is within reach of the first where attention is local.
+    """
+    lengths = tokens.lengths
+    long_enough = [int(i) for i in np.argsort(lengths, kind="stable") if lengths[i] >= 3]
+    if not long_enough:
+        return None
+    options = replace(
+        reading, layers=(text_stack(loaded, reading.stack).n_layers - 1,), final_norm=False, progress=None
+    )
+    first = []
+    for one in (_text(tokens, long_enough[0], less) for less in (0, 1)):
+        (batch,) = token_batches(loaded, one, options)
+        first.append(batch.states[0][0, 0].float().cpu().numpy())
+    return not _differ(*first)
+
+
+def _text(tokens: Tokens, text: int, less: int) -> Tokens:
+    """One text alone, without its last `less` tokens."""
+    end = int(tokens.lengths[text]) - less
+    encoded = {key: [values[text][:end]] for key, values in tokens.encoded.items()}
+    return Tokens((tokens.texts[text],), encoded, (tokens.special[text][:end],), None, tokens.max_length)
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(np.linalg.norm(one - other) > SAME * np.linalg.norm(one))
 
 
 def probe_positions(
@@ -46,7 +99,7 @@ def probe_positions(
             forward pass raises.
     """
     options = options or ProbeOptions()
-    reading = options.reading
+    reading = options.read
     stack = text_stack(loaded, reading.stack)
     names = tuple(layer_name(layer) for layer in wanted_layers(stack, reading.layers))
     whole = options.whole or options.limit is not None
@@ -141,7 +194,7 @@ def _train(
 
     from outlierlens.models.load import stream_width
 
-    width = stream_width(loaded.model, text_stack(loaded, options.reading.stack))
+    width = stream_width(loaded.model, text_stack(loaded, options.read.stack))
     beyond = [dim for dim in clipping.every if dim >= width]
     if beyond:
         raise BadInput(f"dimension {beyond[0]} cannot be clipped; the vectors have dimensions 0 to {width - 1}")
@@ -150,10 +203,10 @@ def _train(
     without = (*(() for _ in names), *(clipping.at(names[place]) for place in again))
     plan = Plan(of, without, width, n_positions, options.redraws)
     dealt = FlowOptions(
-        options.reading, n_positions, options.special, options.batch, options.seed, options.passes, cache=False
+        options.read, n_positions, options.special, options.batch, options.seed, options.passes, cache=False
     )
     flow = Flow(loaded, train, dealt, width)
-    if options.passes > 1 and flow.cache_bytes <= options.reading.budget.cache_gb * 1e9:
+    if options.passes > 1 and flow.cache_bytes <= options.read.budget.cache_gb * 1e9:
         flow = Flow(loaded, train, replace(dealt, cache=True), width)
     probes = None
     times = torch.from_numpy(poisson_times(len(train.texts), options.redraws, seed=options.seed)).to(loaded.device)
@@ -208,10 +261,10 @@ class _One:
 def _layer(one: _One, scale: float, judged: Judged, named: tuple[int, ...], seed: int) -> LayerProbe:
     at_position = judged.contribution[one.place].astype(np.float64)  # [position, dim]
     value = at_position.sum(0) / judged.n.sum()
-    order = np.argsort(-value, kind="stable")
+    order, ranks = np.argsort(-value, kind="stable"), ranks_from_top(value)
 
     def contribution(dim: int) -> Contribution:
-        return Contribution(dim, float(value[dim]), 1 + int((value > value[dim]).sum()))
+        return Contribution(dim, float(value[dim]), int(ranks[dim]))
 
     others = [int(dim) for dim in order if int(dim) not in named] or [int(order[0])]
     heat_dims = tuple(dict.fromkeys((*named, *others[:HEAT_DIMS])))
@@ -251,7 +304,7 @@ def _notes(split: Split, train: Tokens, dev: Tokens, flow: Flow, left_out: int) 
             said.append(
                 f"{len(tokens.texts):,} of {len(texts):,} texts of {texts.source} were {verb}, drawn by the seed"
             )
-        cut = int((tokens.lengths >= tokens.max_length).sum())
+        cut = tokens.n_full
         if cut:
             said.append(
                 f"{cut:,} texts of {texts.source} reach the limit of {tokens.max_length} tokens and may be cut there"
@@ -261,7 +314,7 @@ def _notes(split: Split, train: Tokens, dev: Tokens, flow: Flow, left_out: int) 
     if flow.options.n_epochs > 1 and not flow.options.cache:
         said.append(
             f"the vectors of all tokens take {flow.cache_bytes / 1e9:.1f} GB and the budget is "
-            f"{flow.options.reading.budget.cache_gb:g} GB, so every epoch ran the model again (--cache-gb)"
+            f"{flow.options.read.budget.cache_gb:g} GB, so every epoch ran the model again (--cache-gb)"
         )
     return said
 
@@ -272,12 +325,7 @@ def run(session: Session, options: ProbeCall) -> PositionProbe:
     texts, _ = session.texts()
     dev = options.dev_data and read_texts(options.dev_data, column=session.reading.text_column, offline=offline)
     split = split_texts(texts, dev or None, seed=options.seed)
-    how = replace(
-        options,
-        reading=reads.options(session.loaded, progress=session.progress),
-        max_length=reads.max_length,
-        special=reads.special,
-    )
+    how = reads.into(options, session.loaded, progress=session.progress)
     seen = _to_observe(fits, split, options.seed, offline) if fits.clip == "auto" else None
     return probe_positions(session.loaded, split, fits.clipping(session.loaded, seen, reads.stack), how)
 

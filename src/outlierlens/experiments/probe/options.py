@@ -18,7 +18,7 @@ FULL_EPOCHS = 10  # the paper's
 class ProbeOptions:
     """How to train and to evaluate."""
 
-    reading: Annotated[ReadOptions, Flag(hidden=True)] = field(default_factory=ReadOptions)
+    read: Annotated[ReadOptions, Flag(hidden=True)] = field(default_factory=ReadOptions)
     """Of the forward passes: layers, stream, batch, final norm, and the budget that cached vectors may take."""
     max_length: Annotated[int, Ge(2), Flag(hidden=True)] = 128
     """Tokens of a text."""

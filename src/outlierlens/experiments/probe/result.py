@@ -12,6 +12,7 @@ import numpy as np
 
 from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
+from outlierlens.statistics.ranks import ranks_from_top
 from outlierlens.statistics.words import interval_text, no_change
 
 
@@ -40,7 +41,7 @@ class ProbeScore:
 
 
 @dataclass(frozen=True)
-class Change:
+class AccuracyChange:
     """An accuracy minus that on the vectors as they are, with its paired 95 % interval, and its parts as in `ProbeScore`."""
 
     value: float
@@ -81,9 +82,9 @@ class LayerProbe:
     raw: ProbeScore
     clipped_dims: tuple[int, ...]
     clipped: ProbeScore | None
-    clipped_change: Change | None
+    clipped_change: AccuracyChange | None
     retrained: ProbeScore | None
-    retrained_change: Change | None
+    retrained_change: AccuracyChange | None
     contribution: Annotated[np.ndarray, "dim"]
     mean: float
     weight: Annotated[np.ndarray, "dim"]
@@ -94,7 +95,7 @@ class LayerProbe:
 
     def weight_rank(self, dim: int) -> int:
         """Rank of the dimension's |w| among all, 1 is largest."""
-        return 1 + int((self.weight > self.weight[dim]).sum())
+        return int(ranks_from_top(self.weight)[dim])
 
     @property
     def largest(self) -> Contribution:
@@ -156,7 +157,7 @@ class PositionProbe(Result):
         """The dimensions that are clipped in some layer."""
         return tuple(one.dim for one in self.layers[0].named) if self.layers else ()
 
-    def interval(self, change: Change, form: str = "+.1%") -> str:
+    def interval(self, change: AccuracyChange, form: str = "+.1%") -> str:
         """The interval of a change of accuracy in words."""
         return interval_text(change.low, change.high, form, no_change(self.n_dev, "texts"))
 

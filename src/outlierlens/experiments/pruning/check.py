@@ -23,8 +23,7 @@ from outlierlens.detection.scan.measure import check_size, scan_checkpoint, site
 from outlierlens.errors import BadFile, BadInput, UnknownArchitecture
 from outlierlens.experiments.pruning.masks import Masks, Unmasked, held, open_source
 from outlierlens.experiments.pruning.options import CheckedModels, CheckOptions
-from outlierlens.experiments.pruning.positions import infer_positions, read_positions
-from outlierlens.experiments.pruning.removal import Cells, per_dim_off
+from outlierlens.experiments.pruning.removal import Cells, infer_positions, per_dim_off, read_positions
 from outlierlens.experiments.pruning.result import Hit, PruneCheck, StackCheck
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session
@@ -234,9 +233,10 @@ class _Check:
         if self.second is None and self.masks is not None and self.masks.holds == "masks":
             return (), "no one", ("masks alone do not say where outliers are: name the intact model first, or --dims",)
         quiet = replace(self.options.scan, notice=None)  # what is read was said when its size was checked
-        scan = scan_checkpoint(_with_config(self.model, self.config), quiet)
+        self.model.config = self.config
+        scan = scan_checkpoint(self.model, quiet)
         found = next(stack for stack in scan.stacks if stack.stack == bound.name)
-        return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma", ()
+        return found.dims, found.named_by, ()
 
     def _nothing_in_common(self, bound: Sequence[BoundStack]) -> None:
         """Masks that fit nothing of the model are a mistake; masks of other parameters are worth a remark."""
@@ -257,11 +257,6 @@ class _Check:
 
     def _name(self, which: int) -> str:
         return (self.second or self.first).name if which else self.first.name
-
-
-def _with_config(checkpoint: Checkpoint, config: dict[str, Any]) -> Checkpoint:
-    checkpoint.config = config
-    return checkpoint
 
 
 def _looks_like_masks(source: Checkpoint) -> bool:

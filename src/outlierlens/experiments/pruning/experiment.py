@@ -9,16 +9,17 @@ the weights of some positions first, then the smallest of what is left: `chosen`
 positions in all layers, random ones that differ by layer, and ones about as large that differ by layer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.controls import Plan, compared, matched_sets, plan_key, random_sets
-from outlierlens.ablation.damage import Condition, Score
+from outlierlens.ablation.bench import AblationBench, Progress, Steps
+from outlierlens.ablation.controls import Plan, compared, matched_sets, random_sets
+from outlierlens.ablation.damage import Condition
 from outlierlens.architectures import live_parameters
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import magnitude as strength_of
@@ -28,16 +29,13 @@ from outlierlens.experiments.pruning.options import ExperimentOptions
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import PruneExperiment, Removal
 from outlierlens.models.changes import set_values, temporary
-from outlierlens.models.load import LoadedModel, fingerprint
-from outlierlens.results.row_store import RowStore
+from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
 from outlierlens.statistics.words import unseen_note
-from outlierlens.tasks import begins, check_intact, make_task, scored
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import nn
-
-Progress = Callable[[str, int, int], None]
 
 
 def prune_experiment(
@@ -56,48 +54,60 @@ def prune_experiment(
         BadInput: no outlier to force the budget onto, unknown positions, or no usable text.
     """
     options = options or ExperimentOptions()
-    bench = _Bench(loaded, texts, options)
-    families = bench.families()
-    total = 3 + sum(map(len, families.values()))
-    report = progress or (lambda *_: None)
-    with ExitStack() as files:
-        if rows:
-            bench.rows = files.enter_context(RowStore.open(rows, bench.identity(texts)))
-        report("intact", 0, total)
-        intact = bench.measure("intact", None)
-        report("magnitude", 1, total)
-        magnitude = bench.measure("magnitude", {})
-        report("chosen", 2, total)
-        chosen = bench.measure("chosen", dict.fromkeys(range(bench.cells.n_layers), bench.dims))
+    budget = _Budget(loaded, options)
+    task_options = replace(options.task, seed=options.seed)
+    task = make_task(loaded, texts, task_options)
+    bench = AblationBench(loaded, task, seed=options.seed)
+    families, closeness = budget.families()
+    swaps: dict[str, int] = {}
+
+    def pruned(label: str, plan: Plan) -> Condition:
+        """The weights of `plan` and the smallest others pruned; how many these are is known without the rows."""
+        taken = budget.pruner.pruned(plan, budget.n)
+        swaps[label] = int(np.count_nonzero(taken & ~budget.alone))
+        found = bench.condition(label, plan, lambda: budget.pruner.off(taken))
+        return replace(found, n_parameters=int(np.count_nonzero(taken)), score=replace(found.score, also={}))
+
+    report = Steps(progress, 3 + sum(map(len, families.values())))
+    identity = bench.identity(texts, task_options, stack=budget.stack.name, budget=budget.n)
+    with bench.resumed(rows, identity):
+        report("intact")
+        intact = bench.intact_condition()
+        report("magnitude")
+        magnitude = pruned("magnitude", {})
+        report("chosen")
+        chosen = pruned("chosen", dict.fromkeys(range(budget.cells.n_layers), budget.dims))
         measured: dict[str, list[Condition]] = {}
         for kind, plans in families.items():
             for number, plan in enumerate(plans):
-                report(kind, 3 + sum(map(len, measured.values())), total)
-                measured.setdefault(kind, []).append(bench.measure(f"{kind} {number + 1}", plan))
-    report("done", total, total)
+                report(kind)
+                measured.setdefault(kind, []).append(pruned(f"{kind} {number + 1}", plan))
+    report("done")
+    norms = "norms here multiply by 1 + weight: a pruned value is −1, where the factor is 0"
+    beyond = (norms,) if budget.cells.beyond_masks else ()
     return PruneExperiment(
         provenance=loaded.provenance(seed=options.seed, digest=bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
-        task=bench.task.name,
-        unit=bench.task.unit,
-        stack=bench.stack.name,
-        site=bench.cells.site,
-        dims=bench.dims,
-        dims_source=bench.dims_source,
-        n_layers=bench.cells.n_layers,
-        hidden_size=bench.cells.width,
-        n_candidates=bench.pruner.n_candidates,
-        forced=bench.forced,
-        budget=bench.budget,
-        n_texts=bench.task.n_texts,
-        n_tokens=bench.task.n_tokens,
-        intact=intact,
+        task=task.name,
+        unit=task.unit,
+        stack=budget.stack.name,
+        site=budget.cells.site,
+        dims=budget.dims,
+        dims_source=budget.dims_source,
+        n_layers=budget.cells.n_layers,
+        hidden_size=budget.cells.width,
+        n_candidates=budget.pruner.n_candidates,
+        forced=budget.forced,
+        budget=budget.n,
+        n_texts=task.n_texts,
+        n_tokens=task.n_tokens,
+        intact=replace(intact, score=replace(intact.score, also={})),
         magnitude=magnitude,
         chosen=chosen,
-        controls=compared(measured, chosen, ranked="random position", closeness=bench.closeness),
-        swaps=bench.swaps,
-        notes=(*loaded.notes, *bench.notes),
+        controls=compared(measured, chosen, ranked="random position", closeness=closeness),
+        swaps=swaps,
+        notes=(*loaded.notes, *task.notes, unseen_note(task.n_texts), *beyond),
     )
 
 
@@ -158,31 +168,19 @@ class Pruner:
             yield int(np.count_nonzero(taken))
 
 
-class _Bench:
-    """A model, its task, and the budget."""
+class _Budget:
+    """The positions of a model, and how many weights of its blocks' last operations are pruned: `n`."""
 
-    def __init__(self, loaded: LoadedModel, texts: Texts, options: ExperimentOptions):
+    def __init__(self, loaded: LoadedModel, options: ExperimentOptions):
         self.loaded, self.options = loaded, options
         self.stack = loaded.stack(options.stack)
         shapes = {name: tuple(value.shape) for name, value in live_parameters(loaded.model).items()}
         self.cells = Cells.of(self.stack, shapes, Removal())
         self.dims, self.dims_source = self._named()
-        self.fingerprint = fingerprint(loaded.model)
-        self.how = replace(options.task, seed=options.seed)
-        self.task = make_task(loaded, texts, self.how)
-        self.notes: list[str] = list(self.task.notes)
-        self.notes.append(unseen_note(self.task.n_texts))
         self.pruner = Pruner(loaded.model, self.cells)
         self.forced = int(self.cells.total.sum()) * len(self.dims)
-        self.budget = max(self.forced, round(options.sparsity * self.pruner.n_candidates))
-        self.alone = self.pruner.pruned({}, self.budget)
-        self.swaps: dict[str, int] = {}
-        self.closeness: float | None = None
-        self.rows: RowStore | None = None
-        self.intact, self.weights = self.task.per_text()
-        check_intact(loaded, self.task, self.intact)
-        if self.cells.beyond_masks:
-            self.notes.append("norms here multiply by 1 + weight: a pruned value is −1, where the factor is 0")
+        self.n = max(self.forced, round(options.sparsity * self.pruner.n_candidates))
+        self.alone = self.pruner.pruned({}, self.n)
 
     def _named(self) -> tuple[tuple[int, ...], str]:
         asked = tuple(dict.fromkeys(self.options.dims))
@@ -198,24 +196,14 @@ class _Bench:
             raise BadInput(
                 f"{self.loaded.name}: the scan finds no outlier; name positions to force the budget onto with --dims"
             )
-        return found.dims, f"the scan of the weights, at {found.n_sigma:g} sigma"
+        return found.dims, found.named_by
 
-    def identity(self, texts: Texts) -> dict[str, Any]:
-        """What must be equal for measured conditions to be reusable."""
-        return {
-            "model": self.fingerprint,
-            "data": texts.digest,
-            "task": asdict(self.how),
-            "stack": self.stack.name,
-            "budget": self.budget,
-            **begins(self.task),
-        }
-
-    def families(self) -> dict[str, list[Plan]]:
-        """The control plans by kind."""
+    def families(self) -> tuple[dict[str, list[Plan]], float | None]:
+        """(the control plans by kind, how near the matched ones came)."""
         options, n_layers, size = self.options, self.cells.n_layers, len(self.dims)
         everywhere = dict.fromkeys(range(n_layers), self.dims)
         found: dict[str, list[Plan]] = {}
+        closeness = None
         if options.n_random:
             sets = random_sets(self.cells.width, size, n=options.n_random, seed=options.seed, other_than=self.dims)
             found["random position"] = [dict.fromkeys(range(n_layers), dims) for dims in sets]
@@ -225,8 +213,8 @@ class _Bench:
             strength = strength_of(self.loaded, self.stack)
             sets_ = matched_sets(strength, everywhere, avoid=(), n=options.n_matched, seed=options.seed)
             found["matched"] = [one.plan for one in sets_]
-            self.closeness = float(np.median([one.closeness for one in sets_]))
-        return found
+            closeness = float(np.median([one.closeness for one in sets_]))
+        return found, closeness
 
     def _scattered(self, size: int, number: int) -> Plan:
         """As many random positions in each layer, none of them twice while there are fresh ones."""
@@ -238,46 +226,3 @@ class _Bench:
             layer: tuple(sorted(set(drawn[layer * size : (layer + 1) * size].tolist())))
             for layer in range(self.cells.n_layers)
         }
-
-    def measure(self, label: str, plan: Plan | None) -> Condition:
-        """Prune the weights of `plan` and the smallest others, score every text, put all back; None prunes nothing."""
-        values, n_pruned = self.intact, 0
-        if plan is not None:
-            values, n_pruned = self._per_text(label, plan)
-        value, low, high = scored(values, self.weights, None, seed=self.options.seed)
-        change = scored(values - self.intact, self.weights, None, seed=self.options.seed)
-        plan = plan or {}
-        uniform = len(set(plan.values())) <= 1
-        loss = self.task.unit == "nats per token"
-        return Condition(
-            label=label,
-            dims=tuple(sorted({dim for dims in plan.values() for dim in dims})),
-            by_layer={} if uniform else plan,
-            score=Score(
-                value=value,
-                low=low,
-                high=high,
-                perplexity=float(np.exp(min(value, 700.0))) if loss else None,
-                per_text=tuple(values.tolist()),
-                also={},
-            ),
-            change=change[0],
-            change_low=change[1],
-            change_high=change[2],
-            n_parameters=n_pruned,
-            layers=tuple(sorted(plan)),
-        )
-
-    def _per_text(self, label: str, plan: Plan) -> tuple[np.ndarray, int]:
-        taken = self.pruner.pruned(plan, self.budget)
-        n_pruned = int(np.count_nonzero(taken))
-        self.swaps[label] = int(np.count_nonzero(taken & ~self.alone))
-        key = plan_key(plan)
-        kept = self.rows.get(key) if self.rows else None
-        if kept is None:
-            with self.pruner.off(taken):
-                values, _ = self.task.per_text()
-            kept = {"per_text": values.tolist(), "pruned": n_pruned}
-            if self.rows:
-                self.rows.append(key, kept)
-        return np.array(kept["per_text"]), n_pruned

@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.ablation.switches import plan_dims
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.calibration import by_text, shaped_like
-from outlierlens.experiments.quantization.places import Place, find_places
-from outlierlens.experiments.quantization.rounding import fake_quantize, fake_quantize_inputs
-from outlierlens.experiments.quantization.schemes import Recipe
+from outlierlens.experiments.quantization.places import Place, by_text, find_places, shaped_like
+from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs
 from outlierlens.models.changes import set_values, temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import edited_calls, running_masks
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.statistics.means import mean_interval
-from outlierlens.tasks import Task, weighted_mean
+from outlierlens.tasks.base import Task, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

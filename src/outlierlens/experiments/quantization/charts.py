@@ -13,7 +13,7 @@ from outlierlens.view.charts.base import Chart, Spec, bar, begun, chart, field, 
 from outlierlens.view.charts.forms import lines
 from outlierlens.view.charts.palette import DIM_COLOURS, INK, MUTED
 from outlierlens.view.charts.panels import above, beside, composed, heading, inner, panel
-from outlierlens.view.words import named, number
+from outlierlens.view.words import number, these
 
 WIDTH, PANEL, HEIGHT = 720, 330, 230
 # What a setting is called, its colour and its shape, from top to bottom of a scheme.
@@ -151,6 +151,6 @@ def _errors_reading(found: Quantized, one: Rounding) -> str:
     row = int(np.argmax(errors.output))
     return (
         f"Squared error of every block's output over its square, {one.scheme}: at most {number(float(errors.output[row]))} in "
-        f"layer {found.layers[row]}, {number(float(errors.output_kept[row]))} there with {named(found.dims)} kept; "
+        f"layer {found.layers[row]}, {number(float(errors.output_kept[row]))} there with {these(found.dims)} kept; "
         f"{errors.share[row]:.0%} of it lies in them."
     )

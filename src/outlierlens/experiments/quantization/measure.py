@@ -4,7 +4,7 @@
     found = quantize(loaded, read_texts("test.parquet", limit=32), QuantizeOptions())
     found.verdict
 
-The loop is `_Bench.rounding`: enter a setting, score, leave; every setting reads the same tokens and masks.
+The loop is `_Study.rounding`: enter a setting, score, leave; every setting reads the same tokens and masks.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outlierlens.ablation.bench import AblationBench, Progress, Steps
 from outlierlens.ablation.controls import random_sets
 from outlierlens.data.texts import Data
 from outlierlens.detection.observe.measure import ObserveOptions
 from outlierlens.detection.targets import active_dims, named_dims
 from outlierlens.experiments.quantization.apply import Keeping, rounded
-from outlierlens.experiments.quantization.calibration import Calibration, calibrate, smooth_factors
-from outlierlens.experiments.quantization.layer_error import OutputError
-from outlierlens.experiments.quantization.local_error import Reading, local_errors
 from outlierlens.experiments.quantization.noise import NoiseDraws
 from outlierlens.experiments.quantization.options import QuantizeOptions
-from outlierlens.experiments.quantization.places import Place, find_places, without_foreign_readers
+from outlierlens.experiments.quantization.places import (
+    Calibration,
+    Place,
+    calibrate,
+    find_places,
+    smooth_factors,
+    without_foreign_readers,
+)
 from outlierlens.experiments.quantization.result import (
     Difference,
     Errors,
@@ -33,18 +38,19 @@ from outlierlens.experiments.quantization.result import (
     SmoothScale,
     What,
 )
+from outlierlens.experiments.quantization.rounding_error import OutputError, Reading, local_errors
 from outlierlens.experiments.quantization.schemes import Recipe
 from outlierlens.models.inputs import row_limit
-from outlierlens.models.load import LoadedModel, fingerprint, stream_width
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.statistics.means import mean_interval, mean_noise
 from outlierlens.statistics.p_values import rank_p
-from outlierlens.tasks import Task, check_intact, make_task, weighted_mean
+from outlierlens.tasks.base import Task, weighted_mean
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Progress = Callable[[str, int, int], None]
 MAP_CELLS = 65_536  # layers × dimensions that a result holds of each scheme
 MOST_SEEN = 8  # dimensions that are taken from activations where the weights name none
 
@@ -66,54 +72,44 @@ def quantize(
         BadInput: a dimension that does not exist, a scheme that does not fit the weights, or no usable text.
     """
     options = options or QuantizeOptions()
-    bench = _Bench(loaded, texts, options, calibration or texts)
-    total = bench.n_settings
-    done = 0
-
-    def report(label: str) -> None:
-        nonlocal done
-        if progress:
-            progress(label, done, total)
-        done += 1
-
-    roundings = []
+    study = _Study(loaded, texts, options, calibration or texts)
+    report = Steps(progress, study.n_settings)
     errors = local_errors(
-        loaded, options.recipes, bench.dims, bench.places, texts.first(options.n_error_texts), bench.how
+        loaded, options.recipes, study.dims, study.places, texts.first(options.n_error_texts), study.how
     )
-    for recipe in options.recipes:
-        roundings.append(bench.rounding(recipe, report))
-    map_dims = _map_dims([by_dim for _, by_dim in roundings], bench.dims)
-    if calibration is None and bench.factors:
-        bench.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
+    roundings = [study.rounding(recipe, report) for recipe in options.recipes]
+    map_dims = _map_dims([by_dim for _, by_dim in roundings], study.dims)
+    if calibration is None and study.factors:
+        study.notes.append("SmoothQuant's scales rest on the very texts that are measured: no others were given")
     return Quantized(
-        provenance=loaded.provenance(command=command, seed=options.seed, digest=bench.fingerprint),
+        provenance=loaded.provenance(command=command, seed=options.seed, digest=study.bench.fingerprint),
         data=texts.source,
         data_digest=texts.digest,
-        task=bench.task.name,
-        unit=bench.task.unit,
-        stack=bench.stack.name,
-        layers=tuple(map(str, range(bench.stack.n_layers))),
-        hidden_size=bench.width,
-        dims=bench.dims,
-        dims_source=bench.dims_source,
-        n_texts=bench.task.n_texts,
-        n_tokens=bench.task.n_tokens,
-        max_length=bench.how.max_length,
-        intact=bench.setting("intact", (), _Measured(bench.intact, bench.intact[None, :0]), 1.0),
+        task=study.task.name,
+        unit=study.task.unit,
+        stack=study.stack.name,
+        layers=tuple(map(str, range(study.stack.n_layers))),
+        hidden_size=study.width,
+        dims=study.dims,
+        dims_source=study.dims_source,
+        n_texts=study.task.n_texts,
+        n_tokens=study.task.n_tokens,
+        max_length=study.how.max_length,
+        intact=study.setting("intact", (), _TextRuns(study.intact, study.intact[None, :0]), 1.0),
         roundings=tuple(
             replace(one, errors=replace(one.errors, by_dim=by_dim[:, list(map_dims)], linears=errors[one.scheme]))
             for one, by_dim in roundings
         ),
-        alpha=options.alpha if bench.factors else None,
+        alpha=options.alpha if study.factors else None,
         threshold=options.threshold,
-        smoothing=bench.smoothing(),
+        smoothing=study.smoothing(),
         calibration=(calibration or texts).source,
         n_calibration=len(calibration or texts),
         n_error_texts=min(options.n_error_texts, len(texts)),
         map_dims=map_dims,
-        notes=tuple(dict.fromkeys((*loaded.notes, *bench.notes))),
-        noise_draws=bench.noise.n,
-        n_noise_texts=bench.noise.n_texts,
+        notes=tuple(dict.fromkeys((*loaded.notes, *study.notes))),
+        noise_draws=study.noise.n,
+        n_noise_texts=study.noise.n_texts,
     )
 
 
@@ -124,24 +120,23 @@ def run(session: Session, options: QuantizeOptions) -> Quantized:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _TextRuns:
     """The value of every text, [text], and of the first in every run, [run, text], that without noise first."""
 
     values: np.ndarray
     runs: np.ndarray
 
-    def __sub__(self, other: "_Measured") -> "_Measured":
-        return _Measured(self.values - other.values, self.runs - other.runs)
+    def __sub__(self, other: "_TextRuns") -> "_TextRuns":
+        return _TextRuns(self.values - other.values, self.runs - other.runs)
 
 
-class _Bench:
+class _Study:
     """A model, its task, its outliers, and what it does in every setting."""
 
     def __init__(self, loaded: LoadedModel, texts: Data, options: QuantizeOptions, calibration: Data):
         self.loaded, self.options = loaded, options
         self.stack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
-        self.fingerprint = fingerprint(loaded.model)
         self.how = Reading(self.stack.name, row_limit(loaded, texts, options.task.max_length), options.task.batch_size)
         self.notes: list[str] = []
         self.dims, self.dims_source = self._outliers(calibration)
@@ -149,8 +144,8 @@ class _Bench:
         if loaded.head == "none" and task.name == "auto" and texts.plural == "texts":
             task = replace(task, name="sentence change")
         self.task: Task = make_task(loaded, texts, task)
-        self.intact, self.weights = self.task.per_text()
-        check_intact(loaded, self.task, self.intact)
+        self.bench = AblationBench(loaded, self.task, seed=options.seed)
+        self.intact, self.weights = self.bench.intact.per_text, self.bench.weights
         self.notes += self.task.notes
         places = find_places(loaded, self.stack.name)
         self.seen: Calibration = calibrate(
@@ -186,9 +181,9 @@ class _Bench:
 
     def rounding(self, recipe: Recipe, report: Callable[[str], None]) -> tuple[Rounding, np.ndarray]:
         """One scheme in all settings, and where the error of the rounded model lies, [layer, dim] of all."""
-        tried: dict[What, tuple[Setting, _Measured]] = {}
+        tried: dict[What, tuple[Setting, _TextRuns]] = {}
         errors: dict[What, np.ndarray] = {}
-        draws: list[tuple[Setting, _Measured]] = []
+        draws: list[tuple[Setting, _TextRuns]] = []
         n_linears = n_weights = 0
         for what, keeping in self._settings(recipe):
             report(f"{recipe.name}, {what}")
@@ -196,7 +191,7 @@ class _Bench:
                 values, _ = self.task.per_text()
                 kept = tally.kept
                 n_linears, n_weights = tally.n_linears, tally.n_weights
-                measured = _Measured(values, self.noise.runs(values))
+                measured = _TextRuns(values, self.noise.runs(values))
                 if what in ("rounded", "kept") or (what == "random" and not draws):
                     errors[what] = self.outputs.measure()
             one = (self.setting(what, keeping.dims, measured, kept), measured)
@@ -208,7 +203,7 @@ class _Bench:
         beyond, p = None, None
         if draws:
             means = (np.mean([getattr(of, name) for _, of in draws], axis=0) for name in ("values", "runs"))
-            beyond = self.mean(_Measured(*means) - spared)
+            beyond = self.mean(_TextRuns(*means) - spared)
             # A loss that is no number any more is as bad as one that is infinite.
             values = np.array([tried["kept"][0].value, *(setting.value for setting, _ in draws)])
             given_back = -np.nan_to_num(values, nan=np.inf, posinf=np.inf)
@@ -243,9 +238,9 @@ class _Bench:
             found.append(("smoothed", Keeping(factors=self.factors)))
         return found
 
-    def setting(self, what: What, dims: tuple[int, ...], of: _Measured, kept: float) -> Setting:
+    def setting(self, what: What, dims: tuple[int, ...], of: _TextRuns, kept: float) -> Setting:
         """The figures of one setting from the value of every text."""
-        intact = _Measured(self.intact, self.intact[: of.runs.shape[1]])
+        intact = _TextRuns(self.intact, self.intact[: of.runs.shape[1]])
         value, change = self.mean(of), self.mean(of - intact)
         return Setting(
             what,
@@ -261,7 +256,7 @@ class _Bench:
             value.noise,
         )
 
-    def mean(self, of: _Measured) -> Difference:
+    def mean(self, of: _TextRuns) -> Difference:
         """The mean over texts with its interval and noise; of a difference of two settings, texts and noise are paired."""
         noise = mean_noise(of.runs, self.weights[: of.runs.shape[1]], len(of.values))
         low, high = mean_interval(of.values, self.weights, noise=noise)

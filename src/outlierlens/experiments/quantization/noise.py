@@ -21,7 +21,7 @@ from outlierlens.models.changes import temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import EMBEDDINGS, edited, running_masks
 from outlierlens.models.load import LoadedModel
-from outlierlens.tasks import Task
+from outlierlens.tasks.base import Task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ import numpy as np
 
 from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
-from outlierlens.view.words import named
+from outlierlens.view.words import these
 
 What = Literal["intact", "rounded", "kept", "random", "mixed", "smoothed"]
 Says = Literal["free", "keep", "no use", "unclear", "not tried"]
@@ -272,10 +272,10 @@ class Quantized(Result):
                 + (f" (random {signed(one.random_change)})" if one.random else "")
                 for one in by["keep"]
             )
-            parts.append(f"keep {named(self.dims)} in 16 bit: {told}")
+            parts.append(f"keep {these(self.dims)} in 16 bit: {told}")
         if by["no use"]:
             told = ", ".join(f"{one.scheme} {signed(one.rounded.change)}" for one in by["no use"])
-            parts.append(f"keeping {named(self.dims)} does not make up for {told}")
+            parts.append(f"keeping {these(self.dims)} does not make up for {told}")
         if by["free"]:
             parts.append(f"{', '.join(one.scheme for one in by['free'])}: no cost that can be told, nothing to keep")
         if rest := [one for one in self.roundings if one.says in ("unclear", "not tried")]:

@@ -9,7 +9,7 @@ from outlierlens.experiments.quantization.charts import quantization_errors, qua
 from outlierlens.experiments.quantization.result import Difference, Quantized, Rounding, Setting, SmoothScale, signed
 from outlierlens.statistics.words import interval_text
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section, Share, percent
-from outlierlens.view.words import named
+from outlierlens.view.words import these
 
 LOSSES = (
     *("weights / inputs", "all rounded", "95 %", "noise", "outliers kept", "95 %", "noise"),
@@ -47,14 +47,14 @@ def _sentences(found: Quantized) -> Iterator[str]:
     yield f"{found.verdict[:1].upper()}{found.verdict[1:]}."
     yield (
         f"{found.provenance.model} on {found.data}: {found.task} of {found.n_texts:,} texts ({found.n_tokens:,} tokens), "
-        f"intact {found.intact.value:z.4f} {found.unit}; outliers: {named(found.dims)} ({found.dims_source})."
+        f"intact {found.intact.value:z.4f} {found.unit}; outliers: {these(found.dims)} ({found.dims_source})."
     )
     for one in found.roundings:
         if one.says == "keep" and math.isfinite(one.share_regained):
             ends = interval_text(one.regained.low, one.regained.high, "+.3g")
             noise = f", noise {one.regained.noise:.2g}" if math.isfinite(one.regained.noise) else ""
             yield (
-                f"{one.scheme}: keeping {named(found.dims)} ({percent(one.kept.kept)} of the weights) gives back "
+                f"{one.scheme}: keeping {these(found.dims)} ({percent(one.kept.kept)} of the weights) gives back "
                 f"{percent(one.share_regained)} of the cost ({signed(one.regained.value)}, 95 % interval {ends}{noise})."
             )
     if found.smoothing and found.alpha is not None:
@@ -73,7 +73,7 @@ def _scale(found: Quantized, place: int, dim: int) -> str:
 def _what_is_compared(found: Quantized) -> str:
     note = (
         f"Change of the {found.task} ({found.unit}) of {found.provenance.model} on {found.n_texts:,} texts of {found.data}; "
-        f"paired 95 % intervals over texts. {found.noise_note} Kept: {named(found.dims)} ({found.dims_source}), or as many "
+        f"paired 95 % intervals over texts. {found.noise_note} Kept: {these(found.dims)} ({found.dims_source}), or as many "
         "random dimensions, in high precision where they are read and written."
     )
     if found.threshold is not None:

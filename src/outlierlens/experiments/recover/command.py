@@ -1,10 +1,7 @@
 """`recover`: its fine-tunings are kept in a run directory, and go on from there."""
 
-from pathlib import Path
-
 from outlierlens.cli import common
-from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import resumable, say
+from outlierlens.cli.common import check_chart, resumable, say, write_chart
 from outlierlens.cli.experiment import tell
 from outlierlens.experiments.recover.options import RecoverOptions
 from outlierlens.session import Session
@@ -16,9 +13,9 @@ def run(session: Session, options: RecoverOptions) -> None:
     check_chart(output.chart, replace=output.overwrite)
     train, dev = session.splits.splits(offline=session.loading.offline, of_words=False)
     from outlierlens.experiments.recover.measure import RESULT, recover
-    from outlierlens.training.finetune import FinetuneOptions
+    from outlierlens.training.finetune.loop import FinetuneOptions
 
-    folder = output.output or Path("runs") / f"{Path(session.subject.model).name or 'model'}-recovery"
+    folder = session.folder("recovery")
     how = FinetuneOptions(
         load=session.load, command=session.command, overwrite=output.overwrite,
         progress=common.warn if output.tells_progress else lambda _: None,

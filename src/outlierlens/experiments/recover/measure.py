@@ -30,13 +30,13 @@ from outlierlens.experiments.recover.result import Arm, Recovery, Regrowth, Stat
 from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadedModel, fingerprint, load_model, stream_width
 from outlierlens.results.document import save
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
 from outlierlens.tasks.metrics import Statistic, interval
-from outlierlens.training.finetune.order import steps_per_epoch
+from outlierlens.training.finetune.batches import steps_per_epoch
 
 if TYPE_CHECKING:
-    from outlierlens.training.finetune import FinetuneOptions
+    from outlierlens.training.finetune.loop import FinetuneOptions
 
 RESULT = "recovery.json"
 
@@ -54,25 +54,25 @@ def recover(
     Raises:
         BadInput: a model without a head for the task, no dimension to switch off, or a folder with another run in it.
     """
-    from outlierlens.training.finetune import FinetuneOptions, finetune
+    from outlierlens.training.finetune.loop import FinetuneOptions, finetune
 
     options, how = options or RecoverOptions(), how or FinetuneOptions()
     loaded = load_model(model, replace(how.load, dtype="float32"))
     _check_head(loaded, train)
-    bench = _Bench(loaded, dev, options)
-    chosen = tuple(sorted(options.dims)) if options.dims is not None else bench.found
+    scorer = _Scorer(loaded, dev, options)
+    chosen = tuple(sorted(options.dims)) if options.dims is not None else scorer.found
     if not chosen:
         raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --dims")
-    plan_dims(bench.stack, bench.width, chosen)
+    plan_dims(scorer.stack, scorer.width, chosen)
     sets: list[tuple[What, tuple[int, ...]]] = [("chosen", chosen)]
     if options.n_random:
-        avoid = (*chosen, *bench.found)
-        drawn = random_sets(bench.width, len(chosen), avoid=avoid, n=options.n_random, seed=options.seed)
+        avoid = (*chosen, *scorer.found)
+        drawn = random_sets(scorer.width, len(chosen), avoid=avoid, n=options.n_random, seed=options.seed)
         sets += [("random", one) for one in drawn]
-    arms = [bench.arm("none", "intact", (), loaded, chosen)]
+    arms = [scorer.arm("none", "intact", (), loaded, chosen)]
     for what, off in sets:
-        with zeroed_weights(loaded, off, stack=bench.stack.name):
-            arms.append(bench.arm(what, "off", off, loaded, off))
+        with zeroed_weights(loaded, off, stack=scorer.stack.name):
+            arms.append(scorer.arm(what, "off", off, loaded, off))
     for what, off, state, name in _trainings(sets):
         settings = options.settings
         if off:
@@ -81,16 +81,16 @@ def recover(
         tuned = finetune(model, train, dev, folder / name, settings, seeds=options.seeds, options=how)
         for number, trained in enumerate(tuned.seeds):
             again = load_model(trained.folder, replace(how.load, dtype="float32", revision=None, subfolder=""))
-            arm = bench.arm(what, state, off, again, off or chosen)
+            arm = scorer.arm(what, state, off, again, off or chosen)
             arms.append(replace(arm, seed=options.seeds[number], best_epoch=trained.best_epoch, folder=trained.folder))
     settings = options.settings
     n_train = min(len(train), settings.train_limit or len(train))
     steps = steps_per_epoch(n_train, settings.batch) * settings.epochs
     found = Recovery(
-        provenance=loaded.provenance(command=how.command, seed=options.seed, digest=bench.fingerprint),
+        provenance=loaded.provenance(command=how.command, seed=options.seed, digest=scorer.fingerprint),
         task=dev.task.name,
         metric=dev.task.metric,
-        stack=bench.stack.name,
+        stack=scorer.stack.name,
         dims=chosen,
         train=train.source,
         dev=dev.source,
@@ -126,17 +126,17 @@ def _trainings(sets: Sequence[tuple[What, tuple[int, ...]]]) -> list[tuple[What,
     return runs
 
 
-class _Bench:
+class _Scorer:
     """Scores a model on the dev set and measures its norms, always beside the intact one."""
 
     def __init__(self, loaded: LoadedModel, dev: Examples, options: RecoverOptions):
         self.dev, self.options = dev, options
         self.stack = loaded.stack(options.stack)
         self.width = stream_width(loaded.model, self.stack)
-        self.scorer_options = TaskOptions(max_length=options.settings.max_length, measure="loss")
+        self.task_options = TaskOptions(max_length=options.settings.max_length, measure="loss")
         self.fingerprint = fingerprint(loaded.model)
         self.found = scan_stream(loaded, self.stack.name).dims
-        self.intact_outputs = LabelledScore(loaded, dev, self.scorer_options).outputs()
+        self.intact_outputs = LabelledScore(loaded, dev, self.task_options).outputs()
         self.intact_weights = _weights(loaded, self.stack)
 
     def arm(self, what: What, state: State, off: tuple[int, ...], loaded: LoadedModel, shown: Sequence[int]) -> Arm:
@@ -144,7 +144,7 @@ class _Bench:
         stack = loaded.stack(self.options.stack)
         outputs = self.intact_outputs
         if state != "intact":
-            outputs = LabelledScore(loaded, self.dev, self.scorer_options).outputs()
+            outputs = LabelledScore(loaded, self.dev, self.task_options).outputs()
         metric = self.dev.task.metric
         value = outputs.scores[metric]
         low, high = interval(metric, outputs.truth, outputs.predicted, seed=self.options.seed, groups=self.dev.family)

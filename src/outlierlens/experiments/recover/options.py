@@ -7,7 +7,7 @@ from annotated_types import Ge
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag, Flat, check
-from outlierlens.training.finetune.settings import FinetuneSettings
+from outlierlens.training.finetune.options import FinetuneSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from outlierlens.data.labelled.apart import apart
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments.similarity.options import RepairOptions
 from outlierlens.experiments.similarity.result import Fitted
-from outlierlens.vectors.clip import Clipping
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix
-from outlierlens.vectors.moments import moments_of
-from outlierlens.vectors.read import Vectors
+from outlierlens.models.load import LoadedModel
+from outlierlens.vectors.clip import Clipping, resolve_clipping
+from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, moments_of
+from outlierlens.vectors.read import Vectors, text_stack
 from outlierlens.vectors.store import Budget, check_matrices
 
 NOTHING = Clipping("none", {}, "nothing is clipped")
@@ -46,6 +47,23 @@ def fitting_text(
     if fit is None:
         raise BadInput(f"these fixes need a text to fit on, and there is none beside the evaluated ones; {remedy}")
     return apart(fit, evaluated, limit=limit, seed=seed)
+
+
+def text_and_clipping(
+    loaded: LoadedModel, sentences: Sequence[str], specs: Sequence[FixSpec], fit: Texts | None, options: RepairOptions
+) -> tuple[Texts | None, int, Clipping | None]:
+    """(text to fit on, evaluated `sentences` left out of it, what is clipped); None where no fix needs it.
+
+    Raises:
+        BadInput: see `fitting_text` and `resolve_clipping`.
+    """
+    text, dropped = None, 0
+    if needs_text(specs, options.clip):
+        text, dropped = fitting_text(fit, sentences, limit=options.fit_limit, seed=options.seed)
+    stack = text_stack(loaded, options.read.stack).name
+    if all(spec.kind != "clip" for spec in specs):
+        return text, dropped, None
+    return text, dropped, resolve_clipping(options.clip, loaded, fit_texts=text, stack=stack)
 
 
 def fit_fixes(

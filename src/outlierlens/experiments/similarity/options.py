@@ -26,7 +26,7 @@ class RepairOptions:
     fixes: tuple[FixSpec, ...] = parse_fixes(USUAL)
     """What is tried; raw vectors always are."""
     clip: str = "auto"
-    """Which dimensions are clipped, as `clipping.resolve_clipping` reads it."""
+    """Which dimensions are clipped, as `vectors.clip.resolve_clipping` reads it."""
     fit_limit: Annotated[int, Ge(2)] = Fitting.fit_limit
     """Fit on N texts at most, by the seed."""
     seed: Annotated[int, Ge(0)] = 0

@@ -17,21 +17,34 @@ import numpy as np
 from outlierlens.data.labelled.apart import plain
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
-from outlierlens.experiments.similarity.choose import MIN_DEV, Measured, Names, choices, elsewhere
 from outlierlens.experiments.similarity.fitting import (
     NOTHING,
     FittedFixes,
     described,
     fit_fixes,
     fit_notes,
-    fitting_text,
     needs_text,
+    text_and_clipping,
 )
 from outlierlens.experiments.similarity.options import StsCall, StsOptions
-from outlierlens.experiments.similarity.pooling import Pooling, own_pooling, sentence_vectors, static_vectors
+from outlierlens.experiments.similarity.pooling import (
+    Pooling,
+    needed_words,
+    own_pooling,
+    read_word_vectors,
+    sentence_vectors,
+    static_vectors,
+)
 from outlierlens.experiments.similarity.result import Scores, Similarity, StaticVectors, TaskScores
-from outlierlens.experiments.similarity.scores import PairIndex, score
-from outlierlens.experiments.similarity.static import needed_words, read_word_vectors
+from outlierlens.experiments.similarity.scores import (
+    MIN_DEV,
+    MeasuredPairs,
+    Names,
+    PairIndex,
+    choices,
+    elsewhere,
+    score,
+)
 from outlierlens.experiments.similarity.table import (
     DEV,
     TASKS,
@@ -44,10 +57,8 @@ from outlierlens.experiments.similarity.table import (
 )
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
-from outlierlens.vectors.clip import Clipping, resolve_clipping
-from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, raw_first
-from outlierlens.vectors.moments import moments_of
-from outlierlens.vectors.read import Vectors, text_stack, tokenise
+from outlierlens.vectors.fixes import Fix, FixSpec, make_fix, moments_of, raw_first
+from outlierlens.vectors.read import Vectors, tokenise
 
 INPUT_EMBEDDINGS = "input embeddings"
 
@@ -77,7 +88,7 @@ def sts(
     specs = raw_first(options.fixes)
     held = [*tasks, *dev_pairs]
     sentences = tuple(dict.fromkeys(text for pairs in held for text in pairs.sentences))
-    text, dropped, clipping = _fit_text(loaded, sentences, specs, fit, options)
+    text, dropped, clipping = text_and_clipping(loaded, sentences, specs, fit, options)
     read = options.read
     fitting: Vectors | None = None
     if text is not None and any(spec.fitted for spec in specs):
@@ -137,7 +148,9 @@ def sts(
     )
 
 
-def measure(vectors: Vectors, sentences: Sequence[str], held: Sequence[StsPairs], fixes: FittedFixes) -> list[Measured]:
+def measure(
+    vectors: Vectors, sentences: Sequence[str], held: Sequence[StsPairs], fixes: FittedFixes
+) -> list[MeasuredPairs]:
     """Cosines and scores of all `held` pairs at every layer with every fix; rows of `vectors` are `sentences`."""
     place = {text: i for i, text in enumerate(sentences)}
     indices = [PairIndex.of(pairs, place) for pairs in held]
@@ -148,20 +161,7 @@ def measure(vectors: Vectors, sentences: Sequence[str], held: Sequence[StsPairs]
         for number, index in enumerate(indices):
             for column, fix in enumerate(of_layer):
                 cosines[number][:, layer, column] = index.cosines(values, fix)
-    return [Measured(pairs, found, score(pairs, found)) for pairs, found in zip(held, cosines, strict=True)]
-
-
-def _fit_text(
-    loaded: LoadedModel, sentences: Sequence[str], specs: Sequence[FixSpec], fit: Texts | None, options: StsOptions
-) -> tuple[Texts | None, int, Clipping | None]:
-    """(text to fit on, evaluated texts left out of it, what is clipped)."""
-    clips = any(spec.kind == "clip" for spec in specs)
-    text, dropped = None, 0
-    if needs_text(specs, options.clip):
-        text, dropped = fitting_text(fit, sentences, limit=options.fit_limit, seed=options.seed)
-    stack = text_stack(loaded, options.read.stack).name
-    clipping = resolve_clipping(options.clip, loaded, fit_texts=text, stack=stack) if clips else None
-    return text, dropped, clipping
+    return [MeasuredPairs(pairs, found, score(pairs, found)) for pairs, found in zip(held, cosines, strict=True)]
 
 
 def _static(
@@ -255,11 +255,7 @@ def run(session: Session, options: StsCall) -> Similarity:
         fit = fit_text(rows, options.data, offline=offline)
     pooling = Pooling(options.pooling, reads.special, reads.max_length) if options.pooling != "own" else None
     how = replace(
-        options.how,
-        read=reads.options(session.loaded, final_norm=True, progress=session.progress),
-        fixes=fits.specs,
-        clip=fits.clip,
-        fit_limit=fits.fit_limit,
+        fits.into(reads.into(options.how, session.loaded, final_norm=True, progress=session.progress)),
         pooling=pooling or own_pooling(session.subject.model, session.load),
     )
     return sts(session.loaded, pairs, how, fit=fit, dev=dev)

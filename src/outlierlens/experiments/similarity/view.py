@@ -13,7 +13,6 @@ from outlierlens.experiments.similarity.result import (
     TaskScores,
     WordChoice,
     WordInContext,
-    WordPairs,
 )
 from outlierlens.statistics.words import no_change
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section
@@ -135,12 +134,10 @@ def _words(found: WordInContext) -> Rows:
     train = any((0, 0) in ((one.low, one.high), (one.crossed_low, one.crossed_high)) for one in changed)
     validation = any((one.held_out_low, one.held_out_high) == (0, 0) for one in changed)
     same = [split for split, has in zip((found.data[0], found.data[-1]), (train, validation), strict=True) if has]
-    note += [f"Where nothing changed in {one.split}: {_unchanged(one)}." for one in same]
+    note += [
+        f"Where nothing changed in {one.split}: {no_change(one.n_pairs, 'pairs', one.n_families)}." for one in same
+    ]
     return Rows("Accuracy × 100", (*heads, "says"), tuple(_word(one, held) for one in found.choices), " ".join(note))
-
-
-def _unchanged(split: WordPairs) -> str:
-    return no_change(split.n_pairs, "pairs", split.n_families)
 
 
 def _word(one: WordChoice, held: bool) -> tuple[Cell, ...]:

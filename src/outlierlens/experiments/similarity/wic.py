@@ -24,17 +24,14 @@ from outlierlens.experiments.similarity.fitting import (
     described,
     fit_fixes,
     fit_notes,
-    fitting_text,
-    needs_text,
+    text_and_clipping,
 )
 from outlierlens.experiments.similarity.options import WicCall, WicOptions
 from outlierlens.experiments.similarity.result import WordChoice, WordInContext, WordPairs
-from outlierlens.experiments.similarity.scores import PairIndex
-from outlierlens.experiments.similarity.search import GRID, chosen, crossed, folds_of, right_at
+from outlierlens.experiments.similarity.scores import GRID, PairIndex, chosen, crossed, folds_of, right_at
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.tasks.metrics import paired_interval
-from outlierlens.vectors.clip import resolve_clipping
 from outlierlens.vectors.fixes import raw_first
 from outlierlens.vectors.read import Vectors, gather, text_stack, tokenise, wanted_layers
 
@@ -133,12 +130,7 @@ def wic(
     specs = raw_first(options.fixes)
     splits = [train] if validation is None else [train, validation]
     sentences = tuple(dict.fromkeys(text for one in splits for side in (one.first, one.second) for text in side))
-    text, dropped = None, 0
-    if needs_text(specs, options.clip):
-        text, dropped = fitting_text(fit, sentences, limit=options.fit_limit, seed=options.seed)
-    stack = text_stack(loaded, options.read.stack).name
-    clips = any(spec.kind == "clip" for spec in specs)
-    clipping = resolve_clipping(options.clip, loaded, fit_texts=text, stack=stack) if clips else None
+    text, dropped, clipping = text_and_clipping(loaded, sentences, specs, fit, options)
     fitting = None
     if text is not None and any(spec.fitted for spec in specs):
         fitting = word_vectors(loaded, text.texts, options)
@@ -316,12 +308,5 @@ def run(session: Session, options: WicCall) -> WordInContext:
         # WiC has no split to spare: the paper's protocol reports train, and validation is what is held out.
         shipped = [read_texts(name) for name in (REVIEWS, EXCERPT)]
         fit = Texts("the shipped reviews and excerpt", tuple(text for one in shipped for text in one.texts))
-    how = replace(
-        options.how,
-        read=reads.options(session.loaded, final_norm=True, progress=session.progress),
-        max_length=reads.max_length,
-        fixes=fits.specs,
-        clip=fits.clip,
-        fit_limit=fits.fit_limit,
-    )
+    how = fits.into(reads.into(options.how, session.loaded, final_norm=True, progress=session.progress))
     return wic(session.loaded, train, validation, how, fit=fit)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from outlierlens.detection.rules import Rule
 from outlierlens.experiments.survival.result import Survival, TunedSurvival
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import Chart, Spec, begun, field, label, looks, round_to, strongest_first
@@ -29,7 +30,7 @@ def survival(survived: Survival, model: int = 0, *, name: str = "survival") -> C
         if cells:
             kept = _extreme(cells, dims)
             drawn, total = drawn + len(kept), total + len(cells)
-            panels.append(_z_panel(kept, dims, part, survived.base.stacks[0].n_sigma))
+            panels.append(_z_panel(kept, dims, part, survived.base.stacks[0].threshold))
     before, after = survived.base.provenance.model, tuned.name
     rows = [
         (dim.stack, dim.dim, dim.fate, part, round_to(s.z_before, 3), round_to(s.z_after, 3), s.layers_before, s.layers_after,
@@ -77,7 +78,7 @@ def _extreme(cells: list[Spec], dims: list[int]) -> list[Spec]:
     return ranked[:MAX_DOTS]
 
 
-def _z_panel(cells: list[Spec], dims: list[int], part: str, n_sigma: float) -> Spec:
+def _z_panel(cells: list[Spec], dims: list[int], part: str, rule: Rule) -> Spec:
     ends = np.array([(cell["before"], cell["after"]) for cell in cells], dtype=float)
     low, high = float(ends.min()), float(ends.max())
     pad = 0.1 * (high - low) or 1.0
@@ -89,7 +90,7 @@ def _z_panel(cells: list[Spec], dims: list[int], part: str, n_sigma: float) -> S
     tooltip = draw.columns(dim="dimension", layer="layer", before="z before", after="z after")
     ends_of_diagonal = [{"before": end, "after": end} for end in domain]
     layers = [draw.line(ends_of_diagonal, x=x, y=y, color=MUTED, strokeDash=[1, 0], strokeWidth=1)]
-    for sigma in (-n_sigma, n_sigma):
+    for sigma in rule.levels:
         if domain[0] < sigma < domain[1]:
             layers.append(draw.level(sigma, x=x, strokeDash=[3, 3], strokeWidth=1))
             layers.append(draw.level(sigma, y=y, strokeDash=[3, 3], strokeWidth=1))

@@ -17,10 +17,11 @@ import numpy as np
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.detection.rules import Rule
 from outlierlens.detection.scan.measure import ScanOptions, measure, scan_checkpoint, sites_of
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
-from outlierlens.experiments.compare.result import compare
+from outlierlens.experiments.compare.measure import compare
 from outlierlens.experiments.survival.options import Followed, SurvivalOptions
 from outlierlens.experiments.survival.result import (
     Agreement,
@@ -31,6 +32,7 @@ from outlierlens.experiments.survival.result import (
     Survival,
     TunedSurvival,
 )
+from outlierlens.statistics.ranks import pearson
 
 if TYPE_CHECKING:
     from outlierlens.session import Session
@@ -205,16 +207,15 @@ def _maps(checkpoint: Checkpoint, stack: StackScan, options: ScanOptions) -> dic
 def _dims(
     stack: StackScan, other: StackScan, maps: Sequence[dict[Part, np.ndarray]], fates: dict[int, Fate]
 ) -> Iterator[DimSurvival]:
-    thresholds = stack.n_sigma, other.n_sigma
     for dim in sorted(fates):
         shifts = {
-            part: _shift(maps[0][part][:, dim], maps[1][part][:, dim], thresholds)
+            part: _shift(maps[0][part][:, dim], maps[1][part][:, dim], stack.threshold, other.threshold)
             for part in maps[0].keys() & maps[1].keys()
         }
         yield DimSurvival(stack.stack, stack.site, dim, fates[dim], stack.n_layers, shifts["scale"], shifts.get("bias"))
 
 
-def _shift(before: np.ndarray, after: np.ndarray, n_sigma: tuple[float, float]) -> Shift:
+def _shift(before: np.ndarray, after: np.ndarray, rule_before: Rule, rule_after: Rule) -> Shift:
     """Of z [layer] before and after."""
     moved = np.abs(after - before)
     return Shift(
@@ -222,8 +223,8 @@ def _shift(before: np.ndarray, after: np.ndarray, n_sigma: tuple[float, float]) 
         z_after=float(after.mean()),
         largest_before=float(before[np.abs(before).argmax()]),
         largest_after=float(after[np.abs(after).argmax()]),
-        layers_before=int((np.abs(before) >= n_sigma[0]).sum()),
-        layers_after=int((np.abs(after) >= n_sigma[1]).sum()),
+        layers_before=int(rule_before.layers_past(before)),
+        layers_after=int(rule_after.layers_past(after)),
         moved=float(moved.mean()),
         moved_most=float(moved.max()),
     )
@@ -240,20 +241,16 @@ def _agreement(stack: StackScan, maps: Sequence[dict[Part, np.ndarray]], named: 
             stack=stack.stack,
             site=stack.site,
             part=part,
-            r=_pearson(before, after),
-            r_named=_pearson(before[:, named], after[:, named]) if before[:, named].size >= 3 else None,
+            r=_correlation(before, after),
+            r_named=_correlation(before[:, named], after[:, named]) if before[:, named].size >= 3 else None,
             moved_named=float(moved[:, named].mean()) if named else None,
             moved_others=float(moved[:, others].mean()) if len(others) else 0.0,
         )
 
 
-def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+def _correlation(before: np.ndarray, after: np.ndarray) -> float:
     """Pearson correlation of two arrays' values; 1 where they are equal, else 0 where one is constant."""
-    if np.array_equal(x, y):
-        return 1.0
-    x, y = x.ravel() - x.mean(), y.ravel() - y.mean()
-    size = float(np.sqrt(np.dot(x, x) * np.dot(y, y)))
-    return float(np.dot(x, y)) / size if size else 0.0
+    return 1.0 if np.array_equal(before, after) else float(np.nan_to_num(pearson(before, after)))
 
 
 def _grouped(dims: Sequence[DimSurvival]) -> dict[tuple[str, str], list[int]]:

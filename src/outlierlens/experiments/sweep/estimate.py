@@ -4,6 +4,11 @@ slopes = gradient_scale(first, weights, gradients) * gradients               # [
 found = estimate(values, weights, level)             # weighted mean of the differences seen so far, with interval
 precise(found, tolerance=0.01, relative=0.1)         # whether measuring this effect may stop
 unsettled(estimates, series, weights, k=5, level=level, tolerance=0.01)      # who needs more texts to be ranked
+
+An effect on a metric of all texts together (MCC, F1, correlations) is no mean over texts; `Functional` estimates it:
+
+functional = Functional(statistic, order, intact, seed=0)
+functional.estimate(differences, 0.95)               # change of 1 − metric with a paired BCa interval
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +19,7 @@ import numpy as np
 
 from outlierlens.errors import BadInput
 from outlierlens.statistics.means import FEWEST_CHANGED, reach, settled, third_cumulant
+from outlierlens.tasks.metrics import Statistic
 
 GIANT = 30.0  # median absolute deviations; of normal values 20 σ
 DEVIATION_ERROR = 1.17  # standard error of that deviation of n normal values, × √n, relative
@@ -319,3 +325,39 @@ def _variance(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _linear(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """w (x − mean) / mean(w) of every value: what it adds to the error of the weighted mean, times n."""
     return weights * (values - np.average(values, axis=-1, weights=weights)[..., None]) / weights.mean()
+
+
+@dataclass
+class Functional:
+    """What a sweep's differences of predictions do to the metric.
+
+    Attributes:
+        statistic: of predictions in the task's own order of texts.
+        order: the sweep's order of texts, int [text].
+        intact: predictions of the intact model in the sweep's order [text]; filled in once all are known.
+    """
+
+    statistic: Statistic
+    order: np.ndarray
+    seed: int
+    intact: np.ndarray | None = None
+
+    def predictions(self, differences: np.ndarray) -> np.ndarray:
+        """Predictions in the task's order, from differences to the intact model in the sweep's order, both [text]."""
+        assert self.intact is not None, "the intact model is measured before any effect is looked at"
+        found = np.empty(len(differences))
+        found[self.order] = self.intact + differences
+        return found
+
+    def change(self, differences: np.ndarray) -> float:
+        """Change of 1 − metric."""
+        nothing = self.predictions(np.zeros(len(differences)))
+        return self.statistic.value(self.predictions(differences)) - self.statistic.value(nothing)
+
+    def estimate(self, differences: np.ndarray, level: float) -> Estimate:
+        """The change with its paired BCa interval over texts; `spread` is that of the predictions' differences."""
+        before, after = self.predictions(np.zeros(len(differences))), self.predictions(differences)
+        change = self.statistic.value(after) - self.statistic.value(before)
+        low, high = self.statistic.interval(before, after, seed=self.seed, level=level)
+        spread = float(np.std(differences, ddof=1)) if np.isfinite(differences).all() else float("inf")
+        return Estimate(change, low, high, spread, len(differences))

@@ -4,16 +4,17 @@
     swept.top(5)                                     # strongest effects, with 95 % intervals
     sweep(loaded, texts, rows=Path("rows.jsonl"))    # interrupted? the same call continues
 
-The loop is `_Run.measure`: take a round of work, skip what the rows hold, measure the rest, append. `schedule` decides what a
-round holds, an engine (`engines`, `ray_engine`) does it, `summary` and `nulls` turn what was measured into the result.
+The loop is `work_through`. `schedule` decides what a round holds, an engine (`engines`, `ray_engine`) does it, `summary` turns
+what was measured into the result: a function of the rows, so an interrupted, resumed or distributed sweep gives the same one.
 """
 
 import base64
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,49 @@ import numpy as np
 from outlierlens.data.texts import Data
 from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.experiments.sweep.engines import Engine, Local
-from outlierlens.experiments.sweep.first_order import can_differentiate, first_order
-from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_level
-from outlierlens.experiments.sweep.nulls import Family, control_families, nulls_of
-from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.precision import compared_with_float32
-from outlierlens.experiments.sweep.result import Precision, Sweep
-from outlierlens.experiments.sweep.runner import Runner, make_runner
-from outlierlens.experiments.sweep.schedule import Measured, Round, State, adaptive, exact, pieces, until
-from outlierlens.experiments.sweep.screen import (
+from outlierlens.experiments.sweep.gradients import (
     AUDITED,
     SAFETY,
     Screen,
+    can_differentiate,
     can_screen,
     evaluations,
+    first_order,
     masks,
     packed,
     unpacked,
 )
-from outlierlens.experiments.sweep.summary import cost_of, effects_of, intact_of
-from outlierlens.experiments.sweep.units import INTACT, Unit, Work, planned
+from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_level
+from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.result import Precision, Sweep
+from outlierlens.experiments.sweep.runner import Runner, make_runner
+from outlierlens.experiments.sweep.schedule import Differences, Round, State, adaptive, exact, pieces, until
+from outlierlens.experiments.sweep.summary import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
+from outlierlens.experiments.sweep.units import INTACT, Unit, Work, control_families, planned
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore, nine_digits
-from outlierlens.tasks import begins, check_intact
+from outlierlens.tasks.base import begins, check_intact
 
 REPORT_SECONDS = 0.25
 ROWS_VERSION = 1  # of what the keys and values of rows mean
+
+
+def work_through(rounds: Iterable[Round], run: "_SweepRun") -> None:
+    """THE loop: measure what the rows do not hold of every round, append it, and let the next round be decided."""
+    for phase, works in rounds:  # resume and adaptive sampling: what is still worth doing
+        intact = run.intact_on({work.span for work in works})  # {span: values [text]}
+        missing = [work for work in works if run.rows.get(work.key) is None]
+        run.begin(phase, bool(missing))
+        for work, values in run.engine.measure(missing) if missing else ():  # this process, prefix reuse, batches; Ray
+            run.rows.append(work.key, {"differences": nine_digits(difference(work, values, intact[work.span]))})
+            run.count(work.n_texts, phase)
+        run.end(bool(missing))
+        run.state.take(works, run.rows.done)
+
+
+def difference(work: Work, values: np.ndarray, intact: np.ndarray) -> np.ndarray:
+    """What switching off changes [text]; 0 on texts that were not run, whose prediction stays."""
+    return values - intact if work.only is None else np.where(np.isnan(values), 0.0, values - intact)
 
 
 @dataclass(frozen=True)
@@ -103,10 +121,10 @@ def sweep(
         strict = look_level(looks, options.level)
         level = strict if options.anytime else stop_level(looks, options.level, options.relative)
         state = State(
-            units, options, looks, level, strict, Measured(runner.weights), smallest=runner.task.smallest,
+            units, options, looks, level, strict, Differences(runner.weights), smallest=runner.task.smallest,
             functional=runner.functional,
         )  # fmt: skip
-        run = _Run(runner, store, engine or Local, state, progress)
+        run = _SweepRun(runner, store, engine or Local, state, progress)
         held.callback(run.close)
         if options.gradients and not is_exact and can_differentiate(runner):
             state.gradients = run.gradients(min(options.gradients, looks[-1]))
@@ -116,12 +134,12 @@ def sweep(
         if not options.exact and can_screen(runner, len(screened)):
             whole = {unit.key for unit in units if set(unit.dims) <= set(found)}
             state.screen = run.screen(screened, whole)
-        run.measure(exact(state) if is_exact else adaptive(state))
+        work_through(exact(state) if is_exact else adaptive(state), run)
         least = looks[-1] if runner.functional else min(options.random_texts, looks[-1])
         n_compared = next(stop for _, stop in pieces(looks) if stop >= least)
         compared = list({unit.key: unit for unit in everyone}.values())
         run.plan_controls(until(state, compared, n_compared))
-        run.measure(until(state, compared, n_compared))
+        work_through(until(state, compared, n_compared), run)
         precision = run.precision()
         run.report("done")
         nulls = nulls_of(state, families, n_compared)
@@ -157,7 +175,7 @@ def sweep(
             separated=state.separated,
             effects=effects_of(runner, state, found, nulls),
             nulls=nulls,
-            cost=cost_of(runner, state, _controls(families, units), len(run.intact()), run.seconds()),
+            cost=cost_of(runner, state, families, len(run.intact()), run.seconds()),
             precision=precision,
             notes=(*loaded.notes, *runner.notes),
         )
@@ -179,7 +197,7 @@ class _Memory:
         return value
 
 
-class _Run:
+class _SweepRun:
     """One run of a sweep: measures rounds of work into the rows and the state."""
 
     def __init__(
@@ -192,67 +210,57 @@ class _Run:
     ):
         self.runner, self.rows, self.state, self.progress = runner, rows, state, progress
         self._make_engine = engine
-        self._engine: Engine | None = None
         self.spans = pieces(state.looks)
-        self._digest = hashlib.sha256("\n".join(unit.key for unit in state.units).encode()).hexdigest()[:16]
         self.n_controls = self._before_controls = 0
         self._intact: dict[tuple[int, int], np.ndarray] = {}
         self._texts = 0
+        self._begun = 0.0
         self._started: float | None = None  # of the first evaluation: reading rows back is no measure of speed
         self._phase, self._told = "", 0.0
 
-    def measure(self, rounds: Iterable[Round]) -> None:
-        """THE loop: measure every round's work that the rows do not hold, append it, and let the next round be decided."""
-        for phase, works in rounds:
-            self._need_intact({work.span for work in works})
-            missing = [work for work in works if self.rows.get(work.key) is None]
-            self.report(phase)
-            begun = time.monotonic()
-            self._started = self._started or (begun if missing else None)
-            for work, values in self._measured(missing):
-                difference = values - self._intact[work.span]
-                if work.only is not None:
-                    difference = np.where(np.isnan(values), 0.0, difference)
-                self.rows.append(work.key, {"differences": nine_digits(difference)})
-                self._texts += work.n_texts
-                self.report(phase)
-            self._clock(begun, bool(missing))
-            for work in works:
-                difference = np.array(self.rows.get(work.key)["differences"])  # type: ignore[index]
-                self.state.measured.add(work.unit.key, work.start, difference, len(difference) - work.n_texts)
-                if self.state.screen is not None and work.only is not None:
-                    self.state.screen.count(work.unit, work.span, difference)
-
-    def _measured(self, works: list[Work]) -> Iterator[tuple[Work, np.ndarray]]:
-        """The engine's answers; it is made when there is something to do: a finished sweep needs no cluster."""
-        if not works:
-            return
-        if self._engine is None:
-            self._engine = self._make_engine(self.runner)
-        yield from self._engine.measure(works)
+    @cached_property
+    def engine(self) -> Engine:
+        """What measures; made when there is something to do: a finished sweep needs no cluster."""
+        return self._make_engine(self.runner)
 
     def close(self) -> None:
         """Let go of the engine."""
-        if self._engine is not None:
-            self._engine.close()
+        if "engine" in self.__dict__:
+            self.engine.close()
 
-    def _need_intact(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Have the intact model's values on these spans, measured in this process."""
+    def begin(self, phase: str, measures: bool = True) -> None:
+        """Report the phase, and start the clock if there is something to measure."""
+        self.report(phase)
+        self._begun = time.monotonic()
+        self._started = self._started or (self._begun if measures else None)
+
+    def count(self, n_texts: int, phase: str = "") -> None:
+        """Note that so many texts were evaluated."""
+        self._texts += n_texts
+        if phase:
+            self.report(phase)
+
+    def end(self, measured: bool = True) -> None:
+        """Keep in the rows how long that took: what a sweep took is the sum over its runs."""
+        if measured:
+            self.rows.append(f"seconds {self._begun:.6f}", round(time.monotonic() - self._begun, 3))
+
+    def intact_on(self, spans: Iterable[tuple[int, int]]) -> dict[tuple[int, int], np.ndarray]:
+        """{span: the intact model's values [text]} of these spans at least, measured in this process."""
         for span in sorted(spans):
             if span in self._intact:
                 continue
             work = Work(INTACT, *span)
             kept = self.rows.get(work.key)
             if kept is None:
-                self.report("intact")
-                self._started = self._started or time.monotonic()
-                values = self.runner.values([{}], span)[0]
-                kept = self.rows.append(work.key, {"values": nine_digits(values)})
-                self._texts += work.n_texts
+                self.begin("intact")
+                kept = self.rows.append(work.key, {"values": nine_digits(self.runner.values([{}], span)[0])})
+                self.count(work.n_texts)
             self._intact[span] = np.array(kept["values"], dtype=np.float64)
             check_intact(self.runner.loaded, self.runner.task, self._intact[span])
         if self.runner.functional is not None:
             self.runner.functional.intact = self.intact()
+        return self._intact
 
     def intact(self) -> np.ndarray:
         """Values of the intact model on all texts used, in the sweep's order [text]."""
@@ -260,42 +268,40 @@ class _Run:
 
     def gradients(self, n_texts: int) -> np.ndarray:
         """First-order estimates of all units on the first texts, about `n_texts`: float32 [text, unit]."""
-        units = self.state.units
-        family = f"gradients {self._digest}"
-        parts = []
-        for span in self.spans:
-            if span[0] >= n_texts:
-                break
-            key = f"{family}|{span[0]}-{span[1]}"
-            kept = self.rows.get(key)
-            if kept is None:
-                self.report("gradients")
-                begun = time.monotonic()
-                self._started = self._started or begun
-                estimates = self.runner.backing_off(lambda span=span: first_order(self.runner, units, span))  # type: ignore[misc]
-                kept = self.rows.append(key, {"float32": base64.b64encode(estimates.astype("<f4").tobytes()).decode()})
-                self._texts += 3 * len(estimates)
-                self._clock(begun, True)
+        units, parts = self.state.units, []
+
+        def estimates(span: tuple[int, int]) -> dict[str, str]:
+            found = first_order(self.runner, units, span).astype("<f4")
+            return {"float32": base64.b64encode(found.tobytes()).decode()}
+
+        for span in (span for span in self.spans if span[0] < n_texts):
+            kept = self._by_gradients(f"gradients {_digest(units)}", span, estimates, 3)
             parts.append(np.frombuffer(base64.b64decode(kept["float32"]), "<f4").reshape(-1, len(units)))
         return np.concatenate(parts)
 
     def screen(self, units: Sequence[Unit], whole: set[str]) -> Screen:
         """Which texts are run for each of different units, from gradients of margins; those of `whole` on all texts."""
-        digest = hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
         screen = Screen({unit.key: place for place, unit in enumerate(units)}, whole=whole)
+
+        def wanted(span: tuple[int, int]) -> list[str]:
+            return [packed(mask) for mask in masks(self.runner, units, span)]
+
         for span in self.spans:
-            key, shape = f"screen {digest}|{span[0]}-{span[1]}", (span[1] - span[0], len(units))
-            kept = self.rows.get(key)
-            if kept is None:
-                self.report("gradients")
-                begun = time.monotonic()
-                self._started = self._started or begun
-                found = self.runner.backing_off(lambda span=span: masks(self.runner, units, span))  # type: ignore[misc]
-                kept = self.rows.append(key, [packed(mask) for mask in found])
-                self._texts += evaluations(self.runner) * shape[0]
-                self._clock(begun, True)
+            kept = self._by_gradients(f"screen {_digest(units)}", span, wanted, evaluations(self.runner))
+            shape = (span[1] - span[0], len(units))
             screen.wanted[span], screen.audited[span] = (unpacked(text, shape) for text in kept)
         return screen
+
+    def _by_gradients(self, name: str, span: tuple[int, int], make: Callable[[tuple[int, int]], Any], cost: int) -> Any:
+        """The row of this name and span, made where there is none; a text of it costs that many evaluations."""
+        key = f"{name}|{span[0]}-{span[1]}"
+        kept = self.rows.get(key)
+        if kept is None:
+            self.begin("gradients")
+            kept = self.rows.append(key, self.runner.backing_off(lambda: make(span)))
+            self.count(cost * (span[1] - span[0]))
+            self.end()
+        return kept
 
     def plan_controls(self, rounds: Iterable[Round]) -> None:
         """Tell the progress how many evaluations the controls still take."""
@@ -304,17 +310,12 @@ class _Run:
 
     def precision(self) -> Precision | None:
         """What a reduced precision does to the effects; kept in the rows like all that is measured."""
-        key = f"precision {self._digest}"
+        key = f"precision {_digest(self.state.units)}"
         kept = self.rows.get(key)
         if kept is None:
             found = compared_with_float32(self.runner, self.state)
             kept = self.rows.append(key, asdict(found)) if found else None
         return Precision(**kept) if kept else None
-
-    def _clock(self, begun: float, worked: bool) -> None:
-        """Keep in the rows how long a round took: what a sweep took is the sum over its runs."""
-        if worked:
-            self.rows.append(f"seconds {begun:.6f}", round(time.monotonic() - begun, 3))
 
     def seconds(self) -> float:
         """Time spent measuring, in all runs that filled these rows."""
@@ -354,6 +355,11 @@ class _Run:
         )
 
 
+def _digest(units: Sequence[Unit]) -> str:
+    """What is switched off, as part of the names of rows."""
+    return hashlib.sha256("\n".join(unit.key for unit in units).encode()).hexdigest()[:16]
+
+
 def _identity(runner: Runner, texts: Data, model: str) -> dict[str, Any]:
     """What must be equal for rows to be reusable: all that a per-text difference depends on, and the order of texts."""
     options = runner.options
@@ -389,10 +395,3 @@ def _looks(runner: Runner) -> tuple[int, ...]:
     options = runner.options
     most = runner.n_texts if options.max_texts is None else min(options.max_texts, runner.n_texts)
     return (most,) if runner.exact else look_sizes(most)
-
-
-def _controls(families: Sequence[Family], units: Sequence[Unit]) -> list[Unit]:
-    """Every control once, without those that are swept themselves."""
-    swept = {unit.key for unit in units}
-    controls = {unit.key: unit for family in families for unit in family.controls}
-    return [unit for key, unit in controls.items() if key not in swept]

@@ -24,8 +24,7 @@ from outlierlens import __version__
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput, OutlierlensError
 from outlierlens.experiments.sweep.engines import PASSES_AT_ONCE, by_span
-from outlierlens.experiments.sweep.ray_cluster import connect, room
-from outlierlens.experiments.sweep.recipe import Recipe
+from outlierlens.experiments.sweep.ray_cluster import Recipe, connect, room
 from outlierlens.experiments.sweep.runner import Runner
 from outlierlens.experiments.sweep.units import Work
 from outlierlens.models.load import LoadOptions

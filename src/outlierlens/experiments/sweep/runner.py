@@ -19,7 +19,7 @@ from outlierlens.ablation.modes import Ablation, means_over, task_for, tokens_re
 from outlierlens.ablation.switches import EditSettings
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
-from outlierlens.experiments.sweep.functional import Functional
+from outlierlens.experiments.sweep.estimate import Functional
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.prefix import Kept, can_resume, capture, resumed
 from outlierlens.models.changes import temporary
@@ -27,7 +27,8 @@ from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import edited, last_operations, written
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
-from outlierlens.tasks import Task, make_task
+from outlierlens.tasks.base import Task
+from outlierlens.tasks.choice import make_task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,14 +6,16 @@ Work is cut at the looks, and where looks are far apart into pieces of `PIECE` t
 rows alone, an interrupted, resumed or distributed sweep takes the same ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from outlierlens.experiments.sweep.estimate import (
     Estimate,
+    Functional,
     Ranking,
     Rare,
     estimate,
@@ -22,9 +24,8 @@ from outlierlens.experiments.sweep.estimate import (
     unsettled,
     use_gradients,
 )
-from outlierlens.experiments.sweep.functional import Functional
+from outlierlens.experiments.sweep.gradients import Screen
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.screen import Screen
 from outlierlens.experiments.sweep.units import Unit, Work
 
 PIECE = 64
@@ -41,7 +42,7 @@ def pieces(looks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass
-class Measured:
+class Differences:
     """Per-text differences of every unit, the first texts of the order first; `dropped` texts were run and forgotten."""
 
     weights: np.ndarray
@@ -102,7 +103,7 @@ class State:
     looks: tuple[int, ...]
     level: float
     strict: float
-    measured: Measured
+    measured: Differences
     gradients: np.ndarray | None = None
     scales: dict[str, float] = field(default_factory=dict)
     uses_gradients: dict[int, bool] = field(default_factory=dict)
@@ -117,6 +118,14 @@ class State:
 
     def __post_init__(self) -> None:
         self.estimates = [None] * len(self.units)
+
+    def take(self, works: Sequence[Work], rows: Mapping[str, Any]) -> None:
+        """Add what was measured of a round, from its rows by key."""
+        for work in works:
+            difference = np.array(rows[work.key]["differences"])
+            self.measured.add(work.unit.key, work.start, difference, len(difference) - work.n_texts)
+            if self.screen is not None and work.only is not None:
+                self.screen.count(work.unit, work.span, difference)
 
     def control(self, number: int) -> np.ndarray | None:
         """First-order estimates of a unit [text] where they serve as its control variate."""

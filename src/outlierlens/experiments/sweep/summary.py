@@ -1,18 +1,36 @@
-"""From what was measured to what is reported: effects with p-values, the intact value, the cost. Functions of the rows."""
+"""From what was measured to what is reported: functions of the rows, but for what a reduced precision does to them.
 
-from collections.abc import Sequence
+effects_of(runner, state, found, nulls)                  # with p-values
+nulls_of(state, families, n_texts=16)                    # how each set compares with its control sets
+intact_of(intact, runner, seed)
+cost_of(runner, state, families, n_intact, seconds)
+compared_with_float32(runner, state)                     # measured against the same model in float32
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outlierlens.ablation.controls import times
+from outlierlens.ablation.controls import figures_of, times
 from outlierlens.experiments.sweep.estimate import Estimate
-from outlierlens.experiments.sweep.result import BY_LAYER, Cost, Effect, Null, Stopped
+from outlierlens.experiments.sweep.gradients import rivals
+from outlierlens.experiments.sweep.result import BY_LAYER, Cost, Effect, Null, Precision, Stopped
 from outlierlens.experiments.sweep.runner import Runner
 from outlierlens.experiments.sweep.schedule import State
-from outlierlens.experiments.sweep.screen import rivals
-from outlierlens.experiments.sweep.units import Unit
-from outlierlens.statistics.p_values import benjamini_hochberg, rank_p_among
-from outlierlens.tasks import scored
+from outlierlens.experiments.sweep.units import Family, Unit
+from outlierlens.models.changes import temporary
+from outlierlens.models.devices import out_of_memory
+from outlierlens.statistics.p_values import benjamini_hochberg, rank_p, rank_p_among
+from outlierlens.tasks.base import scored
+from outlierlens.tasks.metrics import CORRELATIONS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+N_SETS, N_TEXTS = 8, 8  # that are computed in float32 too
+OF_METRIC = 4, 100  # likewise for a metric: a prediction is the same or another one, which few texts do not show
 
 
 def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequence[Null]) -> tuple[Effect, ...]:
@@ -109,7 +127,7 @@ def intact_of(intact: np.ndarray, runner: Runner, seed: int) -> tuple[float, flo
     return scored(intact, runner.weights[: len(intact)], None, seed=seed)
 
 
-def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: int, seconds: float) -> Cost:
+def cost_of(runner: Runner, state: State, families: Sequence[Family], n_intact: int, seconds: float) -> Cost:
     """What the sweep took, from what was measured."""
     lengths = runner.task.lengths[runner.order]
     until = np.concatenate([[0], np.cumsum(lengths)])
@@ -129,7 +147,9 @@ def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: in
 
     effects, effect_tokens = spent(state.units)
     again = state.measured.dropped
-    nulls, null_tokens = spent(controls)
+    swept = {unit.key for unit in state.units}
+    controls = {unit.key: unit for family in families for unit in family.controls if unit.key not in swept}
+    nulls, null_tokens = spent([*controls.values()])
     tokens = int(until[n_intact]) + effect_tokens + null_tokens + 3 * passes * int(until[gradient_texts])
     return Cost(
         intact=n_intact + n_margins,
@@ -140,4 +160,96 @@ def cost_of(runner: Runner, state: State, controls: Sequence[Unit], n_intact: in
         exact=len(state.units) * runner.n_texts,
         tokens=tokens + int(until[n_margins] + again * lengths.mean()),
         seconds=seconds,
+    )
+
+
+def compared_with_float32(runner: Runner, state: State) -> Precision | None:
+    """The largest difference over the strongest and some evenly spread effects; None for a model in float32 already."""
+    if runner.loaded.dtype == "float32":
+        return None
+    n_sets, n_texts = (N_SETS, N_TEXTS) if runner.functional is None else OF_METRIC
+    ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))
+    spread = np.linspace(n_sets // 2, len(ranked) - 1, n_sets - n_sets // 2).astype(int).clip(max=len(ranked) - 1)
+    chosen = list(dict.fromkeys([*ranked[: n_sets // 2], *(ranked[place] for place in spread)]))
+    span = (0, min(n_texts, runner.n_texts))
+    plans = [{}, *(state.units[number].plan for number in chosen)]
+    reduced = runner.values(plans, span)
+    runner.forget()
+    try:
+        with _as_float32(runner.loaded.model):
+            full = runner.values(plans, span)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        runner.notes.append("the deviation from float32 was not measured: the model in float32 does not fit in memory")
+        return None
+    finally:
+        runner.forget()
+    name = runner.loaded.dtype
+    weights = runner.weights[span[0] : span[1]]
+    if runner.functional is not None:
+        values = runner.functional.statistic.metric in CORRELATIONS
+        moved = float(np.abs(reduced - full).max() if values else np.mean(reduced != full))
+        return Precision(name, moved, len(chosen), span[1], "values" if values else "classes")
+    changes = [np.average(values[1:] - values[0], axis=1, weights=weights) for values in (reduced, full)]
+    return Precision(
+        dtype=name,
+        deviation=float(np.max(np.abs(changes[0] - changes[1]))),
+        n_sets=len(chosen),
+        n_texts=span[1],
+    )
+
+
+@temporary
+def _as_float32(model: "nn.Module") -> Iterator[None]:
+    """The model's floating-point values as float32 inside; going back is exact, for they came from there."""
+    before = {name: value.dtype for name, value in [*model.named_parameters(), *model.named_buffers()]}
+    try:
+        model.float()
+        yield
+    finally:
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            value.data = value.data.to(before[name])
+
+
+def nulls_of(state: State, families: Sequence[Family], n_texts: int) -> tuple[Null, ...]:
+    """Each tested set against each of its control families, on the first `n_texts` texts."""
+    weights = state.measured.weights[:n_texts]
+    known: dict[str, float] = {}
+
+    def measured(unit: Unit) -> float:
+        values = state.measured.values(unit.key)[:n_texts]
+        if state.functional is not None:
+            return state.functional.change(values)
+        # A loss that is no number any more is as bad as one that is infinite.
+        return float(np.average(np.nan_to_num(values, nan=np.inf, posinf=np.inf), weights=weights))
+
+    def change(unit: Unit) -> float:
+        if unit.key not in known:
+            known[unit.key] = measured(unit)
+        return known[unit.key]
+
+    nulls = []
+    for family in families:
+        changes, own = np.sort([change(unit) for unit in family.controls]), change(family.of)
+        median, high, mean = figures_of(changes)
+        nulls.append(
+            Null(
+                label=family.of.label,
+                window=family.of.window,
+                kind=family.kind,
+                n_texts=n_texts,
+                change=np.nan if np.isnan(state.measured.values(family.of.key)[:n_texts]).any() else own,
+                changes=tuple(changes.tolist()),
+                p=rank_p(own, changes) if family.kind == "random" else None,
+                median=median,
+                percentile_95=high,
+                mean=mean,
+                times_mean=times(own, mean),
+                closeness=family.closeness,
+            )
+        )
+    q = benjamini_hochberg(np.array([null.p for null in nulls], dtype=float))  # NaN where there is no p
+    return tuple(
+        replace(null, q=None if null.p is None else float(value)) for null, value in zip(nulls, q, strict=True)
     )

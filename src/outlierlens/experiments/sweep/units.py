@@ -1,17 +1,24 @@
-"""The units of a sweep: what is switched off (`Unit`), and on which of the ordered texts (`Work`).
+"""The units of a sweep: what is switched off (`Unit`), on which of the ordered texts (`Work`), beside which controls.
 
-units = planned(options, stream, found)
-Work(units[0], 0, 8).key              # "[[0,[507]],[1,[507]]]|0-8": the row it becomes
+units = planned(options, n_layers, width, found)
+Work(units[0], 0, 8).key                                   # "[[0,[507]],[1,[507]]]|0-8": the row it becomes
+families = control_families(runner, units, found)          # of each tested set: its control sets, as units
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outlierlens.ablation.controls import Plan, plan_key
+import numpy as np
+
+from outlierlens.ablation.controls import Plan, matched_sets, plan_key, random_families, relabelled
+from outlierlens.detection.observe.measure import magnitude
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import BY_LAYER
+from outlierlens.experiments.sweep.runner import Runner
 from outlierlens.view.words import runs
+
+N_RANDOM, N_RANDOM_BY_WINDOW, N_MATCHED = 200, 19, 19
 
 
 @dataclass(frozen=True)
@@ -134,3 +141,64 @@ def _grouped(plan: Plan) -> list[tuple[tuple[int, ...], str]]:
     for layer, dims in plan.items():
         by_dims.setdefault(dims, []).append(layer)
     return [(dims, f"layers {runs(tuple(layers))}") for dims, layers in by_dims.items()]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The control sets of one kind for the unit `of`, as units themselves; `closeness` as in `Null`."""
+
+    kind: str
+    of: Unit
+    controls: tuple[Unit, ...]
+    closeness: float | None = None
+
+
+def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]) -> list[Family]:
+    """Random, ordinary and matched control sets for every tested set; for single dimensions only where not all are swept.
+
+    Sets of one size in one window share their random sets but for each itself, which is none of its own controls. Ordinary
+    ones hold no dimension that the weights or the caller named. Too few dimensions for a control are said in `runner.notes`.
+    """
+    options = runner.options
+    several = len({unit.window for unit in units} - {BY_LAYER}) > 1
+    n_random = options.n_random if options.n_random is not None else N_RANDOM_BY_WINDOW if several else N_RANDOM
+    n_matched = options.n_matched if options.n_matched is not None else 0 if several else N_MATCHED
+    wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims is not None or unit.window == BY_LAYER]
+    named = {dim for unit in wanted for dim in unit.dims} | set(found)
+    families: list[Family] = []
+    for unit in wanted if n_random else ():
+        _attempt(runner, families, lambda unit=unit: _random(runner, unit, named, n_random))  # type: ignore[misc]
+    if n_matched and wanted:
+        strength = magnitude(runner.loaded, runner.stack)
+        for unit in wanted:
+            _attempt(runner, families, lambda unit=unit: [_matched(runner, strength, unit, named, n_matched)])  # type: ignore[misc]
+    return families
+
+
+def _attempt(runner: Runner, families: list[Family], make: Callable[[], list[Family]]) -> None:
+    """Add families, or the reason why there are none to the notes."""
+    try:
+        families += make()
+    except BadInput as error:
+        note = f"a control family is missing: {error}"
+        if note not in runner.notes:
+            runner.notes.append(note)
+
+
+def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> list[Family]:
+    families = []
+    for kind, sets in random_families(runner.width, unit.dims, avoid=named, n=n, seed=runner.options.seed).items():
+        if len(sets) < n:
+            note = f"{len(sets)} {kind} sets of {len(unit.dims)} instead of {n}: there are no more"
+            runner.notes += [note] if note not in runner.notes else []
+        units = [Unit(f"{kind} {i + 1}", unit.window, relabelled(unit.plan, dims)) for i, dims in enumerate(sets)]
+        families.append(Family(kind, unit, tuple(units)))
+    return families
+
+
+def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Family:
+    blocks = runner.stack.blocks
+    sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=runner.options.seed, blocks=blocks)
+    units = [Unit(f"matched {i + 1}", unit.window, item.plan) for i, item in enumerate(sets)]
+    closeness = float(np.median([item.closeness for item in sets]))
+    return Family("matched", unit, tuple({one.key: one for one in units}.values()), closeness)

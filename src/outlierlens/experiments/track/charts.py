@@ -15,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 
-from outlierlens.detection.observe.charts_tokens import Words, token_lines
 from outlierlens.errors import BadInput
 from outlierlens.experiments.track.charts_marks import (
     CURVES,
@@ -49,6 +48,7 @@ from outlierlens.view.charts.base import (
 from outlierlens.view.charts.dim_names import names_at_ends
 from outlierlens.view.charts.palette import BAND, FAINT, INK
 from outlierlens.view.charts.panels import above, beside, composed, inner
+from outlierlens.view.charts.token_lines import Words, token_lines
 
 HEIGHT = 280
 Part = Literal["scale", "bias"]
@@ -176,7 +176,7 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
     what = draw.columns(dim="dimension", part="of:N", step="step", z="|z|", layers="layers past the threshold")
     top = max([float(row["z"] or 0.0) for row in rows], default=1.0)
     layers = [
-        draw.level(track.rule.n_sigma, y=y, strokeDash=[2, 3]),
+        draw.level(track.rule.levels[1], y=y, strokeDash=[2, 3]),
         draw.line(rows, x=x, y=y, color=draw.dim_strokes(shown), strokeDash=dash, tooltip=what, strokeWidth=2),
         *names_at_ends(rows, shown, x, y, by=("part",), span=(0.0, top)),
         *events(track, named, x, legend=True),
@@ -186,7 +186,7 @@ def sigma_panel(track: Track, named: Sequence[int] | None = None, *, name: str =
         title="Distance from the other dimensions",
         reading=(
             f"How many standard deviations the followed dimensions stand from their layer's mean, averaged over "
-            f"{track.n_layers} layers; the dotted line is {track.rule.n_sigma:g}. " + emerged_words(track)
+            f"{track.n_layers} layers; the dotted line is {track.rule.levels[1]:g}. " + emerged_words(track)
         ),
         layers=layers,
         height=HEIGHT - 40,

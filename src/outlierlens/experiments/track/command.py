@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.chart_file import check_chart, write_chart
-from outlierlens.cli.common import Progress, say
+from outlierlens.cli.common import Progress, check_chart, say, write_chart
 from outlierlens.cli.experiment import tell
 from outlierlens.errors import BadInput
 from outlierlens.experiments.track.options import TrackCall

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outlierlens.detection.rules import Rule, find, layers_needed
+from outlierlens.detection.rules import Passes, Rule, find
 from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
 from outlierlens.experiments.track.change_point import MIN_POINTS, binned, change_point, last_fall, plateau
 from outlierlens.experiments.track.options import EmergenceOptions
-from outlierlens.experiments.track.result import LOSSES, ChangePoint, Emergence, Lead, Passes, Plateau, Track
+from outlierlens.experiments.track.result import LOSSES, ChangePoint, Emergence, Lead, Plateau, Track
 from outlierlens.results.document import Provenance
 from outlierlens.training.trajectory import Curve, Trajectory, no_states
 
@@ -78,13 +78,17 @@ def summarize(path: Trajectory, options: EmergenceOptions, provenance: Provenanc
 
 @dataclass(frozen=True)
 class _Z:
-    """Mean |z| over layers and number of layers past the threshold, [step, dim], and how many layers are enough."""
+    """Mean |z| over layers and number of layers past the threshold, [step, dim], and which parts are past in enough of them.
+
+    Attributes:
+        held: whether each part passes, bool [step, dim]; only scale where there is no bias.
+    """
 
     mean_scale: np.ndarray
     mean_bias: np.ndarray
     layers_scale: np.ndarray
     layers_bias: np.ndarray
-    enough: int
+    held: dict[Passes, np.ndarray]
 
     @classmethod
     def of(cls, path: Trajectory, rule: Rule) -> "_Z":
@@ -93,32 +97,23 @@ class _Z:
         bias = (
             np.stack([np.abs(one.z_bias) for one in measured if one.z_bias is not None]) if path.has_bias else scale[:0]
         )
-        enough = layers_needed(rule.min_layer_fraction, path.n_layers)
-        counts = [(values >= rule.n_sigma).sum(axis=1) for values in (scale, bias)]
-        return cls(scale.mean(axis=1), bias.mean(axis=1), counts[0], counts[1], enough)
+        layers = [rule.passes(values).sum(axis=1) for values in (scale, bias)]
+        held = rule.parts(layers[0], layers[1] if path.has_bias else None, path.n_layers)
+        return cls(scale.mean(axis=1), bias.mean(axis=1), layers[0], layers[1], held)
 
     @property
     def has_bias(self) -> bool:
         return len(self.layers_bias) > 0
 
-    def held(self) -> dict[Passes, np.ndarray]:
-        """Whether each part passes, bool [step, dim]; only scale where there is no bias."""
-        scale = self.layers_scale >= self.enough
-        if not self.has_bias:
-            return {"scale": scale}
-        bias = self.layers_bias >= self.enough
-        return {"scale and bias": scale & bias, "scale": scale, "bias": bias}
-
 
 def _followed(z: _Z, asked: tuple[int, ...]) -> tuple[list[int], int]:
     """Dimensions to follow, those that pass now first, then those that once did; and how many more there were."""
-    held = z.held()
     strength = z.mean_scale[-1] + (z.mean_bias[-1] if z.has_bias else 0)
     ordered = list(asked)
-    for part in held.values():
+    for part in z.held.values():
         now = np.flatnonzero(part[-1])
         ordered += now[np.argsort(-strength[now], kind="stable")].tolist()
-    whole = next(iter(held.values()))  # what the rule asks for; one part alone flickers too easily to be worth a line
+    whole = next(iter(z.held.values()))  # what the rule asks for; one part alone flickers too easily to be worth a line
     once = np.flatnonzero(whole.any(axis=0))
     ordered += once[np.argsort(-whole[:, once].sum(axis=0), kind="stable")].tolist()
     unique = list(dict.fromkeys(ordered))
@@ -129,10 +124,10 @@ def _followed(z: _Z, asked: tuple[int, ...]) -> tuple[list[int], int]:
 def _emergence(
     dim: int, path: Trajectory, z: _Z, loss: tuple[Plateau | None, ChangePoint | None], seed: int
 ) -> Emergence:
-    held = {part: flags[:, dim] for part, flags in z.held().items()}
+    held = {part: flags[:, dim] for part, flags in z.held.items()}
     passes: Passes = next((part for part, flags in held.items() if flags[-1]), "neither")
     whole = next(iter(held.values()))
-    seen = np.flatnonzero(held.get(passes, whole))
+    seen = np.flatnonzero(whole if passes == "neither" else held[passes])
     step, after = (None, None) if passes == "neither" else _for_good(path.steps, held[passes])
     settled, fall = loss
     made = Emergence(

@@ -10,12 +10,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from outlierlens.detection.rules import Rule
+from outlierlens.detection.rules import Passes, Rule
 from outlierlens.results.document import Provenance, Result
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.training.trajectory import Curve, no_states
 
-Passes = Literal["scale and bias", "scale", "bias", "neither"]
 # Of the loss curves that may have been logged, the one that a plateau is looked for in: the first of these.
 LOSSES = ("eval_loss", "loss")
 

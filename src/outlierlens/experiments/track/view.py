@@ -99,9 +99,9 @@ def track_sentences(track: Track) -> tuple[str, ...]:
 def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
     first, last = int(track.steps[0]), int(track.steps[-1])
     span = f"{len(track.steps)} recorded steps from {first:,} to {last:,}"
-    sigma, share = track.rule.n_sigma, f"{track.rule.min_layer_fraction:.0%}".replace("%", " %")
+    sigma, share = track.rule.sigmas, track.rule.percent
     if not passing:
-        yield f"Over {span} no dimension comes to stand {sigma:g} sigma out in {share} of the layers."
+        yield f"Over {span} no dimension comes to stand {sigma} out in {share} of the layers."
         strongest = max(track.emergences, key=lambda one: one.z_scale, default=None)
         if strongest is not None and strongest.seen:
             between = f"between steps {strongest.seen[0]:,} and {strongest.seen[-1]:,}"
@@ -111,7 +111,7 @@ def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
     if whole:
         what = "scale and bias" if track.has_bias else "scale"
         many = "dimension" if len(whole) == 1 else "dimensions"
-        out = f"{sigma:g} sigma out in {share} of the layers or more, for {what}"
+        out = f"{sigma} out in {share} of the layers or more, for {what}"
         came = any(one.after is not None for one in track.outliers)
         verb = "came to stand" if came else ("stands" if len(whole) == 1 else "stand") + " from the first of them on"
         yield f"Over {span}, {many} {listed(whole)} {verb} {out}."
@@ -119,7 +119,7 @@ def _who(track: Track, passing: list[Emergence]) -> Iterator[str]:
         dims = [f"{one.dim} ({one.passes} alone)" for one in passing]
         stand = "stands" if len(dims) == 1 else "stand"
         yield (
-            f"Over {span} no dimension passes for scale and bias both; {listed(dims)} {stand} {sigma:g} sigma out in {share} "
+            f"Over {span} no dimension passes for scale and bias both; {listed(dims)} {stand} {sigma} out in {share} "
             "of the layers or more."
         )
     gone = [one.dim for one in track.emergences if one.passes == "neither" and one.seen]

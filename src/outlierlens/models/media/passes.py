@@ -1,11 +1,11 @@
-"""How a model reads items while its states are looked at: `ItemReading`, beside `reading.TextReading`."""
+"""Pictures and recordings as a model takes them: `ItemReading` while its states are looked at, `ItemRows` for a task."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.data.media.items import PLURAL, Items, Kind
+from outlierlens.data.media.items import PLURAL, Items, Kind, LabelledItems
 from outlierlens.data.texts import Batch
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.media.prepare import Prepare, Prepared
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 # Batches that are prepared and sorted by length together: pictures are all alike, recordings are large.
 WINDOWS: dict[Kind, int] = {"image": 1, "audio": 8}
+KEPT_BYTES = 2_000_000_000  # of prepared items held in memory; what comes after is decoded again whenever it is read
+UNPADDED = (
+    "this model norms its features over time (feat_extract_norm 'group'), so padding would change every state: only "
+    "recordings of the same number of samples share a batch"
+)
 
 
 class ItemReading:
@@ -84,7 +89,62 @@ class ItemReading:
         return f"patch {row},{column}"
 
 
-UNPADDED = (
-    "this model norms its features over time (feat_extract_norm 'group'), so padding would change every state: only "
-    "recordings of the same number of samples share a batch"
-)
+class ItemRows:
+    """The items of a task.
+
+    Attributes:
+        texts: numbers of the items, all of them. lengths: tokens of each, int [item]. labels: of `LabelledItems`, else ().
+        longest: tokens of a row at most. tries_first: see `labelled_rows.TextRows`.
+        what: one item in words. notes: about how they were read.
+    """
+
+    tries_first = False
+
+    def __init__(self, loaded: LoadedModel, items: Items):
+        self.items, self.prepare = items, Prepare(loaded, items.kind)
+        self.labels: tuple[Any, ...] = items.labels if isinstance(items, LabelledItems) else ()
+        self._kept: dict[int, Prepared] = {}
+        room, lengths, n_cut = KEPT_BYTES, [], 0
+        for number, part in enumerate(items.parts):
+            one = self.prepare(part, max_seconds=items.max_seconds)
+            lengths.append(one.length)
+            n_cut += one.cut
+            room -= one.values.nbytes
+            if room >= 0:
+                self._kept[number] = one
+        self.texts, self.lengths = tuple(range(len(items))), np.array(lengths)
+        self.longest = int(self.lengths.max())
+        self.what = self._what()
+        self.notes = self._notes(n_cut)
+
+    def _what(self) -> str:
+        if self.items.kind == "image":
+            return f"image of {self.longest} tokens"
+        return f"recording of at most {self.items.max_seconds:g} seconds, {self.longest} tokens"
+
+    def _notes(self, n_cut: int) -> tuple[str, ...]:
+        said = []
+        if n_cut:
+            limit = f"{self.items.max_seconds:g} s"
+            said.append(f"{n_cut:,} of {len(self.items):,} recordings are longer than {limit}, and were cut")
+        if not self.prepare.pads:
+            said.append(UNPADDED)
+        return tuple(said)
+
+    def _one(self, number: int) -> Prepared:
+        return self._kept.get(number) or self.prepare(self.items.parts[number], max_seconds=self.items.max_seconds)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """These items (repeats allowed) as one batch."""
+        some = {number: self._one(number) for number in dict.fromkeys(numbers)}
+        return self.prepare.batch([some[number] for number in numbers], tuple(numbers))
+
+    def inputs(self, numbers: Sequence[int]) -> "dict[str, Tensor]":
+        """Keyword arguments of the model for these items."""
+        return self.batch(numbers).inputs
+
+    def apart(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Places in `numbers` that can share batches, each group in the order given."""
+        if self.prepare.pads:
+            return [list(range(len(numbers)))]
+        return self.prepare.apart([self._one(number) for number in numbers])

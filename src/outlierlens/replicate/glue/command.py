@@ -1,11 +1,10 @@
 """`replicate kovaleva-glue` and `replicate puccetti-glue`: a paper's table of labelled tasks for any model."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
-from outlierlens.experiments.sweep.progress import SweepView
+from outlierlens.experiments.sweep.command import SweepView
 from outlierlens.replicate.glue.measure import Hooks, Replicating, replicate
 from outlierlens.replicate.glue.options import GlueCall
 from outlierlens.replicate.glue.pictures import read_replication, write_views
@@ -18,7 +17,7 @@ def run(session: Session, asked: GlueCall) -> None:
     model = session.subject.model
     settings = replace(asked.options.settings, batch=asked.train_batch)
     options = replace(asked.options, settings=settings, tuned=asked.models, labels=asked.names)
-    directory = output.output or Path("runs") / f"{Path(model).name}-{asked.paper}"
+    directory = session.folder(asked.paper)
     job = Replicating(
         asked.paper, model, directory, **vars(options), overwrite=output.overwrite, command=session.command
     )

@@ -25,10 +25,7 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.replicate.glue.options import GlueOptions
-from outlierlens.replicate.glue.references import checkpoint_of, reference_for
-from outlierlens.replicate.glue.result import Replication, Row, TaskTable
-from outlierlens.replicate.models import (
+from outlierlens.replicate.glue.models import (
     Tuned,
     Tuning,
     Wanted,
@@ -39,13 +36,15 @@ from outlierlens.replicate.models import (
     shortened,
     told_base,
 )
+from outlierlens.replicate.glue.options import GlueOptions
+from outlierlens.replicate.glue.result import Replication, Row, TaskTable
+from outlierlens.replicate.glue.tables import Whole, passing, passing_rows, rows_of, window_rows
 from outlierlens.replicate.outliers import STRONGEST, Named, name_outliers, scanned, scanned_base
-from outlierlens.replicate.papers import Paper, find_paper
-from outlierlens.replicate.tables import Whole, passing, passing_rows, rows_of, window_rows
+from outlierlens.replicate.papers import Paper, checkpoint_of, find_paper, reference_for
 from outlierlens.results.document import Provenance, save
 from outlierlens.results.document import load as load_result
 from outlierlens.results.row_store import alone_in, remove_rows
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
     from outlierlens.experiments.sweep.measure import SweepProgress

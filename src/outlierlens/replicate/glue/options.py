@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag, Flat, check, parse_names
-from outlierlens.training.finetune.settings import FinetuneSettings
+from outlierlens.training.finetune.options import FinetuneSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.replicate.glue.charts_random import short
+from outlierlens.replicate.glue.charts import short
 from outlierlens.replicate.glue.measure import RESULT, sweeps_of
 from outlierlens.replicate.glue.result import Replication
 from outlierlens.report import chart_page

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from outlierlens.replicate.glue.charts_random import outliers_against_random
+from outlierlens.replicate.glue.charts import outliers_against_random
 from outlierlens.replicate.glue.result import ENOUGH, Replication, Row, TaskTable, where_enough
 from outlierlens.statistics.words import no_change
 from outlierlens.view.charts.base import Chart

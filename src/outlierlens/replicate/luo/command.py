@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from outlierlens.cli import paper
 from outlierlens.cli.common import Progress
+from outlierlens.cli.experiment import run_paper
 from outlierlens.replicate.luo.data import LuoData
 from outlierlens.replicate.luo.measure import LuoJob, replicate_luo
 from outlierlens.replicate.luo.options import LuoOptions
@@ -22,4 +22,4 @@ def run(session: Session, options: LuoOptions) -> None:
         )  # fmt: skip
         return replicate_luo(job, session.load)
 
-    paper.shown(session, "luo", make)
+    run_paper(session, "luo", make)

@@ -9,7 +9,8 @@ The run directory holds
     clipping.json       the dimensions that all parts clip, and where they come from
     results.json, report.html, charts/, manifest.json      the whole
 
-A stopped run goes on with the first part that is missing.
+A stopped run goes on with the first part that is missing. `PARTS` says as data what each part needs, and how it is
+measured at the usual size and in full.
 """
 
 import functools
@@ -21,29 +22,46 @@ from typing import Any
 
 import numpy as np
 
+from outlierlens.data.labelled import find_task
 from outlierlens.data.labelled.apart import plain
 from outlierlens.data.texts import Texts
 from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.observe.result import Observation, StackObservation
-from outlierlens.detection.scan.measure import ScanOptions, scan_live
+from outlierlens.detection.scan.measure import ScanOptions, scan_live, scan_stream
 from outlierlens.errors import BadInput
-from outlierlens.models.load import LoadOptions, fingerprint, load_model
-from outlierlens.replicate.glue.references import checkpoint_of
+from outlierlens.experiments.frozen.measure import frozen
+from outlierlens.experiments.frozen.options import FrozenOptions
+from outlierlens.experiments.frozen.splits import protocol_of, read_frozen
+from outlierlens.experiments.geometry.measure import geometry
+from outlierlens.experiments.geometry.options import GeometryOptions
+from outlierlens.experiments.origin.measure import MAX_NAMED, OriginOptions, origin_live
+from outlierlens.experiments.probe.flow import split_texts
+from outlierlens.experiments.probe.measure import probe_positions
+from outlierlens.experiments.probe.options import ProbeOptions
+from outlierlens.experiments.similarity.options import StsOptions, WicOptions
+from outlierlens.experiments.similarity.sts import sts
+from outlierlens.experiments.similarity.table import DEV, TASKS, fit_text, found_in, has_split, read_sts
+from outlierlens.experiments.similarity.wic import read_wic, wic
+from outlierlens.models.load import LoadedModel, LoadOptions, fingerprint, load_model
 from outlierlens.replicate.kept import KeptParts, check_parts, key_of
-from outlierlens.replicate.luo.data import LuoData
+from outlierlens.replicate.luo.data import PAIRS, LuoData, published_for, shares_for
 from outlierlens.replicate.luo.options import LuoOptions
-from outlierlens.replicate.luo.parts import PARTS, Context, Part
-from outlierlens.replicate.luo.references import published_for, shares_for
 from outlierlens.replicate.luo.result import LuoReplication, extremes
+from outlierlens.replicate.papers import checkpoint_of
 from outlierlens.report.result import ReportData
 from outlierlens.results.document import Provenance
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.safe_files import write_text
 from outlierlens.vectors.clip import resolve_clipping
-from outlierlens.vectors.read import text_stack
+from outlierlens.vectors.read import ReadOptions, text_stack
+from outlierlens.vectors.spans import Drawing
+from outlierlens.vectors.store import Budget
 
 CLIP_TEXTS = 1000  # the last sentences of SST-2: clipped dimensions come from them, and no part measures them
 Progress = Callable[[str, int, int], None]
+GEOMETRY_TEXTS = 20_000  # sentences that words are looked for in
+CONTEXTS = 10  # of a word; in full 20
+LONG_TEXTS = 400  # of IMDB, to train on and to test; in full all
 
 
 @dataclass(frozen=True)
@@ -70,10 +88,10 @@ def replicate_luo(job: LuoJob, load_options: LoadOptions | None = None) -> Repor
         BadInput: a part was measured with other settings, data is missing, or what a part raises.
     """
     with alone_in(job.directory, "replication"):
-        return _Run(job, load_options or LoadOptions()).whole()
+        return _LuoRun(job, load_options or LoadOptions()).whole()
 
 
-class _Run:
+class _LuoRun:
     """One run: what the parts share is made once."""
 
     def __init__(self, job: LuoJob, options: LoadOptions):
@@ -88,10 +106,9 @@ class _Run:
         """Every part, and the weights' scan beside them."""
         job = self.job
         found: dict[str, Any] = {}
-        for name in PARTS:
+        for name, part in PARTS.items():
             if name not in job.parts:
                 continue
-            part = PARTS[name]
             if missing := [one for one in part.needs if not job.data.has(one)]:
                 self.notes.append(f"{part.title}: left out, for {job.data.root} has no folder {', '.join(missing)}")
                 continue
@@ -120,7 +137,7 @@ class _Run:
     def provenance(self) -> Provenance:
         return self.loaded.provenance(command=self.job.command, seed=self.job.seed, digest=self.fingerprint)
 
-    def measure(self, part: Part) -> Any:
+    def measure(self, part: "Part") -> Any:
         """The part's result, measured now."""
         job = self.job
         job.say(f"{part.title} …")
@@ -210,3 +227,110 @@ class _Run:
         clip = "" if name.startswith("observation") else json.dumps(self.clipping["dims"], sort_keys=True)
         files = job.data.contents(PARTS[name].needs if name in PARTS else ())
         return key_of(self.fingerprint, job.seed, job.full, self.stack.name, clip, files, self.held_out.digest)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a part is measured with: the model, the job, sentences of SST-2, and the file of clipped dimensions."""
+
+    loaded: LoadedModel
+    job: "LuoJob"
+    sentences: Texts
+    clip: Path
+    stack: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: a title, data sets without which it is left out, and its measurement."""
+
+    title: str
+    needs: tuple[str, ...]
+    measure: Callable[[Context], Any]
+
+
+def _reading(at: Context, *, final_norm: bool = False) -> ReadOptions:
+    return ReadOptions(
+        batch_size=at.job.batch_size,
+        stack=at.stack,
+        final_norm=final_norm,
+        budget=Budget(at.job.cache_gb),
+        progress=at.job.progress,
+    )
+
+
+def _origin(at: Context) -> Any:
+    clipped = resolve_clipping(str(at.clip), at.loaded, stack=at.stack).every
+    scanned = scan_stream(at.loaded, at.stack)
+    dims = tuple(dict.fromkeys((*clipped, *(one.dim for one in scanned.outliers))))[:MAX_NAMED]
+    options = OriginOptions(
+        dims={at.stack: dims}, named_by="those that are clipped, and those that the scan's rule finds"
+    )
+    return origin_live(at.loaded, options, command=at.job.command)
+
+
+def _probe(at: Context) -> Any:
+    split = split_texts(at.sentences, at.job.data.sentences("validation"), seed=at.job.seed)
+    options = ProbeOptions(read=_reading(at), whole=at.job.full, seed=at.job.seed)
+    clipping = resolve_clipping(str(at.clip), at.loaded, stack=at.stack)
+    return probe_positions(at.loaded, split, clipping, options, command=at.job.command)
+
+
+def _geometry(at: Context) -> Any:
+    n = len(at.sentences) // 2
+    n = n if at.job.full else min(n, GEOMETRY_TEXTS)
+    rest = Texts(f"{at.sentences.source} (behind sentence {n:,})", at.sentences.texts[n:], at.sentences.column)
+    options = GeometryOptions(
+        clip=str(at.clip),
+        drawing=Drawing() if at.job.full else Drawing(max_contexts=CONTEXTS),
+        read=_reading(at),
+        seed=at.job.seed,
+    )
+    return geometry(at.loaded, at.sentences.first(n), options, fit=rest, command=at.job.command)
+
+
+def _words(at: Context) -> Any:
+    folder = at.job.data.folder("wic")
+    train = read_wic(folder, "train", offline=at.job.data.offline)
+    validation = read_wic(folder, "validation", offline=at.job.data.offline)
+    options = WicOptions(read=_reading(at, final_norm=True), clip=str(at.clip), seed=at.job.seed)
+    return wic(at.loaded, train, validation, options, fit=at.sentences, command=at.job.command)
+
+
+def _sts(at: Context) -> Any:
+    data, offline = at.job.data, at.job.data.offline
+    root: Path | None = data.pairs_root()
+    rows = tuple(TASKS.values()) if root is None else found_in(root)
+    pairs = [read_sts(task, root, offline=offline) for task in rows]
+    dev = [read_sts(task, root, split=DEV, offline=offline) for task in rows if has_split(task, root, DEV)]
+    options = StsOptions(read=_reading(at, final_norm=True), clip=str(at.clip), seed=at.job.seed)
+    fit = fit_text(rows, root, offline=offline) or at.sentences
+    return sts(at.loaded, pairs, options, fit=fit, dev=dev, command=at.job.command)
+
+
+def _frozen(task: str) -> Callable[[Context], Any]:
+    def measure(at: Context) -> Any:
+        data, row = at.job.data, find_task(task)
+        protocol = protocol_of(row)
+        limits = (protocol.limit, protocol.test_limit) if task != "imdb" else (LONG_TEXTS, LONG_TEXTS)
+        limit, test_limit = (None, None) if at.job.full else limits
+        splits = read_frozen(
+            row, data.folder(task), limit=limit, test_limit=test_limit, seed=at.job.seed, offline=data.offline
+        )
+        options = FrozenOptions(read=_reading(at, final_norm=True), seed=at.job.seed)
+        clipping = resolve_clipping(str(at.clip), at.loaded, stack=at.stack)
+        return frozen(at.loaded, splits, options, clip=lambda _: clipping, command=at.job.command)
+
+    return measure
+
+
+PARTS = {
+    "origin": Part("where the dimensions come from", (), _origin),
+    "probe": Part("position probe", ("sst2",), _probe),
+    "geometry": Part("anisotropy and self-similarity", ("sst2",), _geometry),
+    "words": Part("words in context", ("wic",), _words),
+    "sts": Part("semantic textual similarity", (PAIRS,), _sts),
+    "frozen-sst2": Part("classifiers on frozen vectors: SST-2", ("sst2",), _frozen("sst2")),
+    "frozen-sst5": Part("classifiers on frozen vectors: SST-5", ("sst5",), _frozen("sst5")),
+    "frozen-imdb": Part("classifiers on frozen vectors: IMDB", ("imdb",), _frozen("imdb")),
+}

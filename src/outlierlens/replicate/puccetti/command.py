@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from outlierlens.cli import paper
 from outlierlens.cli.common import Progress
+from outlierlens.cli.experiment import run_paper
 from outlierlens.replicate.puccetti.measure import PuccettiJob, replicate_puccetti
 from outlierlens.replicate.puccetti.options import PuccettiOptions
 from outlierlens.report.result import ReportData
@@ -22,4 +22,4 @@ def run(session: Session, options: PuccettiOptions) -> None:
         )  # fmt: skip
         return replicate_puccetti(job, session.load)
 
-    paper.shown(session, "puccetti", make)
+    run_paper(session, "puccetti", make)

@@ -1,7 +1,5 @@
 """`finetune`: its runs are kept in a run directory, and go on from there."""
 
-from pathlib import Path
-
 from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
@@ -13,9 +11,7 @@ def run(session: Session, options: Finetuning) -> None:
     """Fine-tune the model in the run directory, and show what every seed reached."""
     model, output, asked = session.subject.model, session.output, session.splits
     train, dev = asked.splits(offline=session.loading.offline)
-    # The name alone of a hub id or path, so that the directory lies in runs/.
-    name = f"{Path(model).name or 'model'}-{asked.labelled_task.name.split(':')[-1]}"
-    folder = output.output or Path("runs") / name
+    folder = session.folder(asked.labelled_task.name.split(":")[-1])
 
     from outlierlens.training.finetune.folder import RESULT
     from outlierlens.training.finetune.loop import FinetuneOptions, finetune

@@ -6,6 +6,8 @@
     kept.finish()                                    # the best model is now in seed-42/model
 
 While a run lasts, the model of epoch 2 lies in `best-2/`, and counts once `epochs.jsonl` has that epoch's row.
+
+The model card of a fine-tuned model: what it is, and the numbers it reached.
 """
 
 import dataclasses
@@ -18,19 +20,92 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outlierlens.checkpoints.formats import WEIGHTS
+from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import is_sample
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, need, printable
 from outlierlens.results import json_toml as documents
 from outlierlens.results.row_store import LOCK
 from outlierlens.results.safe_files import rename, write_text
-from outlierlens.training.finetune.result import EpochScore, SeedRun
-from outlierlens.training.finetune.settings import differences
+from outlierlens.statistics.words import interval_text
+from outlierlens.training.finetune.options import differences
+from outlierlens.training.finetune.result import EpochScore, FineTuned, SeedRun
 from outlierlens.training.run_files import newest_checkpoint
 
+# What the hub calls metrics; a model-index has these types and our names beside them.
+HUB_METRICS = {
+    "macro f1": "f1",
+    "token accuracy": "accuracy",
+    "token f1": "f1",
+    "mcc": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+}
 AGAIN = "remove its folder to train again"
 SETTINGS, EPOCHS, MODEL, RESULT, DONE = "settings.json", "epochs.jsonl", "model", "finetuned.json", "done.json"
 PREDICTIONS = "dev_predictions.npz"  # in the model's folder: truth, predicted, losses of the dev examples
+
+
+def card(tuned: FineTuned, run: SeedRun) -> str:
+    """Markdown under the metadata that the hub reads."""
+    yaml = need("yaml", "models", "a model card")
+    best = run.best
+    names = list(best.scores)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in best.scores.items())
+    rows = "\n".join(
+        f"| {row.epoch:g} | {row.loss:.4f} | " + " | ".join(f"{row.scores[name]:.4f}" for name in names) + " |"
+        for row in run.epochs
+    )
+    shown = {**tuned.settings, "seed": run.seed}
+    settings = "\n".join(f"- {name}: {value}" for name, value in shown.items())
+    base, train, dev, command = (
+        printable(text)
+        for text in (
+            tuned.base,
+            tuned.train,
+            tuned.dev,
+            tuned.provenance.command or "outlierlens.training.finetune.loop.finetune(…)",
+        )
+    )
+    return f"""---
+{yaml.safe_dump(_metadata(tuned, run), allow_unicode=True, sort_keys=False).strip()}
+---
+# {base} fine-tuned on {tuned.task}
+
+Epoch {run.best_epoch:g} of {len(run.epochs)}, the one with the best {tuned.metric} on {tuned.n_dev:,} dev examples:
+{scores} (95 % interval of {tuned.metric} {interval_text(run.low, run.high, ".4f")}, examples resampled).
+The dev set chose the epoch, so these numbers are slightly optimistic.
+
+| epoch | dev loss | {" | ".join(names)} |
+|---|---|{"---|" * len(names)}
+{rows}
+
+Trained on {tuned.n_train:,} examples of {train} (SHA-256 {tuned.train_digest[:16]}…), scored on {dev}
+(SHA-256 {tuned.dev_digest[:16]}…), with outlierlens {tuned.provenance.version}:
+
+{settings}
+
+Made again by:
+
+    {command}
+"""
+
+
+def _metadata(tuned: FineTuned, run: SeedRun) -> dict[str, Any]:
+    kind = "token-classification" if tuned.metric.startswith("token") else "text-classification"
+    metrics = [
+        {"type": HUB_METRICS.get(name, name), "name": name, "value": round(value, 6)}
+        for name, value in run.best.scores.items()
+    ]
+    result = {"task": {"type": kind}, "dataset": {"type": tuned.task, "name": tuned.task}, "metrics": metrics}
+    found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": kind}
+    if (
+        re.fullmatch(r"[\w.-]+/[\w.-]+", tuned.base, re.ASCII) and not Path(tuned.base).exists()
+    ):  # the hub takes nothing but its own ids here
+        found["base_model"] = tuned.base
+    found["tags"] = ["outlierlens", tuned.task.replace(":", "-")]
+    found["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
+    found["model-index"] = [{"name": f"{printable(tuned.base)} fine-tuned on {tuned.task}", "results": [result]}]
+    return found
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
@@ -80,7 +155,7 @@ def named_by_weights(model: str, subfolder: str = "") -> dict[str, str]:
         return {"model": model}
     digest = hashlib.sha256()
     inside = [Path(model)] if Path(model).is_file() else Path(model, subfolder).glob("*")
-    for path in sorted(file for file in inside if file.suffix in WEIGHTS):
+    for path in sorted(file for file in inside if file.suffix in suffixes()):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return {"weights": digest.hexdigest()}

@@ -33,24 +33,23 @@ from outlierlens.models.load import LoadedModel, LoadOptions, NewHead, fingerpri
 from outlierlens.results.document import Provenance, save
 from outlierlens.results.row_store import alone_in
 from outlierlens.results.safe_files import write_text
-from outlierlens.tasks import TaskOptions
+from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore, Outputs
 from outlierlens.tasks.metrics import interval
-from outlierlens.training.finetune.batches import Collator, Rows
-from outlierlens.training.finetune.card import card
+from outlierlens.training.finetune.batches import Collator, ExampleRows, steps_per_epoch, training_order
 from outlierlens.training.finetune.folder import (
     DONE,
     PREDICTIONS,
     RESULT,
     Kept,
+    card,
     claim,
     finished,
     named_by_weights,
     seed_folder,
 )
-from outlierlens.training.finetune.order import steps_per_epoch, training_order
+from outlierlens.training.finetune.options import FinetuneSettings
 from outlierlens.training.finetune.result import EpochScore, FineTuned, SeedRun
-from outlierlens.training.finetune.settings import FinetuneSettings
 from outlierlens.training.run_files import newest_checkpoint
 from outlierlens.training.trainer import full_precision, training_arguments
 
@@ -202,7 +201,7 @@ def _train(
             kept,
             (loaded, settings, per_epoch, options),
             args=_arguments(settings, kept.folder, per_epoch, options),
-            train_dataset=Rows(rows, order),
+            train_dataset=ExampleRows(rows, order),
             data_collator=Collator(loaded),
         )
         trainer.train(resume_from_checkpoint=str(newest) if newest else None)

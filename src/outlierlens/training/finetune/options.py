@@ -1,10 +1,79 @@
-"""What `finetune` is asked: how a model is trained, once a seed."""
+"""What `finetune` is asked: how a model is trained, once a seed.
 
-from dataclasses import dataclass
-from typing import Annotated
+The defaults of `FinetuneSettings` are those of Puccetti et al. (2022).
+"""
 
-from outlierlens.options import Flag, Flat
-from outlierlens.training.finetune.settings import FinetuneSettings
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Lt
+
+from outlierlens.errors import BadInput
+from outlierlens.options import Flag, Flat, check, plain_dims
+from outlierlens.tasks.options import LABELLED_TOKENS
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Settings of a fine-tuning; together with the data and the model they decide the numbers."""
+
+    epochs: Annotated[int, Ge(1)] = 4
+    """Passes over the training examples; the model of the best one on the dev examples is kept."""
+    learning_rate: Annotated[float, Flag("--lr"), Gt(0), Lt(1)] = 2e-5
+    """Learning rate at its peak; from there it falls linearly to 0."""
+    batch: Annotated[int, Flag("--batch-size"), Ge(1)] = 32
+    """Examples of a step."""
+    weight_decay: Annotated[float, Ge(0), Lt(1)] = 0.01
+    """Of AdamW; not on norms and biases."""
+    warmup: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of the steps in which the rate rises."""
+    max_length: Annotated[int, Ge(2)] = LABELLED_TOKENS
+    """Tokens of an example at most."""
+    train_limit: Annotated[int | None, Ge(2)] = None
+    """Train on N examples drawn at random."""
+    precision: str = "float32"
+    """Of a training: float32 or bfloat16; weights stay float32."""
+    seed: int = 42
+    """Seed of the head's first weights, of the order of examples and of dropout."""
+    save_steps: Annotated[int | None, Ge(1)] = None
+    """Steps between checkpoints. Default: an epoch."""
+    off: Annotated[tuple[int, ...], Flag(read="training.finetune.options:off_dims")] = ()
+    """Dimensions set to zero in all layers before training: 308,381."""
+    hold: bool = False
+    """Keep those of --off at zero throughout."""
+    stack: str | None = None
+    """Stream that --off is of, where a model has several."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.precision not in PRECISIONS:
+            raise BadInput(f"precision is {self.precision!r}; use one of {', '.join(PRECISIONS)}")
+        if (self.hold or self.stack) and not self.off:
+            raise BadInput("hold and stack say what becomes of the dimensions off; name at least one dimension")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that decide the numbers, as JSON has them."""
+        values = {name: value for name, value in asdict(self).items() if name != "save_steps"}
+        return dict(json.loads(json.dumps(values)))
+
+
+def off_dims(text: str) -> tuple[int, ...]:
+    """ "308,381" -> (308, 381), of --off."""
+    return plain_dims(text, "--off", "dimensions are switched off in all layers here: write 308,381")
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two runs, in words; a setting that a run does not mention had its default."""
+    defaults = FinetuneSettings().to_dict()
+    return [
+        f"{key} was {before.get(key, defaults.get(key))!r}, is {now.get(key, defaults.get(key))!r}"
+        for key in dict.fromkeys((*now, *before))
+        if before.get(key, defaults.get(key)) != now.get(key, defaults.get(key))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,181 @@
 """A recipe's network, from random values.
 
 model = build(recipe, tokenizer)             # BertForMaskedLM, RobertaForMaskedLM or VariantForMaskedLM
+
+What a training loop adds to keep a model free of outlier dimensions, and what plants them.
+
+    loss = loss + weight * norm_spread(model, stacks)               # before backward
+    loss = loss + weight * kurtosis(states, valid)                  # states [batch, token, dim], of each layer
+    clamp_scale_(model, stacks, limit=0.3)                          # after each optimizer step
+    planted_(model, stack, dims, scale=3.0, bias=-1.0)              # before the first step
+    planted_from_(model, stack, dims, "a-trained-checkpoint")       # likewise, with another model's values
+
+`stacks` are bound to `model` as it is passed here (`models.from_objects(model).stacks`).
+The scale of a norm is what it multiplies by: weight, or 1 + weight in families that store it so.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from outlierlens import architectures as arch
-from outlierlens.errors import need
+from outlierlens.architectures import BoundStack, Param
+from outlierlens.checkpoints import open_checkpoint
+from outlierlens.errors import BadInput, need
 from outlierlens.models.load import config_dict
 from outlierlens.training.pretrain.recipe import ModelRecipe, Recipe, plain
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
+
+Values = float | np.ndarray  # one number, or [layer, planted dim]
+
+
+def norm_spread(model: "nn.Module", stacks: Sequence[BoundStack]) -> "Tensor":
+    """Variance over dimensions of each norm's scale, averaged over norms and layers: a scalar with gradient, >= 0.
+
+    The norms are those that a block ends in; in pre-norm models, those that its attention and MLP read through.
+
+    Raises:
+        BadInput: the blocks of a stack have no norm at all.
+    """
+    import torch
+
+    return torch.stack([scale.float().var(correction=0) for scale, _ in _scales(model, stacks)]).mean()
+
+
+def kurtosis(states: "Tensor", valid: "Tensor | None" = None) -> "Tensor":
+    """How unequally dimensions share the size of `states` [..., dim]: a scalar with gradient, in [1, number of dims].
+
+    mean_j(s_j²) / mean_j(s_j)², s_j the mean over tokens of x_j². 1 when all dimensions are of one size, the number of
+    dimensions when a single one holds everything (He 2024, "Understanding and minimising outlier features", eq. 1;
+    states are not centred). Not the fourth moment over all entries that Bondarenko (2023) reports.
+
+    `valid` [...] tells which tokens count; all do by default.
+
+    Raises:
+        BadInput: `valid` has no true entry, or another shape than the tokens.
+    """
+    if valid is not None:
+        if valid.shape != states.shape[:-1]:
+            raise BadInput(f"valid is {tuple(valid.shape)} for tokens {tuple(states.shape[:-1])}; give it their shape")
+        states = states[valid.bool()]
+    if not states.numel():
+        raise BadInput("kurtosis of no token: `valid` excludes all of them")
+    # float32: fourth powers of outliers overflow float16, and bfloat16 has 8 bits.
+    size = states.float().square().reshape(-1, states.shape[-1]).mean(0)
+    return size.square().mean() / size.mean().square()
+
+
+def clamp_scale_(model: "nn.Module", stacks: Sequence[BoundStack], limit: float) -> None:
+    """Move every scale of the norms that `norm_spread` takes into [1 − limit, 1 + limit].
+
+    Raises:
+        BadInput: `limit` is negative, or the blocks of a stack have no norm at all.
+    """
+    import torch
+
+    if limit < 0:
+        raise BadInput(f"limit is {limit}; scales are kept within 1 - limit and 1 + limit, so give 0 or more")
+    with torch.no_grad():
+        for scale, offset in _scales(model, stacks):
+            scale.clamp_(1 - limit - offset, 1 + limit - offset)
+
+
+def planted_(model: "nn.Module", stack: BoundStack, dims: Sequence[int], scale: Values, bias: Values) -> None:
+    """Set scale and bias of the norm that each block ends in, at `dims`, to numbers or arrays [layer, planted dim].
+
+    Norms without a bias (RMSNorm) take 0, which is what they act with.
+
+    Raises:
+        BadInput: a dim out of range or named twice, a shape that does not fit, or blocks that do not end in a norm.
+    """
+    import torch
+
+    index = _indices(model, stack, dims)
+    live = arch.live_parameters(model)
+    if np.any(bias) and not all(stack.bias):
+        raise BadInput(f"stream {stack.name!r}: its norms have no bias to plant {bias} in; pass 0")
+    wanted = ((stack.scale, scale, stack.stack.norm_offset), (stack.bias, bias, 0.0))
+    shape = (stack.n_layers, len(index))
+    for values in (scale, bias):
+        if np.ndim(values) and np.shape(values) != shape:
+            raise BadInput(f"values to plant have shape {np.shape(values)}; give a number or [layer, dim] {shape}")
+    with torch.no_grad():
+        for params, values, offset in wanted:
+            for layer, row in enumerate(np.broadcast_to(np.asarray(values, np.float32), shape)):
+                for param in params[layer]:
+                    target = live[param.name]
+                    target[index] = torch.tensor(row - offset, dtype=target.dtype, device=target.device)
+
+
+def planted_from_(
+    model: "nn.Module", stack: BoundStack, dims: Sequence[int], checkpoint: str, source: Sequence[int] = ()
+) -> None:
+    """Copy scale and bias of the norm that each block ends in from a trained checkpoint of equal depth.
+
+    What the checkpoint holds at dimensions `source` (by default `dims` themselves) goes to `dims`, in their order.
+    Puccetti et al. (2022), "smart initialisation"; their code copies position embeddings at these dimensions as well,
+    which is left out here. `checkpoint` is a sample, directory, file or hub id; only its norms are read. Where it has
+    several streams, the one named like `stack` is taken.
+
+    Raises:
+        BadInput: the checkpoint has no such stream, another number of layers, no dimension of that number, or no bias
+            where the model's norms have one.
+        UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: the checkpoint cannot be read.
+    """
+    index = _indices(model, stack, dims)
+    wanted = [int(dim) for dim in source] or index
+    if len(wanted) != len(index):
+        raise BadInput(f"source names {len(wanted)} dimensions for {len(index)} to plant; name one for each")
+    with open_checkpoint(checkpoint) as trained:
+        bound = arch.bind(arch.stacks_for(trained, None), trained.tensors, trained.config)
+        stacks = {other.name: other for other in bound}
+        other = stacks.get(stack.name)
+        if other is None:
+            raise BadInput(
+                f"{checkpoint}: has no stream {stack.name!r} but {', '.join(stacks)}; use another checkpoint"
+            )
+        if not other.ends_in_norm:
+            raise BadInput(f"{checkpoint}: its blocks do not end in a norm, so it has no values to plant")
+        if other.n_layers != stack.n_layers:
+            raise BadInput(f"{checkpoint}: has {other.n_layers} layers and the model {stack.n_layers}; use one as deep")
+        if any(stack.bias) and not all(other.bias):
+            raise BadInput(f"{checkpoint}: its norms have no bias and the model's have; use another checkpoint")
+        parts = (other.scale, other.bias) if any(stack.bias) else (other.scale,)
+        read = dict(trained.read({param.name for layers in parts for layer in layers for param in layer}))
+    width = len(read[other.scale[0][0].name])
+    if min(wanted) < 0 or max(wanted) >= width:
+        raise BadInput(f"{checkpoint}: has {width} dimensions, 0 to {width - 1}; source names {wanted}")
+    columns = [np.stack([read[layer[0].name][wanted] for layer in layers]) for layers in parts]  # [layer, dim]
+    planted_(model, stack, dims, columns[0] + other.stack.norm_offset, columns[1] if any(stack.bias) else 0.0)
+
+
+def _scales(model: "nn.Module", stacks: Sequence[BoundStack]) -> list[tuple["Tensor", float]]:
+    """(parameter, what the norm adds to it) of each norm that acts as the blocks' output or, without one, input."""
+    live = arch.live_parameters(model)
+    found: dict[str, tuple[Tensor, float]] = {}  # by name: layers that share a block have one scale
+    for stack in stacks:
+        layers: tuple[tuple[Param, ...], ...] = stack.scale if stack.ends_in_norm else stack.reading
+        params = [param for layer in layers for param in layer]
+        if not params:
+            raise BadInput(f"stream {stack.name!r}: its blocks have no norm whose scale could be held")
+        found |= {param.name: (live[param.name], stack.stack.norm_offset) for param in params}
+    return list(found.values())
+
+
+def _indices(model: "nn.Module", stack: BoundStack, dims: Sequence[int]) -> list[int]:
+    if not stack.ends_in_norm:
+        raise BadInput(
+            f"stream {stack.name!r}: its blocks do not end in a norm; outliers are planted in post-norm models"
+        )
+    width = len(arch.live_parameters(model)[stack.scale[0][0].name])
+    index = [int(dim) for dim in dims]
+    if not index or len(set(index)) != len(index) or not all(0 <= dim < width for dim in index):
+        raise BadInput(f"dims to plant are {index}; name each dimension from 0 to {width - 1} once")
+    return index
 
 
 def build(recipe: Recipe, tokenizer: Any) -> "PreTrainedModel":
@@ -110,7 +273,7 @@ def prepare_positions_(model: "nn.Module", options: ModelRecipe) -> None:
 def _plant_(model: "nn.Module", options: ModelRecipe) -> None:
     if not options.planted:
         return
-    from outlierlens.training.pretrain.regularize import planted_, planted_from_
+    from outlierlens.training.pretrain.build import planted_, planted_from_
 
     (stack,) = arch.bind(arch.stacks_of(config_dict(model)), arch.live_parameters(model))
     if options.planted_from:

@@ -1,10 +1,9 @@
 """`pretrain`: a run is kept in its directory, and goes on from there; recipes are listed and printed too."""
 
-from pathlib import Path
-
 from outlierlens.cli import common
 from outlierlens.cli.common import resumable, say, warn
 from outlierlens.cli.experiment import tell
+from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadInput
 from outlierlens.session import Session
 from outlierlens.training.pretrain.options import PretrainOptions
@@ -28,7 +27,7 @@ def run(session: Session, options: PretrainOptions) -> None:
 
 def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
     output, load = session.output, session.load
-    folder = output.output or Path("runs") / f"{recipe.name}-seed-{recipe.training.seed}"
+    folder = session.folder(f"seed-{recipe.training.seed}", recipe.name)
 
     from outlierlens.experiments.outcomes.outcome import OutcomeOptions, kept
     from outlierlens.training.pretrain.loop import WATCH, RunOptions, pretrain
@@ -53,7 +52,11 @@ def _train(session: Session, options: PretrainOptions, recipe: Recipe) -> None:
 
 
 def _log(step: int, steps: int, logs: dict[str, float]) -> None:
-    shown = {"loss": "loss", "eval_loss": "held-out loss", "outliers/max_layers_scale": "most layers past 3 sigma"}
+    shown = {
+        "loss": "loss",
+        "eval_loss": "held-out loss",
+        "outliers/max_layers_scale": f"most layers past {Rule().sigmas}",
+    }
     parts = [f"{label} {logs[name]:.4g}" for name, label in shown.items() if name in logs]
     if parts:
         warn(f"step {step:,} of {steps:,}: {', '.join(parts)}")

@@ -6,6 +6,21 @@
 
 Every 1/validation-th text is held out. The folder in the cache is named by what the rows depend on: the content of the
 files (or the hub id) and the recipe's `data` and `tokenizer` sections. It appears whole or not at all.
+
+Change a corpus' token frequencies or order and nothing else: rows keep their length, special tokens their places.
+
+    flattened = Flattening.from_counts(counts, share=0.5, special=(0, 1, 2, 3, 4))
+    rows = flattened(rows, generator)       # half of the frequent occurrences are now rare tokens
+    rows = shuffled(rows, special, generator)
+
+Puccetti et al. (2022) report a corpus in which 50 % of the frequent tokens are replaced by rare ones; no code for it was
+released and the paper's cut between frequent and rare is not known, so it is a parameter here. Frequent are the fewest
+types that together make up `frequent_mass` of all occurrences; every other type that occurs is rare.
+
+Train a tokenizer or reuse one.
+
+tokenizer = train_tokenizer(sentences, TokenizerRecipe(vocabulary=8192), length=64)
+tokenizer = load_tokenizer("minilm-l6")              # a directory, sample or hub id
 """
 
 import dataclasses
@@ -14,7 +29,7 @@ import html
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +39,17 @@ import numpy as np
 from outlierlens.checkpoints.samples.cache import folder_being_made
 from outlierlens.data.texts import stream_texts
 from outlierlens.data.token_texts import nothing_known, special_ids, unknown_id, unknown_note
-from outlierlens.errors import BadFile, BadInput
+from outlierlens.errors import BadFile, BadInput, need
 from outlierlens.results.json_toml import read_json
 from outlierlens.results.safe_files import write_text
-from outlierlens.training.pretrain.frequency import Flattening, shuffled
 from outlierlens.training.pretrain.packing import Marks, pack
-from outlierlens.training.pretrain.recipe import DataRecipe, Recipe
-from outlierlens.training.pretrain.tokens import load_tokenizer, train_tokenizer
+from outlierlens.training.pretrain.recipe import DataRecipe, Recipe, TokenizerRecipe
 
+SPECIAL = {
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+}
+LARGEST = 1_000_000
 FORMAT = 1
 TEXTS_AT_ONCE = 1000
 ROWS_AT_ONCE = 8192
@@ -40,6 +58,99 @@ SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[.!?…][\"'”’)\]])\s+")
 MARKUP = re.compile(r"<[A-Za-z/!][^<>]{0,200}>")
 READ_BY_NAME = (".jsonl", ".ndjson", ".csv", ".tsv")  # text whose ending tells how it is read; all else, its content
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """Which types are replaced by which, and how often: bool and ids over the vocabulary."""
+
+    frequent: np.ndarray  # bool [vocabulary]
+    rare: np.ndarray  # int [type]
+    share: float
+
+    @classmethod
+    def from_counts(
+        cls, counts: np.ndarray, *, share: float, special: Sequence[int], frequent_mass: float = 0.5
+    ) -> "Flattening":
+        """From occurrences of every id, int [vocabulary]; special ids count as neither frequent nor rare.
+
+        Raises:
+            BadInput: shares outside (0, 1], or no rare type left.
+        """
+        if not 0 < share <= 1 or not 0 < frequent_mass < 1:
+            raise BadInput(f"share is {share} and frequent_mass {frequent_mass}; they must lie in (0, 1] and (0, 1)")
+        counts = counts.astype(np.float64)
+        counts[list(special)] = 0
+        order = np.argsort(-counts, kind="stable")
+        mass = np.cumsum(counts[order]) / max(counts.sum(), 1)
+        frequent = np.zeros(len(counts), dtype=bool)
+        frequent[order[: int(np.searchsorted(mass, frequent_mass)) + 1]] = True
+        rare = np.flatnonzero((counts > 0) & ~frequent)
+        if not len(rare):
+            raise BadInput("no rare token type is left to put in; give more text or a lower frequent_mass")
+        return cls(frequent, rare, share)
+
+    def __call__(self, rows: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """`rows` [row, token] with each frequent occurrence replaced, with probability `share`, by a rare type at random."""
+        replaced = self.frequent[rows] & (generator.random(rows.shape) < self.share)
+        rows = rows.copy()
+        rows[replaced] = self.rare[generator.integers(len(self.rare), size=int(replaced.sum()))]
+        return rows
+
+    def expected(self, counts: np.ndarray) -> np.ndarray:
+        """Occurrences of every id to expect after the replacement, float [vocabulary]."""
+        moved = np.where(self.frequent, counts * self.share, 0.0)
+        after = counts - moved
+        after[self.rare] += moved.sum() / len(self.rare)
+        return after
+
+
+def shuffled(rows: np.ndarray, special: Sequence[int], generator: np.random.Generator) -> np.ndarray:
+    """`rows` [row, token] with the ordinary tokens of each row in random order among their own places."""
+    rows = rows.copy()
+    ordinary = ~np.isin(rows, list(special))
+    for row, places in zip(rows, ordinary, strict=True):
+        row[places] = generator.permutation(row[places])
+    return rows
+
+
+def train_tokenizer(sentences: Iterable[str], recipe: TokenizerRecipe, length: int) -> Any:
+    """A BERT-like (WordPiece) or RoBERTa-like (byte-level BPE) tokenizer of `recipe.vocabulary` entries or fewer.
+
+    Raises:
+        BadInput: a vocabulary that cannot hold even the characters.
+    """
+    if not 100 <= recipe.vocabulary <= LARGEST:
+        raise BadInput(f"tokenizer.vocabulary is {recipe.vocabulary:,}; it must lie between 100 and {LARGEST:,}")
+    tokenizers = need("tokenizers", "models", "training a tokenizer")
+    transformers = need("transformers", "models", "training a tokenizer")
+    special = list(SPECIAL[recipe.kind])
+    if recipe.kind == "wordpiece":
+        made = tokenizers.BertWordPieceTokenizer(lowercase=recipe.lowercase)
+        made.train_from_iterator(sentences, recipe.vocabulary, special_tokens=special, show_progress=False)
+        return transformers.BertTokenizerFast(
+            tokenizer_object=made._tokenizer, do_lower_case=recipe.lowercase, model_max_length=length
+        )
+    made = tokenizers.ByteLevelBPETokenizer(lowercase=recipe.lowercase, add_prefix_space=False)
+    made.train_from_iterator(sentences, recipe.vocabulary, special_tokens=special, show_progress=False)
+    made._tokenizer.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return transformers.RobertaTokenizerFast(tokenizer_object=made._tokenizer, model_max_length=length)
+
+
+def load_tokenizer(source: str, *, offline: bool = False) -> Any:
+    """The tokenizer in a directory, of a sample or of a hub id; raises BadInput when it is none of these or lacks a mask."""
+    transformers = need("transformers", "models", "reading a tokenizer")
+    from outlierlens.models.folder import model_folder
+
+    folder = model_folder(source, offline=offline, weights=False) or source
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=offline)
+    # KeyError: a file of tokens that is JSON of something else.
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"{source}: no tokenizer there ({' '.join(str(error).split())[:200]})") from None
+    if tokenizer.mask_token_id is None:
+        raise BadInput(f"{source}: its tokenizer has no mask token; a masked language model needs one")
+    return tokenizer
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,11 @@ from outlierlens.models.load import config_dict
 from outlierlens.results.json_toml import read_json
 from outlierlens.results.safe_files import refuse_links, write_text
 from outlierlens.training.callback import OutlierCallback
-from outlierlens.training.pretrain.build import build
+from outlierlens.training.pretrain.build import build, clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.corpus import Tokens, prepare
-from outlierlens.training.pretrain.masking import IGNORED
 from outlierlens.training.pretrain.recipe import Recipe, TrainingRecipe
-from outlierlens.training.pretrain.regularize import clamp_scale_, kurtosis, norm_spread
 from outlierlens.training.pretrain.result import OUTCOME
-from outlierlens.training.pretrain.rows import Rows, TrainingRows
+from outlierlens.training.pretrain.rows import IGNORED, MaskedRows, TrainingRows
 from outlierlens.training.run_files import checkpoints, newest_checkpoint
 from outlierlens.training.trainer import refuse_foreign, training_arguments
 from outlierlens.training.watch import WatchOptions
@@ -78,7 +76,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Run:
+class PretrainingRun:
     """A finished pre-training: the folder, the trained model in evaluation mode, and what it was trained on.
 
     `n_rows` were read, by all processes together, of which one `is_main`; it writes.
@@ -98,7 +96,7 @@ class Run:
         return self.folder / "model"
 
 
-def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) -> Run:
+def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) -> PretrainingRun:
     """Train what `recipe` says, or go on with it, and write the run folder.
 
     Raises:
@@ -121,7 +119,7 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
         model=model,
         args=arguments,
         train_dataset=TrainingRows(tokens, recipe, n_rows),
-        eval_dataset=Rows(tokens.validation[: recipe.training.evaluate_rows or None], tokens, recipe),
+        eval_dataset=MaskedRows(tokens.validation[: recipe.training.evaluate_rows or None], tokens, recipe),
         callbacks=[_Housekeeping(model, stack, recipe.training, options)],
         processing_class=tokens.tokenizer,
     )
@@ -143,7 +141,7 @@ def pretrain(recipe: Recipe, folder: Path, options: RunOptions | None = None) ->
     if trainer.is_world_process_zero():
         trainer.save_model(str(folder / "model"))
         write_text(folder / "log.json", json.dumps({"log_history": log}, indent=0, sort_keys=True))
-    return Run(folder, recipe, model, tokens, n_rows, log, trainer.is_world_process_zero())
+    return PretrainingRun(folder, recipe, model, tokens, n_rows, log, trainer.is_world_process_zero())
 
 
 class MaskedLMTrainer(Trainer):

@@ -16,7 +16,7 @@ OUTCOME = "outcome.json"  # in a run folder
 
 
 @dataclass(frozen=True)
-class Change:
+class LossChange:
     """Change of the loss, nats per masked token, with a 95 % interval over texts; `dims` that are off (none for INT8)."""
 
     change: float
@@ -35,8 +35,8 @@ class Outcome(Result):
         held_out_loss: at the last evaluation, on the recipe's own held-out rows and masked share, nats per token.
         text_loss: on plain held-out texts with 15 % masked, the same for every recipe of the same text, nats per token.
         text: what those texts are; text_digest: SHA-256 over them.
-        both: dimensions past 3 sigma in half of the layers, in scale and in bias (Kovaleva et al. 2021).
-        scale_alone, bias_alone: dimensions past 3 sigma in half of the layers of one of them.
+        both: dimensions past the threshold of `Rule()` in its share of the layers, in scale and in bias (Kovaleva et al. 2021).
+        scale_alone, bias_alone: dimensions past it in its share of the layers of one of them.
         largest_z: largest mean over layers of |z| in the scale.
         kurtosis: largest over blocks of He et al.'s (2024) kurtosis over dimensions, on those texts.
         inf_norm: largest |h| of any block's output on them.
@@ -64,13 +64,13 @@ class Outcome(Result):
     largest_z: float
     kurtosis: float
     inf_norm: float
-    off: Change | None
+    off: LossChange | None
     random_median: float | None
     random_high: float | None
-    worst: Change
+    worst: LossChange
     dim_median: float
     dim_high: float
-    int8: Change
+    int8: LossChange
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -114,7 +114,7 @@ class Outcomes(Result):
                 row[f"{name}_low"] = min(values, default=None)
                 row[f"{name}_high"] = max(values, default=None)
             for name, part in CHANGES.items():
-                change: Change | None = getattr(run, part)
+                change: LossChange | None = getattr(run, part)
                 if len(members) == 1 and change is not None:
                     row[f"{name}_low"], row[f"{name}_high"] = change.low, change.high
             yield row

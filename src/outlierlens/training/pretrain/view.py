@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from outlierlens.training.pretrain.result import Change as Measured
-from outlierlens.training.pretrain.result import Outcome, Outcomes
+from outlierlens.detection.rules import Rule
+from outlierlens.training.pretrain.result import LossChange, Outcome, Outcomes
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Spread
 
 # {measure: (its column, what its numbers are)}
@@ -21,8 +21,9 @@ MEASURES: dict[str, tuple[str, type[float]]] = {
     "dim_median": ("median off", Change),
     "int8": ("INT8", Change),
 }
+PAST = f"past {Rule().sigmas} in {Rule().share} of the layers"
 NOTE = (
-    "Found, one-sided: dimensions past 3 sigma in half of the layers, in scale and bias or in one of them. Off and INT8: "
+    f"Found, one-sided: dimensions {PAST}, in scale and bias or in one of them. Off and INT8: "
     "changes in nats per masked token. In brackets the range over seeds, of one seed the 95 % interval over texts."
 )
 
@@ -45,8 +46,8 @@ def _run(run: Outcome) -> str:
     groups = {"scale and bias": run.both, "scale alone": run.scale_alone, "bias alone": run.bias_alone}
     named = ", ".join(f"{' and '.join(map(str, dims))} ({label})" for label, dims in groups.items() if dims)
     return (
-        f"{run.recipe}, seed {run.seed}, {run.steps:,} steps, {run.n_parameters:,} parameters: past 3 sigma in half of the "
-        f"layers: {named or 'none'}; loss {run.text_loss:.3f} nats per masked token on {run.text}; the worst single dimension, "
+        f"{run.recipe}, seed {run.seed}, {run.steps:,} steps, {run.n_parameters:,} parameters: {PAST}: "
+        f"{named or 'none'}; loss {run.text_loss:.3f} nats per masked token on {run.text}; the worst single dimension, "
         f"{', '.join(map(str, run.worst.dims))}, costs {run.worst.change:+z.3g}."
     )
 
@@ -69,6 +70,6 @@ def _changes(found: Outcome) -> tuple[tuple[Cell, ...], ...]:
     return (*rows, _change("INT8 per tensor, weights and inputs", found.int8))
 
 
-def _change(label: str, one: Measured) -> tuple[Cell, ...]:
+def _change(label: str, one: LossChange) -> tuple[Cell, ...]:
     named = f"{label}: {', '.join(map(str, one.dims))}" if one.dims else label
     return (named, Change(one.change), Interval(one.low, one.high))

@@ -1,0 +1,41 @@
+"""What `repair` is asked: which format the model must fit, with how much room, and where the new one goes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from outlierlens.errors import BadInput
+from outlierlens.options import Flag, check
+
+Fit = Literal["fp16", "bf16", "fp8", "int8"]
+# The largest number that a format holds; int8 has no range of its own, but one scale for all values of a tensor.
+LIMITS: dict[str, float] = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp8": 448.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairOptions:
+    """What the model must fit."""
+
+    fit: Fit
+    """fp16, bf16 and fp8 (e4m3): hidden states fit its range. int8: inputs of the MLPs' last linears lose their spikes."""
+    margin: Annotated[int, Ge(1)] = 4
+    """A power of two: room between the largest value seen and the largest that the format holds."""
+    max_length: Annotated[int, Ge(2)] = 128
+    """Tokens of a text at most, or fewer where the model has no more positions."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the random tokens of the check."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.margin & (self.margin - 1):
+            raise BadInput(f"--margin {self.margin}: not a power of two; use 1, 2, 4, 8, …")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairCall(RepairOptions):
+    """What the model must fit, and where it is written."""
+
+    folder: Annotated[Path, Flag("-o", "--output")]
+    """Folder to write; it must not exist."""

@@ -1,0 +1,206 @@
+"""What a rewriting by powers of two changes: exponents of parameters, epsilons, and whether the head is untied.
+
+    plan = stream_plan(loaded, exponent=-4)      # the residual stream a 16th of what it was
+    plan.exponents["model.embed_tokens.weight"]  # -4
+    plan.reasons                                 # () where fp32 outputs stay equal bit for bit
+
+A power of two changes exponents alone, so that whatever is linear in between stays the same bit for bit. A norm divides by
+sqrt(mean(h²) + ε): with the stream times s its epsilon takes s², and what it gives stays the same.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.errors import BadInput
+from outlierlens.experiments.repair.epsilon import Epsilons, epsilons
+from outlierlens.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MASK_TOKENS = "mask_token"  # takes the place of a picture's patch in some passes, so that it writes to the stream too
+# A norm inside attention -> the linear that it reads.
+INNER = {"q_norm": "q_proj", "k_norm": "k_proj", "q_layernorm": "q_proj", "k_layernorm": "k_proj"}
+
+
+@dataclass
+class Plan:
+    """A rewriting of one model.
+
+    Attributes:
+        exponents: parameter -> the power of two that it is multiplied by; a number, or a tensor of them that broadcasts.
+        offsets: norms' weights that stand for 1 + weight: the factor is of that.
+        epsilons: config key -> exponent of its factor. norms: the paths of the norms that these keys set.
+        untie: whether the head becomes a parameter of its own.
+        reasons: why outputs are only nearly the same; none where they are equal bit for bit.
+    """
+
+    exponents: dict[str, Any] = field(default_factory=dict)
+    offsets: set[str] = field(default_factory=set)
+    epsilons: dict[str, int] = field(default_factory=dict)
+    norms: dict[str, int] = field(default_factory=dict)
+    untie: bool = False
+    reasons: tuple[str, ...] = ()
+
+    def scale(self, names: Iterable[str], exponent: int) -> None:
+        """Multiply parameters by 2^exponent, once however often they are named."""
+        self.exponents |= dict.fromkeys(names, exponent)
+
+    def times(self, names: Iterable[str], exponent: Any) -> None:
+        """Multiply parameters by 2^exponent, on top of what is planned for them."""
+        for name in names:
+            self.exponents[name] = self.exponents.get(name, 0) + exponent
+
+    def changed(self, name: str, values: "Tensor") -> "Tensor":
+        """The new values of parameter `name`; raises BadInput where its type cannot hold them, as when small ones vanish."""
+        import torch
+
+        exponent = self.exponents[name]
+        exponent = exponent.to(values.device) if isinstance(exponent, torch.Tensor) else torch.tensor(exponent)
+        factor = torch.exp2(exponent.double())
+        wide = values.double()
+        if name in self.offsets:
+            return ((1 + wide) * factor - 1).to(values.dtype)
+        made = (wide * factor).to(values.dtype)
+        if not torch.equal(made.double(), wide * factor):
+            lost = int((made.double() != wide * factor).sum())
+            kind = str(values.dtype).removeprefix("torch.")
+            raise BadInput(
+                f"{name}: {lost:,} values times a power of two lie outside what {kind} holds; use a smaller --margin, or a "
+                f"copy of the model in float32"
+            )
+        return made
+
+    def tensors(self, parameters: "dict[str, Tensor]") -> "dict[str, Tensor]":
+        """{name: new values} of all that changes, from parameters or from a checkpoint under the same names."""
+        return {name: self.changed(name, parameters[name]) for name in self.exponents}
+
+
+def stream_plan(loaded: LoadedModel, exponent: int) -> Plan:
+    """All residual streams of the model times 2^exponent, its outputs as they were.
+
+    Raises:
+        BadInput: a stream has a scale of its own; the message says why, and what can be done.
+    """
+    for stack in loaded.stacks:
+        refuse_fixed(loaded.name, stack)
+    plan = Plan()
+    found = epsilons(loaded.model)
+    reading = {path for stack in loaded.stacks for path in _reading(loaded.model, stack)}
+    keys = sorted({key for path in reading if (key := found.key_of(path))})
+    plan.epsilons = dict.fromkeys(keys, 2 * exponent)
+    plan.norms = {path: 2 * exponent for key in keys for path in found.keys[key]}
+    if fixed := sorted(reading & found.fixed):
+        plan.reasons += (f"the epsilon of {len(fixed)} norms ({fixed[0]}, …) is written in the model's code",)
+    known = set(reading)
+    for stack in loaded.stacks:
+        known |= _scale_stream(plan, loaded, stack, exponent, found)
+    for path in sorted(set(plan.norms) - known):
+        if not _scale_inner(plan, loaded.model, path, exponent):
+            key = found.key_of(path)
+            plan.reasons += (f"{path} shares {key} with the norms of the stream, and what it reads stays as it was",)
+    _head(plan, loaded)
+    return _once(plan, loaded.model)
+
+
+def refuse_fixed(name: str, bound: BoundStack) -> None:
+    """Raise BadInput where no factor passes through the stream."""
+    what = f"{name}: the stream {bound.name!r} cannot be rescaled"
+    if bound.stack.norm_site == "stream":
+        raise BadInput(
+            f"{what}: its blocks norm the stream itself (post-norm), which sets its scale anew each time; only pairs inside a "
+            f"block can take factors (--fit int8)"
+        )
+    if bound.stack.fixed_scale:
+        raise BadInput(f"{what}: {bound.stack.fixed_scale}; keep it in bfloat16 or float32")
+
+
+def _reading(model: "nn.Module", bound: BoundStack) -> Iterator[str]:
+    """Paths of the norms that read the stream."""
+    modules = {path for path, _ in model.named_modules()}
+    paths = [f"{block}.{norm}" for block in dict.fromkeys(bound.blocks) for norm in bound.stack.reading_norms]
+    paths += [bound.prefix + bound.stack.final_norm] if bound.stack.final_norm else []
+    return (path for path in paths if path in modules)
+
+
+def _scale_stream(plan: Plan, loaded: LoadedModel, bound: BoundStack, exponent: int, found: Epsilons) -> set[str]:
+    """Plan one stream's writers and those who read it without a norm; the paths of norms that are taken care of."""
+    stack, known = bound.stack, set()
+    modules = dict(loaded.model.named_modules())
+    shares = set(plan.norms)
+    # Of a linear and its LayerScale the linear takes it: what it gives comes down too.
+    writers = [param.name for layers in bound.linears.values() for layer in layers for param in layer]
+    if stack.norm_site == "write":
+        names = [norm for norm in (*stack.other_norms, stack.last_norm) if norm]
+        after = {f"{block}.{norm}" for block in bound.blocks for norm in names}
+        known |= after
+        weights = {param.name for norm in names for layer in bound.norms.get(norm, ()) for param in layer}
+        _scale_norms(plan, bound, weights, exponent)
+        writers = writers if after & shares else []
+    plan.scale(writers, exponent)
+    tables = [param.name for param in bound.embeddings]
+    tables += [name for name in live_parameters(loaded.model) if name.rpartition(".")[2] == MASK_TOKENS]
+    if stack.embedding_norm:
+        path = bound.prefix + stack.embedding_norm
+        known.add(path)
+        _scale_norms(plan, bound, {param.name for param in bound.embedding_norm}, exponent)
+        tables = tables if path in shares else []
+    plan.scale(tables, exponent)
+    for block in dict.fromkeys(bound.blocks):
+        for linear, norm in stack.raw_readers.items():
+            path = f"{block}.{norm}"
+            if not norm or type(modules.get(path)).__name__ == "Identity":
+                plan.times([f"{block}.{linear}.weight"], -exponent)
+    return known
+
+
+def _scale_norms(plan: Plan, bound: BoundStack, names: set[str], exponent: int) -> None:
+    plan.scale(names, exponent)
+    if bound.stack.norm_offset:
+        plan.offsets |= {name for name in names if name.endswith("weight")}
+        reason = "norms multiply by 1 + weight, and a factor of that is not always a number of the weight's type"
+        plan.reasons += () if reason in plan.reasons else (reason,)
+
+
+def _scale_inner(plan: Plan, model: "nn.Module", path: str, exponent: int) -> bool:
+    """Plan what a norm inside attention reads; whether it is one."""
+    around, _, name = path.rpartition(".")
+    parameters = live_parameters(model)
+    linear = f"{around}.{INNER.get(name, '')}"
+    if f"{linear}.weight" not in parameters:
+        return False
+    plan.times([one for leaf in ("weight", "bias") if (one := f"{linear}.{leaf}") in parameters], exponent)
+    return True
+
+
+def _head(plan: Plan, loaded: LoadedModel) -> None:
+    """A head that is the token table takes its factor too: the final norm takes it back, or the head is untied."""
+    model: Any = loaded.model
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    weight = getattr(head, "weight", None)
+    parameters = live_parameters(model)
+    scaled = [name for name in plan.exponents if parameters[name] is weight]
+    if weight is None or not scaled:
+        return
+    bound = next((one for one in loaded.stacks if one.name == "decoder"), loaded.stacks[-1])
+    reads_norm = loaded.head == "causal" or loaded.config.get("is_encoder_decoder")
+    if reads_norm and bound.final_norm and not bound.stack.norm_offset:
+        plan.times([param.name for param in bound.final_norm], -plan.exponents[scaled[0]])
+    else:
+        plan.untie = True
+
+
+def _once(plan: Plan, model: "nn.Module") -> Plan:
+    """The plan with one name for each shared parameter, and without factors of 1."""
+    parameters = live_parameters(model)
+    first: dict[int, str] = {}
+    for name in plan.exponents:
+        first.setdefault(id(parameters[name]), name)
+    kept = {
+        name: exponent
+        for name, exponent in plan.exponents.items()
+        if first[id(parameters[name])] == name and not (isinstance(exponent, int) and exponent == 0)
+    }
+    return replace(plan, exponents=kept)

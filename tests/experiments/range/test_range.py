@@ -1,0 +1,328 @@
+"""The range of running models and of weights: numbers by hand, planted overflows, batches, templates, words."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import range_results
+from architectures import FAMILIES, build
+from media_models import pictures, save_vit
+from memory_checkpoint import Memory
+from outlierlens import range_of
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadInput
+from outlierlens.experiments.range.measure import templated, weights_range
+from outlierlens.experiments.range.options import RangeOptions
+from outlierlens.experiments.range.result import FORMATS, Ranges, TensorRange, headroom
+from outlierlens.experiments.range.tally import BatchRows, Tally, below, exponents, median_of
+from outlierlens.experiments.range.view import sections, verdict
+from outlierlens.models.load import LoadedModel, from_objects
+from planted import some_texts
+
+TEXTS = some_texts(9, seed=3)
+ALL = RangeOptions(batch_size=4, every=1)
+
+
+def llama(words: Callable[..., Any], attention: str = "eager") -> LoadedModel:
+    """A tiny Llama with grouped keys and a vocabulary head."""
+    model = build(FAMILIES["llama"], head="CausalLM")
+    model.set_attn_implementation(attention)
+    return from_objects(model, words(), name="llama")
+
+
+def by_hand(loaded: LoadedModel) -> dict[tuple[str, str], float]:
+    """{(kind, layer): largest |x|} of `TEXTS`, each alone, by the formulas of a Llama."""
+    model, found = loaded.model, {}
+
+    def take(kind: str, layer: Any, values: torch.Tensor) -> None:
+        key = kind, str(layer)
+        found[key] = max(found.get(key, 0.0), float(values.abs().max()))
+
+    def norm(module: Any, layer: Any, x: torch.Tensor) -> torch.Tensor:
+        take("norm sum of squares", layer, (x**2).sum(-1))
+        made = module.weight * x / torch.sqrt((x**2).mean(-1, keepdim=True) + module.variance_epsilon)
+        take("norm output", layer, made)
+        return made
+
+    def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    for text in TEXTS.texts:
+        ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+        x = model.model.embed_tokens(ids)
+        cos, sin = model.model.rotary_emb(x, torch.arange(ids.shape[1])[None])
+        take("stream", "embeddings", x)
+        for layer, block in enumerate(model.model.layers):
+            read = norm(block.input_layernorm, layer, x)
+            take("attention input", layer, read)
+            q, k, v = (getattr(block.self_attn, f"{name}_proj")(read) for name in "qkv")
+            for one in (q, k, v):
+                take("attention linears", layer, one)
+            q, k, v = (one.unflatten(-1, (-1, 8)).transpose(1, 2) for one in (q, k, v))
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            for name, one in (("q", q), ("k", k), ("v", v)):
+                take(name, layer, one)
+            product = q @ k.transpose(-1, -2)  # [1, head, query, key]; one head of keys for two of queries
+            take("q·k", layer, product.tril())
+            take("attention logits", layer, product.tril() / 8**0.5)
+            hidden = torch.full_like(product, -math.inf).triu(1)
+            mix = ((product / 8**0.5 + hidden).softmax(-1) @ v).transpose(1, 2).flatten(2)
+            take("attention mix", layer, mix)
+            made = block.self_attn.o_proj(mix)
+            take("attention output", layer, made)
+            x = x + made
+            take("stream after attention", layer, x)
+            read = norm(block.post_attention_layernorm, layer, x)
+            take("MLP input", layer, read)
+            gate, up = block.mlp.gate_proj(read), block.mlp.up_proj(read)
+            take("gate/up", layer, torch.cat((gate, up), -1))
+            inner = torch.nn.functional.silu(gate) * up
+            take("MLP inner", layer, inner)
+            made = block.mlp.down_proj(inner)
+            take("MLP output", layer, made)
+            x = x + made
+            take("stream", layer, x)
+        take("logits", "head", model.lm_head(norm(model.model.norm, "final", x)))
+    return found
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@torch.no_grad()
+def test_every_kind_is_what_the_formulas_give(words: Callable[..., Any], attention: str) -> None:
+    loaded = llama(words, attention)
+    found = range_of(loaded, TEXTS, ALL)
+    expected = by_hand(loaded)
+    assert {(row.kind, row.layer): row.largest for row in found.rows} == pytest.approx(expected, rel=2e-4)
+    assert not [note for note in found.notes if "not seen" in note]
+
+
+def test_how_texts_are_batched_changes_nothing(words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    one, *others = (range_of(loaded, TEXTS, RangeOptions(batch_size=size, every=2)) for size in (1, 4, 9))
+    for other in others:
+        for mine, its in zip(one.rows, other.rows, strict=True):
+            assert (mine.kind, mine.layer, mine.n_values) == (its.kind, its.layer, its.n_values)
+            assert mine.largest == pytest.approx(its.largest, rel=1e-4)
+            assert mine.median == pytest.approx(its.median, rel=0.02, nan_ok=True)
+
+
+def test_memory_does_not_grow_with_the_texts(words: Callable[..., Any]) -> None:
+    def held(tally: Tally) -> int:
+        return sum(one.counts.numel() for one in tally.found.values() if one.counts is not None) + len(tally._seen)
+
+    tally = Tally(every=1)
+    sizes = []
+    for number in range(6):
+        states = torch.randn(2, 5, 3)
+        ids = torch.zeros(2, 5, dtype=torch.long)
+        tally.begin(BatchRows(torch.ones(2, 5, dtype=torch.bool), {"model": ids}, (2 * number, 2 * number + 1)))
+        tally.add(("model", "stream", "0"), "", states)
+        tally.end()
+        sizes.append(held(tally))
+    assert len(set(sizes)) == 1
+    assert tally._last is None
+
+
+@torch.no_grad()
+def test_a_planted_overflow_is_found_where_it_is(words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    word = loaded.tokenizer.convert_tokens_to_ids("w7")
+    texts = Texts("made", ("w1 w2", "w3 w7 w4", "w5"))
+    block = loaded.model.model.layers[1]
+    loaded.model.model.embed_tokens.weight[:, 3] = 0
+    loaded.model.model.embed_tokens.weight[word, 3] = 1000
+    for one in loaded.model.model.layers:  # nothing else writes to dimension 3, and all but one neuron is deaf to it
+        one.self_attn.o_proj.weight[3] = 0
+        one.mlp.down_proj.weight[3] = 0
+        for linear in (one.mlp.gate_proj, one.mlp.up_proj):
+            linear.weight[:, 3] = 0
+    block.mlp.gate_proj.weight[5, 3] = block.mlp.up_proj.weight[5, 3] = 1e3
+    found = range_of(loaded, texts, ALL)
+    top = found.top("MLP inner")
+    place = loaded.tokenizer(texts.texts[1])["input_ids"].index(word)
+    assert (top.layer, top.dim, top.text, top.token, top.word) == ("1", 5, 1, place, "w7")
+    assert top.module == "model.layers.1.mlp.down_proj"
+    assert top.headroom("fp16") < 1 < top.headroom("bf16")
+    stream = found.of("stream")[0]
+    assert (stream.largest, stream.dim, stream.text, stream.token) == (1000.0, 3, 1, place)
+    squares = next(row for row in found.of("norm sum of squares") if row.layer == "0")
+    assert squares.largest == pytest.approx(1e6, rel=1e-3)  # what overflows first: 1000² in fp16
+    assert squares.headroom("fp16") < 1
+    assert verdict(found, "fp16").startswith("fp16: overflows")
+    assert "neuron 5" in verdict(found, "fp16")
+    assert "overflows, unless the kernel holds it in float32" in next(sections(found)).sentences[1]
+
+
+def test_a_model_that_overflows_while_it_runs_is_infinite(words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    with torch.no_grad():
+        loaded.model.model.layers[0].mlp.down_proj.weight[2] = math.inf
+    top = range_of(loaded, TEXTS, ALL).top("stream")
+    assert (top.layer, top.largest, top.headroom("bf16")) == ("0", math.inf, 0.0)
+
+
+def test_padding_is_not_counted() -> None:
+    tally = Tally(every=1)
+    states = torch.tensor([[[1.0, -2.0], [9.0, 9.0]], [[0.5, 0.25], [-3.0, 0.0]]])
+    valid = torch.tensor([[True, False], [True, True]])
+    tally.begin(BatchRows(valid, {"model": torch.tensor([[7, 0], [8, 9]])}, (4, 2)))
+    tally.add(("model", "stream", "0"), "block", states)
+    tally.end()
+    kept = tally.found[("model", "stream", "0")]
+    assert (kept.largest, kept.text, kept.token, kept.word, kept.dim) == (3.0, 2, 1, 9, 0)
+    assert int(kept.counts.sum()) == 6
+    assert int(kept.counts[0]) == 1  # zeros
+
+
+def test_the_first_of_equal_maxima_is_kept_whatever_the_order() -> None:
+    for order in ((0, 1), (1, 0)):
+        tally = Tally(every=1)
+        for text in order:
+            tally.begin(BatchRows(torch.ones(1, 1, dtype=torch.bool), {"model": torch.zeros(1, 1)}, (text,)))
+            tally.add(("model", "stream", "0"), "", torch.tensor([[[-4.0]]]))
+            tally.end()
+        assert tally.found[("model", "stream", "0")].text == 0
+
+
+def test_shares_and_medians_by_hand() -> None:
+    values = torch.tensor([0.0, -(2.0**-20), 2.0**-14, 2.0**-7, -1.0, 1.25, 1.5, 1e-39, 3.0, 100.0])
+    counts = exponents(values).numpy()
+    assert counts.sum() == 10
+    assert counts[0] == 1
+    # 1e-39 is below bf16's 2^-126; 2^-20 and 1e-39 below fp16's 2^-14; 2^-14 and 2^-7 below e4m3's 2^-6 too.
+    assert below(counts) == {"fp16": 0.2, "bf16": 0.1, "e4m3": 0.4, "e5m2": 0.2}
+    assert median_of(counts) == pytest.approx(2.0**-7 * 1.25)  # five of ten lie below the end of the bin of 2^-7
+    assert math.isnan(median_of(np.zeros_like(counts)))
+    assert median_of(exponents(torch.zeros(3)).numpy()) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_median_is_exact_to_within_a_quarter(seed: int) -> None:
+    values = torch.randn(1001, generator=torch.Generator().manual_seed(seed)) * 10.0**seed
+    assert median_of(exponents(values).numpy()) == pytest.approx(float(values.abs().median()), rel=0.1)
+
+
+def test_formats_are_those_of_torch() -> None:
+    kinds = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+    for form, kind in zip(FORMATS, kinds, strict=True):
+        assert (form.largest, form.smallest_normal) == (torch.finfo(kind).max, torch.finfo(kind).smallest_normal)
+
+
+def test_headroom_and_int8_by_hand() -> None:
+    row = TensorRange("model", "stream", "0", "", 254.0, 0, 0, "a", 1, n_values=4, median=0.5)
+    assert row.headroom("fp16") == pytest.approx(65504 / 254)
+    assert (row.int8_step, row.int8_coarseness) == (2.0, 4.0)
+    assert headroom(0.0, "e4m3") == math.inf
+    with pytest.raises(BadInput, match="no format 'fp4'; formats are fp16, bf16, e4m3, e5m2"):
+        row.headroom("fp4")
+    with pytest.raises(BadInput, match="no tensor of kind 'heat' was seen; kinds are stream"):
+        range_results.found().of("heat")
+
+
+def test_the_next_text_is_said_with_its_chance() -> None:
+    found = replace(range_results.found(), n_texts=64)
+    said = " ".join(next(sections(found)).sentences)
+    assert found.chance_of_more == 1 / 65
+    assert "One more text, if it is exchangeable with these, holds a value larger than all of them" in said
+    assert "a chance of at most 1/65 (1.5 %)" in said
+
+
+def test_weights_against_numpy() -> None:
+    random = np.random.default_rng(0)
+    tensors = {
+        "a.weight": (random.standard_normal((40, 30)) * 10.0 ** random.integers(-9, 6, (40, 30))).astype(np.float32),
+        "a.bias": np.array([70000.0, 0.0, -1e-5, 2.0**-14], dtype=np.float32),
+    }
+    found = {one.name: one for one in weights_range(Memory(tensors, {})).weights}
+    for name, values in tensors.items():
+        size, one = np.abs(values), found[name]
+        assert (one.largest, one.n_values) == (size.max(), size.size)
+        for form in FORMATS:
+            assert one.over[form.name] == (size > form.largest).sum()
+            assert one.below[form.name] == ((size > 0) & (size < form.smallest_normal)).sum()
+    assert (found["a.bias"].over["fp16"], found["a.bias"].below["fp16"]) == (1, 1)
+    assert found["a.bias"].headroom("fp16") == pytest.approx(65504 / 70000)
+
+
+def test_weights_need_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from outlierlens.experiments.range.measure import weights_range;"
+        "from outlierlens.checkpoints import open_checkpoint;"
+        "found = weights_range(open_checkpoint('mini-planted'));"
+        "print(len(found.weights), sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1)[1].strip() == "[]"
+
+
+TEMPLATE = "{% for m in messages %}w1 w2 {{ m['content'] }} w3 {% endfor %}{% if add_generation_prompt %}w4{% endif %}"
+
+
+def test_a_template_is_read_beside_plain_texts(words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    loaded.tokenizer.chat_template = TEMPLATE
+    turns = templated(loaded, TEXTS)
+    assert turns.texts[0].split() == ["w1", "w2", *TEXTS.texts[0].split(), "w3", "w4"]
+    found = range_of(loaded, TEXTS, replace(ALL, chat_template=True))
+    plain, alone = range_of(loaded, TEXTS, ALL), range_of(loaded, turns, ALL)
+    assert [row.largest for row in found.rows] == [row.largest for row in plain.rows]
+    assert [row.largest for row in found.templated] == [row.largest for row in alone.rows]
+    assert "Templated beside plain" in [table.title for table in next(sections(found)).tables]
+    assert {row["texts"] for row in found.records()} == {"plain", "templated"}
+
+
+def test_a_templates_own_first_token_does_not_stand_twice(words: Callable[..., Any]) -> None:
+    loaded = llama(words)
+    tokenizer = loaded.tokenizer
+    first = tokenizer.convert_ids_to_tokens(tokenizer("w1")["input_ids"][0])
+    tokenizer.bos_token = first
+    tokenizer.chat_template = first + " {{ messages[0]['content'] }}"
+    assert not templated(loaded, TEXTS).texts[0].startswith(first)
+
+
+def test_what_cannot_be_asked_is_refused(words: Callable[..., Any], tmp_path: Path) -> None:
+    loaded = llama(words)
+    with pytest.raises(BadInput, match=r"llama: its tokenizer has no chat template; leave --chat-template out"):
+        range_of(loaded, TEXTS, RangeOptions(chat_template=True))
+    with pytest.raises(BadInput, match="--chat-template runs the model and --weights does not"):
+        RangeOptions(chat_template=True, weights=True)
+    with pytest.raises(BadInput, match=r"call weights_range\(checkpoint\)"):
+        range_of(loaded, TEXTS, RangeOptions(weights=True))
+    with pytest.raises(BadInput, match="every is 0; it must be at least 1"):
+        RangeOptions(every=0)
+    with pytest.raises(BadInput, match="holds no tensor of floating-point values"):
+        weights_range(Memory({}, {}))
+
+
+def test_pictures_are_read_too(tmp_path: Path, run: Any) -> None:
+    from PIL import Image
+
+    model, data = save_vit(tmp_path / "vit"), tmp_path / "data"
+    for number, values in enumerate(pictures(4, seed=1)[0]):
+        path = data / "red" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(values, dtype=np.uint8)).save(path)
+    code, out, err = run("range", str(model), "--data", str(data), "--json", "--no-progress", "--device", "cpu")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    assert {row["kind"] for row in rows} >= {"stream", "q", "attention logits", "MLP inner", "norm sum of squares"}
+    assert any(row["word"].startswith(("patch", "[CLS]")) for row in rows)
+
+
+def test_a_result_without_templated_texts_and_one_of_weights_are_shown() -> None:
+    plain: Ranges = replace(range_results.found(), templated=())
+    (only,) = next(sections(plain)).tables
+    assert only.title == "The largest value of each kind"
+    (section,) = sections(range_results.of_weights())
+    assert section.sentences[0].startswith("fp16: overflows, 1.53 times its largest number; the largest |w| is 100,000")
+    assert section.charts[0].columns == ("tensor", "layer", "largest |w|")

@@ -1,0 +1,237 @@
+"""The command: what it writes, how plain transformers reads it, what it refuses, and what a kill leaves."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from architectures import FAMILIES, build
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.experiments.repair import folder as folders
+from outlierlens.experiments.repair import measure
+from outlierlens.experiments.repair.extent import (
+    Extent,
+    add_neurons,
+    check_inputs,
+    extent,
+    neuron_exponents,
+    outputs,
+    stream_exponent,
+)  # fmt: skip
+from outlierlens.experiments.repair.measure import repair
+from outlierlens.experiments.repair.options import RepairOptions
+from outlierlens.experiments.repair.plan import Plan
+from outlierlens.experiments.repair.rewriting import repaired
+from outlierlens.models.load import load_model
+from planted import some_texts
+
+FP16 = RepairOptions(fit="fp16", max_length=16)
+READ = """
+import sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+with torch.inference_mode():
+    torch.save(model(**tokenizer("w1 w2 w3 w5", return_tensors="pt", return_token_type_ids=False)).logits, sys.argv[2])
+"""
+
+
+@pytest.fixture
+def texts() -> Texts:
+    return some_texts(6, seed=3)
+
+
+@pytest.fixture
+def write(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
+    """Writes a tiny causal model whose first block writes far beyond float16."""
+
+    def make(family: str = "qwen3", dtype: torch.dtype = torch.float32, *, times: float = 2.0**17) -> Path:
+        model = build(FAMILIES[family], "CausalLM")
+        with torch.no_grad():
+            for name, values in model.named_parameters():
+                if name.endswith(("layers.0.mlp.down_proj.weight", "h.0.mlp.c_proj.weight", "layers.0.fc2.weight")):
+                    values[5] *= times
+        folder = tmp_path / family
+        model.to(dtype).save_pretrained(folder, max_shard_size="6KB" if family == "qwen3" else "1GB")
+        words(kind="causal").save_pretrained(folder)
+        (folder / "README.md").write_text("# A card\n")
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("gpt2", torch.float32)]
+)
+def test_plain_transformers_gives_the_same(
+    family: str, dtype: torch.dtype, write: Callable[..., Path], texts: Texts, tmp_path: Path
+) -> None:
+    source, target = write(family, dtype), tmp_path / "fits"
+    found = repair(str(source), target, FP16, texts=texts)
+    assert found.exact
+    assert found.before.largest > 65504
+    assert found.before.finite < 1
+    assert found.after.largest == found.before.largest * 2.0**found.exponent <= 65504 / 4
+    assert found.after.finite == 1
+    logits = []
+    for folder in (source, target):
+        subprocess.run([sys.executable, "-c", READ, folder, tmp_path / "logits"], check=True)
+        logits.append(torch.load(tmp_path / "logits"))
+    assert torch.equal(*logits)
+
+
+def test_nothing_else_is_changed(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+    source, target = write(), tmp_path / "fits"
+    found = repair(str(source), target, FP16, texts=texts)
+    config = json.loads((source / "config.json").read_text())
+    config["rms_norm_eps"] *= 4.0**found.exponent
+    assert json.loads((target / "config.json").read_text()) == config
+    assert len(list(target.glob("model-*.safetensors"))) > 1
+    manifest = json.loads((target / "repair.json").read_text())
+    factors = manifest["exponents of two"]
+    before, after = (
+        {k: v for f in one.glob("*.safetensors") for k, v in load_file(f).items()} for one in (source, target)
+    )
+    assert before.keys() == after.keys()
+    for name, values in before.items():
+        factor = torch.tensor(factors.get(name, 0)).float().exp2()
+        if factor.ndim:
+            factor = factor[:, None] if "up_proj" in name else factor
+        assert torch.equal(after[name], values * factor), name
+    assert (target / "README.md").read_text().startswith("# A card\n\n## Repaired")
+    same = {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} & {
+        one.name for one in source.iterdir()
+    }
+    assert all((target / name).read_bytes() == (source / name).read_bytes() for name in same)
+
+
+def test_neurons_lose_their_spikes(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+    source = write("llama", times=1.0)
+    name = "model.layers.1.mlp.up_proj.weight"
+    values = load_file(source / "model.safetensors")
+    values[name][3] *= 512
+    values["model.layers.1.mlp.down_proj.weight"][:, 3] /= 512
+    save_file(values, source / "model.safetensors", {"format": "pt"})
+    found = repair(str(source), tmp_path / "fits", RepairOptions(fit="int8", max_length=16), texts=texts)
+    assert found.exact
+    assert found.exponent == 0
+    assert found.n_neurons > 0
+    assert found.before.spikes > 100
+    assert found.after.spikes <= 2
+    assert found.after.distance < found.before.distance / 4
+    after = load_file(tmp_path / "fits" / "model.safetensors")
+    assert torch.equal(after["model.embed_tokens.weight"], values["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("family", ["llama-biases", "gemma", "opt", "t5-gated"])
+def test_pairs_leave_outputs_as_they_are(family: str, words: Callable[..., Any]) -> None:
+    from outlierlens.models.load import from_objects
+
+    loaded = from_objects(build(FAMILIES[family], FAMILIES[family].heads[0] if FAMILIES[family].heads else ""), words())
+    inputs = check_inputs(loaded, some_texts(3).texts, max_length=8, seed=0)
+    exponents = neuron_exponents(extent(loaded, inputs), "int8", 4)
+    assert exponents
+    plan = Plan()
+    add_neurons(plan, loaded, exponents)
+    wanted = outputs(loaded.model, inputs)
+    with repaired(loaded, plan):
+        assert all(torch.equal(*one) for one in zip(wanted, outputs(loaded.model, inputs), strict=True))
+        assert extent(loaded, inputs).spikes <= 2
+
+
+def test_exponents_by_hand() -> None:
+    seen = Extent([100.0, 20000.0], 7.0, {"down": torch.tensor([1.0, 2.0, 2.0, 9.0, 70000.0])})
+    assert stream_exponent(seen, "fp16", 1) == 0
+    assert stream_exponent(seen, "fp16", 4) == -1
+    assert stream_exponent(seen, "fp8", 1) == -6
+    assert stream_exponent(seen, "int8", 4) == 0
+    assert neuron_exponents(seen, "int8", 4)["down"].tolist() == [0, 0, 0, -2, -15]
+    assert neuron_exponents(seen, "fp16", 1)["down"].tolist() == [0, 0, 0, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("family", "fit", "times", "told"),
+    [
+        ("llama", "fp16", 1.0, "llama fits fp16 as it is: its largest value, .* has room with --margin 4"),
+        ("bert", "fp8", 1.0, "the stream 'model' cannot be rescaled: its blocks norm the stream itself"),
+        ("bert", "int8", 1.0, "no block has a linear whose neurons multiply what its last linear reads"),
+        ("opt", "fp16", 2.0**17, "at most 1e-05\\), so nothing is kept: the epsilon of 7 norms"),
+    ],
+)
+def test_one_line_says_why_not(
+    family: str, fit: Any, times: float, told: str, write: Callable[..., Path], texts: Texts, tmp_path: Path, words: Any
+) -> None:
+    if family == "bert":
+        source = tmp_path / family
+        model = build(FAMILIES["bert"], "MaskedLM")
+        with torch.no_grad():
+            model.bert.encoder.layer[0].output.LayerNorm.weight[3] = 1e4
+        model.save_pretrained(source)
+        words().save_pretrained(source)
+    else:
+        source = write(family, times=times)
+    with pytest.raises(BadInput, match=told) as refused:
+        repair(str(source), tmp_path / "fits", RepairOptions(fit=fit, max_length=16), texts=texts)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "fits").exists()
+
+
+def test_sources_that_cannot_be_repaired(
+    write: Callable[..., Path], texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = write("llama"), tmp_path / "fits"
+    values = load_file(source / "model.safetensors")
+
+    def refused(kind: type[Exception], match: str) -> None:
+        with pytest.raises(kind, match=match) as error:
+            repair(str(source), target, FP16, texts=texts)
+        assert "\n" not in str(error.value)
+        assert not target.exists()
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))  # type: ignore[attr-defined]
+    refused(BadInput, "GB are free there; make room or name a folder on another disk")
+    monkeypatch.undo()
+    save_file(values | {"model.norm.weight": values["model.norm.weight"] * float("nan")}, source / "model.safetensors")
+    refused(BadFile, "model.norm.weight")
+    save_file(values | {"model.norm.weight": torch.ones(16, dtype=torch.int8)}, source / "model.safetensors")
+    refused(BadInput, "its weights are quantized .model.norm.weight is I8.")
+    target.mkdir()
+    with pytest.raises(BadInput, match="fits exists; name another folder"):
+        repair(str(source), target, FP16)
+    with pytest.raises(BadInput, match="holds no repaired model"):
+        repair(str(source), target, FP16, overwrite=True)
+    with pytest.raises(BadInput, match="--margin 3: not a power of two"):
+        RepairOptions(fit="fp16", margin=3)
+
+
+def test_a_copy_that_reads_back_otherwise_is_not_kept(
+    write: Callable[..., Path], texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "get_key", lambda config, key: 1e-3)  # a config that says another epsilon
+    with pytest.raises(BadFile, match=r"read back, its outputs differ by .* where they must be equal"):
+        repair(str(write("llama")), tmp_path / "fits", FP16, texts=texts)
+    assert {one.name for one in tmp_path.iterdir()} == {"llama"}
+
+
+def test_a_kill_leaves_no_folder(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+    source, target = write("llama"), tmp_path / "fits"
+    child = os.fork()
+    if not child:
+        measure.check_unchanged = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        try:
+            repair(str(source), target, FP16, texts=texts)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not target.exists()
+    assert repair(str(source), target, FP16, texts=texts).exact
+    assert load_model(str(target)).head == "causal"
