@@ -5,7 +5,7 @@
 
 Files written since PyTorch 1.6 are zip archives of uncompressed storages and are memory-mapped. Older ones are one
 pickle stream that can only be loaded whole. Both go through `torch.load(weights_only=True)`, which builds tensors and
-plain containers and refuses everything else, once `pickled` has seen that what it asks for is there.
+plain containers and refuses everything else, once `pickle_scan` has seen that what it asks for is there.
 """
 
 import io
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo
-from outlierlens.checkpoints.pickled import SAFE, scan_pickle
+from outlierlens.checkpoints.pickle_scan import SAFE, scan_pickle
 from outlierlens.checkpoints.safetensors import files_of, gather
 from outlierlens.errors import BadFile, need
 

@@ -4,7 +4,7 @@
 """
 
 from outlierlens.experiment import GROUP_NAMES, Experiment
-from outlierlens.experiments import shared
+from outlierlens.experiments import groups
 from outlierlens.options import REQUIRED, Other
 
 __all__ = ["BY_NAME", "BY_RESULT", "EXPERIMENTS", "GROUP_NAMES", "Experiment"]
@@ -13,7 +13,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "scan", "find",
         "Find outlier dimensions in the weights of one or more models, without loading them.",
-        home="detection.scan", odd=True, python="scan", options="Scanning", takes=shared.MODELS,
+        home="detection.scan", odd=True, python="scan", options="Scanning", takes=groups.MODELS,
         shared={"chart": None, "no_progress": None}, result="Scan", also=("Scans",),
     ),
     Experiment(
@@ -22,7 +22,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
         home="experiments.compare", needs=("integrity",), python="compare",
-        options="CompareOptions", takes=shared.MODELS,
+        options="CompareOptions", takes=groups.MODELS,
         shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
         result="Comparison", gate="values_moved",
     ),
@@ -30,7 +30,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "fingerprint", "guard",
         "Record the sensitive values of a model, for `verify` to hold copies against.",
         home="experiments.integrity", measure=".fingerprint", python=".fingerprint:fingerprint",
-        options="FingerprintOptions", takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
+        options="FingerprintOptions", takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
         result="Fingerprint",
     ),
     Experiment(
@@ -38,15 +38,15 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="experiments.integrity", measure=".verify", python=".verify:verify", options="VerifyOptions",
-        takes=shared.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
+        takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
         gate="failed",
     ),
     Experiment(
         "observe", "find",
         "Stream texts (or images, or recordings) through the model once; report statistics of every layer and dimension.",
         home="detection.observe", python="observe", options="Asked",
-        takes=shared.EXAMPLES,
-        shared=shared.UNLABELLED | {
+        takes=groups.EXAMPLES,
+        shared=groups.UNLABELLED | {
             "chart": None, "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
         },
         result="Observation",
@@ -54,7 +54,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "disable", "switch off",
         "Switch dimensions off beside random and matched controls, and measure what breaks.",
-        home="experiments.disable", python="disable", options="Asked", takes=shared.CONDITIONS,
+        home="experiments.disable", python="disable", options="Asked", takes=groups.CONDITIONS,
         shared={
             "limit": Other(help="Use the first N texts. Default: 64; of a labelled task all."),
             "verbose": Other(help="Show every control set too."),
@@ -65,7 +65,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "sweep", "switch off",
         "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
         "Every measurement is kept in the run directory as it is made: the same command goes on where a run was stopped.",
-        home="experiments.sweep", odd=True, python="sweep", options="SweepCall", takes=shared.EXAMPLES,
+        home="experiments.sweep", odd=True, python="sweep", options="SweepCall", takes=groups.EXAMPLES,
         shared={
             "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
             "overwrite": Other(help="Start again: drop what was measured."),
@@ -76,9 +76,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "beyond-zero", "switch off",
         "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or information?",
-        home="experiments.beyond_zero", python="beyond_zero", options="Asked", takes=shared.CONDITIONS,
+        home="experiments.beyond_zero", python="beyond_zero", options="Asked", takes=groups.CONDITIONS,
         shared={
-            **shared.UNLABELLED, "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
+            **groups.UNLABELLED, "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
             "limit": Other(32, least=2),
         },
         result="BeyondZero", picture="beyond_zero",
@@ -89,13 +89,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         ".npz.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="experiments.pruning", measure=".check", python=".check:prune_check", options="CheckedModels",
-        takes=shared.MODELS, shared={"no_progress": None}, result="PruneCheck",
+        takes=groups.MODELS, shared={"no_progress": None}, result="PruneCheck",
         picture="prune_check", gate="failed",
     ),
     Experiment(
         "protect", "compress",
         "Write what another tool should leave alone, in the form that it reads: Python or YAML, ready to paste.",
-        home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=shared.WEIGHTS,
+        home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=groups.WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
     ),
@@ -110,7 +110,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "track", "train",
         "Find when dimensions became outliers over a training run, and how that stands to the loss.\n\n"
         "Of each checkpoint only the norm vectors are read.",
-        home="experiments.track", odd=True, python="track", options="TrackCall", takes=shared.MODELS,
+        home="experiments.track", odd=True, python="track", options="TrackCall", takes=groups.MODELS,
         shared={
             "chart": Other(help="Draw all panels to this file: .png, .svg, .html or .json."), "revision": None,
             "output": Other(help="Write track.json and a report into this folder."), "verbose": None,
@@ -140,8 +140,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "finetune", "train",
         "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs go on.",
-        home="training.finetune", python=".loop:finetune", odd=True, options="Finetuning", takes=shared.SPLITS,
-        shared=shared.WHOLE | {
+        home="training.finetune", python=".loop:finetune", odd=True, options="Finetuning", takes=groups.SPLITS,
+        shared=groups.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
             "text_column": Other(help="classify, regress: the text. tokens: the words."),
             "label_column": Other(help="classify, regress, tokens: the label."),
@@ -153,24 +153,24 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
-        f"GLUE with outliers off as in Kovaleva et al. (2021): {shared.GLUE}",
+        f"GLUE with outliers off as in Kovaleva et al. (2021): {groups.GLUE}",
         home="replicate.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output",
         "loading"),
-        shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="Replication",
+        shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
     ),
     Experiment(
         "replicate puccetti-glue", "compare with papers",
-        f"GLUE with outliers off as in Puccetti et al. (2022): {shared.GLUE}",
+        f"GLUE with outliers off as in Puccetti et al. (2022): {groups.GLUE}",
         home="replicate.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output",
         "loading"),
-        shared=shared.RUN_DIRECTORY | shared.GLUE_MODEL, result="Replication",
+        shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
     ),
     Experiment(
         "replicate luo", "compare with papers",
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
         home="replicate.luo", python="replicate_luo", odd=True, options="LuoOptions",
-        shared=shared.RUN_DIRECTORY | {
+        shared=groups.RUN_DIRECTORY | {
             "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
             "text_column": None, "limit": None, "verbose": None,
             "output": Other(help="Run directory. Default: runs/MODEL-luo."),
@@ -182,8 +182,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
         "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
         home="replicate.puccetti", python="replicate_puccetti", odd=True, options="PuccettiOptions",
-        shared=shared.RUN_DIRECTORY | {
-            "data": shared.TEXT,
+        shared=groups.RUN_DIRECTORY | {
+            "data": groups.TEXT,
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
         },
         result="PuccettiReplication",
@@ -191,7 +191,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "survival", "train",
         "Say whether a model's outlier dimensions survive fine-tuning, and how far they moved, from the weights alone.",
-        home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=shared.MODELS,
+        home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=groups.MODELS,
         shared={"subfolder": None, "verbose": None, "no_progress": None}, result="Survival",
         picture=".charts:survival",
     ),
@@ -199,8 +199,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "recover", "train",
         "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs go "
         "on.",
-        home="experiments.recover", python="recover", odd=True, options="RecoverOptions", takes=shared.SPLITS,
-        shared=shared.WHOLE | {
+        home="experiments.recover", python="recover", odd=True, options="RecoverOptions", takes=groups.SPLITS,
+        shared=groups.WHOLE | {
             "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
             "output": Other(help="Run directory. Default: runs/MODEL-recovery."),
             "overwrite": Other(help="Remove runs with other settings from it, and replace the chart."),
@@ -211,28 +211,28 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "one-dimension", "explain",
         "Say how much of a task each single dimension carries: the best classifier that sees one number (Rudman et al. "
         "2023).",
-        home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=shared.SPLITS,
-        shared=shared.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
+        home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=groups.SPLITS,
+        shared=groups.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
         result="OneDimension", picture="one_dimension",
     ),
     Experiment(
         "sts", "embed",
         "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
-        home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=shared.VECTORS,
+        home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=groups.VECTORS,
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="Similarity",
         picture="sts_layers",
     ),
     Experiment(
         "wic", "embed",
         "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and fixes.",
-        home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=shared.VECTORS,
+        home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=groups.VECTORS,
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="WordInContext",
         picture="wic_layers",
     ),
     Experiment(
         "origin", "explain",
         "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
-        home="experiments.origin", python="origin", options="Traced", takes=shared.WEIGHTS,
+        home="experiments.origin", python="origin", options="Traced", takes=groups.WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
     ),
     Experiment(
@@ -245,7 +245,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "geometry", "explain",
         "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
-        home="experiments.geometry", python="geometry", options="GeometryOptions", takes=shared.REPAIRED,
+        home="experiments.geometry", python="geometry", options="GeometryOptions", takes=groups.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Sentences, a row each: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
@@ -255,8 +255,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "frequency", "explain",
         "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
-        home="experiments.frequency", python="frequency", options="FrequencyCall", takes=shared.TOKENS,
-        shared={"data": shared.TEXT},
+        home="experiments.frequency", python="frequency", options="FrequencyCall", takes=groups.TOKENS,
+        shared={"data": groups.TEXT},
         result="Frequency", picture="frequency",
     ),
     Experiment(
@@ -264,8 +264,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Measure how vectors of frequent and rare tokens differ: norms and cosines, with outlier dimensions on and off.",
         home="experiments.frequency_geometry", python="frequency_geometry", needs=("frequency", "geometry"),
         options="FrequencyGeometryCall",
-        takes=shared.TOKENS,
-        shared={"data": shared.TEXT, "limit": Other(least=4)},
+        takes=groups.TOKENS,
+        shared={"data": groups.TEXT, "limit": Other(least=4)},
         result="FrequencyBands", picture="frequency_geometry",
     ),
     Experiment(
@@ -284,7 +284,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "probe", "embed",
         "Train a linear probe a layer that predicts each token's position, and say which dimensions it reads (Luo et al. "
         "2021).",
-        home="experiments.probe", python="probe_positions", options="ProbeCall", takes=shared.REPAIRED,
+        home="experiments.probe", python="probe_positions", options="ProbeCall", takes=groups.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
             "limit": None, "fixes": None, "verbose": Other(help="Show every dimension that is clipped somewhere."),
@@ -300,8 +300,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
-        home="experiments.range", python="range_of", options="RangeOptions", takes=shared.EXAMPLES,
-        shared=shared.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
+        home="experiments.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
+        shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges", picture="ranges",
     ),
     Experiment(
@@ -364,7 +364,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "update-check", "guard",
         "Flag updates of a federated round that fall on outlier entries beyond their share; exit code 3 if any does.",
         home="experiments.attack", measure=".updates", python=".updates:update_check", options="Updates",
-        takes=shared.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
+        takes=groups.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
         result=".result_updates:UpdateCheck", gate="flagged",
     ),
     Experiment(
