@@ -62,9 +62,8 @@ def readers_of(model: "nn.Module", norms: Sequence[str], run: Callable[[], Any])
     from torch import nn
 
     refuse_compiled(model)
-    given: dict[
-        int, tuple[str, Any]
-    ] = {}  # storage of an output -> its norm; the output is held, so that none takes its place
+    # By the storage of an output its norm, and the output: held, so that no other tensor takes its place.
+    given: dict[int, tuple[str, Any]] = {}
     found: dict[str, dict[str, None]] = {name: {} for name in norms}
 
     def gave(name: str) -> Callable[..., None]:

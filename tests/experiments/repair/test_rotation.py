@@ -1,5 +1,6 @@
 """Streams that are turned: the same logits, no outlier dimension, and a refusal where a turn would change something."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from architectures import FAMILIES, batch, build
 from outlierlens.detection.scan.measure import scan_live
 from outlierlens.errors import BadInput
-from outlierlens.experiments.repair.rotation import TOLERANCE, rotate_, rotated, rotation, untie
+from outlierlens.experiments.repair.rewriting import untie
+from outlierlens.experiments.repair.rotation import TOLERANCE, rotate_, rotated, rotation
 from outlierlens.models.load import LoadedModel, from_objects
 
 
@@ -79,12 +81,15 @@ def test_a_planted_outlier_is_gone() -> None:
     assert not found.outliers
 
 
-def test_in_a_context_every_bit_comes_back() -> None:
-    loaded, run = loaded_with_head("llama", tie_word_embeddings=False)
+@pytest.mark.parametrize("tied", [False, True])
+def test_in_a_context_every_bit_comes_back(tied: bool) -> None:
+    loaded, run = loaded_with_head("llama", tie_word_embeddings=tied)
     before, states = run(), {key: value.clone() for key, value in loaded.model.state_dict().items()}
     with rotated(loaded, run):
         assert not torch.equal(loaded.model.model.embed_tokens.weight, states["model.embed_tokens.weight"])
         assert torch.allclose(run(), before, atol=float(TOLERANCE * before.abs().max()))
+    assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
+    assert loaded.model.config.tie_word_embeddings == tied
     assert all(torch.equal(value, states[key]) for key, value in loaded.model.state_dict().items())
 
 
@@ -101,21 +106,26 @@ def test_what_a_turn_would_change_is_refused(name: str, reason: str) -> None:
         rotate_(loaded, lambda: torch.ones(1))
 
 
-def test_a_reader_that_is_not_seen_is_said_and_nothing_changes() -> None:
-    loaded, run = loaded_with_head("llama", tie_word_embeddings=False)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_reader_that_is_not_seen_is_said_and_nothing_changes(tied: bool) -> None:
+    loaded, run = loaded_with_head("llama", tie_word_embeddings=tied)
     mlp = loaded.model.model.layers[1].mlp
     whole = mlp.forward
     mlp.forward = lambda x: whole(x.clone())  # a copy: its linears read another tensor than the norm gave
     states = {key: value.clone() for key, value in loaded.model.state_dict().items()}
     with pytest.raises(BadInput, match="nothing was changed"):
         rotate_(loaded, run)
+    assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
+    assert loaded.model.config.tie_word_embeddings == tied
     assert all(torch.equal(value, states[key]) for key, value in loaded.model.state_dict().items())
 
 
-def test_untying() -> None:
+def test_untying_keeps_the_logits_and_comes_undone() -> None:
     loaded, run = loaded_with_head("llama", tie_word_embeddings=True)
-    before = run()
-    assert untie(loaded.model)
-    assert not untie(loaded.model)
-    assert torch.equal(run(), before)
-    assert not untie(build(FAMILIES["llama"]))  # no head
+    before, head, table = run(), loaded.model.lm_head, loaded.model.model.embed_tokens
+    with ExitStack() as undo:
+        untie(undo, loaded.model)
+        assert head.weight is not table.weight
+        assert torch.equal(run(), before)
+    assert head.weight is table.weight
+    assert loaded.model.config.tie_word_embeddings

@@ -30,7 +30,7 @@ def change(undo: ExitStack, loaded: LoadedModel, plan: Plan) -> None:
     parameters = live_parameters(model)
     new = plan.tensors({name: parameters[name].detach() for name in plan.exponents})
     if plan.untie:
-        _untie(undo, model)
+        untie(undo, model)
     for name, values in new.items():
         set_values(undo, parameters[name], slice(None), values, name)
     before = norm_epsilons(model)
@@ -44,8 +44,8 @@ def change(undo: ExitStack, loaded: LoadedModel, plan: Plan) -> None:
         set_key(model.config, key, value * 2.0**exponent)
 
 
-def _untie(undo: ExitStack, model: Any) -> None:
-    """Give the head a weight of its own."""
+def untie(undo: ExitStack, model: Any) -> None:
+    """Give the head a weight of its own until `undo` is closed."""
     import torch
 
     head, tied = model.get_output_embeddings(), model.config.tie_word_embeddings

@@ -16,6 +16,7 @@ import numpy as np
 
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
+from outlierlens.experiments.repair.rewriting import untie
 from outlierlens.models.calls import readers_of
 from outlierlens.models.changes import set_values, temporary
 from outlierlens.models.load import LoadedModel, stream_width
@@ -69,7 +70,6 @@ def rotate_(loaded: LoadedModel, run: Callable[[], "Tensor"], *, seed: int = 0) 
         BadInput: a stream that cannot be turned, or outputs that differ by more than `TOLERANCE`; the model is as it was.
     """
     before = run()
-    untie(loaded.model)
     with ExitStack() as undo:
         _turn(loaded, run, seed, undo)
         off = float((run() - before).abs().max() / before.abs().max())
@@ -80,22 +80,6 @@ def rotate_(loaded: LoadedModel, run: Callable[[], "Tensor"], *, seed: int = 0) 
             )
         undo.pop_all()  # it stays
     return off
-
-
-def untie(model: "nn.Module") -> bool:
-    """Give the head weights of its own; False where it had some, or there is no head."""
-    import torch
-
-    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    table: Any = model.get_input_embeddings() if head is not None else None  # type: ignore[operator]
-    if head is None or head.weight is not table.weight:
-        return False
-    head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
-    config: Any = model.config
-    config.tie_word_embeddings = False
-    if hasattr(config, "get_text_config"):
-        config.get_text_config().tie_word_embeddings = False
-    return True
 
 
 def _check(loaded: LoadedModel) -> None:
@@ -133,9 +117,11 @@ def _turn(loaded: LoadedModel, run: Callable[[], Any], seed: int, undo: ExitStac
     import torch
 
     _check(loaded)
-    model = loaded.model
-    live, modules = live_parameters(model), dict(model.named_modules())
+    model: Any = loaded.model
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        untie(undo, model)
+    live, modules = live_parameters(model), dict(model.named_modules())
     head_name = next((name for name, module in modules.items() if module is head), "")
     readers = readers_of(model, [norm for stack in loaded.stacks for norm in _norms(stack)], run)
     if head_name and (last := loaded.stacks[-1]).final_norm:
