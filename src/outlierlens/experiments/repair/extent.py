@@ -6,8 +6,8 @@ stream_exponent(seen, "fp16", margin=4)              # -1: half of it has room
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,14 @@ from outlierlens.architectures import live_parameters
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.repair.options import LIMITS
 from outlierlens.experiments.repair.plan import Plan
-from outlierlens.models.changes import temporary
+from outlierlens.models.calls import tapped_calls
 from outlierlens.models.inputs import token_ids, token_limit
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Look = Callable[["Tensor", "Tensor"], None]  # at what a module reads and gives
 N_RANDOM, RANDOM_LENGTH = 2, 32  # rows of random tokens of the check, and their length
 OUTPUTS = ("logits", "last_hidden_state")
 
@@ -100,40 +101,38 @@ def extent(loaded: LoadedModel, inputs: "list[dict[str, Any]]") -> Extent:
     return seen
 
 
-@temporary
-def watched(loaded: LoadedModel, seen: Extent) -> Iterator[None]:
+def watched(loaded: LoadedModel, seen: Extent) -> AbstractContextManager[None]:
     """Note the largest values of every pass inside the block in `seen`."""
+    modules, pairs = dict(loaded.model.named_modules()), neuron_pairs(loaded)
+    writers = {
+        param.name.rpartition(".")[0]
+        for bound in loaded.stacks
+        for layers in bound.linears.values()
+        for layer in layers
+        for param in layer
+        if param.name.endswith(".weight")
+    }
 
-    def after(layer: int) -> Any:
-        def look(module: Any, inputs: Any, output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
-            seen.layers[layer] = _largest(seen.layers[layer], hidden)
-
-        return look
-
-    def written(module: Any, inputs: Any, output: Any) -> None:
-        seen.writes = _largest(seen.writes, output)
-
-    def read(path: str) -> Any:
-        def look(module: Any, inputs: Any) -> None:
-            top = inputs[0].detach().abs().flatten(0, -2).amax(0)  # [neuron]
-            seen.neurons[path] = top.maximum(seen.neurons[path]) if path in seen.neurons else top
+    def block(layer: int) -> Look:
+        def look(read: "Tensor", given: "Tensor") -> None:
+            seen.layers[layer] = _largest(seen.layers[layer], given)
 
         return look
 
-    model: Any = loaded.model
-    modules = dict(model.named_modules())
-    with ExitStack() as undo:
-        blocks = [block for bound in loaded.stacks for block in bound.blocks]
-        for layer, block in enumerate(blocks):
-            undo.callback(modules[block].register_forward_hook(after(layer)).remove)
-        for bound in loaded.stacks:
-            for params in (layer for layers in bound.linears.values() for layer in layers):
-                for module in {param.name.rpartition(".")[0] for param in params if param.name.endswith(".weight")}:
-                    undo.callback(modules[module].register_forward_hook(written).remove)
-        for path in neuron_pairs(loaded):
-            undo.callback(modules[path].register_forward_pre_hook(read(path)).remove)
-        yield
+    def linear(path: str) -> Look:
+        def look(read: "Tensor", given: "Tensor") -> None:
+            if path in writers:
+                seen.writes = _largest(seen.writes, given)
+            if path in pairs:
+                top = read.detach().abs().flatten(0, -2).amax(0)  # [neuron]
+                seen.neurons[path] = top.maximum(seen.neurons[path]) if path in seen.neurons else top
+
+        return look
+
+    blocks = [path for bound in loaded.stacks for path in bound.blocks]
+    looks = {modules[path]: block(layer) for layer, path in enumerate(blocks)}
+    looks |= {modules[path]: linear(path) for path in (*writers, *pairs)}
+    return tapped_calls(loaded.model, looks)
 
 
 def _largest(before: float, values: Any) -> float:
