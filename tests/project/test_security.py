@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from outlierlens.checkpoints import samples
+from outlierlens.detection.scan.measure import ScanOptions
+from outlierlens.experiments.track.options import TrackOptions
+from outlierlens.models.load import LoadOptions
+from outlierlens.session import Loading
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -35,6 +39,13 @@ class Model(BertForMaskedLM):
 class Tokenizer(PreTrainedTokenizerFast):
     pass
 """
+
+
+@pytest.mark.parametrize("kind", [LoadOptions, ScanOptions, TrackOptions, Loading])
+def test_a_token_is_not_shown_with_the_options_that_hold_it(kind: Any) -> None:
+    made = kind(token="hf_secret")
+    assert made.token == "hf_secret"
+    assert "hf_secret" not in repr(made)
 
 
 class Runs:

@@ -66,7 +66,7 @@ def stacks_of(config: Config, where: str = "config.json") -> tuple[Stack, ...]:
         hint = f"; near: {', '.join(near)}" if near else ""
         raise UnknownArchitecture(
             f"unknown model_type {model_type!r} in {where}; pass --arch row.toml (`outlierlens scan --propose` drafts "
-            f"one) or add a row to ARCHITECTURES (arch/rows.py){hint}"
+            f"one) or add a row in src/outlierlens/architectures{hint}"
         )
     return row.stacks(config) if callable(row.stacks) else row.stacks
 

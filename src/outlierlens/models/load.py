@@ -55,7 +55,7 @@ class LoadOptions:
 
     revision: str | None = None
     subfolder: str = ""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     dtype: str = "float32"
     device: str = "auto"
     trust_remote_code: bool = False

@@ -47,7 +47,7 @@ class ScanOptions:
     """Hub revision: branch, tag or commit."""
     subfolder: str = ""
     """Folder inside the model's directory or repository."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """Hub token."""
     offline: bool = False
     """Never use the network."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
 from outlierlens.vectors.cosines import Estimate
 
@@ -153,21 +153,11 @@ class FrequencyBands(Result):
 
     def row(self, layer: str, state: str = "raw") -> LayerBands:
         """One layer in one state; raises BadInput with what there is."""
-        for row in self.rows:
-            if (row.layer, row.state) == (layer, state):
-                return row
-        raise BadInput(
-            f"no layer {layer!r} in state {state!r} in this result; layers are {', '.join(self.layers)}, states "
-            f"{', '.join(self.states)}"
-        )
+        return pick(self.rows, f"no layer {layer!r} in state {state!r} in this result", layer=layer, state=state)
 
     def whole(self, state: str = "raw") -> LayerBands:
         """The mean over all blocks in one state; raises BadInput where there is none."""
-        for row in self.blocks:
-            if row.state == state:
-                return row
-        known = ", ".join(row.state for row in self.blocks) or "none, as no block was read"
-        raise BadInput(f"no mean over blocks in state {state!r} in this result; there is {known}")
+        return pick(self.blocks, f"no mean over blocks in state {state!r} in this result", state=state)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per layer, state and band, with every number; those over all bands are the same in each band's row."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outlierlens.errors import BadInput
+from outlierlens.errors import pick
 from outlierlens.results.document import Provenance, Result
 from outlierlens.vectors.cosines import Estimate
 
@@ -142,13 +142,7 @@ class Geometry(Result):
 
     def row(self, layer: str, fix: str = "raw") -> LayerGeometry:
         """One layer after one fix; raises BadInput with what there is."""
-        for row in self.rows:
-            if (row.layer, row.fix) == (layer, fix):
-                return row
-        raise BadInput(
-            f"no layer {layer!r} with fix {fix!r} in this result; layers are {', '.join(self.layers)}, fixes "
-            f"{', '.join(self.fixes)}"
-        )
+        return pick(self.rows, f"no layer {layer!r} with fix {fix!r} in this result", layer=layer, fix=fix)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per layer and fix, with every number."""

@@ -1,7 +1,7 @@
 """What `track` is asked: which checkpoints, what counts as an outlier, what is followed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +52,7 @@ class TrackOptions:
     """What describes the architecture: a TOML file, or the name of a family."""
     subfolder: Annotated[str, Flag(hidden=True)] = ""
     """Folder inside the model's directory or repository."""
-    token: Annotated[str | None, Flag(hidden=True)] = None
+    token: Annotated[str | None, Flag(hidden=True)] = field(default=None, repr=False)
     """Hub token."""
     offline: Annotated[bool, Flag(hidden=True)] = False
     """Never use the network."""
