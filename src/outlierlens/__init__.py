@@ -15,10 +15,8 @@ with ol.zeroed_weights(loaded, [507]):
 __version__ = "0.1.0"
 
 import importlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from outlierlens.errors import OutlierlensError
-from outlierlens.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
     from outlierlens.ablation.switches import clip, edited_hidden, removed_writes, zeroed_weights
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from outlierlens.detection.observe.options import ObserveOptions
     from outlierlens.detection.rules import Rule
     from outlierlens.detection.scan.measure import ScanOptions, scan
+    from outlierlens.errors import OutlierlensError
     from outlierlens.experiments.attack.measure import attack
     from outlierlens.experiments.attack.updates import update_check
     from outlierlens.experiments.attention.measure import attention
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
 
 # Resolved on first use: `import outlierlens` and `scan` must not pay for torch. Functions of experiments stand in their rows.
 _HOME = {
+    "OutlierlensError": "errors",
     "Rule": "detection.rules",
     "ScanOptions": "detection.scan.measure",
     "fetch": "checkpoints.samples",
@@ -100,18 +100,26 @@ _HOME = {
     "save": "results.document",
 }
 
-_HOME |= {row.python.rpartition(":")[2]: row.place(row.python, "measure") for row in EXPERIMENTS if row.python}
 
-__all__ = sorted(["OutlierlensError", "__version__", *_HOME])
+@cache
+def _homes() -> dict[str, str]:
+    """{public name: module below this package}; the table of experiments is read when a name is asked for."""
+    from outlierlens.experiments import EXPERIMENTS
+
+    functions = {row.python.rpartition(":")[2]: row.place(row.python, "measure") for row in EXPERIMENTS if row.python}
+    return _HOME | functions
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return __dir__()
     if name == "charts":
         return importlib.import_module("outlierlens.view.charts")
-    if name not in _HOME:
+    home = _HOME.get(name) or _homes().get(name)
+    if home is None:
         raise AttributeError(f"module 'outlierlens' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"outlierlens.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"outlierlens.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOME})
+    return sorted({"__version__", *_homes()})
