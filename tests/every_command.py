@@ -65,6 +65,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "quant": (M, *FEW, "--schemes", "int8-tensor/none", "--calibrate", "0", "--smooth", "none", "--random", "1", *QUIET),
     "repair": ("decoder", "--fit", "fp8", *FEW[:6], "-o", "repaired", *QUIET[:2], "--no-progress"),
     "range": (M, *FEW[:6], "--chart", "range.html", *QUIET),
+    "mask": (M, *FEW[:6], "--for", "steering", "--to", "steering.py", "--chart", "mask.html", *QUIET),
     "frozen": (M, *LABELLED, "--limit", "8", "--epochs", "1", "--fixes", "raw", "--clip", "none", *QUIET[2:]),
     "export-embedder": (M, "--fix", "centre", "-o", "embedder", "--max-length", "16", "--no-progress"),
     "layer-story": ("swept/sweep.json", "--frequency", "frequency.json", "--chart", "story.html"),

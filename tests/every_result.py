@@ -16,6 +16,7 @@ import frequency_results
 import geometry_results
 import integrity_results
 import layer_story_results
+import mask_results
 import observation_results
 import origin_models
 import predicted_results
@@ -73,6 +74,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["LayerStory"] = layer_story_results.story()
     made["Quantized"] = quantized_results.quantized()
     made["Ranges"] = range_results.found()
+    made["Mask"] = mask_results.found()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 

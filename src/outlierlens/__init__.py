@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from outlierlens.experiments.integrity.fingerprint import fingerprint
     from outlierlens.experiments.integrity.verify import verify
     from outlierlens.experiments.layer_story.result import layer_story
+    from outlierlens.experiments.mask.apply import activation_mask
+    from outlierlens.experiments.mask.measure import mask
+    from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.one_dimension.measure import one_dimension
     from outlierlens.experiments.origin.measure import origin
     from outlierlens.experiments.predictions.measure import predictions
@@ -95,6 +98,8 @@ _HOME = {
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "experiments.quantization.options",
     "RangeOptions": "experiments.range.options",
+    "MaskOptions": "experiments.mask.options",
+    "activation_mask": "experiments.mask.apply",
     "same_position_guard": "experiments.pruning.torch_guard",
     "load": "results.document",
     "save": "results.document",

@@ -311,6 +311,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared={"limit": Other(16), "chart": None, "output": None}, result="Repaired",
     ),
     Experiment(
+        "mask", "explain",
+        "Find tokens and dimensions to leave out of hidden states before an autoencoder or a steering vector is made of them.",
+        home="experiments.mask", python="mask", options="MaskCall",
+        shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
+        result="Mask", picture="masks",
+    ),
+    Experiment(
         "count", "explain",
         "Count how often every token id occurs in a corpus, on all cores; a stopped count goes on with the same command.",
         home="experiments.count", python="count_tokens", odd=True, options="CountCall", takes=("reading", "options",

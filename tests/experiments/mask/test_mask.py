@@ -1,0 +1,197 @@
+"""Masks: planted sinks of a position and of a token type, numbers by hand, the call in a training loop, exports."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mask_results
+from architectures import FAMILIES, build
+from outlierlens import activation_mask, mask
+from outlierlens.data.texts import Texts
+from outlierlens.errors import BadInput
+from outlierlens.experiments.mask.exports import WRITERS, export
+from outlierlens.experiments.mask.options import MaskCall, MaskOptions
+from outlierlens.experiments.mask.view import sections
+from outlierlens.models.load import LoadedModel, from_objects
+from outlierlens.results.document import save
+from planted import Oracle, some_texts
+
+TEXTS = some_texts(40, seed=5, longest=12, shortest=6, n_words=9)
+W2 = 7  # the id of w2 in the tests' tokenizer
+
+
+def planted(words: Callable[..., Any], *, position: bool = False, word: bool = False) -> LoadedModel:
+    """A tiny GPT-2 whose first position and whose word w2 write 500 to dimension 3."""
+    model = build(FAMILIES["gpt2"], head="CausalLM")
+    with torch.no_grad():
+        if position:
+            model.transformer.wpe.weight[0, 3] = 500.0
+        if word:
+            model.transformer.wte.weight[W2, 3] = 500.0
+    return from_objects(model, words(kind="causal"), name="planted")
+
+
+@pytest.mark.parametrize(("position", "word"), [(True, False), (False, True), (True, True)])
+def test_planted_sinks_are_masked_and_nothing_else(words: Callable[..., Any], position: bool, word: bool) -> None:
+    found = mask(planted(words, position=position, word=word), TEXTS)
+    assert found.positions == (0,) * position
+    assert found.token_ids == (W2,) * word
+    assert found.words == ("w2",) * word
+    assert found.judged.n_sinks > 0
+    assert found.judged.recall == 1
+    # At most the planted word itself: nothing else may go.
+    assert found.judged.false_share == 0
+    assert [(one.dim, one.kind) for one in found.dims] == [(3, "attention sink")]
+    assert found.dims[0].sink_share > 0.99
+    assert found.masked_dims == ()
+    assert found.here.gamma < found.here.gamma_kept
+
+
+def test_a_model_without_sinks_has_no_mask(words: Callable[..., Any]) -> None:
+    found = mask(planted(words), TEXTS, MaskOptions(layer=0))
+    assert (found.positions, found.token_ids, found.dims) == ((), (), ())
+    assert found.judged.n_sinks == 0
+    assert math.isnan(found.judged.recall)
+    assert found.here.n_sinks == 0
+    assert found.here.gamma == found.here.gamma_kept
+    said = " ".join(next(sections(found)).sentences)
+    assert "No token has to be left out." in said
+
+
+def test_every_number_by_hand(words: Callable[..., Any]) -> None:
+    loaded = planted(words, position=True)
+    found = mask(loaded, TEXTS, MaskOptions(layer=1, seed=3))
+    order = np.random.default_rng(3).permutation(len(TEXTS)).tolist()
+    fit = [TEXTS.texts[i] for i in sorted(order[:20])]
+    oracle = Oracle(loaded, Texts("made", tuple(fit)), 128)
+    (stream,) = oracle.by_text
+    states = np.concatenate([layers[2] for layers in oracle.by_text[stream]])  # embeddings first
+    norms = np.linalg.norm(states.astype(np.float64), axis=1)
+    threshold = 10 * np.median(norms)
+    kept = states[norms <= threshold].astype(np.float64)
+    assert found.threshold == pytest.approx(threshold, rel=1e-5)
+    assert found.n_fit_tokens == len(states)
+    assert found.here.n_sinks == len(states) - len(kept) == 20
+    assert found.here.largest_norm == pytest.approx(norms.max(), rel=1e-5)
+    np.testing.assert_allclose(found.centre, kept.mean(0), atol=1e-5)
+    np.testing.assert_allclose(found.scale, kept.std(0), rtol=1e-4)
+    every = states.astype(np.float64)
+    assert found.here.gamma == pytest.approx(np.linalg.norm(every.mean(0)) / np.linalg.norm(every.std(0)), rel=1e-4)
+    assert found.here.gamma_kept == pytest.approx(np.linalg.norm(kept.mean(0)) / np.linalg.norm(kept.std(0)), rel=1e-4)
+    held = found.judged
+    assert (held.n_texts, held.n_sinks, held.n_sink_texts, held.n_missed_texts) == (20, 20, 20, 0)
+    assert held.missed_at_most == pytest.approx(1 - 0.05 ** (1 / 20), abs=0.05)  # Clopper and Pearson, nothing missed
+
+
+def test_batches_and_threads_make_no_difference(words: Callable[..., Any]) -> None:
+    loaded = planted(words, position=True, word=True)
+    one, other = (mask(loaded, TEXTS, MaskOptions(batch_size=size)) for size in (1, 16))
+    assert (one.positions, one.token_ids, one.judged) == (other.positions, other.token_ids, other.judged)
+    np.testing.assert_allclose(one.scale, other.scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "says"),
+    [
+        (Texts("few", ("w1 w2", "w3 w4", "w5")), MaskOptions(), "few: 3 texts have tokens"),
+        (TEXTS, MaskOptions(layer=9), "there is no block 9; its blocks are 0 to 2"),
+    ],
+)
+def test_bad_input(words: Callable[..., Any], texts: Texts, options: MaskOptions, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        mask(planted(words), texts, options)
+
+
+def test_a_tool_and_its_file_go_together(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="give both, or neither"):
+        MaskCall(tool="saelens")
+    with pytest.raises(BadInput, match="give both, or neither"):
+        MaskCall(to=tmp_path / "sinks.py")
+
+
+STATES = torch.tensor([[[1.0, 0.5, 30.0, -1.0], [2.0, 0.5, 60.0, -1.0], [0.0, 0.0, 10.0, 0.0], [0.0, 0.0, 5.0, 0.0]]])
+
+
+def test_a_training_loop_masks_by_position_type_and_norm() -> None:
+    keep = activation_mask(mask_results.found())
+    tokens = torch.tensor(
+        [[5, 6, 7, 8]]
+    )  # 0 and 3 are masked positions, 7 a masked type, and the second state is too long
+    assert keep(STATES, tokens).kept.tolist() == [[False, False, False, False]]
+    assert keep(STATES, tokens, positions=torch.tensor([[1, 2, 4, 5]])).kept.tolist() == [[True, False, False, True]]
+    assert keep(STATES).kept.tolist() == [[True, False, True, True]]
+    by_tokens = activation_mask(mask_results.found(), norms=False)
+    assert by_tokens(STATES, tokens).kept.tolist() == [[False, True, False, False]]
+    assert keep(STATES).states is STATES
+
+
+@pytest.mark.parametrize(
+    ("dims", "first"),
+    [
+        ("clip", [1.0, 0.5, 30.0, -1.0]),
+        ("standardise", [1.0, 0.0, 0.0, 0.0]),
+        ("mean", [1.0, 0.5, 30.0, -1.0]),
+    ],
+)
+def test_dimensions_are_treated(dims: Any, first: list[float]) -> None:
+    made = activation_mask(mask_results.found(), dims=dims)(STATES).states
+    assert made[0, 0].tolist() == first
+    second = {"clip": [2.0, 0.5, 46.0, -1.0], "standardise": [2.0, 0.0, 7.5, 0.0], "mean": [2.0, 0.5, 30.0, -1.0]}
+    assert made[0, 1].tolist() == second[dims]
+    assert STATES[0, 1].tolist() == [2.0, 0.5, 60.0, -1.0]
+
+
+def test_a_mask_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mask.json"
+    save(mask_results.found(), path)
+    assert activation_mask(path)(STATES).kept.tolist() == [[True, False, True, True]]
+
+
+def test_wrong_calls_are_refused() -> None:
+    found = mask_results.found()
+    with pytest.raises(BadInput, match="states have 3 dimensions, and the mask is of 4"):
+        activation_mask(found)(STATES[..., :3])
+    with pytest.raises(BadInput, match=r"tokens are \(4,\), and states \(1, 4, 4\)"):
+        activation_mask(found)(STATES, torch.tensor([1, 2, 3, 4]))
+    with pytest.raises(BadInput, match="norms=False leaves only tokens"):
+        activation_mask(found, norms=False)(STATES)
+    with pytest.raises(BadInput, match="unknown treatment 'drop'"):
+        activation_mask(found, dims="drop")  # type: ignore[arg-type]
+
+
+def run(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return names
+
+
+def test_exports_are_what_the_tools_take() -> None:
+    found = mask_results.found()
+    assert run(export("saelens", found))["SINKS"] == {"exclude_special_tokens": [7], "seqpos_slice": (1, None)}
+    assert "cannot leave out: 3" in export("saelens", found)
+    assert run(export("dictionary-learning", found))["SINKS"] == {"remove_bos": True}
+    none = replace(found, positions=(), token_ids=(), words=(), dims=())
+    assert run(export("saelens", none))["SINKS"] == {"exclude_special_tokens": False, "seqpos_slice": (0, None)}
+    assert run(export("dictionary-learning", none))["SINKS"] == {"remove_bos": False}
+    steering = run(export("steering", found))
+    assert steering["without_outliers"](torch.ones(2, 4)).tolist() == [[1, 1, 0, 1], [1, 1, 0, 1]]
+    with pytest.raises(BadInput, match="unknown tool 'x'"):
+        export("x", found)  # type: ignore[arg-type]
+    assert all(text.startswith("# Sinks of mini, block 1") for text in (export(tool, found) for tool in WRITERS))
+
+
+def test_heretic_clips_exactly_the_dimensions_that_stand_out() -> None:
+    import tomllib
+
+    found = mask_results.found()
+    quantile = tomllib.loads(export("heretic", found))["winsorization_quantile"]
+    state = torch.tensor([1.0, 2.0, 30.0, 3.0])
+    limit = torch.quantile(state.abs(), quantile)
+    assert float(limit) == pytest.approx(3.0, abs=1e-4)
+    assert tomllib.loads(export("heretic", replace(found, dims=())))["winsorization_quantile"] == 1.0
