@@ -13,7 +13,15 @@ import pytest
 
 from architectures import FAMILIES, build
 from observation_results import TWO, VIEWS, observation
-from outlierlens.detection.observe.result import FLAT, QUANTILES, Observation, Statistics
+from outlierlens.detection.observe.result import (
+    ATTENTION_SINK,
+    FLAT,
+    QUANTILES,
+    RESIDUAL_SINK,
+    Observation,
+    StackObservation,
+    Statistics,
+)
 from outlierlens.errors import BadInput, MissingExtra
 from outlierlens.results.document import from_json, to_json
 
@@ -138,3 +146,42 @@ def test_the_command_writes_both_views(
     frame, found = pandas.read_parquet(out), from_json(capsys.readouterr().out)
     pandas.testing.assert_frame_equal(frame, found.to_pandas(), rtol=1e-6, check_dtype=False)
     assert frame.groupby("view").tokens.first().to_dict() == {"all": 9, "without_special": 5}
+
+
+def seen(values: np.ndarray) -> StackObservation:
+    """What would be observed of one block's hidden states [token, dim]."""
+    ranked = np.sort(values, axis=0)
+    places = [max(0, int(np.ceil(share * len(values))) - 1) for share in QUANTILES]
+    zeros = np.zeros((1, values.shape[1]))
+    made = dict.fromkeys(FLAT, zeros) | {
+        "mean": values.mean(0)[None], "std": values.std(0)[None], "abs_max": np.abs(values).max(0)[None]
+    }  # fmt: skip
+    tokens = (("",) * values.shape[1],)
+    statistics = Statistics(
+        tokens=np.array([len(values)]), abs_max_token=tokens, quantiles=ranked[places].T[None],
+        median_abs=np.array([np.median(np.abs(values))]), **made,
+    )  # fmt: skip
+    width = values.shape[1]
+    return StackObservation("model", ("0",), width, tuple(range(width)), {"all": statistics}, (), 1 / 65)
+
+
+def test_sinks_of_tokens_and_of_dimensions_are_told_apart() -> None:
+    values = np.random.default_rng(0).normal(size=(1000, 16))
+    values[::100, 3] = 500.0  # one token of a hundred
+    values[:, 7] += 60.0  # every token
+    values[::10, 9] = -60.0  # one token of ten
+    stack = seen(values)
+    assert [stack.kind_of(dim) for dim in (3, 7, 9, 0, 99)] == [
+        ATTENTION_SINK,
+        RESIDUAL_SINK,
+        RESIDUAL_SINK,
+        None,
+        None,
+    ]
+    expected = np.sqrt((values.mean(0) ** 2).sum() / values.var(0).sum())
+    assert stack.gamma() == pytest.approx([expected])
+
+
+def test_what_was_not_kept_has_no_kind_and_no_gamma() -> None:
+    assert TWO.stacks[0].kind_of(3) is None
+    assert np.isnan(TWO.stacks[0].gamma()).all()

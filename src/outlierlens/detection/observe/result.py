@@ -17,6 +17,9 @@ from outlierlens.results.document import Provenance, Result
 from outlierlens.results.safe_files import replacing
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+# Few tokens carry the one, few dimensions the other, on most tokens.
+ATTENTION_SINK, RESIDUAL_SINK = "attention sink", "residual sink"
+LARGE = 10.0  # times the median |h| of the layer
 FLAT = (
     "mean", "std", "skewness", "kurtosis", "min", "max", "abs_max", "abs_max_position", "abs_max_text",
     "argmin_share", "argmax_share", "sigma_token_share", "sigma_input_share",
@@ -112,6 +115,32 @@ class StackObservation:
             return {end: np.full(len(self.dims), np.nan) for end in shares}
         weights = tokens / tokens.sum()
         return {end: weights @ np.asarray(values, dtype=np.float64)[blocks] for end, values in shares.items()}
+
+    def gamma(self, name: str = "all") -> np.ndarray:
+        """‖mean‖ / ‖standard deviation‖ of the hidden states [layer]; NaN where not every dimension was kept."""
+        statistics = self.view(name)
+        if len(self.dims) < self.hidden_size:
+            return np.full(len(self.layers), np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.linalg.norm(statistics.mean, axis=1) / np.linalg.norm(statistics.std, axis=1))
+
+    def kind_of(self, dim: int, name: str = "all") -> str | None:
+        """ "residual sink" or "attention sink", in the layer where max |h| of `dim` is largest; None where neither is known.
+
+        A residual sink is above `LARGE` times the layer's median |h| in at least 5 % of the token vectors, at one end; an
+        attention sink is in fewer. None of a dimension that never is, that was not kept, or whose quantiles were not.
+        """
+        if dim not in self.dims:
+            return None
+        statistics, column = self.view(name), self.dims.index(dim)
+        row = int(np.argmax(statistics.abs_max[:, column]))
+        limit = LARGE * float(statistics.median_abs[row])
+        if not statistics.quantiles.size or not float(statistics.abs_max[row, column]) > limit:
+            return None
+        ends = statistics.quantiles[row, column, [QUANTILES.index(0.05), QUANTILES.index(0.95)]]
+        if not np.isfinite(ends).all():
+            return None
+        return RESIDUAL_SINK if float(np.abs(ends).max()) > limit else ATTENTION_SINK
 
     def columns(self, name: str) -> dict[str, np.ndarray]:
         """Every statistic of a view as flat columns [layer * dimension], with the stack, view, layer and dimension.

@@ -4,16 +4,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from outlierlens.detection.observe.result import Observation, StackObservation
+from outlierlens.detection.observe.result import ATTENTION_SINK, RESIDUAL_SINK, Observation, StackObservation
 from outlierlens.view.section import Cell, FineShare, Rows, Section, cell_text
 from outlierlens.view.words import these
 
 LAYERS = (
     *("layer", "argmin dim", "share", "argmax dim", "share"),
-    *("max |h| dim", "max |h|", "token", "position", "median |h|"),
+    *("max |h| dim", "max |h|", "token", "position", "median |h|", "γ"),
 )
 FAR = ("layer", "dimension", "of the tokens", "of the inputs")
-OUTLIERS = ("rule", "dimension", "layers", "strongest")
+OUTLIERS = ("rule", "dimension", "layers", "strongest", "kind")
+NOTE = "γ: length of the mean hidden state over the length of the standard deviations."
+KINDS = (
+    "Attention sink: few tokens hold it. Residual sink: at least 5 % of the tokens hold more than 10 times the median |h|, "
+    "in the layer where the dimension is largest."
+)
 
 
 def sections(found: Observation, *, verbose: bool = False, view: str = "all") -> Iterator[Section]:
@@ -21,12 +26,13 @@ def sections(found: Observation, *, verbose: bool = False, view: str = "all") ->
     tables: list[Rows] = []
     for stack in found.stacks:
         shown = f"stream {stack.stack}, {'all tokens' if view == 'all' else view.replace('_', ' ') + ' tokens'}"
-        tables.append(Rows(f"Extremes by layer: {shown}", LAYERS, tuple(_layers(stack, view))))
+        tables.append(Rows(f"Extremes by layer: {shown}", LAYERS, tuple(_layers(stack, view)), NOTE))
         if verbose:
             title = f"Most often more than {found.n_sigma:g} standard deviations from the vector's own mean: {shown}"
             tables.append(Rows(title, FAR, tuple(_far(stack, view))))
         if stack.outliers:
-            tables.append(Rows(f"Found by rules: stream {stack.stack}, all tokens", OUTLIERS, tuple(_outliers(stack))))
+            title = f"Found by rules: stream {stack.stack}, all tokens"
+            tables.append(Rows(title, OUTLIERS, tuple(_outliers(stack)), KINDS))
     yield Section("observation", "Activations", tuple(_sentences(found, verbose, view)), (), tuple(tables))
 
 
@@ -39,6 +45,9 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
         dims = tuple(dict.fromkeys(one.dim for one in stack.outliers))
         finds = f"rules on activations find {these(dims)}" if dims else "no rule on activations finds a dimension"
         yield f"Stream {stack.stack}: {finds}."
+        for kind in (ATTENTION_SINK, RESIDUAL_SINK):
+            if of_kind := [dim for dim in dims if stack.kind_of(dim) == kind]:
+                yield f"Stream {stack.stack}, {kind}s: {these(of_kind)}."
         for end, shares in stack.pooled_shares(view).items():
             if shares.size and shares.max() > 0:
                 dim, most = stack.dims[shares.argmax()], cell_text(FineShare(shares.max()))
@@ -50,12 +59,14 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
 
 def _layers(stack: StackObservation, view: str) -> Iterator[tuple[Cell, ...]]:
     statistics = stack.view(view)
+    gamma = stack.gamma(view)
     for row, layer in enumerate(stack.layers):
         ends = (_most(stack, shares[row]) for shares in (statistics.argmin_share, statistics.argmax_share))
         big = int(statistics.abs_max[row].argmax())
         token, position = repr(statistics.abs_max_token[row][big]), int(statistics.abs_max_position[row, big])
         largest, median = float(statistics.abs_max[row, big]), float(statistics.median_abs[row])
-        yield layer, *(cell for end in ends for cell in end), stack.dims[big], largest, token, position, median
+        sizes = (largest, token, position, median, float(gamma[row]))
+        yield layer, *(cell for end in ends for cell in end), stack.dims[big], *sizes
 
 
 def _far(stack: StackObservation, view: str) -> Iterator[tuple[Cell, ...]]:
@@ -75,4 +86,4 @@ def _most(stack: StackObservation, shares: np.ndarray) -> tuple[int | None, Fine
 def _outliers(stack: StackObservation) -> Iterator[tuple[Cell, ...]]:
     for one in stack.outliers:
         layers = f"{one.layers[0]}–{one.layers[-1]}" if one.layers else "all layers pooled"
-        yield one.rule, one.dim, layers, max(one.strength)
+        yield one.rule, one.dim, layers, max(one.strength), stack.kind_of(one.dim)

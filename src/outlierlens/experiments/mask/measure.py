@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.data.texts import Texts
+from outlierlens.detection.observe.result import ATTENTION_SINK, RESIDUAL_SINK
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.mask.exports import export
 from outlierlens.experiments.mask.options import MaskCall, MaskOptions
-from outlierlens.experiments.mask.result import DIMS, TOKENS, Judged, LayerSinks, Mask, StandsOut
+from outlierlens.experiments.mask.result import Judged, LayerSinks, Mask, StandsOut
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.safe_files import write_text
@@ -196,7 +197,7 @@ def _standing_out(sums: _Sums, layer: int, factor: float) -> tuple[StandsOut, ..
             float(times[dim]),
             float(times_kept[dim]),
             float(max(0.0, 1 - held[dim])),
-            DIMS if times_kept[dim] > factor else TOKENS,
+            RESIDUAL_SINK if times_kept[dim] > factor else ATTENTION_SINK,
         )
         for dim in found
     )

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from outlierlens.detection.observe.result import RESIDUAL_SINK
 from outlierlens.results.document import Provenance, Result
-
-TOKENS, DIMS = "attention sink", "residual sink"  # few tokens carry it; few dimensions carry it, on most tokens
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Mask(Result):
     @property
     def masked_dims(self) -> tuple[int, ...]:
         """Dimensions that stand out on tokens that are no sinks, ascending."""
-        return tuple(sorted(one.dim for one in self.dims if one.kind == DIMS))
+        return tuple(sorted(one.dim for one in self.dims if one.kind == RESIDUAL_SINK))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per block, with whether it is the masked one."""

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from outlierlens.detection.observe.result import RESIDUAL_SINK
 from outlierlens.experiments.mask.charts import masks
-from outlierlens.experiments.mask.result import DIMS, LayerSinks, Mask
+from outlierlens.experiments.mask.result import LayerSinks, Mask
 from outlierlens.view.section import Cell, Count, FineShare, Rows, Section, Share, percent
 from outlierlens.view.words import number
 
@@ -56,7 +57,7 @@ def _sentences(found: Mask) -> Iterator[str]:
     if found.masked_dims:
         yield (
             f"{', '.join(map(str, found.masked_dims))} stand{'s' * (len(found.masked_dims) == 1)} out on the other tokens too "
-            f"({DIMS}): clip, standardise or leave out."
+            f"({RESIDUAL_SINK}): clip, standardise or leave out."
         )
 
 
