@@ -25,7 +25,7 @@ class Found:
 
     `layers_scale` and `layers_bias` count layers past the threshold; `z_scale` and `z_bias` are the strongest z;
     `abs_max` stands at `layer` and `token`; `share` is the largest share of tokens whose smallest or largest entry it
-    is; `inputs` the largest share of inputs with it beyond the threshold in its own vector.
+    is; `inputs` the largest share of inputs with it beyond the threshold in its own vector; `kind` the sort of sink there.
     """
 
     dim: int
@@ -38,6 +38,7 @@ class Found:
     abs_max: float | None = None
     layer: str = ""
     token: str = ""
+    kind: str = ""
     share: float | None = None
     inputs: float | None = None
 
@@ -158,6 +159,7 @@ def _row(data: ReportData, stream: str, dim: int, seen: StackObservation | None)
                 "abs_max": float(statistics.abs_max[row, column]),
                 "layer": seen.layers[row],
                 "token": statistics.abs_max_token[row][column],
+                "kind": seen.kind_of(dim) or "",
                 "share": float(shares.max()),
                 "inputs": float(statistics.sigma_input_share[:, column].max()),
             }
