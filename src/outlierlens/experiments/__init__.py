@@ -306,8 +306,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "repair", "compress",
-        "Write a copy of a model that fits fp16, bf16, fp8 or int8: powers of two that leave its float32 outputs as they are.",
-        home="experiments.repair", python="repair", options="RepairCall",
+        "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
+        home="experiments.repair", needs=("quantization",), python="repair", options="RepairCall",
         shared={"limit": Other(16), "chart": None, "output": None}, result="Repaired",
     ),
     Experiment(

@@ -22,6 +22,7 @@ from outlierlens.experiments.repair import measure
 from outlierlens.experiments.repair.extent import (
     Extent,
     add_neurons,
+    balanced_exponents,
     check_inputs,
     extent,
     neuron_exponents,
@@ -32,6 +33,7 @@ from outlierlens.experiments.repair.measure import repair
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.experiments.repair.rewriting import repaired
+from outlierlens.experiments.repair.rotation import TOLERANCE
 from outlierlens.models.load import load_model
 from planted import some_texts
 
@@ -138,7 +140,7 @@ def test_pairs_leave_outputs_as_they_are(family: str, words: Callable[..., Any])
 
     loaded = from_objects(build(FAMILIES[family], FAMILIES[family].heads[0] if FAMILIES[family].heads else ""), words())
     inputs = check_inputs(loaded, some_texts(3).texts, max_length=8, seed=0)
-    exponents = neuron_exponents(extent(loaded, inputs), "int8", 4)
+    exponents = balanced_exponents(extent(loaded, inputs), 1.0, 1.0)
     assert exponents
     plan = Plan()
     add_neurons(plan, loaded, exponents)
@@ -154,7 +156,10 @@ def test_exponents_by_hand() -> None:
     assert stream_exponent(seen, "fp16", 4) == -1
     assert stream_exponent(seen, "fp8", 1) == -6
     assert stream_exponent(seen, "int8", 4) == 0
-    assert neuron_exponents(seen, "int8", 4)["down"].tolist() == [0, 0, 0, -2, -15]
+    assert balanced_exponents(seen, 1.0, 1.0)["down"].tolist() == [0, 0, 0, -2, -15]
+    assert balanced_exponents(seen, 1.0, 0.5)["down"].tolist() == [0, 0, 0, -1, -7]
+    assert balanced_exponents(seen, 64.0, 1.0)["down"].tolist() == [0, 0, 0, 0, -9]
+    assert neuron_exponents(seen, "int8", 4) == {}
     assert neuron_exponents(seen, "fp16", 1)["down"].tolist() == [0, 0, 0, 0, -1]
 
 
@@ -235,3 +240,94 @@ def test_a_kill_leaves_no_folder(write: Callable[..., Path], texts: Texts, tmp_p
     assert not target.exists()
     assert repair(str(source), target, FP16, texts=texts).exact
     assert load_model(str(target)).head == "causal"
+
+
+# Streams that are turned.
+
+
+@pytest.fixture
+def planted(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
+    """Writes a tiny model with an outlier dimension in every block."""
+
+    def make(family: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+        import transformers
+
+        one = FAMILIES[family]
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(one.model_type, **(one.config | changes))
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for name, values in model.named_parameters():
+                if name.endswith("mlp.down_proj.weight"):
+                    values[7] *= 40
+        folder = tmp_path / family
+        model.to(dtype).save_pretrained(folder)
+        words(kind="causal").save_pretrained(folder)
+        return folder
+
+    return make
+
+
+WIDE = {"hidden_size": 64, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "tied"),
+    [("llama", torch.float32, True), ("qwen3", torch.float32, False), ("gemma", torch.bfloat16, True)],
+)
+def test_a_turned_copy_gives_the_same_and_has_no_outlier(
+    family: str, dtype: torch.dtype, tied: bool, planted: Callable[..., Path], texts: Texts, tmp_path: Path
+) -> None:
+    source, target = planted(family, dtype, tie_word_embeddings=tied, **WIDE), tmp_path / "turned"
+    found = repair(str(source), target, RepairOptions(rotate=True, max_length=16), texts=texts)
+    assert found.rotated
+    assert found.untied == tied
+    assert not found.exact
+    assert 0 < found.difference <= TOLERANCE
+    assert 7 in found.before.named
+    assert found.after.named == ()
+    config = json.loads((target / "config.json").read_text())
+    assert (config.get("dtype") or config["torch_dtype"]) == "float32"
+    assert config["tie_word_embeddings"] is False
+    manifest = json.loads((target / "repair.json").read_text())
+    assert manifest["rotation"]["seed"] == 0
+    logits = []
+    for folder in (source, target):
+        subprocess.run([sys.executable, "-c", READ, folder, tmp_path / "logits"], check=True)
+        logits.append(torch.load(tmp_path / "logits"))
+    assert torch.allclose(*logits, atol=float(TOLERANCE * logits[0].abs().max()))
+
+
+def test_another_seed_turns_otherwise(planted: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+    source, tables = planted(**WIDE), []
+    for seed in (0, 1):
+        folder = tmp_path / f"turned-{seed}"
+        repair(str(source), folder, RepairOptions(rotate=True, seed=seed, max_length=16), texts=texts)
+        tables.append(load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+    assert not torch.allclose(*tables)
+
+
+def test_turned_and_then_made_to_fit(planted: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+    source = planted(**WIDE)
+    name = "model.layers.1.mlp.up_proj.weight"
+    values = load_file(source / "model.safetensors")
+    values[name][3] *= 512
+    values["model.layers.1.mlp.down_proj.weight"][:, 3] /= 512
+    save_file(values, source / "model.safetensors", {"format": "pt"})
+    found = repair(str(source), tmp_path / "both", RepairOptions(fit="int8", rotate=True, max_length=16), texts=texts)
+    assert found.n_neurons > 0
+    assert found.after.spikes <= 2
+    assert found.after.named == ()
+    assert "turned by" in (tmp_path / "both" / "README.md").read_text()
+
+
+def test_a_family_that_cannot_be_turned(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+    source = write("gpt2")
+    with pytest.raises(BadInput, match="only streams of RMS norms are turned"):
+        repair(str(source), tmp_path / "turned", RepairOptions(rotate=True, max_length=16), texts=texts)
+    assert not (tmp_path / "turned").exists()
+
+
+def test_something_must_be_asked() -> None:
+    with pytest.raises(BadInput, match="nothing is asked: name a format"):
+        RepairOptions()

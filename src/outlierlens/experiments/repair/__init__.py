@@ -6,5 +6,5 @@ rewriting.py  a plan on a live model, for a while or for good
 extent.py     how large hidden states, writes and neurons get
 formats.py    the model in the target format
 folder.py     what is written
-rotation.py   streams turned by an orthogonal matrix, in Python
+rotation.py   streams turned by an orthogonal matrix
 """

@@ -147,20 +147,31 @@ def stream_exponent(seen: Extent, fit: str, margin: int) -> int:
 
 
 def neuron_exponents(seen: Extent, fit: str, margin: int) -> "dict[str, Tensor]":
-    """{last linear: exponents ≤ 0 [neuron]} of linears where one is not 0.
+    """{last linear: exponents ≤ 0 [neuron]} that leave room for all that was seen; of linears where one is not 0."""
+    if fit not in LIMITS:
+        return {}
+    return _over(seen, lambda top: LIMITS[fit] / margin, 1.0, up=True)
 
-    For int8 a neuron whose largest input lies above the median neuron's comes down to within a factor of two of it; for other
-    formats, what leaves no room comes down to where it does.
+
+def balanced_exponents(seen: Extent, cap: float, share: float) -> "dict[str, Tensor]":
+    """Likewise of neurons whose largest input is more than `cap` times that of the median neuron of their linear.
+
+    In logarithms they come down by `share` of what they are above that: the rest stays with the inputs, so that the weights
+    behind them grow by less (SmoothQuant's α; Xiao et al. 2023, eq. 4).
     """
+    return _over(seen, lambda top: cap * float(top.median()), share, up=False)
+
+
+def _over(seen: Extent, limit: "Callable[[Tensor], float]", share: float, *, up: bool) -> "dict[str, Tensor]":
     import torch
 
     found = {}
     for path, top in seen.neurons.items():
-        limit = float(top.median()) if fit == "int8" else LIMITS[fit] / margin
-        if limit <= 0:
+        most = limit(top)
+        if most <= 0:
             continue
-        over = (top.double() / limit).clamp(min=1)
-        exponents = -(torch.floor if fit == "int8" else torch.ceil)(torch.log2(over)).int()
+        over = share * torch.log2((top.double() / most).clamp(min=1))
+        exponents = -(torch.ceil if up else torch.floor)(over).int()
         if exponents.any():
             found[path] = exponents
     return found

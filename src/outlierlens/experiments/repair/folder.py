@@ -119,4 +119,8 @@ def _config(part: Path, source: Path, model: Any, plan: Plan) -> None:
         at[name] = get_key(model.config, key)
     if plan.untie:
         values["tie_word_embeddings"] = False
+    kind = str(model.dtype).removeprefix("torch.")
+    for key in ("dtype", "torch_dtype"):  # weights of a narrower type that were turned are float32 now
+        if key in values:
+            values[key] = kind
     (part / "config.json").write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")

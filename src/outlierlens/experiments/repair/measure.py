@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import EXCERPT, Texts, read_texts
+from outlierlens.detection.scan.measure import scan_live
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.repair.epsilon import get_key
 from outlierlens.experiments.repair.extent import (
@@ -20,6 +21,7 @@ from outlierlens.experiments.repair.extent import (
     RANDOM_LENGTH,
     Extent,
     add_neurons,
+    balanced_exponents,
     check_inputs,
     extent,
     neuron_exponents,
@@ -34,11 +36,12 @@ from outlierlens.experiments.repair.folder import (
     write_manifest,
     write_model,
 )  # fmt: skip
-from outlierlens.experiments.repair.formats import in_format
+from outlierlens.experiments.repair.formats import FLOAT32, in_format
 from outlierlens.experiments.repair.options import RepairCall, RepairOptions
 from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.result import Behaviour, Repaired
-from outlierlens.experiments.repair.rewriting import change
+from outlierlens.experiments.repair.rewriting import change, repaired
+from outlierlens.experiments.repair.rotation import MATRIX, TOLERANCE, rotate_
 from outlierlens.models.folder import model_folder
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import STORED, LoadedModel, LoadOptions, from_objects, load_model
@@ -48,6 +51,8 @@ from outlierlens.session import Session
 if TYPE_CHECKING:
     from torch import Tensor
 
+# (how far above the median neuron one may stay, the share in logarithms of what is above that comes down)
+BALANCES = tuple((cap, share) for share in (0.5, 1.0) for cap in (1.0, 4.0, 16.0, 64.0, 256.0))
 NEAR = 1e-5  # of the largest output: what a rewriting that is not exact may differ by in float32
 N_TEXTS = 16
 PACKED = ("Q", "IQ", "TQ", "MXFP", "F8", "I8", "U8", "INT8", "UINT8", "I4", "U4")  # how types of packed weights begin
@@ -72,6 +77,8 @@ def repair(
         BadInput: the folder exists or has no room, weights are quantized, the family cannot be rewritten, or nothing has to be.
         BadFile: damaged weights; or what was written reads back as another model.
     """
+    import torch
+
     step = _steps(progress)
     load = replace(load or LoadOptions(), dtype="float32")
     check_place(folder, overwrite=overwrite)
@@ -82,23 +89,35 @@ def repair(
     texts = texts or read_texts(EXCERPT, limit=N_TEXTS)
     inputs = check_inputs(loaded, texts.texts, max_length=options.max_length, seed=options.seed)
     step("measured")
+    fit = options.fit or FLOAT32
     seen = extent(loaded, inputs)
     wanted = outputs(loaded.model, inputs)
-    plan, exponent, neurons = plan_for(loaded, seen, options)
-    before = _measured(loaded, seen, wanted, inputs, options.fit)
+    # Factors for int8 are chosen by every other text, and judged on the rest.
+    chosen, judged = (inputs[::2], slice(1, None, 2)) if fit == "int8" else ([], slice(None))
+    before = _measured(loaded, seen, wanted[judged], inputs[judged], fit)
+    config: Any = loaded.model.config
+    tied = config.tie_word_embeddings
+    if options.rotate:
+        rotate_(loaded, lambda: torch.cat([one.flatten() for one in outputs(loaded.model, inputs)]), seed=options.seed)
+        seen = extent(loaded, inputs)
+    plan, exponent, neurons = plan_for(loaded, seen, options, chosen)
+    if options.rotate:
+        plan.untie |= tied and not config.tie_word_embeddings
+        plan.reasons += ("streams are turned, which rounds every weight once",)
     step("written")
     provenance = loaded.provenance(seed=options.seed)
     epsilons = {key: float(get_key(loaded.model.config, key)) for key in plan.epsilons}
     made = Repaired(
         provenance=provenance,
         folder=folder.name,
-        fit=options.fit,
+        fit=fit,
         margin=options.margin,
+        rotated=options.rotate,
         exponent=exponent,
         n_neurons=sum(int((one != 0).sum()) for one in neurons.values()),
         epsilons={key: (value, value * 2.0 ** plan.epsilons[key]) for key, value in epsilons.items()},
         untied=plan.untie,
-        n_changed=len(plan.exponents),
+        n_changed=sum(1 for _ in loaded.model.parameters()) if options.rotate else len(plan.exponents),
         n_parameters=sum(1 for _ in loaded.model.parameters()),
         exact=True,
         reasons=plan.reasons,
@@ -110,16 +129,19 @@ def repair(
         after=before,
         notes=loaded.notes,
     )
+    # Turned weights are written as they were turned: rounded to a narrower type they would differ by more than is promised.
+    stored = loaded if options.rotate else load_model(name, replace(load, dtype=STORED))
     del loaded
-    stored = load_model(name, replace(load, dtype=STORED))
     source = model_folder(name, subfolder=load.subfolder, offline=load.offline, notice=load.notice)
     with new_folder(folder) as part:
         with ExitStack() as undo:
             change(undo, stored, plan)
-            about = {"model": name, "fit": options.fit, "margin": options.margin, "epsilons": made.epsilons}
+            about = {"model": name, "fit": fit, "margin": options.margin, "epsilons": made.epsilons}
+            about |= {"rotation": {"matrix": MATRIX, "seed": options.seed}} if options.rotate else {}
             write_model(part, stored, source, plan, _card(made, name))
             undo.pop_all()  # the model is thrown away
-        check_unchanged(part, source, set(plan.exponents))
+        if not options.rotate:
+            check_unchanged(part, source, set(plan.exponents))
         step("checked")
         made = _checked(made, part, stored, inputs, wanted)
         write_manifest(part, plan, {**about, "exact": made.exact, "largest difference": made.difference})
@@ -127,27 +149,63 @@ def repair(
     return made
 
 
-def plan_for(loaded: LoadedModel, seen: Extent, options: RepairOptions) -> "tuple[Plan, int, dict[str, Tensor]]":
+def plan_for(
+    loaded: LoadedModel, seen: Extent, options: RepairOptions, inputs: "list[dict[str, Any]]"
+) -> "tuple[Plan, int, dict[str, Tensor]]":
     """(what changes, the stream's exponent, exponents of neurons) for what was seen of the model.
 
     Raises:
         BadInput: nothing has to change, or no factor passes through this family.
     """
     fit, margin = options.fit, options.margin
-    exponent, neurons = stream_exponent(seen, fit, margin), neuron_exponents(seen, fit, margin)
+    if fit is None:
+        return Plan(), 0, {}
     if fit == "int8" and not neuron_pairs(loaded):
         raise BadInput(
             f"{loaded.name}: no block has a linear whose neurons multiply what its last linear reads (a gated MLP, or a "
             f"ReLU), so no factor passes; smooth it with `outlierlens quant --smooth`"
         )
-    if not exponent and not neurons:
-        room = "no neuron stands out" if fit == "int8" else f"its largest value, {seen.largest:,.4g}, has room"
+    exponent = stream_exponent(seen, fit, margin)
+    neurons = _best_balance(loaded, seen, inputs) if fit == "int8" else neuron_exponents(seen, fit, margin)
+    if not exponent and not neurons and not options.rotate:
+        if fit == "int8":
+            raise BadInput(
+                f"{loaded.name}: no factors of neurons bring its outputs in int8 nearer to float32; see what costs with "
+                f"`outlierlens quant`"
+            )
         raise BadInput(
-            f"{loaded.name} fits {fit} as it is: {room} with --margin {margin}; use it, or a larger --margin"
+            f"{loaded.name} fits {fit} as it is: its largest value, {seen.largest:,.4g}, has room with --margin {margin}; use "
+            f"it, or a larger --margin"
         )
     plan = stream_plan(loaded, exponent) if exponent else Plan()
     add_neurons(plan, loaded, neurons)
     return plan, exponent, neurons
+
+
+def _best_balance(loaded: LoadedModel, seen: Extent, inputs: "list[dict[str, Any]]") -> "dict[str, Tensor]":
+    """Of the factors of `BALANCES` those with which outputs in int8 are nearest to float32; {} where none is nearer.
+
+    What leaves the inputs goes into the weights, which are rounded too: how much pays is measured, not assumed.
+    """
+    wanted = outputs(loaded.model, inputs)
+    best, found = _distance(loaded, wanted, inputs), {}
+    for cap, share in BALANCES:
+        plan, exponents = Plan(), balanced_exponents(seen, cap, share)
+        if not exponents:
+            continue
+        add_neurons(plan, loaded, exponents)
+        with repaired(loaded, plan):
+            distance = _distance(loaded, wanted, inputs)
+        if distance < best:
+            best, found = distance, exponents
+    return found
+
+
+def _distance(loaded: LoadedModel, wanted: "list[Tensor]", inputs: "list[dict[str, Any]]") -> float:
+    """Mean |difference| of the outputs in int8 from float32."""
+    with in_format(loaded, "int8") as model:
+        pairs = zip(wanted, outputs(model, inputs), strict=True)
+        return sum(float((one - other).abs().mean()) for one, other in pairs) / len(wanted)
 
 
 def _refuse_packed(name: str, load: LoadOptions) -> None:
@@ -169,7 +227,8 @@ def _measured(
 ) -> Behaviour:
     import torch
 
-    found = outputs(in_format(loaded, fit), inputs)
+    with in_format(loaded, fit) as model:
+        found = outputs(model, inputs)
     whole = torch.cat([one.flatten() for one in found]).double()
     right = torch.cat([one.flatten() for one in wanted]).double()
     finite = whole.isfinite()
@@ -180,6 +239,7 @@ def _measured(
         spikes=seen.spikes,
         finite=float(finite.double().mean()),
         distance=float((whole - right)[finite].abs().mean()) if finite.any() else math.nan,
+        named=tuple(sorted({one.dim for stack in scan_live(loaded).stacks for one in stack.outliers})),
     )
 
 
@@ -201,12 +261,14 @@ def _checked(
             f"{stored.name}: read back, its outputs differ by {difference:.3g} of the largest where they must be equal, so "
             f"nothing is kept; this family computes something that its row does not say"
         )
-    if not difference <= NEAR:
+    most = TOLERANCE if made.rotated else NEAR
+    if not difference <= most:
         raise BadInput(
-            f"{stored.name}: rewritten, its outputs would differ by {difference:.3g} of the largest (at most {NEAR:g}), so "
+            f"{stored.name}: rewritten, its outputs would differ by {difference:.3g} of the largest (at most {most:g}), so "
             f"nothing is kept: {'; '.join(made.reasons)}"
         )
-    after = _measured(back, extent(back, inputs), wanted, inputs, made.fit)
+    judged = slice(1, None, 2) if made.fit == "int8" else slice(None)
+    after = _measured(back, extent(back, inputs), wanted[judged], inputs[judged], made.fit)
     return replace(made, exact=exact, difference=difference, after=after)
 
 
@@ -218,11 +280,15 @@ def difference_of(wanted: "list[Tensor]", found: "list[Tensor]") -> float:
 
 
 def _card(made: Repaired, name: str) -> str:
-    stream = f"its residual stream times 2^{made.exponent}" if made.exponent else "its residual stream as it was"
-    return (
-        f"`{name}`, rewritten by powers of two to fit {made.fit}: {stream}, {made.n_neurons:,} neurons with a factor of their "
-        f"own. `repair.json` holds every factor. Outputs in float32 stay the same; hidden states do not."
-    )
+    says = [f"Made from `{name}`; `repair.json` says how."]
+    if made.rotated:
+        says.append(f"Its residual stream is turned by {MATRIX}, norms are folded, and weights are float32.")
+    if made.exponent or made.n_neurons:
+        stream = f"its residual stream times 2^{made.exponent}" if made.exponent else "its residual stream as it was"
+        says.append(
+            f"Rewritten by powers of two to fit {made.fit}: {stream}, {made.n_neurons:,} neurons with a factor of their own."
+        )
+    return " ".join([*says, "Outputs in float32 stay the same; hidden states do not."])
 
 
 def _steps(progress: Callable[[str, int, int], None] | None) -> Callable[[str], None]:

@@ -21,6 +21,7 @@ class Behaviour:
         spikes: the largest ratio, over these linears, of the largest neuron to the median one; 0.0 where there is none.
         finite: share of the logits that are finite in the target format. distance: their mean absolute difference from
             float32, over those that are; NaN where none is.
+        named: dimensions that a scan of the weights names, all streams together.
     """
 
     layers: Annotated[tuple[float, ...], "layer"]
@@ -29,6 +30,7 @@ class Behaviour:
     spikes: float
     finite: float
     distance: float
+    named: tuple[int, ...] = ()
 
     @property
     def largest(self) -> float:
@@ -38,10 +40,11 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Repaired(Result):
-    """A model rewritten by powers of two.
+    """A model rewritten by powers of two, or with its streams turned.
 
     Attributes:
-        folder: its name. fit, margin: what was asked.
+        folder: its name. fit, margin: what was asked; fit is "float32" where the stream is turned and nothing else.
+        rotated: whether streams were turned by an orthogonal matrix; weights are float32 then.
         exponent: of the residual stream's factor, 0 where it stays. n_neurons: that take a factor of their own.
         epsilons: {config key: (before, after)}. untied: whether the head became a parameter of its own.
         n_changed: parameters, of `n_parameters`.
@@ -68,6 +71,7 @@ class Repaired(Result):
     n_random: int
     before: Behaviour
     after: Behaviour
+    rotated: bool = False
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -81,4 +85,5 @@ class Repaired(Result):
                 "spike": one.spikes,
                 "finite %": 100 * one.finite,
                 "from float32": one.distance,
+                "dimensions found": len(one.named),
             }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+MATRIX = "a random orthogonal matrix times a Hadamard matrix (Kronecker), rows with random signs"
 TOLERANCE = 2e-4  # of the largest logit's size: turning rounds each weight once, and every sum in another order
 
 

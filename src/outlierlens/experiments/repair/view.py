@@ -18,6 +18,9 @@ def sections(found: Repaired, *, verbose: bool = False, folder: Path | None = No
 
 
 def _sentences(found: Repaired, folder: Path | None) -> Iterator[str]:
+    if found.rotated:
+        names = [", ".join(map(str, one.named)) or "none" for one in (found.before, found.after)]
+        yield f"The residual stream is turned. Dimensions that a scan names: {names[0]}; now: {names[1]}. Weights are float32."
     if found.exponent:
         before, after = cell_text(found.before.largest), cell_text(found.after.largest)
         yield f"The residual stream is divided by {2**-found.exponent:,}: its largest value was {before} and is {after}."
