@@ -187,8 +187,9 @@ def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:
     yield Advice(
         "quantize",
         f"Look inside the blocks first: rounded by {worst.scheme}, the inputs of {top.part} in "
-        f"{place(found.layers[top.layer])} lose {percent(top.inputs)} of their square, more than all else; what reads the stream loses {percent(read)} at most. "
-        f"No dimension of the stream lies there, so keeping {these(found.dims)} does not mend it.",
+        f"{place(found.layers[top.layer])} lose {percent(top.inputs)} of their square, more than all else; what "
+        f"reads the stream loses {percent(read)} at most. No dimension of the stream lies there, so keeping "
+        f"{these(found.dims)} does not mend it.",
         because,
         (_fitted(data, "int8"),) if paired else (),
     )
