@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import quantized_results
+import range_results
 import synthetic_report as synthetic
 from browser import CHROMIUM, HOSTILE, Page, browse
 from outlierlens.detection.rules import Rule
@@ -60,7 +61,7 @@ def test_found_and_damaging(data):
     steps = {step.topic: step for step in advice(data)}
     assert {topic: step.commands for topic, step in steps.items()} == {
         "prune": ("outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507",),
-        "quantize": ("outlierlens quant smollm2-135m --dims 507",),
+        "quantize": ("outlierlens range smollm2-135m", "outlierlens quant smollm2-135m --dims 507"),
         "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
     }
     assert "leave dimensions 100, 247 and 507 alone, in mlp.down_proj of every layer" in steps["prune"].text
@@ -91,6 +92,70 @@ def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data
     assert step.commands == ()
 
 
+def test_advice_names_where_int8_errs_most_when_that_is_inside_the_mlp(data):
+    """Readers of the stream lose 1 %, inputs of the last linear 10 %: keeping dimensions does not mend that."""
+
+    def made(up, down, parts=("mlp.up_proj", "mlp.down_proj")):
+        measured = quantized_results.quantized()
+        (worst,) = (one for one in measured.roundings if one is measured.worst)
+        linears = tuple(
+            replace(one, part=parts[one.writes], inputs=(down if one.writes else up) / (1 + one.layer))
+            for one in worst.errors.linears
+        )
+        worst = replace(worst, scheme="int8-tensor/int8-tensor", errors=replace(worst.errors, linears=linears))
+        return replace(data, joined=Joined((replace(measured, roundings=(worst,)),)))
+
+    first, inside = (one for one in advice(made(0.01, 0.1)) if one.topic == "quantize")
+    assert "the inputs of mlp.down_proj in layer 0 lose 10 % of their square" in inside.text
+    assert "what reads the stream loses 1 % at most" in inside.text
+    assert inside.commands == ("outlierlens repair smollm2-135m --fit int8 -o smollm2-135m-int8",)
+    (alone,) = (one for one in advice(made(0.1, 0.1)) if one.topic == "quantize")
+    assert alone == first  # the stream is where it errs most
+    _, other = (one for one in advice(made(0.01, 0.1, ("up", "down"))) if one.topic == "quantize")
+    assert other.commands == ()  # no factor is known to pass
+
+
+def ranges_of(sizes, module=""):
+    rows = [replace(range_results.row(kind, "1", size), median=0.5) for kind, size in sizes.items()]
+    rows = [replace(row, module=module) if row.kind == "gate/up" else row for row in rows]
+    return replace(range_results.found(), rows=tuple(rows), templated=())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "norm_site", "text", "commands"),
+    [
+        ({"stream": 16376.0}, "read", "Run it in fp16 as it is: fp16 has 4.00 times headroom.", ()),
+        ({"stream": 32752.0}, "read", "Keep it in bfloat16 or float32: fp16 has 2.00 times headroom. Or write", ("fp16",)),
+        ({"stream": 131008.0}, "read", "Keep it in bfloat16 or float32: fp16 overflows by 2.00 times. Or write", ("fp16",)),
+        ({"stream": 131008.0}, "stream", "Keep it in bfloat16 or float32: fp16 overflows by 2.00 times.", ()),
+        ({"k": 131008.0, "stream": 1.0}, "read", "Keep it in bfloat16 or float32: fp16 overflows by 2.00 times.", ()),
+    ],
+)  # fmt: skip
+def test_advice_about_fp16_rests_on_the_measured_range(data, sizes, norm_site, text, commands):
+    scans = tuple(replace(one, norm_site=norm_site) for one in data.scan.stacks)
+    given = replace(data, scan=replace(data.scan, stacks=scans), joined=Joined((ranges_of(sizes),)))
+    (step,) = (one for one in advice(given) if one.topic == "range")
+    assert step.text.startswith(text)
+    assert ("Or write" in step.text) == bool(commands)
+    assert step.commands == tuple(
+        f"outlierlens repair smollm2-135m --fit {one} -o smollm2-135m-{one}" for one in commands
+    )
+    assert "stream of layer 1, over 9 texts" in step.because or "k of layer 1" in step.because
+
+
+def test_advice_about_int8_rests_on_the_measured_range(data):
+    """Steps of a tensor are its largest / 127; those of the MLP's inside are three medians, those of the stream one."""
+    sizes = {"stream": 127 * 0.5, "gate/up": 1.0, "MLP inner": 3 * 127 * 0.5}
+    given = replace(data, joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))
+    (step,) = (one for one in advice(given) if one.topic == "quantize")
+    assert "coarsest for the MLP inner of layer 1, where no dimension of the stream lies" in step.text
+    assert step.because == "one step there is 3.00 times the median |x|, over 9 texts"
+    fits = "outlierlens repair smollm2-135m --fit int8 -o smollm2-135m-int8"
+    assert step.commands == ("outlierlens quant smollm2-135m", fits)
+    fine = replace(data, joined=Joined((ranges_of(sizes | {"MLP inner": 2 * 127 * 0.5}),)))
+    assert [one for one in advice(fine) if one.topic == "quantize"] == []
+
+
 def test_every_command_of_an_advice_can_be_run():
     from outlierlens.cli.app import read
 
@@ -101,9 +166,11 @@ def test_every_command_of_an_advice_can_be_run():
     encoder, decoder = (replace(synthetic.stack_scan(), stack=name) for name in ("encoder", "decoder"))
     cases += [synthetic.report_data(scan_result=synthetic.scan(encoder, decoder), damages=())]
     cases += [synthetic.report_data(joined=Joined((quantized_results.quantized(),)))]
+    sizes = {"stream": 1e5, "gate/up": 1.0, "MLP inner": 9e4}
+    cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
-        "protect", "quant", "export-embedder", "detectors", "report",
+        "protect", "quant", "export-embedder", "detectors", "report", "range", "repair",
     }  # fmt: skip
     assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
 from outlierlens.experiments.quantization.result import Quantized
+from outlierlens.experiments.range.result import Ranges
+from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.sweep.result import Effect, Sweep
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
@@ -16,10 +19,20 @@ from outlierlens.view.charts.base import place
 from outlierlens.view.section import percent
 from outlierlens.view.words import number, these
 
+# What `repair` scales as a whole; and of each last linear the one whose neurons multiply what it reads.
+STREAM = ("stream", "stream after attention", "attention output", "MLP output")
+NEURONS = {
+    last: first
+    for family in ARCHITECTURES.values()
+    if not callable(family.stacks)
+    for stack in family.stacks
+    for last, first in stack.neurons.items()
+}
+
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do: for whom ("prune", "quantize", "compare", "trust"), what, and the number it rests on.
+    """One thing to do: for whom ("prune", "quantize", "range", "compare", "trust"), what, and the number it rests on.
 
     `commands` are the command lines that do it, or look further.
     """
@@ -32,7 +45,7 @@ class Advice:
 
 def advice(data: ReportData) -> tuple[Advice, ...]:
     """What to do about it, by rule; never empty."""
-    steps = [*_prune(data), *_quantize(data), *_compare(data)]
+    steps = [*_prune(data), *_quantize(data), *_range(data), *_compare(data)]
     if not steps:
         why = "none stands out" if not significant_dims(data) else "no damage beyond chance was shown"
         ask = _command(data, "detectors")  # fourteen definitions instead of one
@@ -122,7 +135,13 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
             f"measured on {found.n_texts:,} texts of {found.data} ({found.n_tokens:,} tokens)",
             (kept,) if worth else (),
         )
+        yield from _inside(data, found)
     if data.joined.of(Quantized):
+        return
+    ranges = [found for found in data.joined.of(Ranges) if found.rows]
+    for seen in ranges:
+        yield from _coarse(data, seen)
+    if ranges:
         return
     for stack in data.observation.stacks if data.observation else ():
         outliers: tuple[ActivationOutlier, ...] = stack.outliers
@@ -145,8 +164,92 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
                 "quantize",
                 coarse if step >= median else fine,
                 f"one step of an 8-bit scale over {place(peak.layer)} is {number(step)}, the median |h| there {number(median)}",
-                (_command(data, "quant", stream=stack.stack, dims=dims),),
+                # What lies inside the MLPs may be coarser than the stream: `range` says so.
+                (_command(data, "range"), _command(data, "quant", stream=stack.stack, dims=dims)),
             )
+
+
+def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:
+    """Where the costliest scheme errs most, if no dimension of the stream is a column there."""
+    worst = found.worst
+    known = [one for one in worst.errors.linears if math.isfinite(one.inputs)]
+    if worst.says not in ("keep", "no use", "not tried") or not known:
+        return
+    top = max(known, key=lambda one: one.inputs)
+    read = max((one.inputs for one in known if one.reads), default=0.0)
+    if top.inputs <= read:
+        return
+    parts = {one.part for one in known}
+    paired = top.writes and NEURONS.get(top.part) in parts and worst.scheme.partition("/")[2].startswith("int8")
+    because = f"{worst.scheme}: {worst.rounded.change:+.3g} {found.unit}"
+    if worst.mixed is not None:
+        because += f"; with every large input kept, wherever it is: {worst.mixed.change:+.3g}"
+    yield Advice(
+        "quantize",
+        f"Look inside the blocks first: rounded by {worst.scheme}, the inputs of {top.part} in "
+        f"{place(found.layers[top.layer])} lose {percent(top.inputs)} of their square, more than all else; what "
+        f"reads the stream loses {percent(read)} at most. No dimension of the stream lies there, so keeping "
+        f"{these(found.dims)} does not mend it.",
+        because,
+        (_fitted(data, "int8"),) if paired else (),
+    )
+
+
+def _coarse(data: ReportData, found: Ranges) -> Iterator[Advice]:
+    """Of which tensor one int8 scale rounds more than half of the values to 0, if of any."""
+    known = [row for row in found.stored if math.isfinite(row.int8_coarseness)]
+    top = max(known, key=lambda row: row.int8_coarseness, default=None)
+    if top is None or top.int8_coarseness <= 2:
+        return
+    inner = top.kind in ("gate/up", "MLP inner")
+    why = ", where no dimension of the stream lies: keeping dimensions in 16 bits does not help there" if inner else ""
+    fitted = (_fitted(data, "int8"),) if top.kind == "MLP inner" and _has_pairs(found) else ()
+    yield Advice(
+        "quantize",
+        f"Give 8-bit activations a scale for each token, or measure what one scale a tensor costs: it is coarsest for the "
+        f"{top.kind} of layer {top.layer}{why}.",
+        f"one step there is {number(top.int8_coarseness)} times the median |x|, over {found.n_texts:,} {found.inputs}",
+        (_command(data, "quant"), *fitted),
+    )
+
+
+def _range(data: ReportData) -> Iterator[Advice]:
+    """Whether fp16 holds the model, where that was measured."""
+    for found in data.joined.of(Ranges):
+        if not found.rows:
+            continue
+        top = max(found.stored, key=lambda row: row.largest)
+        room, margin = top.headroom("fp16"), RepairOptions(fit="fp16").margin
+        said = (
+            f"overflows by {number(1 / room) if room else '∞'} times"
+            if room < 1
+            else f"has {number(room)} times headroom"
+        )
+        size = f"{number(top.largest)}, {top.kind} of layer {top.layer}"
+        because = f"the largest |x| is {size}, over {found.n_texts:,} {found.inputs}"
+        if room >= margin:
+            yield Advice("range", f"Run it in fp16 as it is: fp16 {said}.", because)
+            continue
+        fixed = any(one.stack == top.stack and one.norm_site == "stream" for one in data.scan.stacks)
+        mends = (top.kind in STREAM and not fixed) or (top.kind == "MLP inner" and _has_pairs(found))
+        yield Advice(
+            "range",
+            f"Keep it in bfloat16 or float32: fp16 {said}."
+            + (" Or write a copy with room, whose outputs in float32 are the same." if mends else ""),
+            because,
+            (_fitted(data, "fp16"),) if mends else (),
+        )
+
+
+def _has_pairs(found: Ranges) -> bool:
+    """Whether a linear was seen whose neurons multiply what the last linear reads: factors pass from one to the other."""
+    modules = [row.module for row in found.rows if row.kind == "gate/up"]
+    return any(module.endswith(f".{first}") for module in modules for first in NEURONS.values())
+
+
+def _fitted(data: ReportData, form: str) -> str:
+    name = data.model.rpartition("/")[2] or "model"
+    return _command(data, "repair", "--fit", form, "-o", f"{name}-{form}")
 
 
 def _compare(data: ReportData) -> Iterator[Advice]:

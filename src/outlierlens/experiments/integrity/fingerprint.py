@@ -318,7 +318,8 @@ def hash_tensor(checkpoint: Checkpoint, stored: str, name: str) -> TensorHash:
     step = max(1, BLOCK_VALUES // max(info.shape[-1], 1)) if info.shape else 1
     blocks = checkpoint.read_rows(stored, step) if info.shape else (v for _, v in checkpoint.read([stored]))
     for block in blocks:
-        values = np.atleast_1d(block) + block.dtype.type(0)
+        with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
+            values = np.atleast_1d(block) + block.dtype.type(0)
         values[np.isnan(values)] = np.nan
         as_float32 = values
         if values.dtype == np.float64:

@@ -21,7 +21,6 @@ from outlierlens.experiments.integrity.fingerprint import (
     entry_of,
     fingerprint,
     hash_all,
-    load_fingerprint,
     offset_of,
     opened,
     readable,
@@ -29,7 +28,7 @@ from outlierlens.experiments.integrity.fingerprint import (
     values_of,
     width_of,
 )
-from outlierlens.experiments.integrity.options import FingerprintOptions, VerifyOptions
+from outlierlens.experiments.integrity.options import FingerprintOptions
 from outlierlens.experiments.integrity.result import (
     DEEP_ROLES,
     FAILS,
@@ -42,10 +41,9 @@ from outlierlens.experiments.integrity.result import (
     TensorHash,
     Verification,
 )
-from outlierlens.experiments.integrity.rounding import WORDS, Side, differ
+from outlierlens.experiments.integrity.rounding import WORDS, Difference, Side, differ
 from outlierlens.experiments.integrity.sensitive import Found, Sensitive, bound_stacks, list_sensitive, read_entries
 from outlierlens.results.document import Provenance
-from outlierlens.session import Session
 
 WHOLE = "whole tensor"
 
@@ -80,7 +78,7 @@ def verify_checkpoint(
     against: str = "its fingerprint",
 ) -> Verification:
     """`verify` of an open checkpoint, such as a `LiveCheckpoint` of a model in memory."""
-    return _Verifier(checkpoint, baseline, options or ScanOptions(), deep).run(command, against)
+    return Verifier(checkpoint, baseline, options or ScanOptions(), deep).run(command, against)
 
 
 def compare_values(
@@ -95,11 +93,6 @@ def compare_values(
     found = fingerprint(before, options, command=command)
     later = after_options or options.scan
     return verify(after, found, later, deep=options.deep, command=command, against=before)
-
-
-def run(session: Session, options: VerifyOptions) -> Verification:
-    """The verification, as the command runs it."""
-    return verify(session.subject.model, load_fingerprint(options.baseline), session.scanning(), deep=options.deep)
 
 
 @dataclass
@@ -132,7 +125,7 @@ class _Tally:
         del self.moved[MAX_LISTED:]
 
 
-class _Verifier:
+class Verifier:
     """One model against one fingerprint."""
 
     def __init__(self, checkpoint: Checkpoint, baseline: Fingerprint, options: ScanOptions, deep: bool):
@@ -238,7 +231,7 @@ class _Verifier:
             return True
         return False
 
-    def entry(self, recorded: Recorded, entry: Sensitive, values: np.ndarray) -> None:
+    def entry(self, recorded: Recorded, entry: Sensitive, values: np.ndarray) -> Difference:
         """One entry's values against the recorded ones."""
         where = (recorded.name, recorded.role, recorded.stack, recorded.layer)
         before = values_of(recorded)
@@ -246,7 +239,9 @@ class _Verifier:
         words: dict[str, Any] = {"dtype_before": recorded.dtype, "dtype_after": info.dtype}
         self.digest.update(entry.name.encode() + np.ascontiguousarray(values).tobytes())
         whole = entry.columns is None
-        after = Side(values.astype(np.float64), info.dtype, offset_of(entry, self.checkpoint, self.bound), whole)
+        with np.errstate(invalid="ignore"):  # a damaged value may be a signalling NaN
+            wide = values.astype(np.float64)
+        after = Side(wide, info.dtype, offset_of(entry, self.checkpoint, self.bound), whole)
         found = differ(Side(before, recorded.dtype, recorded.offset, whole), after)
         kind: Fate = found.kind  # type: ignore[assignment]
         dangerous = entry.dangerous() & found.moved
@@ -261,6 +256,7 @@ class _Verifier:
         )  # fmt: skip
         if found.moved.any():
             self.tally.keep(_listed(entry, before, after.values, found.moved, found.allowed))
+        return found
 
     def hashes(self) -> None:
         """Hashes of all tensors; one that is only on one side is a copy of another (tied weights) or a difference."""
@@ -334,7 +330,7 @@ def _listed(
 ) -> list[tuple[float, MovedValue]]:
     """Moved values of one entry with how far each moved, in spreads of the entry's recorded values."""
     spread = float(np.nanstd(np.where(np.isfinite(before), before, np.nan))) if np.isfinite(before).any() else 0.0
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         far = np.nan_to_num(np.abs(after - before) / (spread or 1.0), nan=np.inf)
     danger = entry.dangerous()
     where = np.argwhere(moved)
