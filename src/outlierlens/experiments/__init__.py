@@ -300,7 +300,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
-        home="experiments.range", python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
+        home="experiments.range", needs=("quantization",), python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges", picture="ranges",
     ),

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outlierlens.architectures import BoundStack
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.activation_rules import ActivationMeasures, activation_outliers
 from outlierlens.detection.histogram import BIN_BYTES, BINS, QUANTILE_ERROR
+from outlierlens.detection.observe.imatrix import observe_imatrix
 from outlierlens.detection.observe.options import Asked, ObserveOptions
 from outlierlens.detection.observe.result import QUANTILES, Observation, Passage, StackObservation, Statistics
 from outlierlens.detection.rules import zscore
@@ -83,6 +85,12 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
 
 def run(session: "Session", asked: Asked) -> Observation:
     """What the command finds; it shows the numbers of all tokens, or of those that are not special."""
+    if asked.imatrix is not None:
+        one = session.loading
+        with open_checkpoint(
+            session.subject.model, revision=one.revision, subfolder=one.subfolder, token=one.token, offline=one.offline
+        ) as checkpoint:
+            return observe_imatrix(checkpoint, asked.imatrix, asked.options.rules)
     reading, table = session.task_reading, asked.parquet
     if table is not None:
         if table.exists() and not session.output.overwrite:

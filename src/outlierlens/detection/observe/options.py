@@ -54,3 +54,10 @@ class Asked:
     """Show numbers without special tokens."""
     parquet: Path | None = None
     """Also write every statistic as a table."""
+    imatrix: Path | None = None
+    """Run nothing: show what this importance matrix of llama.cpp says each linear reads."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.imatrix is not None and (self.parquet is not None or self.without_special):
+            raise BadInput("--imatrix runs nothing, so it knows no tokens; leave --parquet and --without-special out")

@@ -182,11 +182,41 @@ class Passage:
 
 
 @dataclass(frozen=True)
+class SecondMoments:
+    """Mean x² of what one linear reads, in squared activation units.
+
+    Attributes:
+        path: of the module in Hugging Face's names. layer: of its block; -1 outside the blocks. part: path inside the block.
+        neurons: whether its inputs are neurons of an MLP; else they are dimensions of a stream, or of attention's mix.
+        width: how many inputs. vectors: how many were seen; 0 where the source does not say.
+        largest, dim: the largest second moment and its input. median: over inputs.
+        outliers: inputs whose root second moment passes the rule "massive", strongest first.
+    """
+
+    path: str
+    layer: int
+    part: str
+    neurons: bool
+    width: int
+    vectors: int
+    largest: float
+    dim: int
+    median: float
+    outliers: Annotated[tuple[int, ...], "found"]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The outliers as they are named: "507", or of neurons "11:1229"."""
+        return tuple(f"{self.layer}:{dim}" if self.neurons else str(dim) for dim in self.outliers)
+
+
+@dataclass(frozen=True)
 class Observation(Result):
-    """Activation statistics of a model over a text, made in one streaming pass.
+    """Activation statistics of a model over a text, made in one streaming pass, or second moments that another program made.
 
     `inputs` names what was read: "texts", or "images" and "recordings", whose patches and frames are the tokens;
-    `max_length` is then 0, for they are not cut by tokens.
+    `max_length` is then 0, for they are not cut by tokens. Of an importance matrix `moments` is all there is: `inputs` are its
+    "chunks", `max_length` their tokens.
     """
 
     provenance: Provenance
@@ -201,13 +231,16 @@ class Observation(Result):
     passages: tuple[Passage, ...] = ()
     notes: tuple[str, ...] = ()
     inputs: str = "texts"
+    moments: tuple[SecondMoments, ...] = ()
 
     def records(self, view: str | None = None) -> Iterator[dict[str, Any]]:
-        """Every statistic, one row per stack, view, layer and dimension: of both views, or of `view` alone.
+        """Every statistic, one row per stack, view, layer and dimension: of both views, or of `view` alone; or of moments.
 
         Raises:
             BadInput: no such view.
         """
+        for one in self.moments:
+            yield {**vars(one), "outliers": ",".join(one.names)}
         columns = self.columns(view)
         for values in zip(*(column.tolist() for column in columns.values()), strict=True):
             yield dict(zip(columns, values, strict=True))

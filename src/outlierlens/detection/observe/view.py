@@ -1,10 +1,17 @@
 """What is said of activation statistics, for every surface: `sections(found)`."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from outlierlens.detection.observe.result import ATTENTION_SINK, RESIDUAL_SINK, Observation, StackObservation
+from outlierlens.detection.observe.result import (
+    ATTENTION_SINK,
+    RESIDUAL_SINK,
+    Observation,
+    SecondMoments,
+    StackObservation,
+)
 from outlierlens.view.section import Cell, FineShare, Rows, Section, cell_text
 from outlierlens.view.words import these
 
@@ -19,10 +26,16 @@ KINDS = (
     "Attention sink: few tokens hold it. Residual sink: at least 5 % of the tokens hold more than 10 times the median |h|, "
     "in the layer where the dimension is largest."
 )
+MOMENTS = ("layer", "linear", "largest x²", "input", "median x²", "root of largest / median", "found")
 
 
 def sections(found: Observation, *, verbose: bool = False, view: str = "all") -> Iterator[Section]:
     """Who is smallest, largest and extreme in every layer, of tokens of `view`; with `verbose` who is far from the mean."""
+    if found.moments:
+        yield Section(
+            "observation", "What each linear reads", tuple(_moments_said(found)), (), (_moments(found, verbose),)
+        )
+        return
     tables: list[Rows] = []
     for stack in found.stacks:
         shown = f"stream {stack.stack}, {'all tokens' if view == 'all' else view.replace('_', ' ') + ' tokens'}"
@@ -87,3 +100,43 @@ def _outliers(stack: StackObservation) -> Iterator[tuple[Cell, ...]]:
     for one in stack.outliers:
         layers = f"{one.layers[0]}–{one.layers[-1]}" if one.layers else "all layers pooled"
         yield one.rule, one.dim, layers, max(one.strength), stack.kind_of(one.dim)
+
+
+def _moments_said(found: Observation) -> Iterator[str]:
+    read = f"{found.n_texts:,} {found.inputs}" if found.n_texts else f"an unknown number of {found.inputs}"
+    tokens = f", {found.n_tokens:,} vectors at most" if found.n_tokens else ""
+    yield (
+        f"{found.provenance.model}, second moments from {found.data}: {read}{tokens}, {len(found.moments):,} linears; nothing "
+        "was run."
+    )
+    names = tuple(dict.fromkeys(name for one in found.moments for name in one.names))
+    if not names:
+        yield 'No root of a second moment passes the rule "massive"; what is large at few tokens alone does not show in it.'
+        return
+    neurons = [name for name in names if ":" in name]
+    dims = tuple(int(name) for name in names if ":" not in name)
+    if dims:
+        yield f'The rule "massive", held against roots of second moments, finds {these(dims)}.'
+    if neurons:
+        more = f" and {len(neurons) - 12} more" if len(neurons) > 12 else ""
+        yield f'The rule "massive", held against roots of second moments, finds neurons {", ".join(neurons[:12])}{more}.'
+
+
+def _moments(found: Observation, verbose: bool) -> Rows:
+    """Of each kind of linear the layer with the largest moment over median; with `verbose` all."""
+    parts = dict.fromkeys(one.part for one in found.moments)
+    top = [max((one for one in found.moments if one.part == part), key=_standing) for part in parts]
+    shown = found.moments if verbose else top
+    left = "" if verbose else " Of each kind the layer where the largest stands out most; --verbose shows all."
+    note = f"x²: mean over what was read. Found: root above 100 and above 1,000 times the median root.{left}"
+    return Rows("Second moments of what linears read", MOMENTS, tuple(map(_moment, shown)), note)
+
+
+def _standing(one: SecondMoments) -> float:
+    return one.largest / one.median if one.median else one.largest
+
+
+def _moment(one: SecondMoments) -> tuple[Cell, ...]:
+    layer = one.layer if one.layer >= 0 else None
+    ratio = math.sqrt(one.largest / one.median) if one.median else math.nan
+    return layer, one.part, one.largest, one.dim, one.median, ratio, ", ".join(one.names[:5]) or None

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
+from outlierlens.checkpoints.live import LiveCheckpoint
 from outlierlens.data.texts import Batch, Data, Texts
 from outlierlens.errors import BadInput
+from outlierlens.experiments.range.keys import key_biases
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import KINDS, Ranges, TensorRange
 from outlierlens.experiments.range.weights import weight_ranges
@@ -24,6 +26,7 @@ from outlierlens.results.document import Provenance
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from outlierlens.experiments.range.cache import CacheErrors
     from outlierlens.experiments.range.places import Place
     from outlierlens.experiments.range.tally import Kept, Key, Tally
     from outlierlens.models.load import LoadedModel
@@ -70,6 +73,8 @@ def range_of(
         rows=plain.rows(),
         templated=other.rows(),
         notes=(*loaded.notes, *reading.notes, *plain.notes()),
+        keys=key_biases(LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)) if options.cache else (),
+        cache=plain.cache.rows() if plain.cache is not None else (),
     )
 
 
@@ -83,7 +88,20 @@ def weights_range(checkpoint: Checkpoint, *, progress: Progress = None) -> Range
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     digest.update("".join(f"{one.name}\0{one.largest!r}\n" for one in found).encode())
     origin = Provenance.now(checkpoint.name, digest.hexdigest())
-    return Ranges(origin, "", "", "weights", 0, 0, 0, 1, (), weights=found, notes=tuple(checkpoint.notes))
+    return Ranges(
+        origin,
+        "",
+        "",
+        "weights",
+        0,
+        0,
+        0,
+        1,
+        (),
+        weights=found,
+        notes=tuple(checkpoint.notes),
+        keys=key_biases(checkpoint),
+    )
 
 
 def templated(loaded: "LoadedModel", texts: Data) -> Texts:
@@ -130,6 +148,7 @@ class Pass:
     options: RangeOptions
     n_tokens: int = 0
     tally: "Tally" = field(init=False)
+    cache: "CacheErrors | None" = field(init=False, default=None)
     places: dict[str, "tuple[Place, ...]"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +156,10 @@ class Pass:
         from outlierlens.experiments.range.tally import Tally
 
         self.tally = Tally(self.options.every)
+        if self.options.cache:
+            from outlierlens.experiments.range.cache import CacheErrors
+
+            self.cache = CacheErrors()
         self.places = {stack.name: find_places(self.loaded, stack) for stack in self.reading.stacks}
         self.running = [_Running(stack) for stack in self.reading.stacks]
 
@@ -257,6 +280,9 @@ class Pass:
         one = self._inside
         if one is not None:
             self.tally.add((one.stack.name, name, str(one.layer)), "", states)
+            rows = self.tally.rows
+            if self.cache is not None and rows is not None and name != "q" and states.shape[:2] == rows.valid.shape:
+                self.cache.add(str(one.layer), name, states, rows.valid)
 
     def _sizes(self, kind: str) -> Callable[["Tensor"], None]:
         def look(sizes: "Tensor") -> None:

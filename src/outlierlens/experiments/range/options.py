@@ -21,10 +21,14 @@ class RangeOptions:
     """Medians and shares rest on every n-th token vector; 1 takes all. Maxima always rest on all."""
     chat_template: bool = False
     """Read each text twice: plain, and as one user turn of the tokenizer's chat template."""
+    cache: bool = False
+    """Round keys and values to int8 and int4 too, and measure what that loses."""
     weights: bool = False
     """Run nothing: read the weights alone, without torch, and hold them against each format."""
 
     def __post_init__(self) -> None:
         check(self)
+        if self.weights and self.cache:
+            raise BadInput("--cache runs the model and --weights does not; give one of them")
         if self.weights and self.chat_template:
             raise BadInput("--chat-template runs the model and --weights does not; give one of them")

@@ -31,6 +31,7 @@ FORMATS = (
     Format("e5m2", 57344.0, 2.0**-14),
 )
 INT8_STEPS = 127
+KEY_ALARM = 10.0  # key bias over the median layer's
 
 # Every kind of tensor, and what it is.
 KINDS: Mapping[str, str] = {
@@ -120,6 +121,47 @@ class WeightRange:
         return headroom(self.largest, form)
 
 
+@dataclass(frozen=True)
+class KeyBias:
+    """The bias of one layer's keys.
+
+    Attributes:
+        name: of the tensor. layer: of its block. norm: ‖b‖₂. ratio: norm / the median layer's norm.
+        largest: its largest |entry|, in channel `channel` of head `head` (-1: the config does not say how wide heads are).
+    """
+
+    name: str
+    layer: int
+    norm: float
+    largest: float
+    head: int
+    channel: int
+    ratio: float
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the norm is at least `KEY_ALARM` times the median layer's."""
+        return self.ratio >= KEY_ALARM
+
+
+@dataclass(frozen=True)
+class CacheError:
+    """What rounding the keys or values of one layer loses.
+
+    Attributes:
+        layer: of the block. tensor: "k" or "v". number: "int8", "int4".
+        grain: who shares a step: all of a text ("tensor"), a token, or a channel of a text.
+        whole: ‖rounded − x‖₂ / ‖x‖₂ over all tokens. middle: the same of the median channel; 1 where rounding gives 0.
+    """
+
+    layer: int
+    tensor: str
+    number: str
+    grain: str
+    whole: float
+    middle: float
+
+
 def headroom(largest: float, form: str) -> float:
     """Largest finite value of a format / largest |x|; inf of zeros; raises BadInput for an unknown format."""
     limit = next((one.largest for one in FORMATS if one.name == form), None)
@@ -138,6 +180,8 @@ class Ranges(Result):
         every: medians and shares rest on every so many-th token vector.
         rows: by stream, kind and layer. templated: likewise of each text as a user turn; () where none was asked for.
         weights: of every stored tensor of floating-point values; () where the model was run.
+        keys: of each layer with a key bias, with `weights` or `cache`.
+        cache: relative errors of rounded keys and values, where asked for.
     """
 
     provenance: Provenance
@@ -152,6 +196,8 @@ class Ranges(Result):
     templated: tuple[TensorRange, ...] = ()
     weights: tuple[WeightRange, ...] = ()
     notes: tuple[str, ...] = ()
+    keys: tuple[KeyBias, ...] = ()
+    cache: tuple[CacheError, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -204,3 +250,5 @@ class Ranges(Result):
                 flat[f"headroom_{form.name}"] = one.headroom(form.name)
                 flat |= {f"over_{form.name}": one.over[form.name], f"below_{form.name}": one.below[form.name]}
             yield flat
+        yield from ({"key_bias": one.name, **vars(one), "alarm": one.alarm} for one in self.keys)
+        yield from map(dict, map(vars, self.cache))

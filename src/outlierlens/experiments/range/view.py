@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from outlierlens.experiments.range.charts import ranges
-from outlierlens.experiments.range.result import FORMATS, KINDS, Ranges, TensorRange, WeightRange
+from outlierlens.experiments.range.result import FORMATS, KEY_ALARM, KINDS, KeyBias, Ranges, TensorRange, WeightRange
 from outlierlens.view.section import Cell, Count, FineShare, Rows, Section
 from outlierlens.view.words import number
 
@@ -14,6 +14,12 @@ PLACE = ("tensor", "layer", "largest", "token", "dim")
 HEADS = (*PLACE, "fp16 ×", "e4m3 ×", "int8 step / median", "below fp16", "below e4m3")
 EVERY = ("stream", *PLACE, *TIMES, "median", "int8 step / median", "below fp16", "below e4m3", "below e5m2")
 WEIGHTS = ("weight", "stored", "largest", *TIMES, "over fp16", "over e4m3", "below fp16", "below e4m3")
+KEYS = ("layer", "‖key bias‖", "× median layer", "largest", "head", "channel", "alarm")
+CACHE = ("int8 token", "int4 token", "int8 channel", "int4 channel", "int8 tensor", "int4 tensor")
+CACHE_NOTE = (
+    "‖rounded − x‖ / ‖x‖ of the median channel; 1: all of it is lost. Who shares a step: a token, a channel of a text, or all "
+    "of a text."
+)
 SHOWN = 12  # stored tensors without --verbose
 NOTE = (
     "×: largest finite value of the format / largest |x|; below 1 it overflows. int8: one step with one scale for the whole "
@@ -34,12 +40,13 @@ def sections(found: Ranges, *, verbose: bool = False) -> Iterator[Section]:
             "The range of the weights",
             tuple(_of_weights(found)),
             (ranges(found, name=NAME),),
-            (_weights(found, verbose),),
+            (_weights(found, verbose), *_keys(found, verbose)),
         )
         return
     tables = [Rows("The largest value of each kind", HEADS, tuple(_worst(found.rows)), f"{NOTE} {_sampled(found)}")]
     if found.templated:
         tables.append(Rows("Templated beside plain", *_beside(found)))
+    tables += _keys(found, verbose)
     if verbose:
         tables.append(Rows("Every layer", EVERY, tuple(map(_all_cells, found.rows))))
         if found.templated:
@@ -82,6 +89,8 @@ def _sentences(found: Ranges) -> Iterator[str]:
             f"{number(coarse.int8_coarseness)} times the median |x|"
             f"{', so more than half of the values round to 0' if coarse.int8_coarseness > 2 else ''}."
         )
+    if found.cache:
+        yield from _keys_said(found)
     yield (
         f"{found.provenance.model} on {found.data}: {found.n_texts:,} {found.inputs}, {found.n_tokens:,} tokens. One more "
         f"{found.inputs.removesuffix('s')}, if it is exchangeable with these, holds a value larger than all of them with a "
@@ -167,6 +176,7 @@ def _of_weights(found: Ranges) -> Iterator[str]:
             f"{_verdict(form.name, top.headroom(form.name), more)}; {n_over:,} values overflow, {n_below:,} are below its "
             "smallest normal number."
         )
+    yield from _keys_said(found)
     n_values = sum(one.n_values for one in found.weights)
     yield (
         f"{found.provenance.model}: {len(found.weights):,} tensors, {n_values:,} values, read without running. What the model "
@@ -185,3 +195,44 @@ def _weight(one: WeightRange) -> tuple[Cell, ...]:
     room = (one.headroom(form.name) for form in FORMATS)
     counts = (Count(of[form]) for of in (one.over, one.below) for form in ("fp16", "e4m3"))
     return (one.name, one.stored, one.largest, *room, *counts)
+
+
+def _keys_said(found: Ranges) -> Iterator[str]:
+    """Which layers' key biases predict that keys of few bits fail there."""
+    if not found.keys:
+        yield "No key biases that are stored by themselves, so nothing is predicted of a cache of few bits."
+        return
+    top = max(found.keys, key=lambda one: one.ratio)
+    place = (
+        f"layer {top.layer}, whose largest entry is {number(top.largest)} (channel {top.channel} of head {top.head})"
+    )
+    alarms = [str(one.layer) for one in found.keys if one.alarm]
+    said = (
+        f"keys rounded with one step a token lose most in layer{'s' if len(alarms) > 1 else ''} {', '.join(alarms)}"
+        if alarms
+        else "no alarm"
+    )
+    yield (
+        f"The largest key bias is {number(top.ratio)} times the median layer's, in {place}; from {KEY_ALARM:g} times on, an "
+        f"alarm: {said}."
+    )
+
+
+def _keys(found: Ranges, verbose: bool) -> Iterator[Rows]:
+    """Key biases, and what rounding keys and values loses, by layer; without `verbose` the largest few."""
+    if found.keys:
+        shown = found.keys if verbose else sorted(found.keys, key=lambda one: -one.ratio)[:SHOWN]
+        note = f"Alarm: at least {KEY_ALARM:g} times the median layer's norm."
+        yield Rows("Key biases", KEYS, tuple(map(_key, shown)), note)
+    for tensor, title in (("k", "Rounded keys"), ("v", "Rounded values")):
+        errors = {(one.layer, f"{one.number} {one.grain}"): one.middle for one in found.cache if one.tensor == tensor}
+        layers = sorted({layer for layer, _ in errors}, key=lambda layer: -errors[layer, CACHE[0]])
+        layers = sorted(layers) if verbose else layers[:SHOWN]
+        if layers:
+            rows = tuple((layer, *(errors[layer, name] for name in CACHE)) for layer in layers)
+            yield Rows(title, ("layer", *CACHE), rows, CACHE_NOTE)
+
+
+def _key(one: KeyBias) -> tuple[Cell, ...]:
+    head = None if one.head < 0 else one.head
+    return one.layer, one.norm, one.ratio, one.largest, head, one.channel, "alarm" if one.alarm else None

@@ -1,0 +1,170 @@
+"""Importance matrices of llama.cpp: known numbers in both formats, damaged files, and what `observe` says of them."""
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imatrix_files import legacy, write_gguf
+from memory_checkpoint import Memory, of_model
+from outlierlens.checkpoints.imatrix import read_imatrix
+from outlierlens.detection.observe.imatrix import observe_imatrix
+from outlierlens.detection.observe.view import sections
+from outlierlens.errors import BadFile, BadInput
+from outlierlens.results.document import from_json, to_json
+
+DOWN, KEYS = "blk.1.ffn_down.weight", "blk.1.attn_k.weight"
+MOMENTS = {KEYS: np.array([1.0, 4.0, 0.25]), DOWN: np.array([9.0, 0.0, 2.0, 1.0])}
+
+
+def test_both_formats_give_mean_squares(tmp_path: Path) -> None:
+    new = read_imatrix(
+        write_gguf(tmp_path / "new", {name: (16 * one, np.array([16])) for name, one in MOMENTS.items()})
+    )
+    (tmp_path / "old").write_bytes(legacy(MOMENTS))
+    old = read_imatrix(tmp_path / "old")
+    for found, vectors in ((new, 16), (old, 0)):
+        assert list(found.entries) == list(MOMENTS)
+        for name, wanted in MOMENTS.items():
+            np.testing.assert_allclose(found.entries[name].moments, wanted, rtol=1e-7)
+            assert found.entries[name].vectors == vectors
+        assert found.data == "wiki.txt"
+    assert (new.n_chunks, new.chunk_size, old.n_chunks, old.chunk_size) == (2, 8, 5, 0)
+
+
+def test_experts_are_weighed_by_what_they_read(tmp_path: Path) -> None:
+    # Two experts of two inputs: 3 vectors of Σ x² (3, 6), 1 vector of (5, 2); a third one that read nothing.
+    sums = {"blk.0.ffn_down_exps.weight": (np.array([[3.0, 6.0], [5.0, 2.0], [0.0, 0.0]]), np.array([3, 1, 0]))}
+    sums["blk.0.ffn_up.weight"] = np.zeros((1, 2)), np.array([0])
+    found = read_imatrix(write_gguf(tmp_path / "m", sums))
+    np.testing.assert_allclose(found.entries["blk.0.ffn_down_exps.weight"].moments, [2.0, 2.0])
+    assert found.entries["blk.0.ffn_down_exps.weight"].vectors == 4
+    assert found.empty == ("blk.0.ffn_up.weight",)
+
+
+def test_the_oldest_files_end_with_their_entries(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(legacy(MOMENTS, end=False))
+    found = read_imatrix(tmp_path / "m")
+    np.testing.assert_allclose(found.entries[KEYS].moments, MOMENTS[KEYS])
+    assert (found.data, found.n_chunks) == ("", 0)
+
+
+GOOD = legacy(MOMENTS)
+DAMAGED = {
+    "empty": (b"", "the number of entries needs 4 bytes at byte 0, the file ends at 0"),
+    "too many entries": (struct.pack("<i", 2**30) + GOOD[4:], r"the number of entries is 1,073,741,824, not 1 to"),
+    "no entries": (struct.pack("<i", 0) + GOOD[4:], "the number of entries is 0, not 1 to"),
+    "a long name": (
+        GOOD[:4] + struct.pack("<i", 10**6) + GOOD[8:],
+        "the length of the name of entry 0 is 1,000,000, not 1 to",
+    ),
+    "many values": (
+        GOOD[: 8 + len(KEYS) + 4] + struct.pack("<i", 2**30) + GOOD[8 + len(KEYS) + 8 :],
+        "the values of entry 0 needs 4,294,967,296 bytes",
+    ),
+    "cut": (GOOD[:-30], "the file ends at"),
+    "more behind": (GOOD + b"x", "1 bytes follow its end"),
+    "negative": (legacy({KEYS: np.array([1.0, -1.0])}), "holds a value that is no sum of squares"),
+    "no number": (legacy({KEYS: np.array([1.0, np.nan])}), "holds a value that is no sum of squares"),
+    "twice": (struct.pack("<i", 2) + 2 * legacy({KEYS: np.ones(2)}, end=False)[4:], "stands there twice"),
+    "text": (b"one two three four five six seven\n" * 4, "it is no importance matrix of llama.cpp, or corrupt"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_old_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    content, wanted = DAMAGED[name]
+    (tmp_path / "m.dat").write_bytes(content)
+    with pytest.raises(BadFile, match=re.escape(wanted) if "(" in wanted else wanted) as caught:
+        read_imatrix(tmp_path / "m.dat")
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path / "m.dat") in str(caught.value)
+
+
+def test_damaged_new_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    one = {KEYS: (np.ones((1, 4)), np.array([2]))}
+    with pytest.raises(BadFile, match="is a GGUF file but no importance matrix"):
+        read_imatrix(write_gguf(tmp_path / "model", one, kind="model"))
+    with pytest.raises(BadFile, match="has 4 values for 3 counts"):
+        read_imatrix(write_gguf(tmp_path / "counts", {KEYS: (np.ones((1, 4)), np.ones(3))}))
+    with pytest.raises(BadFile, match="holds a value that is no sum of squares"):
+        read_imatrix(write_gguf(tmp_path / "inf", {KEYS: (np.full((1, 4), np.inf), np.ones(1))}))
+    with pytest.raises(BadFile, match="no tensor of it has read anything"):
+        read_imatrix(write_gguf(tmp_path / "none", {KEYS: (np.zeros((1, 4)), np.zeros(1))}))
+    whole = write_gguf(tmp_path / "whole", one).read_bytes()
+    (tmp_path / "alone").write_bytes(whole.replace(f"{KEYS}.counts".encode(), f"{KEYS}.county".encode()))
+    with pytest.raises(BadFile, match="has no counts beside it"):
+        read_imatrix(tmp_path / "alone")
+    (tmp_path / "cut").write_bytes(whole[:-40])
+    with pytest.raises(BadFile, match="lies outside the file"):
+        read_imatrix(tmp_path / "cut")
+    with pytest.raises(BadFile, match="no such file"):
+        read_imatrix(tmp_path / "absent")
+
+
+def planted(checkpoint: Memory) -> dict[str, np.ndarray]:
+    """Moments of a tiny Llama: neuron 5 of layer 1 and dimension 3 of what layer 2's queries read are massive."""
+    widths = {"attn_q": 16, "attn_k": 16, "attn_v": 16, "attn_output": 16, "ffn_gate": 16, "ffn_up": 16, "ffn_down": 24}
+    found = {f"blk.{layer}.{part}.weight": np.full(width, 0.01) for layer in range(3) for part, width in widths.items()}
+    found["blk.1.ffn_down.weight"][5] = 150.0**2  # root 150 > 100, and 1,500 times the median root 0.1
+    found["blk.2.attn_q.weight"][3] = 101.0**2
+    found["blk.0.ffn_up.weight"][2] = 99.0**2  # below 100
+    found["blk.0.attn_v.weight"][:] = 1.0
+    found["blk.0.attn_v.weight"][0] = 500.0**2  # only 500 times the median
+    found["output.weight"] = np.full(16, 0.5)
+    return found
+
+
+@pytest.mark.parametrize("form", ["gguf", "dat"])
+def test_observe_names_neurons_and_dimensions(form: str, tmp_path: Path) -> None:
+    checkpoint = of_model("llama", "CausalLM")
+    moments = planted(checkpoint) | {"blk.0.strange.weight": np.ones(4)}
+    file = tmp_path / "m"
+    if form == "gguf":
+        write_gguf(file, {name: (one * 16, np.array([16])) for name, one in moments.items()})
+    else:
+        file.write_bytes(legacy(moments))
+    found = observe_imatrix(checkpoint, file)
+    assert len(found.moments) == 3 * 7 + 1
+    assert {one.path: one.names for one in found.moments if one.outliers} == {
+        "model.layers.1.mlp.down_proj": ("1:5",),
+        "model.layers.2.self_attn.q_proj": ("3",),
+    }
+    down = next(one for one in found.moments if one.path == "model.layers.1.mlp.down_proj")
+    assert (down.layer, down.part, down.dim, down.width) == (1, "mlp.down_proj", 5, 24)
+    assert down.largest == pytest.approx(22500.0)
+    assert down.median == pytest.approx(0.01)
+    assert any("the family's row does not name, such as blk.0.strange.weight" in note for note in found.notes)
+    assert from_json(to_json(found)) == found
+    (section,) = sections(found)
+    said = " ".join(section.sentences)
+    assert "finds neurons 1:5." in said
+    assert "finds dimension 3." in said
+    (whole,) = sections(found, verbose=True)
+    assert [len(one.tables[0].rows) for one in (section, whole)] == [8, 22]
+    assert len(list(found.records())) == 22
+
+
+def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = of_model("llama", "CausalLM")
+    (tmp_path / "m").write_bytes(legacy({"blk.0.attn_q.weight": np.ones(99)}))
+    with pytest.raises(BadInput, match=r"has 99 values of model.layers.0.self_attn.q_proj, whose weight"):
+        observe_imatrix(checkpoint, tmp_path / "m")
+    (tmp_path / "m").write_bytes(legacy({"blk.0.other.weight": np.ones(99)}))
+    with pytest.raises(BadInput, match=r"no tensor of it is one of memory \(family llama\)"):
+        observe_imatrix(checkpoint, tmp_path / "m")
+
+
+def test_the_command_runs_nothing(model_folder: Any, run: Any, tmp_path: Path) -> None:
+    moments = planted(of_model("llama", "CausalLM"))
+    (tmp_path / "m.dat").write_bytes(legacy(moments))
+    folder = model_folder("llama", "CausalLM", "causal")
+    code, out, _ = run("observe", folder, "--imatrix", str(tmp_path / "m.dat"), "--data", str(tmp_path / "absent.txt"))
+    assert code == 0
+    assert "neurons 1:5" in out
+    code, _, err = run("observe", folder, "--imatrix", str(tmp_path / "m.dat"), "--without-special")
+    assert code != 0
+    assert "--imatrix runs nothing" in err
