@@ -4,6 +4,6 @@
     print(found.verdict)
     found.kept                                                              # (KeptLinear(path=…, inputs=True, …), …)
 
-`mixed` rounds a running model but for what is kept, `cheap` orders entries from one pass with gradients, `search` chooses (a pure
-function of values by text), `measure` does all of it and judges the choice on texts that had no part in it.
+`mixed` rounds a running model but for what is kept, `cheap` orders entries from one pass with gradients, `search` chooses (a
+pure function of values by text), `measure` does all of it and judges the choice on texts that had no part in it.
 """

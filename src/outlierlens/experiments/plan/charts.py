@@ -64,8 +64,8 @@ def _row(what: str, one: Judged) -> Spec:
 
 def _reading(found: PrecisionPlan) -> str:
     text = (
-        f"Change of the {found.task} ({found.unit}) against the intact model on {found.n_judging:,} texts that had no part in the "
-        f"choice; bars are 95 % intervals over texts. All rounded: {number(found.rounded.change)}. "
+        f"Change of the {found.task} ({found.unit}) against the intact model on {found.n_judging:,} texts that judge; "
+        f"bars are 95 % intervals over texts. All rounded: {number(found.rounded.change)}. "
     )
     if found.curve:
         text += f"With the plan, {percent(found.plan.share)} of the weights kept: {number(found.plan.change)}. "

@@ -5,8 +5,8 @@
 
 A linear's output moves by δ = (rounded inputs − inputs) Wᵀ, or inputs (rounded W − W)ᵀ. A text's loss, summed over tokens, then
 moves by Σ g·δ to first order, g its gradient at that output. At a minimum these moves cancel over texts, and what is left is of
-second order: E[(Σ g·δ)²] / 2, for the Hessian of a log likelihood is the mean of g gᵀ (Fisher). It is divided by the tokens that
-count, so its unit is that of the loss. Where rounding takes everything away it is far off; the order is all that is used.
+second order: E[(Σ g·δ)²] / 2, for the Hessian of a log likelihood is the mean of g gᵀ (Fisher). It is divided by the tokens
+that count, so its unit is that of the loss. Where rounding takes everything away it is far off; the order is all that is used.
 """
 
 import math
@@ -66,8 +66,8 @@ def cheap(
 
 
 def ordered(seen: Mapping[Entry, Cheap], sizes: Mapping[str, int]) -> list[Entry]:
-    """Entries, the most promising first: by turns the next of the estimate per weight of the linear (where there is none, of the
-    error) and the next of largest over median."""
+    """Entries, the most promising first: by turns the next of the estimate per weight of the linear (where there is none,
+    of the error) and the next of largest over median."""
     estimated = sorted(seen, key=lambda one: -_promise(seen[one]) / sizes[one[0]])
     standing = sorted(seen, key=lambda one: -seen[one].ratio)
     both = zip_longest(estimated, standing)
