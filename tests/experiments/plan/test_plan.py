@@ -84,7 +84,7 @@ def planted() -> LoadedModel:
 
 def options(keep: float) -> PlanOptions:
     task = TaskOptions(max_length=16, batch_size=8)
-    return PlanOptions(scheme=parse("none/int8-tensor"), keep=keep, n_candidates=6, n_random=5, task=task)
+    return PlanOptions(scheme="none/int8-tensor", keep=keep, n_candidates=6, n_random=5, task=task)
 
 
 @pytest.fixture(scope="module")

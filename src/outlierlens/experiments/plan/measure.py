@@ -25,6 +25,7 @@ from outlierlens.experiments.plan.result import Entry, Judged, Kind, PrecisionPl
 from outlierlens.experiments.plan.search import Chosen, Gain, Group, Search, Trial
 from outlierlens.experiments.quantization.places import Place, find_places
 from outlierlens.experiments.quantization.result import Difference
+from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.session import Session
@@ -58,12 +59,12 @@ def plan(
     identity = study.bench.identity(
         texts,
         study.task_options,
-        scheme=options.scheme.name,
+        scheme=study.recipe.name,
         bits=options.bits,
         stack=study.stack.name,
         seed=options.seed,
     )
-    rounding = mixed(loaded, study.places, options.scheme, bits=options.bits, stack=study.stack.name)
+    rounding = mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name)
     with study.bench.resumed(rows, identity), rounding as model:
         study.model = model
         cost = study.cost()
@@ -100,7 +101,8 @@ class _Study:
     def __init__(self, loaded: LoadedModel, texts: Data, options: PlanOptions, report: Steps):
         self.loaded, self.options, self.report = loaded, options, report
         self.stack = loaded.stack(options.stack)
-        if options.bits == 8 and options.scheme.name == FINE.name:
+        self.recipe = parse(options.scheme)
+        if options.bits == 8 and self.recipe.name == FINE.name:
             raise BadInput(f"--bits 8 keeps what {FINE.name} keeps: nothing beside --scheme {FINE.name}; leave it out")
         task = replace(options.task, seed=options.seed, max_length=row_limit(loaded, texts, options.task.max_length))
         if loaded.head == "none" and task.name == "auto" and texts.plural == "texts":
@@ -118,7 +120,7 @@ class _Study:
         report("estimating")
         places = find_places(loaded, self.stack.name)
         self.estimating = self.split.nominating[:ESTIMATING]
-        self.seen = cheap(loaded, self.task, places, options.scheme, self.estimating, stack=self.stack.name)
+        self.seen = cheap(loaded, self.task, places, self.recipe, self.estimating, stack=self.stack.name)
         reached = {name for name, _ in self.seen}
         self.places: tuple[Place, ...] = tuple(place for place in places if place.name in reached)
         self.sizes = {place.name: place.weight().numel() for place in self.places}
@@ -209,7 +211,7 @@ class _Study:
             task=task.name,
             unit=task.unit,
             stack=self.stack.name,
-            scheme=options.scheme.name,
+            scheme=self.recipe.name,
             bits=options.bits,
             budget=options.keep,
             n_linears=len(self.places),
@@ -250,7 +252,7 @@ class _Study:
         with np.errstate(invalid="ignore"):
             change = self._mean(values - self.intact[judging], judging)
         low, high = mean_interval(values, weights)
-        stored = self.options.scheme.weights
+        stored = self.recipe.weights
         more = self.options.bits - BITS[stored.number] if stored else 0
         return Judged(
             label=label,

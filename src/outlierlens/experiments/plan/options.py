@@ -6,7 +6,6 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from outlierlens.errors import BadInput
-from outlierlens.experiments.quantization.schemes import Recipe, parse
 from outlierlens.options import Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
@@ -32,9 +31,7 @@ def parse_bits(text: str) -> int:
 class PlanOptions:
     """What is rounded, and what may be kept."""
 
-    scheme: Annotated[Recipe, Flag(read="experiments.quantization.schemes:parse", words="int8-tensor/int8-tensor")] = (
-        parse("int8-tensor/int8-tensor")
-    )
+    scheme: str = "int8-tensor/int8-tensor"
     """WEIGHTS/INPUTS as of `quant`: int8-tensor/int8-tensor, int4-group64/none, …"""
     keep: Annotated[float, Flag(read="experiments.plan.options:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
     """Share of the linears' weights whose linear may stay: 4% or 0.04."""
