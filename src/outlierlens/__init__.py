@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from outlierlens.experiments.mask.options import MaskOptions
     from outlierlens.experiments.one_dimension.measure import one_dimension
     from outlierlens.experiments.origin.measure import origin
+    from outlierlens.experiments.plan.measure import plan
+    from outlierlens.experiments.plan.options import PlanOptions
     from outlierlens.experiments.predictions.measure import predictions
     from outlierlens.experiments.probe.measure import probe_positions
     from outlierlens.experiments.pruning.check import prune_check
@@ -97,6 +99,7 @@ _HOME = {
     "OutlierCallback": "training.callback",
     "TrackOptions": "experiments.track.measure",
     "QuantizeOptions": "experiments.quantization.options",
+    "PlanOptions": "experiments.plan.options",
     "RangeOptions": "experiments.range.options",
     "MaskOptions": "experiments.mask.options",
     "activation_mask": "experiments.mask.apply",

@@ -298,6 +298,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared={"limit": Other(64)}, result="Quantized", picture="quantization",
     ),
     Experiment(
+        "plan", "compress",
+        "Say which linears must stay in high precision when a model is rounded, and how surely, beside random ones.",
+        home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanOptions",
+        takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
+        result="PrecisionPlan", picture="precision_plan",
+    ),
+    Experiment(
         "range", "compress",
         "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
         home="experiments.range", needs=("quantization",), python="range_of", options="RangeOptions", takes=groups.EXAMPLES,

@@ -30,6 +30,7 @@ predictions      what a model says with dimensions off: prediction_shifts, predi
 beyond_zero      dimensions zeroed, set to means, shuffled, scaled and restored
 prune_check      layers in which pruning removed each position; prune_experiment what one position costs
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
+precision_plan   what a plan of kept linears gives back, beside random linears and rules
 recovery         a model with dimensions off, and fine-tuned again
 vector_panels    mean of each layer over all dimensions, a panel a layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture

@@ -1,0 +1,203 @@
+"""What each entry may cost, from one pass over a few texts: the order in which entries are measured, never a result.
+
+    seen = cheap(loaded, task, places, recipe, texts, stack=None)       # {(path, "inputs"): Cheap}
+    order = ordered(seen, sizes)
+
+A linear's output moves by δ = (rounded inputs − inputs) Wᵀ, or inputs (rounded W − W)ᵀ. A text's loss, summed over tokens, then
+moves by Σ g·δ to first order, g its gradient at that output. At a minimum these moves cancel over texts, and what is left is of
+second order: E[(Σ g·δ)²] / 2, for the Hessian of a log likelihood is the mean of g gᵀ (Fisher). It is divided by the tokens
+that count, so its unit is that of the loss. Where rounding takes everything away it is far off; the order is all that is used.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from outlierlens.experiments.plan.result import Entry
+from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
+from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs
+from outlierlens.models.changes import temporary
+from outlierlens.models.forward import reader_of
+from outlierlens.models.hooks import EMBEDDINGS, edited, edited_calls, running_masks
+from outlierlens.models.load import LoadedModel
+from outlierlens.tasks.base import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOKENS = 256  # of a pass: every linear's output is held, and two changes of it
+
+
+@dataclass
+class Cheap:
+    """One entry in the intact model.
+
+    Attributes:
+        ratio: largest |x| over the median |x| of those that are not 0: of the weights, or of the inputs of the text where
+            that is largest.
+        column: input where the largest lies. row: of weights the output, else None.
+        power, error: Σ x² and Σ (rounded − x)².
+        estimate: of what rounding it costs, see above; NaN where the task has no gradients.
+    """
+
+    ratio: float = 0.0
+    column: int = 0
+    row: int | None = None
+    power: float = 0.0
+    error: float = 0.0
+    estimate: float = math.nan
+
+    @property
+    def relative_error(self) -> float:
+        """Σ (rounded − x)² / Σ x²; 0 where all is 0."""
+        return self.error / self.power if self.power else 0.0
+
+
+def cheap(
+    loaded: LoadedModel, task: Task, places: Sequence[Place], recipe: Recipe, texts: Sequence[int], *, stack: str | None
+) -> dict[Entry, Cheap]:
+    """Every entry that the scheme rounds and these texts of the task reach, from one pass of the intact model."""
+    look = _Look(loaded, task, places, recipe, stack)
+    look.read(texts)
+    return look.found
+
+
+def ordered(seen: Mapping[Entry, Cheap], sizes: Mapping[str, int]) -> list[Entry]:
+    """Entries, the most promising first: by turns the next of the estimate per weight of the linear (where there is none,
+    of the error) and the next of largest over median."""
+    estimated = sorted(seen, key=lambda one: -_promise(seen[one]) / sizes[one[0]])
+    standing = sorted(seen, key=lambda one: -seen[one].ratio)
+    both = zip_longest(estimated, standing)
+    return list(dict.fromkeys(one for pair in both for one in pair if one is not None))
+
+
+def _promise(one: Cheap) -> float:
+    found = one.relative_error if math.isnan(one.estimate) else one.estimate
+    return found if math.isfinite(found) else math.inf
+
+
+class _Look:
+    """The pass. Of each call of a linear it keeps the output and how either rounding would move it."""
+
+    def __init__(self, loaded: LoadedModel, task: Task, places: Sequence[Place], recipe: Recipe, stack: str | None):
+        self.loaded, self.task, self.recipe = loaded, task, recipe
+        self.bound = loaded.stack(stack)
+        self.places = {place.name: place for place in places}
+        self.differentiates = task.is_loss and not self.bound.stack.token_first
+        self.found: dict[Entry, Cheap] = {}
+        self.masks: list[Tensor] = []
+        self.reads: dict[str, Tensor] = {}
+        self.calls: list[tuple[Tensor, dict[Entry, Tensor]]] = []
+
+    def read(self, texts: Sequence[int]) -> None:
+        """Run these texts of the task, and then sum up."""
+        import torch
+
+        model = self.loaded.model
+        before = {place.module: (lambda x, name=name: self._enter(name, x)) for name, place in self.places.items()}
+        after = {place.module: (lambda y, name=name: self._leave(name, y)) for name, place in self.places.items()}
+        sums: dict[Entry, float] = {}
+        tokens = 0.0
+        with ExitStack() as undo:
+            self.masks = undo.enter_context(running_masks(reader_of(self.loaded, [self.bound], "input_ids") or model))
+            undo.enter_context(edited_calls(model, before, after))
+            undo.enter_context(torch.set_grad_enabled(self.differentiates))
+            if self.differentiates:
+                undo.enter_context(_frozen(model))
+                undo.enter_context(edited(model, self.bound, _started, [EMBEDDINGS]))
+            for feed in self.task.feeds(list(texts), TOKENS):
+                self.calls.clear()
+                total = self.task.sums(feed).sum()
+                tokens += sum(float(self.task.weights[texts[slot]]) for slot in set(feed.slots))
+                if self.differentiates:
+                    slopes = torch.autograd.grad(total, [output for output, _ in self.calls], allow_unused=True)
+                    self._add(sums, slopes)
+                self.calls.clear()
+        for entry, squares in sums.items():
+            self.found[entry].estimate = squares / 2 / tokens
+
+    def _enter(self, name: str, reads: "Tensor") -> "Tensor":
+        self.reads[name] = reads.detach()
+        return reads
+
+    def _leave(self, name: str, output: "Tensor") -> "Tensor":
+        import torch
+        from torch.nn import functional
+
+        place, reads = self.places[name], self.reads.pop(name)
+        with torch.no_grad():
+            states, valid = by_text(reads, self.masks, self.bound)
+            moves: dict[Entry, Tensor] = {}
+            if self.recipe.weights is not None:
+                weight = place.weight()
+                error = fake_quantize(weight, self.recipe.weights) - weight
+                moves[name, "weights"] = functional.linear(reads, error)
+                if (name, "weights") not in self.found:
+                    self.found[name, "weights"] = _of_weights(weight, error)
+            if self.recipe.inputs is not None:
+                error = fake_quantize_inputs(states, self.recipe.inputs, valid) - states
+                if valid is not None:
+                    error = error.masked_fill(~valid[..., None], 0.0)
+                    states = states.masked_fill(~valid[..., None], 0.0)
+                _see_inputs(self.found.setdefault((name, "inputs"), Cheap()), states, error)
+                moves[name, "inputs"] = functional.linear(shaped_like(reads, error, self.bound), place.weight())
+        if self.differentiates:
+            self.calls.append((output, moves))
+        return output
+
+    def _add(self, sums: dict[Entry, float], slopes: Sequence["Tensor | None"]) -> None:
+        """Add the squared first-order move of each text; the calls of one linear in a pass move the loss together."""
+        by_entry: dict[Entry, Tensor] = {}
+        for (_, moves), slope in zip(self.calls, slopes, strict=True):
+            for entry, move in moves.items():
+                if slope is None:  # an output that the loss does not depend on
+                    continue
+                product = (slope.double() * move.double()).sum(-1, keepdim=True)
+                states, valid = by_text(product, self.masks, self.bound)
+                kept = states if valid is None else states.masked_fill(~valid[..., None], 0.0)
+                by_entry[entry] = by_entry.get(entry, 0.0) + kept.flatten(1).sum(1)
+        for entry, moved in by_entry.items():
+            sums[entry] = sums.get(entry, 0.0) + float(moved.square().sum())
+
+
+def _of_weights(weight: "Tensor", error: "Tensor") -> Cheap:
+    size = weight.float().abs()
+    place = int(size.argmax())
+    power, squares = (float(one.double().square().sum()) for one in (weight, error))
+    return Cheap(_ratio(size), place % weight.shape[1], place // weight.shape[1], power, squares)
+
+
+def _see_inputs(one: Cheap, states: "Tensor", error: "Tensor") -> None:
+    """Add inputs [text, token, in], padding 0, and their errors."""
+    one.power += float(states.double().square().sum())
+    one.error += float(error.double().square().sum())
+    for text in states.float().abs():
+        ratio = _ratio(text)
+        if ratio > one.ratio:
+            one.ratio, one.column = ratio, int(text.amax(0).argmax())
+
+
+def _ratio(size: "Tensor") -> float:
+    """Largest over median of the sizes that are not 0; 0 where all are."""
+    some = size[size > 0]
+    return float(some.max() / some.median()) if some.numel() else 0.0
+
+
+def _started(_: int, embedded: "Tensor") -> "Tensor":
+    return embedded.detach().requires_grad_()
+
+
+@temporary
+def _frozen(model: "nn.Module") -> Iterator[None]:
+    """No gradients of parameters inside: only those of outputs are wanted."""
+    wanted: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)

@@ -1,0 +1,341 @@
+"""The run: order all entries by a cheap estimate, choose on one half of the texts, judge on the other.
+
+    loaded = load_model("smollm2-135m")
+    found = plan(loaded, read_texts("excerpt", limit=64), PlanOptions())
+    found.verdict, found.kept
+
+The texts are split at random by the seed: a quarter nominates, a quarter confirms (`search`), a half judges the plan beside
+random linears of the same sizes and the tools' own rules.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from outlierlens.ablation.bench import AblationBench, Progress, Steps, TextValues
+from outlierlens.data.texts import Data
+from outlierlens.errors import BadInput
+from outlierlens.experiments.plan.cheap import Cheap, cheap, ordered
+from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
+from outlierlens.experiments.plan.options import PlanOptions
+from outlierlens.experiments.plan.result import Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
+from outlierlens.experiments.plan.search import Chosen, Gain, Group, Search, Trial
+from outlierlens.experiments.quantization.places import Place, find_places
+from outlierlens.experiments.quantization.result import Difference
+from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.models.inputs import row_limit
+from outlierlens.models.load import LoadedModel
+from outlierlens.session import Session
+from outlierlens.statistics.means import FEWEST_TEXTS, mean_interval, ratio_interval
+from outlierlens.statistics.p_values import rank_p
+from outlierlens.tasks.base import weighted_mean
+from outlierlens.tasks.choice import make_task
+
+ESTIMATING = 8  # texts of the pass with gradients
+BITS = {"int8": 8, "e4m3": 8, "e5m2": 8, "int4": 4}
+BOTH: tuple[What, ...] = ("weights", "inputs")
+
+
+def plan(
+    loaded: LoadedModel,
+    texts: Data,
+    options: PlanOptions | None = None,
+    *,
+    rows: Path | None = None,
+    progress: Progress | None = None,
+) -> PrecisionPlan:
+    """Choose what stays in higher precision, and judge it on texts that had no part in the choice; the model is left as it was.
+
+    With `rows`, what is measured is appended to that file, and what is found there is not measured again.
+
+    Raises:
+        BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds no linear.
+    """
+    options = options or PlanOptions()
+    study = _Study(loaded, texts, options, Steps(progress, 0))
+    identity = study.bench.identity(
+        texts,
+        study.task_options,
+        scheme=study.recipe.name,
+        bits=options.bits,
+        stack=study.stack.name,
+        seed=options.seed,
+    )
+    rounding = mixed(loaded, study.places, study.recipe, bits=options.bits, stack=study.stack.name)
+    with study.bench.resumed(rows, identity), rounding as model:
+        study.model = model
+        cost = study.cost()
+        search = study.search()
+        chosen = search.run(study.order) if cost.low > 0 else Chosen((), None, {})
+        return study.result(texts, cost, chosen)
+
+
+def run(session: Session, options: PlanOptions) -> PrecisionPlan:
+    """The experiment, as the command runs it."""
+    texts, _ = session.texts()
+    return plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Which texts of the task do what, [text] each."""
+
+    nominating: tuple[int, ...]
+    confirming: tuple[int, ...]
+    judging: tuple[int, ...]
+
+    @classmethod
+    def of(cls, n: int, seed: int) -> "_Split":
+        """A quarter, a quarter and a half of `n` texts in random order."""
+        order = np.random.default_rng([seed, n]).permutation(n).tolist()
+        quarter, half = n // 4, n // 2
+        return cls(tuple(order[:quarter]), tuple(order[quarter:half]), tuple(order[half:]))
+
+
+class _Study:
+    """A model, its task, its linears, and the values of texts in every setting."""
+
+    def __init__(self, loaded: LoadedModel, texts: Data, options: PlanOptions, report: Steps):
+        self.loaded, self.options, self.report = loaded, options, report
+        self.stack = loaded.stack(options.stack)
+        self.recipe = parse(options.scheme)
+        if options.bits == 8 and self.recipe.name == FINE.name:
+            raise BadInput(f"--bits 8 keeps what {FINE.name} keeps: nothing beside --scheme {FINE.name}; leave it out")
+        task = replace(options.task, seed=options.seed, max_length=row_limit(loaded, texts, options.task.max_length))
+        if loaded.head == "none" and task.name == "auto" and texts.plural == "texts":
+            task = replace(task, name="sentence change")
+        self.task_options = task
+        self.task = make_task(loaded, texts, task)
+        if self.task.n_texts < 4:
+            raise BadInput(
+                f"{texts.source}: {self.task.n_texts} texts; a plan needs four at least, and 64 to be sure of it"
+            )
+        report("intact")
+        self.bench = AblationBench(loaded, self.task, seed=options.seed)
+        self.intact, self.weights = self.bench.intact.per_text, self.bench.weights
+        self.split = _Split.of(self.task.n_texts, options.seed)
+        report("estimating")
+        places = find_places(loaded, self.stack.name)
+        self.estimating = self.split.nominating[:ESTIMATING]
+        self.seen = cheap(loaded, self.task, places, self.recipe, self.estimating, stack=self.stack.name)
+        reached = {name for name, _ in self.seen}
+        self.places: tuple[Place, ...] = tuple(place for place in places if place.name in reached)
+        self.sizes = {place.name: place.weight().numel() for place in self.places}
+        self.n_weights = sum(self.sizes.values())
+        self.room = math.floor(options.keep * self.n_weights)
+        if min(self.sizes.values()) > self.room:
+            least = math.ceil(1000 * min(self.sizes.values()) / self.n_weights) / 10
+            raise BadInput(
+                f"{loaded.name}: {options.keep:.3g} of the weights hold no linear; give --keep {least:g}% or more"
+            )
+        self.order = ordered(self.seen, self.sizes)
+        last = {f"{block}.{module}" for block in self.stack.blocks for module in self.stack.stack.last_linear}
+        self.last = [place for place in self.places if place.name in last]
+        self.model: Mixed
+        self._measured: dict[str, int] = {}  # texts of every key
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def values(self, kept: frozenset[Entry], texts: Sequence[int], label: str) -> np.ndarray:
+        """The value of each of these texts [text] with `kept` kept; `label` says in row files which they are."""
+        key = f"{label} {' '.join(f'{name}:{what}' for name, what in sorted(kept)) or 'nothing'}"
+        self._measured[key] = len(texts)
+        return self.bench.values(key, lambda: TextValues(self._run(kept, texts), {})).per_text
+
+    def _run(self, kept: frozenset[Entry], texts: Sequence[int]) -> np.ndarray:
+        import torch
+
+        total = np.zeros(len(texts))
+        with torch.inference_mode(), self.model.keeping(kept):
+            for feed in self.task.feeds(list(texts)):
+                np.add.at(total, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
+        found: np.ndarray = total / self.weights[list(texts)]
+        return found
+
+    def score(self, kept: frozenset[Entry], group: Group, begin: int, end: int) -> np.ndarray:
+        """See `search.Score`."""
+        texts = self.split.nominating if group == "nominating" else self.split.confirming
+        return self.values(kept, texts[begin:end], f"{group} {begin}-{end}")
+
+    def cost(self) -> Difference:
+        """What rounding everything costs on the confirming texts."""
+        self.report("all rounded")
+        texts = list(self.split.confirming)
+        return self._mean(self.values(frozenset(), texts, f"confirming 0-{len(texts)}") - self.intact[texts], texts)
+
+    def search(self) -> Search:
+        """The search over this model."""
+        groups: dict[Group, tuple[int, ...]] = {
+            "nominating": self.split.nominating,
+            "confirming": self.split.confirming,
+        }
+        return Search(
+            self.score,
+            {group: self.weights[list(texts)] for group, texts in groups.items()},
+            self.sizes,
+            self.room,
+            self.options.n_candidates,
+            self.options.exact,
+            self.report,
+        )
+
+    # --- judging -----------------------------------------------------------------------------------------------------
+
+    def result(self, texts: Data, cost: Difference, chosen: Chosen) -> PrecisionPlan:
+        """Judge what was chosen, and say all of it."""
+        options, task = self.options, self.task
+        entries = [trial.entry for trial in chosen.steps]
+        rounded = self.judged("all rounded", [])
+        curve = tuple(self.judged(f"{n} kept", entries[:n]) for n in range(1, len(entries) + 1))
+        random = tuple(self.judged("random", kept) for kept in self._random(entries))
+        rules = tuple(self.judged(label, kept) for label, kept in self._rules().items())
+        intact = self._judged("intact", [], self.intact[list(self.split.judging)])
+        plain, best = (np.array(one.per_text) for one in (rounded, (rounded, *curve)[-1]))
+        judging = list(self.split.judging)
+        beyond, p = None, None
+        if random:
+            beyond = self._mean(np.mean([one.per_text for one in random], axis=0) - best, judging)
+            given_back = -np.nan_to_num([one.value for one in (*curve[-1:], *random)], nan=np.inf, posinf=np.inf)
+            p = rank_p(given_back[0], given_back[1:])
+        weights = self.weights[judging]
+        above, below = (plain - best) * weights, (plain - np.array(intact.per_text)) * weights
+        share = Difference(float(above.sum() / below.sum()) if below.sum() else math.nan, *ratio_interval(above, below))
+        known = {one: self._sensitivity(one, rank, chosen.first.get(one)) for rank, one in enumerate(self.order, 1)}
+        return PrecisionPlan(
+            provenance=self.loaded.provenance(seed=options.seed, digest=self.bench.fingerprint),
+            data=texts.source,
+            data_digest=texts.digest,
+            task=task.name,
+            unit=task.unit,
+            stack=self.stack.name,
+            scheme=self.recipe.name,
+            bits=options.bits,
+            budget=options.keep,
+            n_linears=len(self.places),
+            n_weights=self.n_weights,
+            exact=options.exact,
+            n_nominating=len(self.split.nominating),
+            n_confirming=len(self.split.confirming),
+            n_judging=len(judging),
+            n_estimating=len(self.estimating),
+            max_length=self.task_options.max_length,
+            intact=intact,
+            rounded=rounded,
+            curve=curve,
+            random=random,
+            rules=rules,
+            steps=tuple(_step(trial, known) for trial in chosen.steps),
+            refused=None if chosen.refused is None else _step(chosen.refused, known),
+            cost=cost,
+            regained=self._mean(plain - best, judging),
+            share_regained=share,
+            beyond_random=beyond,
+            p=p,
+            sensitivities=tuple(known.values()),
+            evaluations=task.n_texts + len(self.estimating) + sum(self._measured.values()),
+            notes=tuple(dict.fromkeys((*self.loaded.notes, *task.notes, *self._notes()))),
+        )
+
+    def judged(self, label: str, kept: Sequence[Entry]) -> Judged:
+        """A setting on the judging texts."""
+        self.report(label)
+        return self._judged(label, kept, self.values(frozenset(kept), self.split.judging, "judging"))
+
+    def _judged(self, label: str, kept: Sequence[Entry], values: np.ndarray) -> Judged:
+        judging = list(self.split.judging)
+        weights = self.weights[judging]
+        linears = tuple(dict.fromkeys(name for name, _ in kept))
+        n_weights = sum(self.sizes[name] for name in linears)
+        with np.errstate(invalid="ignore"):
+            change = self._mean(values - self.intact[judging], judging)
+        low, high = mean_interval(values, weights)
+        stored = self.recipe.weights
+        more = self.options.bits - BITS[stored.number] if stored else 0
+        return Judged(
+            label=label,
+            linears=linears,
+            n_weights=n_weights,
+            share=n_weights / self.n_weights,
+            n_bytes=n_weights * more // 8,
+            value=weighted_mean(values, weights),
+            low=low,
+            high=high,
+            change=change.value,
+            change_low=change.low,
+            change_high=change.high,
+            per_text=tuple(values.tolist()),
+        )
+
+    def _mean(self, values: np.ndarray, texts: Sequence[int]) -> Difference:
+        weights = self.weights[list(texts)]
+        return Difference(weighted_mean(values, weights), *mean_interval(values, weights))
+
+    def _random(self, entries: Sequence[Entry]) -> list[list[Entry]]:
+        """For each draw as many random linears of the same sizes, weights and inputs; among all linears of a size."""
+        names = list(dict.fromkeys(name for name, _ in entries))
+        draws = []
+        for number in range(self.options.n_random if names else 0):
+            random = np.random.default_rng([self.options.seed, number])
+            drawn: list[str] = []
+            for size in dict.fromkeys(self.sizes[name] for name in names):
+                alike = [name for name, n in self.sizes.items() if n == size]
+                count = sum(self.sizes[name] == size for name in names)
+                drawn += [alike[place] for place in sorted(random.choice(len(alike), count, replace=False).tolist())]
+            draws.append(self._both(drawn))
+        return draws
+
+    def _rules(self) -> dict[str, list[Entry]]:
+        """What tools keep by rule, and what the cheap ordering alone would keep."""
+        ends = {0, self.stack.n_layers - 1}
+        filled: list[str] = []
+        for name, _ in self.order:
+            if name not in filled and sum(self.sizes[one] for one in (*filled, name)) <= self.room:
+                filled.append(name)
+        found = {"first and last block": self._both(place.name for place in self.places if place.layer in ends)}
+        if self.last:
+            parts = dict.fromkeys(place.part for place in self.last)
+            found[f"every {' and '.join(parts)}"] = self._both(place.name for place in self.last)
+        return found | {"cheap ordering alone": self._both(filled)}
+
+    def _both(self, names: Iterable[str]) -> list[Entry]:
+        return [(name, what) for name in names for what in BOTH if (name, what) in self.seen]
+
+    def _sensitivity(self, entry: Entry, rank: int, gain: Gain | None) -> Sensitivity:
+        one: Cheap = self.seen[entry]
+        place = next(place for place in self.places if place.name == entry[0])
+        kind: Kind = "dimension" if place.reads else "neuron" if place in self.last else "input"
+        found = Sensitivity(
+            path=place.name, layer=place.layer, part=place.part, what=entry[1], n_weights=self.sizes[place.name], rank=rank,
+            estimate=one.estimate, ratio=one.ratio, column=one.column, row=one.row, kind=kind, error=one.relative_error,
+        )  # fmt: skip
+        return found if gain is None else replace(
+            found, gain=gain.value, low=gain.low, high=gain.high, n_texts=gain.n_texts
+        )  # fmt: skip
+
+    def _notes(self) -> list[str]:
+        found = []
+        if len(self.split.confirming) < FEWEST_TEXTS:
+            found.append(
+                f"{len(self.split.confirming)} texts confirm, and below {FEWEST_TEXTS} no interval is settled: nothing can be "
+                f"named; give --limit {4 * FEWEST_TEXTS} or more"
+            )
+        kinds = {str(place.weight().dtype).removeprefix("torch.") for place in self.places}
+        if kinds - {"float32", "float64"}:
+            found.append(
+                f"weights and inputs are {', '.join(sorted(kinds))}: what is rounded is rounded to that once more; "
+                f"--dtype float32 avoids it"
+            )
+        return found
+
+
+def _step(trial: Trial, known: dict[Entry, Sensitivity]) -> Step:
+    return Step(
+        known[trial.entry],
+        trial.nominated.value,
+        trial.nominated.n_texts,
+        Difference(trial.value, trial.low, trial.high),
+        trial.n_weights,
+    )

@@ -1,0 +1,56 @@
+"""What `plan` is asked: a scheme, how much may stay in higher precision, and how carefully to look."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from outlierlens.errors import BadInput
+from outlierlens.options import Flag, Flat, check
+from outlierlens.tasks.base import TaskOptions
+
+BITS = (16, 8)
+
+
+def parse_share(text: str) -> float:
+    """ "4%" or "0.04" -> 0.04; raises BadInput for what is neither."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise BadInput(f"cannot read {text!r}; write a share, such as 4% or 0.04") from None
+
+
+def parse_bits(text: str) -> int:
+    """ "16" or "8"."""
+    if text not in map(str, BITS):
+        raise BadInput(f"cannot read {text!r}; what is kept stays in 16 bits or in 8")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What is rounded, and what may be kept."""
+
+    scheme: str = "int8-tensor/int8-tensor"
+    """WEIGHTS/INPUTS as of `quant`: int8-tensor/int8-tensor, int4-group64/none, …"""
+    keep: Annotated[float, Flag(read="experiments.plan.options:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
+    """Share of the linears' weights whose linear may stay: 4% or 0.04."""
+    bits: Annotated[int, Flag(read="experiments.plan.options:parse_bits", words="16")] = 16
+    """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
+    n_candidates: Annotated[int, Flag("--candidates"), Ge(1)] = 32
+    """Measure the first N of the cheap ordering at every step."""
+    exact: bool = False
+    """Measure every linear at every step, on all texts that choose."""
+    n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
+    """Draws of as many random linears of the same sizes, kept."""
+    stack: str | None = None
+    """Which stream, where there are several."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of everything random."""
+    task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
+    """How texts become numbers; its seed is this one."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.bits not in BITS:
+            raise BadInput(f"bits is {self.bits}; what is kept stays in 16 bits or in 8")

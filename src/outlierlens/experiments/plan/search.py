@@ -1,0 +1,186 @@
+"""What to keep, from nothing but values by text: greedy, with what is kept already in place; no torch.
+
+    chosen = Search(score, weights, sizes, room=4_000_000).run(order)
+    chosen.steps                    # in the order chosen, each confirmed
+    chosen.refused                  # the first that was not, where the search ended
+
+The texts that choose are two groups. At each step the nominating texts name the entry whose keeping gives back most per
+weight of its linear. The confirming texts, which had no part in that, say whether it gives anything back. What is
+nominated after what is a function of the nominating texts alone, and the first entry that is not confirmed ends the search. So
+the hypotheses are tested in an order fixed beforehand, each at the whole level, and the probability of naming any entry that
+gives nothing back is at most that level (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995; Westfall and Krishen
+2001): there is nothing left to correct for.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from outlierlens.experiments.plan.result import Entry
+from outlierlens.experiments.sweep.estimate import estimate
+from outlierlens.statistics.means import LEVEL, mean_interval
+from outlierlens.tasks.base import weighted_mean
+
+Group = Literal["nominating", "confirming"]
+Score = Callable[[frozenset[Entry], Group, int, int], np.ndarray]
+"""The value of each text [text] of a group from one place to another, with these entries kept and all else rounded."""
+FIRST_LOOK = 4
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What keeping an entry gives back, mean over the nominating texts it was measured on: value without − value with it.
+
+    Attributes:
+        low, high: 95 % interval; NaN where it is not settled.
+    """
+
+    value: float
+    low: float
+    high: float
+    n_texts: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An entry that was nominated, and what the confirming texts say.
+
+    Attributes:
+        nominated: on the nominating texts.
+        value, low, high: what it gives back on the confirming texts, with its 95 % interval.
+        n_weights: weights of all linears kept once it is.
+    """
+
+    entry: Entry
+    nominated: Gain
+    value: float
+    low: float
+    high: float
+    n_weights: int
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the interval lies above 0; an interval that is not settled does not."""
+        return self.low > 0
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a search found: entries in order; the one that ended it; and what each did alone (`Search.first`)."""
+
+    steps: tuple[Trial, ...]
+    refused: Trial | None
+    first: Mapping[Entry, Gain]
+
+
+@dataclass
+class Search:
+    """A search with its budget.
+
+    Attributes:
+        weights: tokens that count of each text, by group.
+        sizes: number of weights of each linear, which its weights and its inputs pay once together.
+        room: weights that may be kept in all.
+        n_candidates: entries that are measured at a step, the first of the order.
+        exact: whether all are, on all nominating texts.
+        progress: called with what begins.
+        first: at the first step, what keeping each measured entry alone gives back.
+    """
+
+    score: Score
+    weights: Mapping[Group, np.ndarray]
+    sizes: Mapping[str, int]
+    room: int
+    n_candidates: int = 32
+    exact: bool = False
+    progress: Callable[[str], None] = lambda _: None
+    first: dict[Entry, Gain] = field(default_factory=dict)
+
+    def run(self, order: Sequence[Entry]) -> Chosen:
+        """Choose among the entries of `order`, the most promising first."""
+        kept: list[Entry] = []
+        steps: list[Trial] = []
+        while candidates := self._candidates(order, kept):
+            self.progress(f"choosing entry {len(steps) + 1}")
+            best = self._nominate(frozenset(kept), candidates)
+            if best is None:
+                return Chosen(tuple(steps), None, self.first)
+            trial = self._confirm(frozenset(kept), *best)
+            if not trial.confirmed:
+                return Chosen(tuple(steps), trial, self.first)
+            steps.append(trial)
+            kept.append(trial.entry)
+        return Chosen(tuple(steps), None, self.first)
+
+    def price(self, kept: Sequence[Entry] | frozenset[Entry]) -> int:
+        """Weights of the linears of these entries, each once."""
+        return sum(self.sizes[name] for name in {name for name, _ in kept})
+
+    def _candidates(self, order: Sequence[Entry], kept: Sequence[Entry]) -> list[Entry]:
+        fitting = [one for one in order if one not in kept and self.price([*kept, one]) <= self.room]
+        return fitting if self.exact else fitting[: self.n_candidates]
+
+    def _nominate(self, kept: frozenset[Entry], candidates: Sequence[Entry]) -> tuple[Entry, Gain] | None:
+        """The candidate that gives back most per weight of its linear; None where none gives anything back.
+
+        After 4, 8, 16, … texts those go on whose gain per weight is not below the best one's, by the 95 % interval of the
+        difference on the same texts.
+        """
+        weights = self.weights["nominating"]
+        gains: dict[Entry, np.ndarray] = dict.fromkeys(candidates, np.empty(0))
+        racing, begin = list(candidates), 0
+        for look in self._looks(len(weights)):
+            before = self.score(kept, "nominating", begin, look)
+            for entry in racing:
+                after = self.score(kept | {entry}, "nominating", begin, look)
+                gains[entry] = np.append(gains[entry], _given_back(before, after))
+            begin = look
+            rates = {entry: gains[entry] / self.sizes[entry[0]] for entry in racing}
+            leader = max(racing, key=lambda entry: weighted_mean(rates[entry], weights[:look]))
+            racing = [one for one in racing if one == leader or not _below(rates[one], rates[leader], weights[:look])]
+        found = {entry: _gain(values, weights) for entry, values in gains.items()}
+        if not kept:
+            self.first.update(found)
+        best = max(racing, key=lambda entry: found[entry].value / self.sizes[entry[0]])
+        return (best, found[best]) if found[best].value > 0 else None
+
+    def _looks(self, n_texts: int) -> list[int]:
+        if self.exact:
+            return [n_texts]
+        doubled = (FIRST_LOOK * 2**k for k in range(32))
+        return [*(look for look in doubled if look < n_texts), n_texts]
+
+    def _confirm(self, kept: frozenset[Entry], entry: Entry, nominated: Gain) -> Trial:
+        weights = self.weights["confirming"]
+        before = self.score(kept, "confirming", 0, len(weights))
+        after = self.score(kept | {entry}, "confirming", 0, len(weights))
+        values = _given_back(before, after)
+        low, high = mean_interval(values, weights)
+        n_weights = self.price(kept | {entry})
+        return Trial(entry, nominated, weighted_mean(values, weights), low, high, n_weights)
+
+
+def _given_back(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """before − after [text], where a value that is no number is as bad as an infinite one, and two infinite ones are equal."""
+    worst = (np.nan_to_num(one, nan=np.inf, posinf=np.inf) for one in (before, after))
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = np.nan_to_num(np.subtract(*worst), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    return found
+
+
+def _below(rates: np.ndarray, leader: np.ndarray, weights: np.ndarray) -> bool:
+    """Whether the mean of `rates` [text] is below that of `leader`, by the interval of their paired difference."""
+    with np.errstate(invalid="ignore"):
+        difference = leader - rates
+    if not np.isfinite(difference).all():
+        return bool(np.isneginf(rates).any())
+    return estimate(difference, weights, LEVEL).low > 0
+
+
+def _gain(values: np.ndarray, weights: np.ndarray) -> Gain:
+    n = len(values)
+    low, high = mean_interval(values, weights[:n]) if np.isfinite(values).all() else (math.nan, math.nan)
+    return Gain(weighted_mean(values, weights[:n]), low, high, n)

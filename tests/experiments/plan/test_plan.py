@@ -1,0 +1,140 @@
+"""Plans: the search on values made by hand, its error rate, a planted neuron, and the model left as it was."""
+
+import numpy as np
+import pytest
+import torch
+
+from outlierlens.errors import BadInput
+from outlierlens.experiments.plan.measure import plan
+from outlierlens.experiments.plan.mixed import mixed
+from outlierlens.experiments.plan.options import PlanOptions, parse_share
+from outlierlens.experiments.plan.result import Entry, PrecisionPlan
+from outlierlens.experiments.plan.search import Chosen, Group, Search
+from outlierlens.experiments.plan.view import reason, sections
+from outlierlens.experiments.quantization.apply import rounded
+from outlierlens.experiments.quantization.places import find_places
+from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.models.load import LoadedModel
+from outlierlens.results.document import from_json, to_json
+from outlierlens.tasks.base import TaskOptions
+from outlierlens.tasks.choice import make_task
+from planted import tiny, turning_texts
+
+TEXTS = turning_texts(6 + i % 5 for i in range(64))
+NEURON = 7
+A, B, C = ("a", "inputs"), ("b", "inputs"), ("c", "weights")
+
+
+def searched(
+    gains: dict[Entry, float], seed: int = 0, noise: float = 0.1, *, exact: bool = False, room: int = 30
+) -> Chosen:
+    """A search over linears of ten weights, each of which gives back `gains` with noise of its own in each text."""
+
+    def score(kept: frozenset[Entry], group: Group, begin: int, end: int) -> np.ndarray:
+        total = np.full(16, 5.0)
+        for name, what in sorted(kept):
+            number = sorted(gains).index((name, what))
+            random = np.random.default_rng([seed, number, group == "confirming"])
+            total -= gains[name, what] + noise * random.standard_normal(16)
+        return total[begin:end]
+
+    ones = np.ones(16)
+    sizes = {name: 10 for name, _ in gains}
+    return Search(score, {"nominating": ones, "confirming": ones}, sizes, room, exact=exact).run(list(gains))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_search_takes_the_best_first_and_ends_where_nothing_is_given_back(exact: bool) -> None:
+    found = searched({C: 0.0, A: 1.0, B: 2.0}, exact=exact)
+    assert [step.entry for step in found.steps] == [B, A]
+    assert [step.n_weights for step in found.steps] == [10, 20]
+    assert found.steps[0].low < 2.0 < found.steps[0].high
+    assert found.refused is None or found.refused.entry == C
+
+
+def test_the_budget_ends_the_search() -> None:
+    found = searched({C: 1.0, A: 2.0, B: 3.0}, room=20)
+    assert [step.entry for step in found.steps] == [B, A]
+
+
+def test_weights_and_inputs_of_one_linear_are_paid_once() -> None:
+    both = {("a", "inputs"): 2.0, ("a", "weights"): 1.0, B: 0.5}
+    found = searched(both, room=10)  # type: ignore[arg-type]
+    assert [step.entry for step in found.steps] == [("a", "inputs"), ("a", "weights")]
+    assert found.steps[-1].n_weights == 10
+
+
+def test_where_nothing_stands_out_few_searches_name_anything() -> None:
+    nothing: dict[Entry, float] = {(f"l{i}", "inputs"): 0.0 for i in range(20)}
+    named = sum(bool(searched(nothing, seed).steps) for seed in range(200))
+    assert named <= 12  # of 200 at 2.5 % one-sided 5 are expected; 13 and more would have p < 0.003
+
+
+@pytest.fixture(scope="module")
+def planted() -> LoadedModel:
+    """A bare BERT in whose block 1 one neuron of the MLP is 3,000 for every token, and read by nobody."""
+    loaded = tiny("bert")
+    with torch.no_grad():
+        loaded.model.encoder.layer[1].intermediate.dense.bias[NEURON] = 3000.0
+        loaded.model.encoder.layer[1].output.dense.weight[:, NEURON] = 0.0
+        for layer in loaded.model.encoder.layer:
+            layer.output.dense.weight.mul_(20.0)
+    return loaded
+
+
+def options(keep: float) -> PlanOptions:
+    task = TaskOptions(max_length=16, batch_size=8)
+    return PlanOptions(scheme="none/int8-tensor", keep=keep, n_candidates=6, n_random=5, task=task)
+
+
+@pytest.fixture(scope="module")
+def found(planted: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> PrecisionPlan:
+    before = {key: value.clone() for key, value in planted.model.state_dict().items()}
+    rows = tmp_path_factory.mktemp("plan") / "rows.jsonl"
+    found = plan(planted, TEXTS, options(0.09), rows=rows)
+    assert all(torch.equal(value, before[key]) for key, value in planted.model.state_dict().items())
+    written = rows.read_bytes()
+    again = plan(planted, TEXTS, options(0.09), rows=rows)
+    assert rows.read_bytes() == written  # nothing was measured again
+    assert (again.steps, again.evaluations, again.plan) == (found.steps, found.evaluations, found.plan)
+    return found
+
+
+def test_a_planted_neuron_is_named_with_its_reason(found: PrecisionPlan) -> None:
+    (kept,) = found.kept
+    assert (kept.path, kept.weights, kept.inputs, kept.bits) == ("encoder.layer.1.output.dense", False, True, 16)
+    assert f"reads neuron {NEURON}: " in reason(found.steps[0].entry)
+    assert found.share_regained.low > 0.5
+    assert (found.n_nominating, found.n_confirming, found.n_judging) == (16, 16, 32)
+    assert found.plan.n_weights == 16 * 24
+    assert found.says == "keep"
+
+
+def test_a_plan_is_shown_and_read_back(found: PrecisionPlan) -> None:
+    text = to_json(found)
+    assert to_json(from_json(text)) == text
+    (section,) = sections(found)
+    assert section.sentences[0].startswith("Keep 1 of ")
+    assert section.tables[0].rows[0][0] == "encoder.layer.1.output.dense"
+    assert len(section.charts[0].rows) == 1 + 1 + 5 + 3
+
+
+def test_rounding_is_that_of_quant(planted: LoadedModel) -> None:
+    places, recipe = find_places(planted), parse("int8-tensor/int8-tensor")
+    task = make_task(planted, TEXTS.first(4), TaskOptions(max_length=16, name="sentence change"))
+    with rounded(planted, recipe):
+        wanted, _ = task.per_text()
+    everything = {(place.name, what) for place in places for what in ("weights", "inputs")}
+    with mixed(planted, places, recipe) as model:
+        assert np.array_equal(task.per_text()[0], wanted)
+        with model.keeping(everything):  # type: ignore[arg-type]
+            assert np.allclose(task.per_text()[0], 0.0, atol=1e-6)
+        assert np.array_equal(task.per_text()[0], wanted)
+
+
+def test_what_cannot_be_planned_is_refused(planted: LoadedModel) -> None:
+    assert (parse_share("4%"), parse_share("0.04")) == (0.04, 0.04)
+    with pytest.raises(BadInput, match=r"write a share, such as 4% or 0\.04"):
+        parse_share("few")
+    with pytest.raises(BadInput, match=r"hold no linear; give --keep 4\.8% or more"):
+        plan(planted, TEXTS, options(0.001))
