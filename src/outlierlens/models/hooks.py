@@ -317,8 +317,11 @@ def _hook(
     hooks: ExitStack,
     paths: Sequence[str] = (),
 ) -> None:
-    """Hook the outputs of `layers` at `paths` [layer], by default the blocks."""
+    """Hook the outputs of `layers` at `paths` [layer], by default the blocks; of an MLP axis what its linears read."""
     refuse_compiled(model)
+    if stack.reads:
+        _hook_reads(model, stack, layers, use, hooks)
+        return
     wanted = set(layers)
     modules = dict(model.named_modules())
     paths = paths or stack.blocks
@@ -353,6 +356,27 @@ def _hook(
     if EMBEDDINGS in wanted:
         first = modules[stack.blocks[0]]
         hooks.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
+
+
+def _hook_reads(
+    model: "nn.Module",
+    stack: BoundStack,
+    layers: Sequence[int],
+    use: Callable[[int, "Tensor"], "Tensor | None"],
+    hooks: ExitStack,
+) -> None:
+    """Hook what the linears of an MLP axis read; there are no embeddings on it."""
+
+    def reader(layer: int) -> Callable[["nn.Module", tuple[Any, ...]], Any]:
+        def before(module: "nn.Module", args: tuple[Any, ...]) -> Any:
+            changed = _swap(stack, args[0], layer, use)
+            return None if changed is None else (changed, *args[1:])
+
+        return before
+
+    for layer in layers:
+        if layer != EMBEDDINGS:
+            hooks.callback(model.get_submodule(stack.reads[layer]).register_forward_pre_hook(reader(layer)).remove)
 
 
 def _swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
