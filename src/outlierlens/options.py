@@ -26,6 +26,7 @@ import importlib
 import inspect
 import math
 import operator
+import re
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -265,8 +266,13 @@ def docstrings(cls: type) -> dict[str, str]:
     return found
 
 
+_NEXT_LAYER = re.compile(r"(:[^;:]*?),(?=\s*\d+\s*:)")  # a comma behind one layer's dimensions, before the next layer
+
+
 def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
     """ "308,381" -> dims in every layer; "0-9:896;10-16:678,896" -> {layer: dims}, layers counted from 0, ends included.
+
+    A comma may take the semicolon's place: "11:1229,12:40", as neurons are named.
 
     Raises:
         BadInput: with the part that cannot be read.
@@ -274,7 +280,7 @@ def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
     if ":" not in text:
         return tuple(_numbers(text, text))
     plan: dict[int, tuple[int, ...]] = {}
-    for part in text.split(";"):
+    for part in _NEXT_LAYER.sub(r"\1;", text).split(";"):
         layers, _, dims = part.partition(":")
         for layer in parse_layers(layers):
             plan[layer] = tuple(dict.fromkeys((*plan.get(layer, ()), *_numbers(dims, text))))

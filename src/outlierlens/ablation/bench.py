@@ -18,6 +18,7 @@ import numpy as np
 
 from outlierlens.ablation.controls import Plan, plan_key
 from outlierlens.ablation.damage import Condition, Score
+from outlierlens.architectures import neurons_of
 from outlierlens.data.texts import Data
 from outlierlens.models.load import LoadedModel, fingerprint
 from outlierlens.results.row_store import RowStore
@@ -45,6 +46,7 @@ class TextValues:
 class AblationBench:
     """A model, a task, and the task's values of every condition that was measured.
 
+    With `by_neuron`, what is off are neurons of an MLP axis.
     `scores` are the values and the weights of the intact model [text], where they are known; else they are measured.
 
     Attributes:
@@ -58,9 +60,15 @@ class AblationBench:
     """
 
     def __init__(
-        self, loaded: LoadedModel, task: Task, *, seed: int = 0, scores: tuple[np.ndarray, np.ndarray] | None = None
+        self,
+        loaded: LoadedModel,
+        task: Task,
+        *,
+        seed: int = 0,
+        by_neuron: bool = False,
+        scores: tuple[np.ndarray, np.ndarray] | None = None,
     ):
-        self.loaded, self.task, self.seed = loaded, task, seed
+        self.loaded, self.task, self.seed, self.by_neuron = loaded, task, seed, by_neuron
         self.fingerprint = fingerprint(loaded.model)
         values, self.weights = scores or task.per_text()
         check_intact(loaded, task, values)
@@ -117,7 +125,7 @@ class AblationBench:
 
     def _condition(self, label: str, plan: Plan, found: TextValues) -> Condition:
         value, low, high, change, change_low, change_high = self._figures(found.per_text)
-        uniform = len(set(plan.values())) <= 1
+        uniform = not self.by_neuron and len(set(plan.values())) <= 1
         loss = self.task.unit == "nats per token"
         return Condition(
             label=label,
@@ -136,6 +144,7 @@ class AblationBench:
             change_high=change_high,
             n_parameters=found.touched,
             layers=tuple(sorted(plan)),
+            neurons=tuple(map(str, neurons_of(plan))) if self.by_neuron else (),
         )
 
     def _figures(self, values: np.ndarray) -> tuple[float, float, float, float, float, float]:

@@ -140,6 +140,63 @@ def matched_sets(
     return sets
 
 
+def random_neurons(
+    width: int, plan: Plan, *, avoid: Mapping[int, Collection[int]], n: int, seed: int
+) -> dict[str, tuple[Plan, ...]]:
+    """`random_families` of neurons: as many in each layer of `plan` as it has there, drawn layer by layer.
+
+    A neuron's number means nothing in another layer, so each layer's are drawn for themselves; "random" ones from all neurons
+    of the layer, so that a set drawn at random is exchangeable with them, "ordinary" ones from those neither in the plan nor in
+    `avoid` {layer: neurons}. The tested set itself is never among them.
+
+    Raises:
+        BadInput: a layer has no other neurons to draw from.
+    """
+    found: dict[str, tuple[Plan, ...]] = {}
+    for kind in ("random", "ordinary"):
+        spared = {
+            layer: {*dims, *avoid.get(layer, ())} if kind == "ordinary" else set() for layer, dims in plan.items()
+        }
+        pools = {layer: np.setdiff1d(np.arange(width), sorted(spared[layer])) for layer in plan}
+        if kind == "ordinary" and any(len(pools[layer]) < len(dims) for layer, dims in plan.items()):
+            continue
+        n_sets = math.prod(math.comb(len(pools[layer]), len(dims)) for layer, dims in plan.items())
+        n_sets -= kind == "random"  # the tested one
+        if n_sets < 1:
+            raise BadInput(f"no other set of neurons can be drawn from {width} in each layer; ask for 0 random sets")
+        random = np.random.default_rng([seed, kind == "ordinary"])
+        tested, sets = plan_key(plan), dict[str, Plan]()
+        while len(sets) < min(n, n_sets):
+            drawn = {
+                layer: tuple(sorted(random.choice(pools[layer], size=len(dims), replace=False).tolist()))
+                for layer, dims in plan.items()
+            }
+            if (key := plan_key(drawn)) != tested:
+                sets[key] = drawn
+        found[kind] = tuple(sets.values())
+    return found
+
+
+def matched_neurons(
+    magnitude: np.ndarray, plan: Plan, *, avoid: Mapping[int, Collection[int]], n: int, seed: int
+) -> list[Matched]:
+    """`matched_sets` of neurons: in each layer other neurons of the same layer with the nearest `magnitude` [layer, neuron].
+
+    `avoid` is {layer: neurons}.
+    """
+    by_layer = [
+        matched_sets(magnitude[[layer]], {0: dims}, avoid=avoid.get(layer, ()), n=n, seed=seed + 1000 * layer)
+        for layer, dims in plan.items()
+    ]
+    return [
+        Matched(
+            {layer: one.plan[0] for layer, one in zip(plan, sets, strict=True)},
+            float(np.median([one.closeness for one in sets])),
+        )
+        for sets in zip(*by_layer, strict=True)
+    ]
+
+
 def compare_with(
     kind: str, chosen: Condition, family: Sequence[Condition], *, ranked: bool, closeness: float | None = None
 ) -> Control:

@@ -7,6 +7,7 @@ damage.controls[0].p                              # rank p of the chosen set amo
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from outlierlens.architectures.mlp import Neuron
 from outlierlens.results.document import OnTask, Provenance, Result
 
 FillKind = Literal["same", "other", "nonsense", "changed"]
@@ -42,6 +43,7 @@ class Condition:
         dims: dimensions off in any layer.
         by_layer: {layer: dims} where layers differ; empty otherwise.
         layers: layers they are off in.
+        neurons: of an MLP axis what is off, as "11:1229" (block:neuron); `dims` holds their numbers, `by_layer` is filled.
         score: the task's value.
         change: score.value − intact value (nats per token for a loss); low, high: its 95 % interval
             over texts, NaN where it is not settled.
@@ -57,6 +59,17 @@ class Condition:
     change_high: float
     n_parameters: int
     layers: tuple[int, ...] = ()
+    neurons: tuple[str, ...] = ()
+
+    @property
+    def positions(self) -> tuple[int, ...] | tuple[Neuron, ...]:
+        """What is off: neurons by block and number, else dimensions; a number each, or "11:1229", as text."""
+        return tuple(map(Neuron.parse, self.neurons)) or self.dims
+
+    @property
+    def kind(self) -> str:
+        """What is off, in a word: "dimension" or "neuron"."""
+        return "neuron" if self.neurons else "dimension"
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def zeroed_weights(
 
     Kovaleva et al. (2021). Post-norm blocks: 2·|D|·L values (48 for two dimensions of BERT-base). Others: the weights
     of the last linear that write to the dimension, and its bias: (d_ff + 1)·|D|·L in GPT-2, d_ff·|D|·L in Llama.
-    Norms that multiply by 1 + weight are set to −1.
+    Norms that multiply by 1 + weight are set to −1. Of an MLP axis ("mlp"): the neurons' columns of the last linear.
 
     Raises:
         BadInput: an unknown layer or dimension, or some alone of the layers that run one block (ALBERT).
@@ -118,6 +118,8 @@ def removed_writes(
     """
     module, bound, plan = _planned(model, stack, dims, layers)
     arch.refuse_packed(module, bound.blocks)
+    if bound.reads:
+        raise BadInput(f"stream {bound.name!r}: nothing is declared to write to a neuron; use mode weights")
     targets = [(param, off) for layer, off in plan.items() for param in bound.writes[layer]]
     if embeddings:
         everywhere = tuple(sorted({dim for off in plan.values() for dim in off}))
@@ -207,7 +209,7 @@ class _Change:
         self.mode, self.settings = mode, settings
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._plan, self._first = plan, min(plan)
-        self._goes_on = bound.stack.norm_site != "stream"
+        self._goes_on = bound.stack.norm_site != "stream" and not bound.reads
         self._carried: dict[int, Tensor] = {}  # [batch, token] by dimension: what this pass's edits added so far
         self._tables: dict[int, Tensor] = {}  # [position + 1, dim that is off]; of "mean" one row for all positions
         if mode not in ("mean", "position mean"):
@@ -264,7 +266,7 @@ def mean_states(loaded: LoadedModel, batches: Any, *, stack: str | None = None) 
     from outlierlens.models.hooks import tapped
     from outlierlens.models.inputs import model_inputs
 
-    bound = loaded.stack(stack)
+    bound = loaded.axis(stack)
     total: dict[int, Tensor] = {}
     count = 0
     for batch in batches:
@@ -354,9 +356,9 @@ def _check(dims: Sequence[int], width: int, where: str) -> None:
 
 def _resolve(model: "LoadedModel | nn.Module", stack: str | None) -> tuple["nn.Module", BoundStack]:
     if isinstance(model, LoadedModel):
-        return model.model, model.stack(stack)
+        return model.model, model.axis(stack)
     bound = arch.bind_live(arch.stacks_of(config_dict(model), type(model).__name__), model)
-    return model, LoadedModel(type(model).__name__, model, None, "none", bound).stack(stack)
+    return model, LoadedModel(type(model).__name__, model, None, "none", bound).axis(stack)
 
 
 def _last_operation(bound: BoundStack, plan: dict[int, tuple[int, ...]]) -> list[tuple[Param, tuple[int, ...]]]:

@@ -19,12 +19,14 @@ from outlierlens.architectures.bind import (
     refuse_sharded,
 )
 from outlierlens.architectures.choose import RowChoice, families, no_model_type, stacks_for
+from outlierlens.architectures.mlp import Neuron, is_mlp, mlp_axis, neurons_of
 from outlierlens.architectures.rows import ARCHITECTURES, family_of, first_row, kind_of, stacks_of
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
 __all__ = [
     "ARCHITECTURES",
     "BoundStack",
+    "Neuron",
     "Param",
     "RowChoice",
     "Stack",
@@ -33,9 +35,12 @@ __all__ = [
     "families",
     "family_of",
     "first_row",
+    "is_mlp",
     "kind_of",
     "live_parameters",
     "load_toml",
+    "mlp_axis",
+    "neurons_of",
     "no_model_type",
     "refuse_packed",
     "refuse_sharded",

@@ -63,6 +63,7 @@ class BoundStack:
             those after other writes, the last. Empty in a layer without it.
         linears: weights and biases of the linears that write to the stream, by declared parameter name, per layer
             [layer][expert]; empty in a layer without it.
+        reads: module path [layer] whose input the dimensions are; () where they are the blocks' outputs (see `mlp_axis`).
     """
 
     stack: Stack
@@ -77,6 +78,7 @@ class BoundStack:
     final_norm: tuple[Param, ...] = ()
     norms: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
     linears: Mapping[str, tuple[tuple[Param, ...], ...]] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

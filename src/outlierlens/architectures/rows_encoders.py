@@ -207,6 +207,7 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
         stack = replace(
             stack,
             last_linear=("adapter_layer.linear_2",),
+            mlp="feed_forward.output_dense",
             other_writes=("attention.out_proj", "feed_forward.output_dense"),
             reading_norms=(*stack.reading_norms, "adapter_layer.norm"),
         )

@@ -48,6 +48,7 @@ class Stack:
         write_scales: linear -> parameter [dim] that multiplies what the linear writes (LayerScale): both are one operation.
         raw_readers: linear -> the norm that it reads through, for linears that read the stream itself where that norm is "" or
             an identity (OLMo 2; ModernBERT's first block).
+        mlp: the MLP's last linear, whose inputs are the block's neurons, where that is not `last_linear`.
         neurons: last linear -> linear whose outputs multiply what it reads, neuron by neuron (the up projection of a gated
             MLP, or the first of two around a ReLU), by the first name that a block has.
         fixed_scale: why no factor passes through a pre-norm stream, "" where one does.
@@ -77,6 +78,7 @@ class Stack:
     axes: Mapping[str, int] = field(default_factory=dict)
     write_scales: Mapping[str, str] = field(default_factory=dict)
     raw_readers: Mapping[str, str] = field(default_factory=dict)
+    mlp: str = ""
     neurons: Mapping[str, str] = field(default_factory=dict)
     fixed_scale: str = ""
     norm_offset: float = 0.0

@@ -87,6 +87,19 @@ def activation_outliers(measured: ActivationMeasures, rules: ActivationRules) ->
     return tuple(found)
 
 
+def massive_neurons(measured: ActivationMeasures, rules: ActivationRules) -> tuple[ActivationOutlier, ...]:
+    """Neurons of an MLP axis that the rule "massive" finds, each in its own layer, strongest first.
+
+    The other rules ask for the same position in many layers, which says nothing of neurons.
+    """
+    holds = _massive(measured, rules)
+    places = sorted(zip(*np.nonzero(holds), strict=True), key=lambda place: -measured.abs_max[place])
+    return tuple(
+        ActivationOutlier("massive", int(dim), (measured.layers[row],), (float(measured.abs_max[row, dim]),))
+        for row, dim in places
+    )
+
+
 def _massive(measured: ActivationMeasures, rules: ActivationRules) -> np.ndarray:
     relative = rules.massive_ratio * measured.median_abs[:, None]
     return (measured.abs_max > rules.massive_size) & (measured.abs_max > relative)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.architectures import BoundStack
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import temporary
+from outlierlens.models.mlp_reads import hook_reads, swap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -317,8 +318,11 @@ def _hook(
     hooks: ExitStack,
     paths: Sequence[str] = (),
 ) -> None:
-    """Hook the outputs of `layers` at `paths` [layer], by default the blocks."""
+    """Hook the outputs of `layers` at `paths` [layer], by default the blocks; of an MLP axis what its linears read."""
     refuse_compiled(model)
+    if stack.reads:
+        hook_reads(model, stack, [layer for layer in layers if layer != EMBEDDINGS], use, hooks)
+        return
     wanted = set(layers)
     modules = dict(model.named_modules())
     paths = paths or stack.blocks
@@ -334,15 +338,15 @@ def _hook(
         turns = runs[id(module)]
         layer = turns[calls[id(module)] % len(turns)]
         calls[id(module)] += 1
-        return _swap(stack, output, layer, use) if layer in wanted else None
+        return swap(stack, output, layer, use) if layer in wanted else None
 
     def before(module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if calls[id(module)] % len(runs[id(module)]):
             return None  # a shared block's later turn: its input is no embedding
         if args:
-            changed = _swap(stack, args[0], EMBEDDINGS, use)
+            changed = swap(stack, args[0], EMBEDDINGS, use)
             return None if changed is None else ((changed, *args[1:]), kwargs)
-        changed = _swap(stack, kwargs["hidden_states"], EMBEDDINGS, use)
+        changed = swap(stack, kwargs["hidden_states"], EMBEDDINGS, use)
         return None if changed is None else (args, {**kwargs, "hidden_states": changed})
 
     hooks.callback(model.register_forward_pre_hook(restart).remove)
@@ -353,16 +357,3 @@ def _hook(
     if EMBEDDINGS in wanted:
         first = modules[stack.blocks[0]]
         hooks.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
-
-
-def _swap(stack: BoundStack, output: Any, layer: int, use: Callable[[int, "Tensor"], "Tensor | None"]) -> Any:
-    """Show `output`'s states to `use`; return what replaces the output, or None to leave it."""
-    states = output[0] if isinstance(output, tuple) else output
-    # XLNet blocks carry [token, batch, dim].
-    shown = states.transpose(0, 1) if stack.stack.token_first else states
-    changed = use(layer, shown)
-    if changed is None:
-        return None
-    if stack.stack.token_first:
-        changed = changed.transpose(0, 1)
-    return (changed, *output[1:]) if isinstance(output, tuple) else changed

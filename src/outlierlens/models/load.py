@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 STORED = "checkpoint"
+BY_NEURON = "disable and observe"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 
@@ -111,13 +112,33 @@ class LoadedModel:
         )
 
     def stack(self, name: str | None = None) -> BoundStack:
-        """The stream called `name`, or the only one; raises BadInput with the choices."""
+        """The residual stream called `name`, or the only one; raises BadInput with the choices."""
         names = [stack.name for stack in self.stacks]
+        if arch.is_mlp(name):
+            raise BadInput(
+                f"--stack {name}: neurons are read by {BY_NEURON}; here --stack names a residual stream: {', '.join(names)}"
+            )
         if name is None and len(names) == 1:
             return self.stacks[0]
         if name not in names:
             raise BadInput(f"{self.name}: which stream? --stack must be one of {', '.join(names)}, not {name!r}")
         return self.stacks[names.index(name)]
+
+    def axis(self, name: str | None = None) -> BoundStack:
+        """`stack`, or the neurons of its MLPs: "mlp", or "encoder.mlp" where there are several streams.
+
+        Raises:
+            BadInput: there is no such stream, or its MLP's last linear is no single module (experts, shared blocks).
+        """
+        if name is None or not arch.is_mlp(name):
+            return self.stack(name)
+        streams = [stack.name for stack in self.stacks]
+        of = name.rpartition(".")[0] or (streams[0] if len(streams) == 1 else "")
+        if of not in streams:
+            raise BadInput(
+                f"{self.name}: whose neurons? --stack must be one of {', '.join(f'{stream}.mlp' for stream in streams)}"
+            )
+        return arch.mlp_axis(self.stack(of), name)
 
 
 def from_objects(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def number_of_layers(n: int) -> str:
@@ -80,8 +81,8 @@ def factor(change: float) -> str:
     return power_of_ten(change / math.log(10)) if change > math.log(1e6) else number(math.exp(change))
 
 
-def few(dims: Sequence[int], most: int = 6) -> str:
-    """Dimensions as text, cut after `most`."""
+def few(dims: Sequence[Any], most: int = 6) -> str:
+    """Dimensions, or neurons, as text, cut after `most`."""
     shown = ", ".join(str(dim) for dim in sorted(dims)[:most])
     return shown + (f" and {len(dims) - most} more" if len(dims) > most else "")
 

@@ -19,7 +19,7 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.data.texts import Batch, Data
-from outlierlens.detection.activation_rules import ActivationMeasures, activation_outliers
+from outlierlens.detection.activation_rules import ActivationMeasures, activation_outliers, massive_neurons
 from outlierlens.detection.histogram import BIN_BYTES, BINS, QUANTILE_ERROR
 from outlierlens.detection.observe.imatrix import observe_imatrix
 from outlierlens.detection.observe.options import Asked, ObserveOptions
@@ -118,7 +118,16 @@ class Observer:
     def __init__(self, loaded: LoadedModel, options: ObserveOptions, reading: Reading | None = None):
         self.loaded, self.options = loaded, options
         self.reading: Reading = reading or TextReading(loaded, options.max_length)
+        self.sides = {stack.name: stack.name for stack in self.reading.stacks}  # axis -> the stream whose tokens it has
         self.stacks = self.reading.stacks
+        if options.stack is not None:
+            axis = loaded.axis(options.stack)
+            of = next(stack.name for stack in loaded.stacks if stack.blocks == axis.blocks)
+            if of not in self.sides:
+                raise BadInput(
+                    f"--stack {axis.name}: these {self.reading.inputs} do not reach it; name {', '.join(self.sides)}"
+                )
+            self.stacks, self.sides = [axis], {axis.name: of}
         self.max_length = self.reading.max_length
         self.n_tokens = self.n_special = 0
         self.groups = 1
@@ -148,7 +157,8 @@ class Observer:
             self.groups = 2
         kept = self.columns_per_layer()
         rows = {}
-        for name, (tokens, special) in sides.items():
+        for name, side in self.sides.items():
+            tokens, special = sides[side]
             device = self.streams[name].device
             parts = [t.to(device) for t in (batch.valid & ~special, special, batch.valid, tokens)]
             rows[name] = (
@@ -204,14 +214,14 @@ class Observer:
             dims = np.arange(vectors.shape[2])
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
-            tokens = self.reading.words(sides[stack.name][0][0, :limit].tolist())
-            layers = tuple(layer_name(layer) for layer in (EMBEDDINGS, *range(stack.n_layers)))
+            tokens = self.reading.words(sides[self.sides[stack.name]][0][0, :limit].tolist())
+            layers = tuple(map(layer_name, _rows(stack)))
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
         return tuple(found)
 
     def columns_per_layer(self) -> int:
         """Dimensions of each layer whose histograms `histogram_bytes` has room for; raises BadInput for none."""
-        rows = sum(stack.n_layers + 1 for stack in self.stacks)
+        rows = sum(len(_rows(stack)) for stack in self.stacks)
         each = rows * self.groups * BINS * BIN_BYTES
         kept = self.options.histogram_bytes // each
         if not kept:
@@ -240,7 +250,7 @@ class Stream:
             stats.add(states, ordinary, special)
         except BadInput as error:
             raise BadInput(f"stream {self.stack.name}, layer {layer_name(layer)}: {error}") from None
-        if not any(self.stack.reading):
+        if not any(self.stack.reading) and not self.stack.reads:
             # Without norms on what is read, the next block reads the stream itself.
             self.add_read(layer, 0, states, (ordinary, special))
 
@@ -278,13 +288,17 @@ def summarise(
     options: ObserveOptions,
 ) -> StackObservation:
     """Both views of one stream and its outliers, judged on all tokens and all dimensions."""
-    if len(layers) != stack.n_layers + 1:
-        raise BadInput(f"stream {stack.name}: only {len(layers)} of {stack.n_layers + 1} layers ran on these texts")
+    if len(layers) != len(_rows(stack)):
+        raise BadInput(f"stream {stack.name}: only {len(layers)} of {len(_rows(stack))} layers ran on these texts")
     numbers = sorted(layers)
     names = tuple(layer_name(layer) for layer in numbers)
     columns = {view: every_statistic(layers, view) for view in VIEWS}
     every = columns["all"]
-    outliers = activation_outliers(rule_inputs(layers, every, large_shares), options.rules)
+    inputs = rule_inputs(layers, every, large_shares)
+    outliers = massive_neurons(inputs, options.rules) if stack.reads else activation_outliers(inputs, options.rules)
+    top = every["abs_max"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.nan_to_num(top / np.median(top, axis=1, keepdims=True), nan=0.0, posinf=math.inf)
     hidden_size = every["mean"].shape[1]
     dims = _dims(every, tuple(outlier.dim for outlier in outliers), options.table_cells // len(names))
     notes = list(stack.stack.notes)
@@ -308,7 +322,13 @@ def summarise(
         outliers=outliers,
         quantile_error=QUANTILE_ERROR,
         notes=tuple(notes),
+        times_median=times[:, dims] if stack.reads else np.empty((0, 0)),
     )
+
+
+def _rows(stack: BoundStack) -> tuple[int, ...]:
+    """The layers that a pass shows: the embeddings and every block; of an MLP axis the blocks."""
+    return tuple(range(0 if stack.reads else EMBEDDINGS, stack.n_layers))
 
 
 def every_statistic(layers: Mapping[int, LayerStats], view: str) -> dict[str, np.ndarray]:
@@ -370,7 +390,8 @@ def _stacked(layers: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 def _dims(values: dict[str, np.ndarray], outliers: tuple[int, ...], limit: int) -> np.ndarray:
     """The dimensions to list, ascending: all, or every outlier and the most extreme."""
-    size = values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]
+    with np.errstate(over="ignore"):  # behind a ReLU the median may be 0
+        size = values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]
     size = size.max(0)
     size[list(outliers)] = math.inf
     limit = max(limit, len(set(outliers)), 1)

@@ -17,6 +17,8 @@ from outlierlens.options import Flat, check
 class ObserveOptions:
     """How to observe."""
 
+    stack: str | None = None
+    """One stream alone. mlp (encoder.mlp): what the last linear of each block's MLP reads, neuron by neuron."""
     max_length: int = 128
     """Tokens of a text that are read, special tokens included."""
     batch_size: Annotated[int, Ge(1)] = 32
@@ -48,7 +50,7 @@ class Asked:
 
     max_length: Annotated[int | None, Ge(2)] = None
     """Tokens of a text at most. Default: 128."""
-    options: Annotated[ObserveOptions, Flat("batch_size", "n_sigma")] = ObserveOptions()
+    options: Annotated[ObserveOptions, Flat("stack", "batch_size", "n_sigma")] = ObserveOptions()
     """How to observe."""
     without_special: bool = False
     """Show numbers without special tokens."""

@@ -6,12 +6,13 @@ observation.columns()                            # every statistic, a row per st
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
+from outlierlens.architectures.mlp import Neuron
 from outlierlens.errors import BadInput, need
 from outlierlens.results.document import Provenance, Result
 from outlierlens.results.safe_files import replacing
@@ -66,7 +67,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class ActivationOutlier:
-    """A dimension that a rule on activations found, with the numbers the rule rests on, per layer.
+    """A dimension that a rule on activations found, with the numbers the rule rests on, per layer; a neuron in its one layer.
 
     `rule` is "luo" (argmin / argmax share), "massive" (|h| > 100 and > 1000 × median) or "llm.int8" (|h| >= 6 in
     >= 25 % of the layers and >= 6 % of the positions). `strength` [layer] is the share (luo, llm.int8) or max |h|.
@@ -83,7 +84,8 @@ class StackObservation:
     """Statistics of one residual stream, with special tokens ("all") and without ("without_special").
 
     `layers` names the rows: "embeddings", then block numbers. `dims` names the columns: all dimensions, or the most
-    extreme ones where the file would be too large.
+    extreme ones where the file would be too large. Of an MLP axis the rows are blocks alone and the columns numbers of
+    neurons; `times_median` is each neuron's largest |x| over that of its block's median neuron, inf over 0; empty elsewhere.
     """
 
     stack: str
@@ -94,6 +96,19 @@ class StackObservation:
     outliers: tuple[ActivationOutlier, ...]
     quantile_error: float
     notes: tuple[str, ...] = ()
+    times_median: Annotated[np.ndarray, "layer column, or empty"] = field(default_factory=lambda: np.empty((0, 0)))
+
+    @property
+    def by_neuron(self) -> bool:
+        """Whether the columns are neurons of each block's own MLP, not dimensions of a stream."""
+        return bool(self.times_median.size)
+
+    def strongest(self, n: int, view: str = "all") -> tuple[tuple[Neuron, int, int], ...]:
+        """The `n` neurons of the largest |x|, strongest first, each with its row and column."""
+        top = self.view(view).abs_max
+        order = np.argsort(-top, axis=None, kind="stable")[:n]
+        places = [divmod(int(one), top.shape[1]) for one in order]
+        return tuple((Neuron(int(self.layers[row]), self.dims[column]), row, column) for row, column in places)
 
     def view(self, name: str = "all") -> Statistics:
         """Statistics of "all" or "without_special" tokens."""

@@ -27,6 +27,8 @@ KINDS = (
     "in the layer where the dimension is largest."
 )
 MOMENTS = ("layer", "linear", "largest x²", "input", "median x²", "root of largest / median", "found")
+NEURONS = ("neuron", "max |x|", "× median neuron", "mean", "std", "token", "position", "massive")
+SHOWN = 10  # neurons
 
 
 def sections(found: Observation, *, verbose: bool = False, view: str = "all") -> Iterator[Section]:
@@ -38,6 +40,9 @@ def sections(found: Observation, *, verbose: bool = False, view: str = "all") ->
         return
     tables: list[Rows] = []
     for stack in found.stacks:
+        if stack.by_neuron:
+            tables += _neurons(stack, view, verbose)
+            continue
         shown = f"stream {stack.stack}, {'all tokens' if view == 'all' else view.replace('_', ' ') + ' tokens'}"
         tables.append(Rows(f"Extremes by layer: {shown}", LAYERS, tuple(_layers(stack, view)), NOTE))
         if verbose:
@@ -55,6 +60,9 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
         f"({found.n_special:,} special)."
     )
     for stack in found.stacks:
+        if stack.by_neuron:
+            yield _largest_neuron(stack, view)
+            continue
         dims = tuple(dict.fromkeys(one.dim for one in stack.outliers))
         finds = f"rules on activations find {these(dims)}" if dims else "no rule on activations finds a dimension"
         yield f"Stream {stack.stack}: {finds}."
@@ -68,6 +76,29 @@ def _sentences(found: Observation, verbose: bool, view: str) -> Iterator[str]:
         yield from (f"Stream {stack.stack}: {note}" for note in stack.notes)
     if verbose:
         yield f"SHA-256 of the {found.inputs}: {found.data_digest}"
+
+
+def _largest_neuron(stack: StackObservation, view: str) -> str:
+    (neuron, row, column), *_ = stack.strongest(1, view)
+    statistics = stack.view(view)
+    largest, ratio = float(statistics.abs_max[row, column]), float(stack.times_median[row, column])
+    return (
+        f"Stream {stack.stack}: the largest neuron is {neuron}, |x| {cell_text(largest)} at "
+        f"{statistics.abs_max_token[row][column]!r}, {cell_text(ratio)} times the largest of its block's median neuron."
+    )
+
+
+def _neurons(stack: StackObservation, view: str, verbose: bool) -> Iterator[Rows]:
+    """The largest neurons, and what the rule on massive activations finds among them."""
+    statistics, massive = stack.view(view), {(one.layers[0], one.dim) for one in stack.outliers}
+    rows = []
+    for neuron, row, column in stack.strongest(50 if verbose else SHOWN, view):
+        numbers = (float(value[row, column]) for value in (statistics.abs_max, stack.times_median))
+        moments = (float(value[row, column]) for value in (statistics.mean, statistics.std))
+        place = repr(statistics.abs_max_token[row][column]), int(statistics.abs_max_position[row, column])
+        held = "yes" if (stack.layers[row], neuron.neuron) in massive else "no"
+        rows.append((str(neuron), *numbers, *moments, *place, held))
+    yield Rows(f"Largest neurons: stream {stack.stack}, {view.replace('_', ' ')} tokens", NEURONS, tuple(rows))
 
 
 def _layers(stack: StackObservation, view: str) -> Iterator[tuple[Cell, ...]]:

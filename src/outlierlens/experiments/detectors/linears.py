@@ -1,6 +1,5 @@
 """The last linear of each block's MLP: what it reads and writes, in a running network.
 
-linear_paths(stack)                                   # module of each layer, or None
 with last_linears(loaded, stack, use): ...            # use(layer, read, written) may return what is written instead
 entries(loaded, stack, layer)                         # the weight as [row, column]: row writes a dimension of the stream
 
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.architectures import BoundStack
+from outlierlens.architectures.mlp import linear_paths
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import set_values, temporary
 from outlierlens.models.hooks import edited_calls
@@ -27,17 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Use = Callable[[int, "Tensor", "Tensor"], "Tensor | None"]
-NO_LINEAR = "the MLP's last linear is no single module of its own in every layer (experts, or blocks that layers share)"
 Place = tuple[int, int, int]  # layer, row, column
-
-
-def linear_paths(stack: BoundStack) -> tuple[str, ...] | None:
-    """Module path of each layer's last linear; None where it is no single module: experts, blocks that layers share."""
-    names = stack.stack.last_linear
-    if len(names) != 1 or names[0].endswith("()"):
-        return None
-    paths = tuple(f"{block}.{names[0]}" for block in stack.blocks)
-    return paths if len(set(paths)) == len(paths) else None
 
 
 @temporary

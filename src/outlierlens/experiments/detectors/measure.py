@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.architectures import BoundStack
+from outlierlens.architectures.mlp import NO_LINEAR, linear_paths
 from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activation_rules import activation_outliers
 from outlierlens.errors import BadInput
@@ -26,7 +27,6 @@ from outlierlens.experiments.detectors.from_weights import (
     shuffled,
     weight_found,
 )
-from outlierlens.experiments.detectors.linears import NO_LINEAR, linear_paths
 from outlierlens.experiments.detectors.options import Asked, DetectorOptions, PassOptions, Settings
 from outlierlens.experiments.detectors.result import (
     FINAL,

@@ -16,8 +16,8 @@ from outlierlens.view.words import few, number
 
 def losses(damage: Damage, *, name: str = "loss") -> Chart:
     """Change of the task's value with the chosen dimensions off and with each control set off, intact = 0."""
-    chosen = damage.chosen
-    dims = few(chosen.dims) if len(chosen.dims) <= 3 else f"{len(chosen.dims)} dimensions"
+    chosen, off = damage.chosen, damage.chosen.positions
+    dims = few(off) if len(off) <= 3 else f"{len(off)} {chosen.kind}s"
     families: list[tuple[str, Sequence[Condition]]] = [(f"chosen: {dims}", (chosen,))]
     families += [(f"{control.kind} ({len(control.conditions)} sets)", control.conditions) for control in _drawn(damage)]
     rows = [
@@ -39,7 +39,7 @@ def losses(damage: Damage, *, name: str = "loss") -> Chart:
     layers = _layers(drawn, x, y, what if chosen.score.perplexity is not None else what[:-1])
     return chart(
         name=name,
-        title=f"{begun(damage.measured)} with dimensions off ({damage.mode})",
+        title=f"{begun(damage.measured)} with {chosen.kind}s off ({damage.mode})",
         reading=reading(damage),
         layers=layers,
         height=60 + 62 * len(families),
@@ -51,9 +51,11 @@ def reading(damage: Damage) -> str:
     """The picture in words: the chosen set's change with its interval, and where it stands among each family."""
     chosen = damage.chosen
     if not math.isfinite(chosen.change):
-        return f"With {few(chosen.dims)} off the {damage.measured} is infinite or undefined, which no scale can show."
+        return (
+            f"With {few(chosen.positions)} off the {damage.measured} is infinite or undefined, which no scale can show."
+        )
     text = (
-        f"With {few(chosen.dims)} off the {damage.measured} changes by {chosen.change:+.3g} {damage.of_change} "
+        f"With {few(chosen.positions)} off the {damage.measured} changes by {chosen.change:+.3g} {damage.of_change} "
         f"(95 % interval {interval_text(chosen.change_low, chosen.change_high, '+.3g')}). "
     )
     for control in _drawn(damage):
@@ -73,7 +75,8 @@ def _drawn(damage: Damage) -> list[Control]:
 
 def _row(condition: Condition, family: str, spread: float, *, chosen: bool = False, unit: str = "") -> Spec:
     by_layer = condition.by_layer
-    dims = few(condition.dims) if not by_layer else f"other positions in each of {len(by_layer)} layers"
+    named = condition.neurons or not by_layer
+    dims = few(condition.positions) if named else f"other positions in each of {len(by_layer)} layers"
     perplexity = condition.score.perplexity
     return {
         "family": family,

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.ablation.bench import AblationBench, Progress, Steps
-from outlierlens.ablation.controls import Plan, compared, matched_sets, plan_key, random_families, relabelled
+from outlierlens.ablation.controls import (
+    Plan,
+    compared,
+    matched_neurons,
+    matched_sets,
+    plan_key,
+    random_families,
+    random_neurons,
+    relabelled,
+)
 from outlierlens.ablation.damage import Condition, Continuation, Damage, Filled
 from outlierlens.ablation.fill import Exercise, continuation, exercise, fill, filled
 from outlierlens.ablation.mode_names import ON_WEIGHTS
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 TEXTS = 64  # of the command, where no number is given
+UNLIKE = 3.0  # |z| of what a neuron writes, within its layer, from which no ordinary set holds it
 
 
 def disable(
@@ -62,10 +72,12 @@ def disable(
         BadInput: unknown dimension, layer or mode; no usable text; a mode the model does not allow.
     """
     options = options or DisableOptions()
-    stack = loaded.stack(options.stack)
+    stack = loaded.axis(options.stack)
     width = stream_width(loaded.model, stack)
+    if stack.reads:
+        check_neurons(stack, dims, options)
     task = make_task(loaded, texts, task_for(options.mode, options.task))
-    bench = AblationBench(loaded, task, seed=options.seed)
+    bench = AblationBench(loaded, task, seed=options.seed, by_neuron=bool(stack.reads))
     notes = [*task.notes, unseen_note(task.n_texts, texts.plural)]
     settings = EditSettings(factor=options.factor, seed=options.seed)
     if options.mode == "mean":
@@ -155,6 +167,8 @@ def _control_sets(
 ) -> tuple[dict[str, list[tuple[str, Plan]]], float | None]:
     """(sets of each kind with their labels, how near the matched ones came) for `plan` in a stream of this width."""
     stack, width = stream
+    if stack.reads:
+        return _neuron_sets(loaded, stream, plan, options)
     tested = {dim for dims in plan.values() for dim in dims}
     if options.avoid:
         plan_dims(stack, width, options.avoid)
@@ -167,6 +181,39 @@ def _control_sets(
     if options.n_matched:
         strength = magnitude(loaded, stack)
         matched = matched_sets(strength, plan, avoid=found, n=options.n_matched, seed=options.seed, blocks=stack.blocks)
+        families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
+        closeness = float(np.median([item.closeness for item in matched]))
+    return families, closeness
+
+
+def check_neurons(stack: "BoundStack", dims: Dims, options: DisableOptions) -> None:
+    """Raise BadInput where neurons are named without their block, or with what belongs to dimensions."""
+    if not isinstance(dims, Mapping) and options.layers is None:
+        raise BadInput(
+            f"--stack {stack.name}: a neuron is named with its block; write --dims 11:{dims[0] if dims else 0}"
+        )
+    if options.avoid is not None:
+        raise BadInput(f"--avoid names dimensions; leave it out with --stack {stack.name}")
+    if options.mode in ("norms", "writes"):
+        raise BadInput(
+            f"--mode {options.mode} is of dimensions; with --stack {stack.name} use weights, zero, mean or scale"
+        )
+
+
+def _neuron_sets(
+    loaded: LoadedModel, stream: tuple["BoundStack", int], plan: Plan, options: DisableOptions
+) -> tuple[dict[str, list[tuple[str, Plan]]], float | None]:
+    """`_control_sets` of neurons: drawn, and matched, among the neurons of the same layers."""
+    stack, width = stream
+    strength = magnitude(loaded, stack)
+    avoid = {layer: np.flatnonzero(strength[layer] >= UNLIKE).tolist() for layer in plan}
+    families: dict[str, list[tuple[str, Plan]]] = {}
+    closeness = None
+    if options.n_random:
+        for kind, sets in random_neurons(width, plan, avoid=avoid, n=options.n_random, seed=options.seed).items():
+            families[kind] = [(f"{kind} {i + 1}", one) for i, one in enumerate(sets)]
+    if options.n_matched:
+        matched = matched_neurons(strength, plan, avoid={}, n=options.n_matched, seed=options.seed)
         families["matched"] = [(f"matched {i + 1}", item.plan) for i, item in enumerate(matched)]
         closeness = float(np.median([item.closeness for item in matched]))
     return families, closeness
@@ -217,7 +264,9 @@ def save_disabled(loaded: LoadedModel, dims: Dims, directory: Path, options: Dis
         BadInput: the mode edits hidden states, which no weights file can hold; or the folder is not empty.
     """
     check_save(directory, options.mode)
-    stack = loaded.stack(options.stack)
+    stack = loaded.axis(options.stack)
+    if stack.reads:
+        check_neurons(stack, dims, options)
     plan = plan_dims(
         stack, stream_width(loaded.model, stack), dims, None if isinstance(dims, Mapping) else options.layers
     )

@@ -26,7 +26,7 @@ class DisableOptions:
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Layers to switch off in: 0-3,7. Default: all."""
     stack: str | None = None
-    """Which stream, where there are several: encoder, decoder."""
+    """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
     factor: float = 0.5
     """Factor of mode scale."""
     embeddings: bool = False
@@ -54,7 +54,7 @@ class Asked:
     """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
 
     dims: Annotated[Dims, Flag(read="options:parse_dims")]
-    """308,381 — or layer by layer: 0-9:896;10-16:678."""
+    """308,381 — or layer by layer: 0-9:896;10-16:678. Neurons, block:neuron: 11:1229,12:40."""
     options: Annotated[DisableOptions, Flat()] = DisableOptions()
     """How they go off."""
     max_length: Annotated[int | None, Ge(2)] = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from outlierlens.ablation.damage import SIGNS, Condition, Control, Damage
+from outlierlens.ablation.damage import SIGNS, Condition, Continuation, Control, Damage, Filled
 from outlierlens.experiments.disable.charts import losses, reading
 from outlierlens.view.section import Cell, Change, Interval, P, Rows, Section
 from outlierlens.view.words import few, number_of_layers
@@ -19,7 +19,13 @@ def sections(found: Damage, *, verbose: bool = False) -> Iterator[Section]:
     if verbose:
         tables += map(_sets, found.controls)
     tables += _said(found)
-    yield Section("disable", "Dimensions switched off", tuple(_sentences(found)), (losses(found),), tuple(tables))
+    yield Section(
+        "disable",
+        f"{found.chosen.kind.capitalize()}s switched off",
+        tuple(_sentences(found)),
+        (losses(found),),
+        tuple(tables),
+    )
 
 
 def _sentences(found: Damage) -> Iterator[str]:
@@ -51,13 +57,18 @@ def compared(found: Damage) -> Iterator[Rows]:
 
 def _said(found: Damage) -> Iterator[Rows]:
     """The passage filled in, and continued."""
+    head = () if found.chosen.neurons else ("dimensions",)  # the labels say it; conditions above name the neurons
+
+    def which(one: Filled | Continuation) -> tuple[str, ...]:
+        return (few(one.dims, SHOWN),) if head else ()
+
     if found.fills:
-        filled = tuple((one.label, few(one.dims, SHOWN), one.line) for one in found.fills)
+        filled = tuple((one.label, *which(one), one.line) for one in found.fills)
         note = f"In brackets what the model fills in; where that is not the intact model's word: {KINDS}."
-        yield Rows("The passage filled in", ("off", "dimensions", "passage"), filled, note)
+        yield Rows("The passage filled in", ("off", *head, "passage"), filled, note)
     if found.continuations:
-        said = tuple((one.label, few(one.dims, SHOWN), one.prompt, one.text) for one in found.continuations)
-        yield Rows("The passage continued", ("off", "dimensions", "begins", "continued"), said)
+        said = tuple((one.label, *which(one), one.prompt, one.text) for one in found.continuations)
+        yield Rows("The passage continued", ("off", *head, "begins", "continued"), said)
 
 
 def _control(one: Control) -> tuple[Cell, ...]:
@@ -76,8 +87,8 @@ def _sets(control: Control) -> Rows:
 
 def off(condition: Condition) -> str:
     """The dimensions off, layer by layer where layers differ."""
-    if not condition.by_layer:
-        return few(condition.dims, SHOWN)
+    if condition.neurons or not condition.by_layer:
+        return few(condition.positions, SHOWN)
     groups: dict[tuple[int, ...], list[int]] = {}
     for layer, dims in sorted(condition.by_layer.items()):
         groups.setdefault(dims, []).append(layer)
