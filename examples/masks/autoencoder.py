@@ -2,10 +2,11 @@
 
     python examples/masks/autoencoder.py smollm2-135m:15 mpnet-base:6 --data texts.parquet -o sae.jsonl
 
-Of each block, the hidden states of texts train one autoencoder per seed and condition: "all tokens"; "mask", without what
-`mask` names; "random mask", without as many random tokens; where the mask is empty, all three are one. Judged on held-out texts at
-tokens that are no sinks: the share of latents that never fire, the share of the variance that is explained, and for decoders
-the loss recovered (1: as without the autoencoder; 0: as with the mean state in its place).
+Of each block, the hidden states of texts train one autoencoder per seed and condition: "all tokens"; "mask", without
+what `mask` names; "random mask", without as many random tokens; where the mask is empty, all three are one. Judged on
+held-out texts at tokens that are no sinks: the share of latents that never fire, the share of the variance that is
+explained, and for decoders the loss recovered (1: as without the autoencoder; 0: as with the mean state in its
+place).
 
 The autoencoder: Gao et al. 2024 (arXiv:2406.04093) without their auxiliary loss, which hides what is asked here: how many
 latents die by themselves. A line is appended for each one, and a rerun goes on.
@@ -79,7 +80,8 @@ def read(loaded: Any, texts: Texts, layer: int, keep: Any) -> tuple[torch.Tensor
 def losses(loaded: Any, texts: Texts, layer: int, keep: Any, model: TopK) -> dict[str, float]:
     """Mean next-token loss intact, with the autoencoder's output, and with the mean, at every token the mask keeps."""
     stack, found = text_stack(loaded, None), {}
-    changes = {"intact": lambda x: x, "autoencoder": model, "mean": lambda x: (model.centre / model.scale).expand_as(x)}
+    mean = model.centre / model.scale
+    changes = {"intact": torch.nn.Identity(), "autoencoder": model, "mean": mean.expand_as}
     for name, change in changes.items():
         total = n = 0.0
         for text in texts.texts:

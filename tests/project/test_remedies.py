@@ -82,10 +82,11 @@ def test_every_option_that_an_error_names_exists() -> None:
     theirs = {
         "--install-completion",
         "--head",
+        "--local-dir",
         "--merge",
         "--upgrade",
         "--help",
-    }  # of `ray start`, llama-gguf-split, pip and every command
+    }  # of `ray start`, hf, llama-gguf-split, pip and every command
     named = {
         (where, one) for where, text in messages(ast.Raise) for one in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)
     }

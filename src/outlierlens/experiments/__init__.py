@@ -300,7 +300,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "plan", "compress",
         "Say which linears must stay in high precision when a model is rounded, and how surely, beside random ones.",
-        home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanOptions",
+        home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
     ),

@@ -1,5 +1,7 @@
 """Plans: the search on values made by hand, its error rate, a planted neuron, and the model left as it was."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,10 @@ import torch
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.measure import plan
 from outlierlens.experiments.plan.mixed import mixed
-from outlierlens.experiments.plan.options import PlanOptions, parse_share
+from outlierlens.experiments.plan.options import PlanCall, PlanOptions, Reader, parse_share
 from outlierlens.experiments.plan.result import Entry, PrecisionPlan
 from outlierlens.experiments.plan.search import Chosen, Group, Search
+from outlierlens.experiments.plan.tools import TOOLS
 from outlierlens.experiments.plan.view import reason, sections
 from outlierlens.experiments.quantization.apply import rounded
 from outlierlens.experiments.quantization.places import find_places
@@ -138,3 +141,12 @@ def test_what_cannot_be_planned_is_refused(planted: LoadedModel) -> None:
         parse_share("few")
     with pytest.raises(BadInput, match=r"hold no linear; give --keep 4\.8% or more"):
         plan(planted, TEXTS, options(0.001))
+
+
+def test_tools_of_the_command_are_those_that_have_a_writer() -> None:
+    assert get_args(Reader) == tuple(TOOLS)
+
+
+def test_a_tool_and_its_file_go_together() -> None:
+    with pytest.raises(BadInput, match="give both, or neither"):
+        PlanCall(tool="torchao")

@@ -33,7 +33,7 @@ from outlierlens.detection.running_statistics import (
     Rows,
     chunk_rows,
     rows_of,
-)
+)  # fmt: skip
 from outlierlens.detection.scan.measure import live_values
 from outlierlens.errors import BadInput, need
 from outlierlens.models.forward import check_padding
@@ -333,7 +333,8 @@ def _rows(stack: BoundStack) -> tuple[int, ...]:
 
 def every_statistic(layers: Mapping[int, LayerStats], view: str) -> dict[str, np.ndarray]:
     """Every statistic of "all" or "without_special" tokens by name, [layer] or [layer, dim], layers ascending."""
-    return _stacked([_layer(*layers[layer].view(view)) for layer in sorted(layers)])
+    found = [_layer(*layers[layer].view(view)) for layer in sorted(layers)]
+    return {name: np.stack([np.asarray(layer[name]) for layer in found]) for name in found[0]}
 
 
 def rule_inputs(
@@ -384,15 +385,10 @@ def _layer(group: GroupStats, inputs: InputCounts) -> dict[str, Any]:
     return values
 
 
-def _stacked(layers: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    return {name: np.stack([np.asarray(layer[name]) for layer in layers]) for name in layers[0]}
-
-
 def _dims(values: dict[str, np.ndarray], outliers: tuple[int, ...], limit: int) -> np.ndarray:
     """The dimensions to list, ascending: all, or every outlier and the most extreme."""
     with np.errstate(over="ignore"):  # behind a ReLU the median may be 0
-        size = values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]
-    size = size.max(0)
+        size = (values["abs_max"] / np.maximum(values["median_abs"], np.finfo(np.float64).tiny)[:, None]).max(0)
     size[list(outliers)] = math.inf
     limit = max(limit, len(set(outliers)), 1)
     return np.sort(np.argsort(-size, kind="stable")[:limit])

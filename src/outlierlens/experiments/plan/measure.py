@@ -19,8 +19,9 @@ from outlierlens.ablation.bench import AblationBench, Progress, Steps, TextValue
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.cheap import Cheap, cheap, ordered
+from outlierlens.experiments.plan.exports import export, remarks, target_of
 from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
-from outlierlens.experiments.plan.options import PlanOptions
+from outlierlens.experiments.plan.options import PlanCall, PlanOptions
 from outlierlens.experiments.plan.result import Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
 from outlierlens.experiments.plan.search import Chosen, Gain, Group, Search, Trial
 from outlierlens.experiments.quantization.places import Place, find_places
@@ -28,6 +29,7 @@ from outlierlens.experiments.quantization.result import Difference
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
+from outlierlens.results.safe_files import write_text
 from outlierlens.session import Session
 from outlierlens.statistics.means import FEWEST_TEXTS, mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
@@ -73,10 +75,18 @@ def plan(
         return study.result(texts, cost, chosen)
 
 
-def run(session: Session, options: PlanOptions) -> PrecisionPlan:
-    """The experiment, as the command runs it."""
+def run(session: Session, options: PlanCall) -> PrecisionPlan:
+    """The experiment, as the command runs it; with --for it is written for that tool too."""
+    if options.to is not None and options.to.exists() and not session.output.overwrite:
+        raise BadInput(f"{options.to} exists; give another name or --overwrite")
     texts, _ = session.texts()
-    return plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
+    found = plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
+    if options.tool is not None and options.to is not None:
+        how = {"scheme": parse(options.scheme), "target": target_of(session.loaded, options.stack)}
+        write_text(options.to, export(options.tool, found.kept, **how))  # type: ignore[arg-type]
+        for remark in remarks(options.tool, found.kept, **how):  # type: ignore[arg-type]
+            session.notice(f"note: {remark}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What `plan` is asked: a scheme, how much may stay in higher precision, and how carefully to look."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -10,6 +11,9 @@ from outlierlens.options import Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 BITS = (16, 8)
+Reader = Literal[
+    "llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"
+]  # fmt: skip
 
 
 def parse_share(text: str) -> float:
@@ -54,3 +58,18 @@ class PlanOptions:
         check(self)
         if self.bits not in BITS:
             raise BadInput(f"bits is {self.bits}; what is kept stays in 16 bits or in 8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCall(PlanOptions):
+    """What may be kept, and for whom the plan is written."""
+
+    tool: Annotated[Reader | None, Flag("--for")] = None
+    """Write the plan for this tool too, to the file of --to."""
+    to: Path | None = None
+    """With --for: the file to write."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tool is None) != (self.to is None):
+            raise BadInput("--for TOOL and --to FILE go together; give both, or neither")

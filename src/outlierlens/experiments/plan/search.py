@@ -4,11 +4,12 @@
     chosen.steps                    # in the order chosen, each confirmed
     chosen.refused                  # the first that was not, where the search ended
 
-The texts that choose are two groups. At each step the nominating texts name the entry whose keeping gives back most per
-weight of its linear. The confirming texts, which had no part in that, say whether it gives anything back. What is
-nominated after what is a function of the nominating texts alone, and the first entry that is not confirmed ends the search. So
-the hypotheses are tested in an order fixed beforehand, each at the whole level, and the probability of naming any entry that
-gives nothing back is at most that level (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995; Westfall and Krishen
+The texts that choose are two groups. At each step the nominating texts name the entry whose keeping gives back most,
+of those that the budget still holds (most per weight would name small linears, whose gains are too small to confirm).
+The confirming texts, which had no part in that, say whether it gives anything back. What is nominated after what is a
+function of the nominating texts alone, and the first entry that is not confirmed ends the search. So the hypotheses
+are tested in an order fixed beforehand, each at the whole level, and the probability of naming any entry that gives
+nothing back is at most that level (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995; Westfall and Krishen
 2001): there is nothing left to correct for.
 """
 
@@ -124,9 +125,9 @@ class Search:
         return fitting if self.exact else fitting[: self.n_candidates]
 
     def _nominate(self, kept: frozenset[Entry], candidates: Sequence[Entry]) -> tuple[Entry, Gain] | None:
-        """The candidate that gives back most per weight of its linear; None where none gives anything back.
+        """The candidate that gives back most; None where none gives anything back.
 
-        After 4, 8, 16, … texts those go on whose gain per weight is not below the best one's, by the 95 % interval of the
+        After 4, 8, 16, … texts those go on whose gain is not below the best one's, by the 95 % interval of the
         difference on the same texts.
         """
         weights = self.weights["nominating"]
@@ -138,13 +139,12 @@ class Search:
                 after = self.score(kept | {entry}, "nominating", begin, look)
                 gains[entry] = np.append(gains[entry], _given_back(before, after))
             begin = look
-            rates = {entry: gains[entry] / self.sizes[entry[0]] for entry in racing}
-            leader = max(racing, key=lambda entry: weighted_mean(rates[entry], weights[:look]))
-            racing = [one for one in racing if one == leader or not _below(rates[one], rates[leader], weights[:look])]
+            leader = max(racing, key=lambda entry: weighted_mean(gains[entry], weights[:look]))
+            racing = [one for one in racing if one == leader or not _below(gains[one], gains[leader], weights[:look])]
         found = {entry: _gain(values, weights) for entry, values in gains.items()}
         if not kept:
             self.first.update(found)
-        best = max(racing, key=lambda entry: found[entry].value / self.sizes[entry[0]])
+        best = max(racing, key=lambda entry: found[entry].value)
         return (best, found[best]) if found[best].value > 0 else None
 
     def _looks(self, n_texts: int) -> list[int]:
@@ -171,12 +171,12 @@ def _given_back(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return found
 
 
-def _below(rates: np.ndarray, leader: np.ndarray, weights: np.ndarray) -> bool:
-    """Whether the mean of `rates` [text] is below that of `leader`, by the interval of their paired difference."""
+def _below(gains: np.ndarray, leader: np.ndarray, weights: np.ndarray) -> bool:
+    """Whether the mean of `gains` [text] is below that of `leader`, by the interval of their paired difference."""
     with np.errstate(invalid="ignore"):
-        difference = leader - rates
+        difference = leader - gains
     if not np.isfinite(difference).all():
-        return bool(np.isneginf(rates).any())
+        return bool(np.isneginf(gains).any())
     return estimate(difference, weights, LEVEL).low > 0
 
 

@@ -6,11 +6,12 @@ int8: weights and inputs of every linear inside the blocks, one scale a tensor e
 
 import copy
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.experiments.quantization.apply import rounded
 from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.models.changes import temporary
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ WHOLE = {"fp16": "float16", "bf16": "bfloat16"}
 INT8 = "int8-tensor/int8-tensor"
 
 
-@contextmanager
+@temporary
 def in_format(loaded: LoadedModel, fit: str) -> Iterator[Any]:
     """The float32 model, or a copy of it, that runs in `fit` while the context lasts."""
     import torch
