@@ -19,6 +19,7 @@ import layer_story_results
 import mask_results
 import observation_results
 import origin_models
+import plan_results
 import predicted_results
 import pretrain_runs
 import probe_results
@@ -75,6 +76,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Quantized"] = quantized_results.quantized()
     made["Ranges"] = range_results.found()
     made["Mask"] = mask_results.found()
+    made["PrecisionPlan"] = plan_results.found()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)
 
