@@ -26,7 +26,7 @@ def public() -> str:
     """The page of `outlierlens` itself."""
     import outlierlens
 
-    names = [f"outlierlens.{name}" for name in (*outlierlens._HOME, "OutlierlensError")]
+    names = [f"outlierlens.{name}" for name in outlierlens._HOME]
     says = (
         f"`import outlierlens as ol`. {GENERATED} Heavy libraries are imported on first use: `ol.scan` needs no torch."
     )
