@@ -26,7 +26,7 @@ def public() -> str:
     """The page of `outlierlens` itself."""
     import outlierlens
 
-    names = [f"outlierlens.{name}" for name in outlierlens._HOME]
+    names = [f"outlierlens.{name}" for name in outlierlens._homes()]
     says = (
         f"`import outlierlens as ol`. {GENERATED} Heavy libraries are imported on first use: `ol.scan` needs no torch."
     )
@@ -76,7 +76,7 @@ def types() -> str:
     """The page of the classes that functions take and return, and of which results are made."""
     import outlierlens
 
-    functions = [*imported(), *(f"outlierlens.{home}.{name}" for name, home in outlierlens._HOME.items())]
+    functions = [*imported(), *(f"outlierlens.{home}.{name}" for name, home in outlierlens._homes().items())]
     kinds = result_names()
     taken = parts_of(functions, kinds)
     held = parts_of(kinds, [*functions, *taken])
