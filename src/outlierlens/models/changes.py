@@ -177,6 +177,19 @@ def _deliver() -> None:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
+@temporary
+def frozen(model: Any) -> Iterator[None]:
+    """No gradients of parameters inside: only those of hidden states or outputs are wanted."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+
+
 def set_values(undo: ExitStack, live: "Tensor", at: Any, values: Any, name: str) -> None:
     """Set `live[at]` to `values` until `undo` is closed; what was there comes back bit for bit, in whatever order contexts end.
 

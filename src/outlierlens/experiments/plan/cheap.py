@@ -10,23 +10,23 @@ that count, so its unit is that of the loss. Where rounding takes everything awa
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outlierlens.experiments.plan.result import Entry
 from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
 from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import frozen
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import EMBEDDINGS, edited, edited_calls, running_masks
 from outlierlens.models.load import LoadedModel
 from outlierlens.tasks.base import Task
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 TOKENS = 256  # of a pass: every linear's output is held, and two changes of it
 
@@ -106,7 +106,7 @@ class _Look:
             undo.enter_context(edited_calls(model, before, after))
             undo.enter_context(torch.set_grad_enabled(self.differentiates))
             if self.differentiates:
-                undo.enter_context(_frozen(model))
+                undo.enter_context(frozen(model))
                 undo.enter_context(edited(model, self.bound, _started, [EMBEDDINGS]))
             for feed in self.task.feeds(list(texts), TOKENS):
                 self.calls.clear()
@@ -188,16 +188,3 @@ def _ratio(size: "Tensor") -> float:
 
 def _started(_: int, embedded: "Tensor") -> "Tensor":
     return embedded.detach().requires_grad_()
-
-
-@temporary
-def _frozen(model: "nn.Module") -> Iterator[None]:
-    """No gradients of parameters inside: only those of outputs are wanted."""
-    wanted: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)

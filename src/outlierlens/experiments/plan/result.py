@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from outlierlens.experiments.plan.kept import KeptLinear
-from outlierlens.experiments.quantization.result import Difference
+from outlierlens.experiments.quantization.result import Difference, weighed
 from outlierlens.results.document import Provenance, Result
 
 What = Literal["weights", "inputs"]
@@ -178,15 +178,9 @@ class PrecisionPlan(Result):
         gives back anything that can be told. "keep": the plan gives something back, and more than random linears do, both
         intervals above 0. "no use": that cannot be said. "not tried": no random draw was measured beside.
         """
-        if not math.isfinite(self.cost.low):
-            return "unclear"
-        if self.cost.low <= 0:
-            return "free"
-        if not self.steps:
+        if 0 < self.cost.low < math.inf and not self.steps:
             return "nothing"
-        if self.beyond_random is None:
-            return "not tried"
-        return "keep" if self.regained.low > 0 and self.beyond_random.low > 0 else "no use"
+        return weighed(self.cost.low, self.regained, self.beyond_random)
 
     @property
     def random_change(self) -> float:

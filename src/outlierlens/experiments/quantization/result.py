@@ -163,13 +163,7 @@ class Rounding:
         random dimensions do, both intervals above 0. "no use": rounding costs, and that cannot be said. "unclear": the interval
         is not settled (few texts, or an infinite value). "not tried": rounding costs, and no random draw was measured beside.
         """
-        if not math.isfinite(self.rounded.change_low):
-            return "unclear"
-        if self.rounded.change_low <= 0:
-            return "free"
-        if self.beyond_random is None:
-            return "not tried"
-        return "keep" if self.regained.low > 0 and self.beyond_random.low > 0 else "no use"
+        return weighed(self.rounded.change_low, self.regained, self.beyond_random)
 
     @property
     def share_regained(self) -> float:
@@ -302,6 +296,17 @@ class Quantized(Result):
                 "noise": setting.noise,
                 "kept": setting.kept,
             }
+
+
+def weighed(cost_low: float, regained: Difference, beyond_random: Difference | None) -> Says:
+    """What intervals of the cost, of what is given back and of that beyond random choices say: see `Rounding.says`."""
+    if not math.isfinite(cost_low):
+        return "unclear"
+    if cost_low <= 0:
+        return "free"
+    if beyond_random is None:
+        return "not tried"
+    return "keep" if regained.low > 0 and beyond_random.low > 0 else "no use"
 
 
 def signed(change: float) -> str:

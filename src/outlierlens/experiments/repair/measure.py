@@ -92,15 +92,13 @@ def repair(
     fit = options.fit or FLOAT32
     seen = extent(loaded, inputs)
     wanted = outputs(loaded.model, inputs)
-    # Factors for int8 are chosen by every other text, and judged on the rest.
-    chosen, judged = (inputs[::2], slice(1, None, 2)) if fit == "int8" else ([], slice(None))
-    before = _measured(loaded, seen, wanted[judged], inputs[judged], fit)
+    before = _measured(loaded, seen, wanted, inputs, fit)
     config: Any = loaded.model.config
     tied = config.tie_word_embeddings
     if options.rotate:
         rotate_(loaded, lambda: torch.cat([one.flatten() for one in outputs(loaded.model, inputs)]), seed=options.seed)
         seen = extent(loaded, inputs)
-    plan, exponent, neurons = plan_for(loaded, seen, options, chosen)
+    plan, exponent, neurons = plan_for(loaded, seen, options, inputs[::2])
     if options.rotate:
         plan.untie |= tied and not config.tie_word_embeddings
         plan.reasons += ("streams are turned, which rounds every weight once",)
@@ -227,6 +225,8 @@ def _measured(
 ) -> Behaviour:
     import torch
 
+    if fit == "int8":  # factors for it are chosen by every other row (`plan_for`); the rest judge
+        wanted, inputs = wanted[1::2], inputs[1::2]
     with in_format(loaded, fit) as model:
         found = outputs(model, inputs)
     whole = torch.cat([one.flatten() for one in found]).double()
@@ -267,8 +267,7 @@ def _checked(
             f"{stored.name}: rewritten, its outputs would differ by {difference:.3g} of the largest (at most {most:g}), so "
             f"nothing is kept: {'; '.join(made.reasons)}"
         )
-    judged = slice(1, None, 2) if made.fit == "int8" else slice(None)
-    after = _measured(back, extent(back, inputs), wanted[judged], inputs[judged], made.fit)
+    after = _measured(back, extent(back, inputs), wanted, inputs, made.fit)
     return replace(made, exact=exact, difference=difference, after=after)
 
 

@@ -20,7 +20,7 @@ a random share is measured after all (`AUDITED`), and the result says how many o
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ import numpy as np
 from outlierlens.experiments.sweep.result import Screening
 from outlierlens.experiments.sweep.runner import Runner
 from outlierlens.experiments.sweep.units import Unit
-from outlierlens.models.changes import temporary
+from outlierlens.models.changes import frozen
 from outlierlens.models.hooks import EMBEDDINGS, edited
 from outlierlens.statistics.means import share_at_most
 
@@ -71,7 +71,7 @@ def first_order(
     def start(_: int, embedded: "Tensor") -> "Tensor":
         return embedded.detach().requires_grad_()
 
-    with _frozen(runner), torch.enable_grad(), edited(model, stack, start, [EMBEDDINGS]):
+    with frozen(runner.loaded.model), torch.enable_grad(), edited(model, stack, start, [EMBEDDINGS]):
         for feed in runner.task.feeds(texts.tolist(), runner.tokens // TOKENS_SHARE):
             states.clear()
             with site(model, stack, keep, layers):  # type: ignore[arg-type]
@@ -115,19 +115,6 @@ def _by_unit(units: Sequence[Unit], effect: dict[int, np.ndarray], row: int) -> 
             by_window[layers] = np.sum([effect[layer][row] for layer in layers], axis=0)
         found[number] = by_window[layers][list(unit.dims)].sum()
     return found
-
-
-@temporary
-def _frozen(runner: Runner) -> Iterator[None]:
-    """No gradients of parameters inside: only those of hidden states are wanted."""
-    wanted = [parameter for parameter in runner.loaded.model.parameters() if parameter.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
 
 
 @dataclass
