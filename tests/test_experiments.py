@@ -43,6 +43,8 @@ def test_its_row_is_whole(row: Experiment) -> None:
             assert callable(operator.attrgetter(function)(importlib.import_module(f"outlierlens.{module}"))), (
                 option.name
             )
+        if option.name == "dims":  # one meaning each: those given, "find" or "all"; none is ()
+            assert option.default is not None, row.name
     assert bool(row.picture) <= ("chart" in {one.name for one in options(row)})
 
 

@@ -6,8 +6,8 @@
 
         n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
         \"\"\"Draws of as many random dimensions, kept.\"\"\"
-        dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-        \"\"\"308,381: keep these; else what the weights name.\"\"\"
+        dims: DimsOrFind = FIND
+        \"\"\"Keep these, such as 308,381; find: what the weights name.\"\"\"
         task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=128)
 
         def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
@@ -87,6 +87,11 @@ class Other:
 
     def __init__(self, *default: Any, help: str = "", least: int | None = None) -> None:
         self.default, self.help, self.bounds = default, help, () if least is None else (Ge(least),)
+
+
+Find = Literal["find"]
+FIND: Find = "find"  # as dimensions: those that the model's weights name
+DimsOrFind = Annotated[tuple[int, ...] | Find, Flag(read="options:chosen_dims", words=FIND)]
 
 
 @dataclass(frozen=True)
@@ -297,6 +302,16 @@ def plain_dims(text: str, option: str = "--dims", remedy: str = "") -> tuple[int
     if isinstance(dims, dict):
         raise BadInput(f"{option} {text!r} names layers; {remedy or 'write dimensions alone, such as 308,381'}")
     return dims
+
+
+def chosen_dims(text: str) -> tuple[int, ...] | Find:
+    """ "308,381" -> (308, 381); "find" as it is, for those that the model's weights name."""
+    return FIND if text == FIND else plain_dims(text)
+
+
+def planned_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]] | Find:
+    """What `parse_dims` reads; "find" as it is."""
+    return FIND if text == FIND else parse_dims(text)
 
 
 def dims_or_strongest(text: str) -> tuple[int, ...] | str:

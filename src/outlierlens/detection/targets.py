@@ -14,6 +14,7 @@ from outlierlens.detection.observe.measure import ObserveOptions, observe
 from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND, Find
 
 N_STRONGEST = 2
 ACTIVE = ("massive", "llm.int8", "luo")  # rules on activations; the first of them that names any dimension counts
@@ -36,18 +37,19 @@ class Named:
     notes: tuple[str, ...] = ()
 
 
-def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | None = None) -> Named:
-    """The dimensions `asked` for, each once; for None, what the scan of the stream finds, else its strongest two.
+def named_dims(loaded: LoadedModel, stack: BoundStack, asked: Sequence[int] | Find = FIND) -> Named:
+    """The dimensions `asked` for, each once; for "find", what the scan of the stream finds, else its strongest two.
 
     Raises:
         BadInput: a dimension that the stream does not have, or an empty list of them.
     """
-    if asked is not None and not len(asked):
-        raise BadInput("no dimension is named; give some, or None for those that the weights name")
-    check_dims(asked or (), stack, stream_width(loaded.model, stack))
+    given = () if asked == FIND else tuple(asked)
+    if asked != FIND and not given:
+        raise BadInput('no dimension is named; give some, or "find" for those that the weights name')
+    check_dims(given, stack, stream_width(loaded.model, stack))
     scanned = scan_stream(loaded, stack.name)
-    if asked is not None:
-        return Named(tuple(dict.fromkeys(asked)), "given", scanned.dims)
+    if given:
+        return Named(tuple(dict.fromkeys(given)), "given", scanned.dims)
     if scanned.dims:
         return Named(scanned.dims, scanned.named_by, scanned.dims)
     strongest = tuple(sorted(scanned.strongest_dims(N_STRONGEST)))

@@ -10,8 +10,8 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from outlierlens.errors import BadInput
-from outlierlens.explore.result import VIEWS, State
-from outlierlens.options import Flag, Flat, parse_layers
+from outlierlens.explore.result import VIEWS, State, parse_dims
+from outlierlens.options import FIND, Find, Flag, Flat, parse_layers
 
 PORT = 7860  # the first that is tried
 
@@ -19,6 +19,11 @@ PORT = 7860  # the first that is tried
 def views(text: str) -> tuple[str, ...]:
     """The views that `--show` names."""
     return VIEWS if text == "all" else tuple(part.strip() for part in text.split(","))
+
+
+def shown_dims(text: str) -> tuple[int, ...] | Find:
+    """Dimensions as the page reads them; "find" as it is."""
+    return FIND if text == FIND else parse_dims(text)
 
 
 def span(layers: str) -> tuple[int, int]:
@@ -53,8 +58,8 @@ class ExploreOptions:
     """Print views and start no page: passage, loss, guesses, vectors, attention, anisotropy, all."""
     text: str | None = None
     """Text to look at. Default: a shipped one."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="explore.result:parse_dims")] = None
-    """308,381, or '' for none. Default: what scan finds, or the strongest."""
+    dims: Annotated[tuple[int, ...] | Find, Flag(read="explore.options:shown_dims", words=FIND)] = FIND
+    """308,381, or '' for none; find: what scan finds, or the strongest."""
     layers: Annotated[tuple[int, int] | None, Flag(read="explore.options:span")] = None
     """Layers to switch off in: 0-3. Default: all."""
     state: Annotated[
@@ -74,5 +79,5 @@ class ExploreOptions:
         first, last = self.layers or (0, None)
         text = start.text if self.text is None else self.text
         return replace(
-            self.state, text=text, dims=start.dims if self.dims is None else self.dims, first=first, last=last
+            self.state, text=text, dims=start.dims if self.dims == FIND else self.dims, first=first, last=last
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from outlierlens.cli.common import Progress, check_file, resumable, say
 from outlierlens.errors import BadInput
+from outlierlens.options import FIND
 from outlierlens.report.card import card, refuse_others
 from outlierlens.report.options import DEFAULT, ReportOptions
 from outlierlens.session import Session
@@ -44,7 +45,7 @@ def _redrawn(session: Session, options: ReportOptions) -> Path:
     """The page of results that were measured before; needs no torch."""
     from outlierlens.report.job import redraw
 
-    if options.dims is not None or session.reading.data:
+    if options.dims != FIND or session.reading.data:
         raise BadInput(f"{options.model} holds measured results: --dims and --data need the model itself")
     return redraw(Path(options.model), session.output.output, options.sweeps, options.results)
 

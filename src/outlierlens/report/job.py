@@ -21,7 +21,7 @@ from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.experiments.track.result import Track
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.options import parse_dims
+from outlierlens.options import FIND, parse_dims
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write
@@ -151,11 +151,12 @@ def _disable(
         one_sided = scanned.one_sided(found.rule) if scanned else ()
         activations = next((s.outliers for s in observed.stacks if s.stack == stack.name), ())
         by_activation = tuple(dict.fromkeys(outlier.dim for outlier in activations))
-        dims = parse_dims(job.options.dims) if job.options.dims else weights or by_activation[:2] or one_sided
+        given = job.options.dims != FIND
+        dims = parse_dims(job.options.dims) if given else weights or by_activation[:2] or one_sided
         if not dims:
             notes.append(f"stream {stack.name}: no rule found a dimension, so nothing was switched off")
             continue
-        if not job.options.dims and not weights:
+        if not given and not weights:
             shown = "what the activations show" if by_activation else "what stands out in scale alone or in bias alone"
             notes.append(f"stream {stack.name}: weights show none; switched off is {shown}")
         options = DisableOptions(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from outlierlens.options import Flag, check
+from outlierlens.options import FIND, Flag, check
 
 DEFAULT = "mini-planted"
 
@@ -21,8 +21,8 @@ class ReportOptions:
 
     model: Annotated[str, Flag(argument=True)] = ""
     """Sample name, directory, weight file or hub id; mini-* need no download. Default: mini-planted."""
-    dims: str | None = None
-    """Dimensions to switch off; default: what scan finds."""
+    dims: str = FIND
+    """Switch these off: 308,381; find: what scan finds."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
     """Random sets of the same size."""
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5

@@ -202,11 +202,11 @@ def test_sentence_vectors_are_what_a_model_without_a_head_is_measured_by() -> No
 
 def test_who_names_the_dimensions() -> None:
     model = planted("constant")
-    found = beyond_zero(model, texts(4), None, replace(OPTIONS, find="observe"))
+    found = beyond_zero(model, texts(4), "find", replace(OPTIONS, find="observe"))
     assert found.named_by == "the rule llm.int8 on activations"
     assert found.treated[0].dims == (DIM,)
     plain = tiny("bert")
-    found = beyond_zero(plain, texts(4), None, replace(OPTIONS, find="scan", n_random=0))
+    found = beyond_zero(plain, texts(4), "find", replace(OPTIONS, find="scan", n_random=0))
     assert "largest |z| in the weights, as the scan names none" in found.named_by
     assert "which is no finding" in found.notes[0]
     assert found.treated[0].of("zero").p is None

@@ -330,7 +330,7 @@ def test_what_was_measured_is_said_and_read_back(found: FrequencyBands) -> None:
 def test_outliers_are_named_by_the_weights_or_are_the_strongest(words: Callable[..., Any]) -> None:
     loaded = wrap(FAMILIES["bert"], words())
     counts, texts = counted(loaded.tokenizer), some_texts(40, 5)
-    options = replace(FEW, dims=None, off=False, n_random=0, n_bootstrap=20, read=ReadOptions(layers=(-1,)))
+    options = replace(FEW, dims="find", off=False, n_random=0, n_bootstrap=20, read=ReadOptions(layers=(-1,)))
     found = frequency_geometry(loaded, texts, counts, options)
     assert len(found.dims) == 2
     assert found.dims_source == "largest |z| in the weights, as the scan names none"

@@ -397,7 +397,7 @@ def test_what_cannot_be_measured_says_why(words: Any) -> None:
     with pytest.raises(BadInput, match=r"input 'next' is not for a masked model; planted-bert has masked, unmasked"):
         predictions(bert, TEXTS, counts, [1], replace(FEW, inputs=("next",)))
     with pytest.raises(BadInput, match=r"finds no outlier to switch off; name dimensions \(--dims\)"):
-        predictions(bert, TEXTS, counts, None, FEW)
+        predictions(bert, TEXTS, counts, "find", FEW)
     with pytest.raises(BadInput, match=r"counts 3 tokens with ids from 40 up.*this model's tokenizer"):
         predictions(bert, TEXTS, replace(counts, counts=np.ones(43, dtype=np.int64)), [1], FEW)
     with pytest.raises(BadInput, match="counts no ordinary token"):

@@ -241,7 +241,7 @@ def test_found_means_what_the_weights_name(swept: Any, model_folder: Any) -> Non
 
     model = model_folder("bert", "MaskedLM", "masked")
     named = scan(model).stacks[0].dims
-    arguments = ("--dims", "found", "--sets", "3,5")
+    arguments = ("--dims", "find", "--sets", "3,5")
     _, sweep, stdout, _ = swept(*arguments, model=model)
     assert sweep.found == named
     assert [effect.dims for effect in sweep.singles()] == [(dim,) for dim in named]

@@ -378,7 +378,7 @@ def test_a_loss_that_is_no_number_is_said_to_be_none(
         return found
 
     monkeypatch.setattr(Runner, "values", values)
-    found = sweep(llama, MANY, small(dims=None, n_random=3))
+    found = sweep(llama, MANY, small(dims="all", n_random=3))
     lost, *others = found.top(3)
     assert (lost.label, lost.p, lost.times_random) == ("5", 1 / found.width, None)
     assert np.isnan([lost.change, lost.low, lost.high]).all()

@@ -39,6 +39,7 @@ from outlierlens.experiments.integrity.result import TensorHash
 from outlierlens.experiments.integrity.verify import verify_checkpoint
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel, fingerprint
+from outlierlens.options import FIND, Find
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks.base import check_intact, scored, weighted_mean
@@ -277,11 +278,11 @@ def cut_texts(loaded: LoadedModel, texts: Texts, max_length: int) -> Texts:
 class Watch:
     """The fingerprint of an intact model in memory, to hold edited ones against."""
 
-    def __init__(self, loaded: LoadedModel, dims: Sequence[int] | None = None, row: RowChoice = None):
+    def __init__(self, loaded: LoadedModel, dims: Sequence[int] | Find = FIND, row: RowChoice = None):
         self.source = live_source(loaded)
         # The model is in memory, so that no limit on reading applies.
         self.scan = ScanOptions(row=row, max_read=self.source.total_bytes)
-        options = FingerprintOptions(scan=self.scan, dims=None if dims is None else tuple(dims))
+        options = FingerprintOptions(scan=self.scan, dims=dims if dims == FIND else tuple(dims))
         self.baseline = fingerprint_checkpoint(self.source, options)
         self.parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
         self._intact: dict[str, TensorHash] = {}

@@ -10,7 +10,7 @@ from outlierlens.architectures import RowChoice
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.errors import BadInput
 from outlierlens.experiments.attack.result import KINDS
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 _WORDS = ",".join(KINDS).replace(" ", "-")
@@ -46,8 +46,8 @@ class AttackOptions:
     """Values that may be changed; a swap changes two."""
     kinds: Annotated[tuple[str, ...], Flag(read="experiments.attack.options:parse_kinds", words=_WORDS)] = KINDS
     """Of zero, swap, sign-flip and exponent-flip, by commas; each is measured by itself."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """100,247: the outlier dimensions; default: what the weights name."""
+    dims: DimsOrFind = FIND
+    """The outlier dimensions: 100,247; find: what the weights name."""
     anywhere: bool = False
     """Also edits of any weight, by gradient × change, reported apart."""
     n_search: Annotated[int, Flag("--search-texts"), Ge(1)] = 4
@@ -99,8 +99,8 @@ class AttackAndSave(AttackOptions):
 class UpdateOptions:
     """What counts as an outlier entry, and what as too much."""
 
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """100,247: the outlier dimensions; default: what the weights name."""
+    dims: DimsOrFind = FIND
+    """The outlier dimensions: 100,247; find: what the weights name."""
     deep: bool = False
     """Read every tensor, not the stream's norms and biases alone."""
     n_top: Annotated[int, Flag("--top"), Ge(1)] = 48

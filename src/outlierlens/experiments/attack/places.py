@@ -19,6 +19,7 @@ from outlierlens.experiments.attack.losses import Target
 from outlierlens.experiments.integrity.rounding import half_step
 from outlierlens.experiments.integrity.sensitive import Found, Sensitive, bound_stacks, dims_of, list_sensitive
 from outlierlens.models.load import LoadedModel
+from outlierlens.options import FIND, Find
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +33,10 @@ def live_source(loaded: LoadedModel) -> LiveCheckpoint:
     return LiveCheckpoint(loaded.model, name=loaded.name, config=loaded.config)
 
 
-def found_dims(loaded: LoadedModel, dims: Sequence[int] | None = None) -> dict[str, Found]:
+def found_dims(loaded: LoadedModel, dims: Sequence[int] | Find = FIND) -> dict[str, Found]:
     """{stream: dimensions whose values are the dangerous ones}: those given, else what the scan finds, else its strongest."""
     found = dims_of(scan_live(loaded, ScanOptions()))
-    return found if dims is None else {name: Found(tuple(sorted(set(dims))), "given") for name in found}
+    return found if dims == FIND else {name: Found(tuple(sorted(set(dims))), "given") for name in found}
 
 
 def entries_of(loaded: LoadedModel, found: Mapping[str, Found]) -> list[Sensitive]:

@@ -22,6 +22,7 @@ from outlierlens.experiments.attack.options import UpdateOptions, Updates
 from outlierlens.experiments.attack.result_updates import ClientUpdate, UpdateCheck
 from outlierlens.experiments.integrity.fingerprint import width_of
 from outlierlens.experiments.integrity.sensitive import Found, bound_stacks, canonical, dims_of
+from outlierlens.options import FIND
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import hypergeometric_tail
@@ -96,7 +97,7 @@ def _opened(model: str, options: UpdateOptions) -> Checkpoint:
 
 def _dims(base: Checkpoint, bound: Sequence[BoundStack], options: UpdateOptions) -> dict[str, Found]:
     """{stream: outlier dimensions}: given, or what the scan finds, or its strongest."""
-    if options.dims is None:
+    if options.dims == FIND:
         return dims_of(scan_checkpoint(base, options.scan))
     dims = tuple(sorted(set(options.dims)))
     for stack in bound:

@@ -6,15 +6,15 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.mode_names import Mode, check_mode, check_no_resampling
-from outlierlens.options import Flag, check
+from outlierlens.options import FIND, DimsOrFind, Flag, check
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
     """What is measured, and how."""
 
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381. Default: what scan finds, or the two strongest."""
+    dims: DimsOrFind = FIND
+    """308,381; find: what scan finds, or the two strongest."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"

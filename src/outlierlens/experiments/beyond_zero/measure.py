@@ -26,6 +26,7 @@ from outlierlens.experiments.beyond_zero.options import Asked, BeyondOptions, Ho
 from outlierlens.experiments.beyond_zero.result import BeyondZero, Treated, Treatment
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND, Find
 from outlierlens.statistics.means import mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
 from outlierlens.tasks.base import Task, weighted_mean
@@ -43,7 +44,7 @@ FEW_MEANS = 0.05  # share of tokens without a mean of their position, above whic
 def beyond_zero(
     loaded: LoadedModel,
     texts: Data,
-    dims: Dims | None = None,
+    dims: Dims | Find = FIND,
     options: BeyondOptions | None = None,
     *,
     progress: Progress | None = None,
@@ -51,7 +52,7 @@ def beyond_zero(
 ) -> BeyondZero:
     """Measure `loaded` intact and with `dims` zeroed, set to means, shuffled, scaled and restored, beside random dimensions.
 
-    `dims` is a sequence, or {layer: dims} where layers differ; None is what `options.find` names. With `rows`, every finished
+    `dims` is a sequence, or {layer: dims} where layers differ; "find" is what `options.find` names. With `rows`, every finished
     condition is appended to that file, and conditions found there are not measured again.
 
     Raises:
@@ -282,11 +283,11 @@ def recovered(
 
 
 def _plan(
-    loaded: LoadedModel, texts: Data, stream: tuple["BoundStack", int], dims: Dims | None, options: BeyondOptions
+    loaded: LoadedModel, texts: Data, stream: tuple["BoundStack", int], dims: Dims | Find, options: BeyondOptions
 ) -> tuple[Named, Plan]:
     """The dimensions, with who names them, and the layers they are treated in."""
     stack, width = stream
-    if dims is None:
+    if dims == FIND:
         named = _choose(loaded, stack, texts, options)
         return named, plan_dims(stack, width, named.dims, options.layers)
     plan = plan_dims(stack, width, dims, options.layers)

@@ -9,7 +9,7 @@ from annotated_types import Ge
 from outlierlens.ablation.switches import Dims, EditMode, EditSettings, EditTokens
 from outlierlens.errors import BadInput
 from outlierlens.experiments.beyond_zero.result import BUT_FIRST, MEAN, ONLY_FIRST, POSITION_MEAN, RESAMPLE, SCALE, ZERO
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 Finder = Literal["auto", "scan", "observe"]
@@ -68,8 +68,8 @@ class BeyondOptions:
 class Asked:
     """What the command is asked: which dimensions, and what is done to them."""
 
-    dims: Annotated[Dims | None, Flag(read="options:parse_dims")] = None
-    """308,381, or layer by layer: 0-9:896;10-16:678. Default: see --find."""
+    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
+    """308,381, or layer by layer: 0-9:896;10-16:678; find: as --find says."""
     options: Annotated[BeyondOptions, Flat()] = BeyondOptions()
     """What is done to them."""
     max_length: Annotated[int | None, Ge(2)] = None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from outlierlens.detection.scan.measure import ASKED, ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag
+from outlierlens.options import FIND, DimsOrFind, Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,13 @@ class CompareOptions:
     """The rule, and what it may read."""
     values: bool = False
     """Also hold sensitive values against each other; exit code 3 if any moved."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381: these are the dangerous dimensions; default: what scan finds."""
+    dims: DimsOrFind = FIND
+    """The dangerous dimensions: 308,381; find: what scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
     other_revision: str | None = None
     """Hub revision of the second model; default: --revision."""
 
     def __post_init__(self) -> None:
-        if not self.values and (self.deep or self.dims is not None):
+        if not self.values and (self.deep or self.dims != FIND):
             raise BadInput("--deep and --dims are about sensitive values; add --values")

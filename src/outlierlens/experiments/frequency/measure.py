@@ -23,6 +23,7 @@ from outlierlens.experiments.frequency.result import Frequency
 from outlierlens.experiments.frequency.sums import FrequencySums, Regressors, TokenSample, TypeTable
 from outlierlens.models.hooks import layer_name
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND
 from outlierlens.session import Session
 from outlierlens.vectors.read import ReadOptions, TokenBatch, Tokens, text_stack, token_batches, tokenise, wanted_layers
 
@@ -101,7 +102,7 @@ def frequency(
     stack = text_stack(loaded, options.read.stack)
     layers = tuple(layer_name(layer) for layer in wanted_layers(stack, options.read.layers))
     width = stream_width(loaded.model, stack)
-    check_dims(options.dims or (), stack, width)
+    check_dims(() if options.dims == FIND else options.dims, stack, width)
     chosen = texts
     if options.paper_compat:
         chosen = Texts(texts.source, tuple(t for t in texts.texts if len(t) > COMPAT_CHARACTERS), texts.column)
@@ -127,15 +128,13 @@ def frequency(
             f"{int(gathered.texts[1])} of the texts of {texts.source} hold a token, and an interval over texts needs at least "
             f"2; give more text"
         )
-    dims, source = options.dims, "--dims"
-    if dims is None:
-        dims, source = scan_stream(loaded, stack.name).dims, "the weights"
+    dims = scan_stream(loaded, stack.name).dims if options.dims == FIND else options.dims
     asked = Asked(
         loaded.provenance(command=command, seed=options.seed),
         chosen,
         counts,
         dims=tuple(dict.fromkeys(dims)),
-        dims_source=source,
+        dims_source="the weights" if options.dims == FIND else "--dims",
         stack=stack.name,
         final_norm=bool(options.read.final_norm and stack.final_norm),
         max_length=max_length,

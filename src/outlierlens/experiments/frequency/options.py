@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.vectors.read import ReadOptions
 
 COMPAT_LENGTH = 128  # tokens of a text in the released code of Puccetti et al. (2022)
@@ -17,8 +17,8 @@ FEWEST_DRAWS, FEWEST = 50, 200  # draws, and sampled tokens and types, below whi
 class FrequencyOptions:
     """What is measured, and how."""
 
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381: hold these against all others; else what the weights name."""
+    dims: DimsOrFind = FIND
+    """Hold these against all others: 308,381; find: what the weights name."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(FEWEST_DRAWS)] = 200
     """Times that texts are drawn again."""
     n_sample: Annotated[int, Flag("--sample"), Ge(FEWEST)] = 2048

@@ -8,7 +8,7 @@ from annotated_types import Ge
 from outlierlens.ablation.mode_names import check_mode, check_no_resampling
 from outlierlens.errors import BadInput
 from outlierlens.experiments.frequency_geometry.token_bands import Banding
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.vectors.read import ReadOptions
 
 
@@ -18,8 +18,8 @@ class FrequencyGeometryOptions:
 
     banding: Annotated[Banding, Flat("n_bands", "tokens_per_band", "skip_first")] = Banding()
     """How tokens are cut into bands."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381: clip these and switch them off. Default: what scan finds, or the two strongest."""
+    dims: DimsOrFind = FIND
+    """Clip these and switch them off: 308,381; find: what scan finds, or the two strongest."""
     off: Annotated[bool, Flag("--off/--no-off")] = True
     """Measure with them off inside the network too: a second pass."""
     mode: Literal["weights", "norms", "zero", "mean", "scale", "writes"] = "weights"

@@ -40,6 +40,7 @@ from outlierlens.experiments.integrity.sensitive import (
     list_sensitive,
     read_entries,
 )
+from outlierlens.options import FIND
 from outlierlens.results.document import Provenance, load
 from outlierlens.session import Session
 
@@ -271,7 +272,7 @@ def _problem(entry: Recorded) -> str:
 
 def _dims(checkpoint: Checkpoint, bound: Sequence[BoundStack], options: FingerprintOptions) -> dict[str, Found]:
     """{stream: found dimensions}, by the scan or as given."""
-    if options.dims is not None:
+    if options.dims != FIND:
         dims = tuple(sorted(set(options.dims)))
         for stack in bound:
             if dims and dims[-1] >= width_of(checkpoint, stack):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from outlierlens.detection.scan.measure import ScanOptions
-from outlierlens.options import Flag, Flat
+from outlierlens.options import FIND, DimsOrFind, Flat
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class FingerprintOptions:
 
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """The rule that finds the outlier dimensions, limits on reading, and how the model is opened."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381: these are the dangerous dimensions, in every stream; default: what scan finds."""
+    dims: DimsOrFind = FIND
+    """The dangerous dimensions, in every stream: 308,381; find: what scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
 

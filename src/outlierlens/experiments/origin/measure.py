@@ -36,6 +36,7 @@ from outlierlens.experiments.origin.embedding_tables import (
 from outlierlens.experiments.origin.options import OriginOptions, Traced
 from outlierlens.experiments.origin.result import NormOrigin, Origin, StackOrigin, TableOrigin
 from outlierlens.experiments.origin.verdict import verdict
+from outlierlens.options import FIND
 from outlierlens.results.document import Provenance, load
 from outlierlens.session import Session
 
@@ -104,7 +105,7 @@ class _Measurement:
             model_type=str(checkpoint.config.get("model_type", "")),
             source=checkpoint.kind,
             named_by=f"the rule {self.rule.name} on the weights"
-            if self.options.dims is None
+            if self.options.dims == FIND
             else self.options.named_by,
             n_sigma=self.rule.n_sigma,
             stacks=stacks,
@@ -115,7 +116,7 @@ class _Measurement:
 
     def _check_dims(self, bound: Sequence[BoundStack]) -> None:
         given = self.options.dims
-        if given is None:
+        if given == FIND:
             return
         widths = {stack.name: self.width(stack) for stack in bound}
         if isinstance(given, Mapping):
@@ -158,7 +159,7 @@ class _Measurement:
     def measured(self, stack: BoundStack) -> list[tuple[Site, Measured]]:
         """What the scan measures, where it names the dimensions or is a write by itself (blocks that end in no norm)."""
         scan = self.options.scan
-        asked = self.options.dims is None
+        asked = self.options.dims == FIND
         sites = sites_of(stack, scan.view if asked else "last")
         if asked and not sites:
             raise BadInput(f"{self.checkpoint.name}: its blocks declare no reading norms; use --view last, or --dims")
@@ -195,7 +196,7 @@ class _Measurement:
     def named(self, stack: BoundStack, measured: list[tuple[Site, Measured]], notes: list[str]) -> tuple[int, ...]:
         """The dimensions to follow in this stack."""
         given, width = self.options.dims, self.width(stack)
-        if given is not None:
+        if given != FIND:
             mine = tuple(dict.fromkeys(given.get(stack.name, ()) if isinstance(given, Mapping) else given))
             if absent := [dim for dim in mine if dim >= width]:
                 notes.append(f"has {width} dimensions: without {', '.join(map(str, absent))}")

@@ -7,15 +7,17 @@ from typing import Annotated, Literal
 
 from outlierlens.detection.scan.measure import ASKED, ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat
+from outlierlens.options import FIND, Find, Flag, Flat
 
 
 @dataclass(frozen=True, kw_only=True)
 class OriginOptions:
     """Which dimensions to follow, in every stack or {stack: dimensions}, and how to read the model."""
 
-    dims: Annotated[tuple[int, ...] | Mapping[str, tuple[int, ...]] | None, Flag(read="options:plain_dims")] = None
-    """557,143: follow these. Default: what the rule finds."""
+    dims: Annotated[
+        tuple[int, ...] | Mapping[str, tuple[int, ...]] | Find, Flag(read="options:chosen_dims", words=FIND)
+    ] = FIND
+    """Follow these: 557,143; find: what the rule finds."""
     named_by: Annotated[str, Flag(hidden=True)] = "given"
     """How `dims` were chosen, in words."""
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
@@ -37,5 +39,5 @@ class Traced:
     """Of --chart: which stream, where there are several."""
 
     def __post_init__(self) -> None:
-        if self.how.dims is not None and self.observed is not None:
+        if self.how.dims != FIND and self.observed is not None:
             raise BadInput("--dims and --from both name dimensions; give one of them")

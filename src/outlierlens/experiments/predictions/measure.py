@@ -37,6 +37,7 @@ from outlierlens.experiments.predictions.tally import GROUPS, Scale, Tally, Unig
 from outlierlens.experiments.predictions.words import INPUT_TASKS, OF_HEAD, Said, Switches, every
 from outlierlens.models.inputs import token_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND, Find
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_p
 from outlierlens.vectors.read import text_stack
@@ -61,7 +62,7 @@ def predictions(
     loaded: LoadedModel,
     texts: Texts,
     counts: TokenCounts,
-    dims: Dims | None = None,
+    dims: Dims | Find = FIND,
     options: PredictionOptions | None = None,
     *,
     command: str = "",
@@ -69,7 +70,7 @@ def predictions(
 ) -> Predictions:
     """Corpus frequency, distribution and parts of speech of what `loaded` predicts, intact and with `dims` off.
 
-    `dims` is a sequence, or {layer: dims}; None is what the scan of the weights finds. `counts` are of this model's
+    `dims` is a sequence, or {layer: dims}; "find" is what the scan of the weights finds. `counts` are of this model's
     tokenizer.
 
     Raises:
@@ -79,7 +80,7 @@ def predictions(
     options = options or PredictionOptions()
     inputs = _inputs(loaded, options)
     stack = text_stack(loaded, options.stack)
-    found = scan_stream(loaded, stack.name).dims if dims is None else dims
+    found = scan_stream(loaded, stack.name).dims if dims == FIND else dims
     if not found:
         raise BadInput(f"the scan of {loaded.name} finds no outlier to switch off; name dimensions (--dims)")
     plan = plan_dims(stack, stream_width(loaded.model, stack), found)

@@ -10,7 +10,7 @@ from outlierlens.ablation.switches import Dims
 from outlierlens.errors import BadInput
 from outlierlens.experiments.predictions.result import INPUTS, INTERVENTIONS
 from outlierlens.experiments.predictions.speech import Tagger
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, Find, Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 
@@ -61,7 +61,7 @@ class PredictionsCall:
 
     counts: str
     """Token counts (of `count`, or as published); several by commas."""
-    dims: Annotated[Dims | None, Flag(read="options:parse_dims")] = None
-    """308,381, or layer by layer: 0-9:896;10-16:678. Default: what scan finds."""
+    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
+    """308,381, or layer by layer: 0-9:896;10-16:678; find: what scan finds."""
     options: Annotated[PredictionOptions, Flat()] = PredictionOptions()
     """How it is measured."""

@@ -25,6 +25,7 @@ from outlierlens.experiments.pruning.masks import Masks, Unmasked, held, open_so
 from outlierlens.experiments.pruning.options import CheckedModels, CheckOptions
 from outlierlens.experiments.pruning.removal import Cells, infer_positions, per_dim_off, read_positions
 from outlierlens.experiments.pruning.result import Hit, PruneCheck, StackCheck
+from outlierlens.options import FIND
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session
 
@@ -224,7 +225,7 @@ class _Check:
 
     def _outliers(self, bound: BoundStack, cells: Cells) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         """(dims, who names them, notes)"""
-        dims = tuple(dict.fromkeys(self.options.dims))
+        dims = () if self.options.dims == FIND else tuple(dict.fromkeys(self.options.dims))
         if dims:
             bad = [dim for dim in dims if not 0 <= dim < cells.width]
             if bad:

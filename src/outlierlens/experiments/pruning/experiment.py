@@ -30,6 +30,7 @@ from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.experiments.pruning.result import PruneExperiment, Removal
 from outlierlens.models.changes import set_values, temporary
 from outlierlens.models.load import LoadedModel
+from outlierlens.options import FIND
 from outlierlens.session import Session
 from outlierlens.statistics.words import unseen_note
 from outlierlens.tasks.choice import make_task
@@ -183,7 +184,7 @@ class _Budget:
         self.alone = self.pruner.pruned({}, self.n)
 
     def _named(self) -> tuple[tuple[int, ...], str]:
-        asked = tuple(dict.fromkeys(self.options.dims))
+        asked = () if self.options.dims == FIND else tuple(dict.fromkeys(self.options.dims))
         bad = [dim for dim in asked if not 0 <= dim < self.cells.width]
         if bad:
             raise BadInput(

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.experiments.pruning.result import Removal
-from outlierlens.options import Flag, Flat, check, parse_layers
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check, parse_layers
 from outlierlens.tasks.base import TaskOptions
 
 Held = Literal["auto", "masks", "weights"]
@@ -27,8 +27,8 @@ def parse_which(text: str) -> Which | tuple[int, ...]:
 class Outliers:
     """Which positions of which stream are the outliers."""
 
-    dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
-    """308,381: the outliers; default: what scan finds in the weights."""
+    dims: DimsOrFind = FIND
+    """The outliers: 308,381; find: what scan finds in the weights."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
 

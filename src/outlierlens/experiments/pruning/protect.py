@@ -27,6 +27,7 @@ from outlierlens.detection.scan.result import StackScan
 from outlierlens.errors import BadInput, one_line
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.options import FIND
 from outlierlens.view.words import number_of_layers, runs
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
@@ -126,7 +127,7 @@ class _Lists:
         self.cells = Cells.of(self.bound, shapes, options.rule)
         scan = scan_checkpoint(checkpoint, options.scan)
         self.scan: StackScan = next(stack for stack in scan.stacks if stack.stack == self.bound.name)
-        self.dims = tuple(dict.fromkeys(options.dims)) or self.scan.dims
+        self.dims = self.scan.dims if options.dims == FIND else tuple(dict.fromkeys(options.dims))
         if not self.dims:
             raise BadInput(f"{checkpoint.name}: the scan finds no outlier to protect; name positions with --dims")
         bad = [dim for dim in self.dims if not 0 <= dim < self.cells.width]

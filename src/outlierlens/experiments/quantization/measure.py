@@ -42,6 +42,7 @@ from outlierlens.experiments.quantization.rounding_error import OutputError, Rea
 from outlierlens.experiments.quantization.schemes import Recipe
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.options import FIND
 from outlierlens.session import Session
 from outlierlens.statistics.means import mean_interval, mean_noise
 from outlierlens.statistics.p_values import rank_p
@@ -311,7 +312,7 @@ class _Study:
     def _outliers(self, texts: Data) -> tuple[tuple[int, ...], str]:
         """The dimensions, ascending, and who names them: the caller, the weights, the activations, or the strongest two."""
         named = named_dims(self.loaded, self.stack, self.options.dims)
-        if self.options.dims is None and not named.found:
+        if self.options.dims == FIND and not named.found:
             options = ObserveOptions(max_length=self.how.max_length, batch_size=self.how.batch_size, passage_tokens=0)
             dims, rule = active_dims(self.loaded, self.stack, texts, options)
             if dims:

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from outlierlens.detection.running_statistics import LARGE
 from outlierlens.errors import BadInput
 from outlierlens.experiments.quantization.schemes import DEFAULTS, Recipe
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 
@@ -21,8 +21,8 @@ class QuantizeOptions:
     )
     """WEIGHTS/INPUTS by commas: int8, int4, e4m3, e5m2 or none, each per -tensor, -channel (weights), -token (inputs),
     -group32 (weights), integers also -asym. Default: five common ones."""
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381: keep these; else what weights or activations name."""
+    dims: DimsOrFind = FIND
+    """Keep these: 308,381; find: what weights or activations name."""
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5

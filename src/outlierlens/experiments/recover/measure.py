@@ -29,6 +29,7 @@ from outlierlens.experiments.recover.options import RecoverOptions
 from outlierlens.experiments.recover.result import Arm, Recovery, Regrowth, State, What
 from outlierlens.models.heads import NewHead
 from outlierlens.models.load import LoadedModel, fingerprint, load_model, stream_width
+from outlierlens.options import FIND
 from outlierlens.results.document import save
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
@@ -60,7 +61,7 @@ def recover(
     loaded = load_model(model, replace(how.load, dtype="float32"))
     _check_head(loaded, train)
     scorer = _Scorer(loaded, dev, options)
-    chosen = tuple(sorted(options.dims)) if options.dims is not None else scorer.found
+    chosen = scorer.found if options.dims == FIND else tuple(sorted(options.dims))
     if not chosen:
         raise BadInput(f"{model}: the rule finds no dimension in its weights; name some with --dims")
     plan_dims(scorer.stack, scorer.width, chosen)

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
 from outlierlens.training.finetune.options import FinetuneSettings
 
 
@@ -14,8 +14,8 @@ from outlierlens.training.finetune.options import FinetuneSettings
 class RecoverOptions:
     """What is switched off and fine-tuned again."""
 
-    dims: Annotated[tuple[int, ...] | None, Flag(read="options:plain_dims")] = None
-    """308,381: switch these off. Default: what the rule finds."""
+    dims: DimsOrFind = FIND
+    """Switch these off: 308,381; find: what the rule finds."""
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 1

@@ -30,6 +30,7 @@ from outlierlens.detection.scan.measure import scan_stream
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.options import Machines, SweepCall, SweepOptions
 from outlierlens.experiments.sweep.result import Sweep
+from outlierlens.options import FIND
 from outlierlens.report import ReportData, write
 from outlierlens.report.files import CHARTS, OURS, Written
 from outlierlens.report.job import ROWS, scan_of
@@ -93,7 +94,7 @@ def _swept(
         loaded = session.loaded
         found = scan_of(session.subject.model, loaded, session.load, session.command)
         # Dimensions that the weights as they were loaded name in the stream that is swept.
-        named = scan_stream(loaded, loaded.stack(options.stack).name).dims if call.dims == "found" else ()
+        named = scan_stream(loaded, loaded.stack(options.stack).name).dims if call.dims == FIND else ()
         if output.overwrite:
             remove_rows(rows)
         swept = loop.sweep(

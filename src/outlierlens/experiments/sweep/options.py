@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.ablation.mode_names import Mode, check_mode
 from outlierlens.errors import BadInput, need
-from outlierlens.options import Flag, Flat, check, parse_dims, plain_dims
+from outlierlens.options import FIND, Flag, Flat, check, parse_dims, plain_dims
 from outlierlens.tasks.base import TaskOptions
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def batch_size(text: str) -> int | None:
 class SweepOptions:
     """Settings of a sweep."""
 
-    dims: Annotated[tuple[int, ...] | None, Flag(hidden=True)] = None
-    """Dimensions swept one at a time; None is every dimension, () none."""
+    dims: Annotated[tuple[int, ...] | Literal["all"], Flag(hidden=True)] = "all"
+    """Dimensions swept one at a time; () is none."""
     sets: Annotated[tuple[tuple[int, ...], ...], Flag(read="options:parse_sets")] = ()
     """Switched off together, each set beside random and matched ones: 100,247;507,100."""
     plans: Annotated[
@@ -141,7 +141,7 @@ class SweepCall:
     """A sweep as a command line asks for it."""
 
     dims: str = "all"
-    """One at a time: all, found (named by the weights), none, or 507,100."""
+    """One at a time: all, find (those that the weights name), none, or 507,100."""
     sweep: Annotated[SweepOptions, Flat()] = SweepOptions()
     """Its settings but dimensions and task, which the model and the texts decide."""
     full: bool = False
@@ -162,13 +162,13 @@ class SweepCall:
         if self.full and self.sweep.n_random is not None:
             raise BadInput("--full is --random 1000; give one of them")
 
-    def chosen(self, found: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Dimensions swept one at a time: None for "all", `found` for "found".
+    def chosen(self, found: tuple[int, ...]) -> tuple[int, ...] | Literal["all"]:
+        """Dimensions swept one at a time: `found` for "find".
 
         Raises:
             BadInput: text that is neither a word nor dimensions.
         """
-        words = {"all": None, "found": found, "none": ()}
+        words: dict[str, tuple[int, ...] | Literal["all"]] = {"all": "all", FIND: found, "none": ()}
         if self.dims in words:
             return words[self.dims]
         return plain_dims(self.dims, remedy="name dimensions, and layers with --layers or --windows")

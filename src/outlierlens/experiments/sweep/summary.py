@@ -100,7 +100,7 @@ def _ranks(
     runner: Runner, state: State, found: Sequence[int]
 ) -> dict[int, tuple[float, float, float | None, float | None]]:
     """(p, q, q among found, times random) of every single dimension among those of its window, where all are swept."""
-    if runner.options.dims is not None:
+    if runner.options.dims != "all":
         return {}
     windows: dict[str, list[int]] = {}
     for number, unit in enumerate(state.units):

@@ -104,7 +104,7 @@ def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[in
     Raises:
         BadInput: a layer or dimension that does not exist, or nothing to test.
     """
-    dims = range(width) if options.dims is None else dict.fromkeys(options.dims)
+    dims = range(width) if options.dims == "all" else dict.fromkeys(options.dims)
     sets = [tuple(sorted(set(one))) for one in options.sets]
     if options.with_found and len(found) > 1:
         sets.append(tuple(sorted(found)))
@@ -163,7 +163,7 @@ def control_families(runner: Runner, units: Sequence[Unit], found: Sequence[int]
     several = len({unit.window for unit in units} - {BY_LAYER}) > 1
     n_random = options.n_random if options.n_random is not None else N_RANDOM_BY_WINDOW if several else N_RANDOM
     n_matched = options.n_matched if options.n_matched is not None else 0 if several else N_MATCHED
-    wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims is not None or unit.window == BY_LAYER]
+    wanted = [unit for unit in units if len(unit.dims) > 1 or options.dims != "all" or unit.window == BY_LAYER]
     named = {dim for unit in wanted for dim in unit.dims} | set(found)
     families: list[Family] = []
     for unit in wanted if n_random else ():

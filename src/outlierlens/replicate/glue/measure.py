@@ -245,7 +245,7 @@ class _Table:
 
         singles = None
         if job.every or len(dims) > 1:
-            singles = run(SINGLES, dims=None if job.every else dims)
+            singles = run(SINGLES, dims="all" if job.every else dims)
         if dims:
             together = run(TOGETHER, dims=(), sets=(dims,), n_matched=job.n_matched)
         else:
