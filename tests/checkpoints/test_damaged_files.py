@@ -50,6 +50,15 @@ def test_a_shard_whose_name_no_file_system_holds(ending: str, tmp_path: Path) ->
         open_checkpoint(str(path))
 
 
+@pytest.mark.parametrize("shape", [[0, 2**63 - 1], [2**62, 0, 2], [2**31, 0, 2**31]])
+def test_a_tensor_of_no_values_whose_shape_no_array_has(shape: list[int], tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(BadFile, match="lacks a sound dtype, shape"):
+        open_checkpoint(str(path))
+
+
 def test_weights_that_were_saved_with_their_wish_for_gradients(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     path = tmp_path / "m.bin"

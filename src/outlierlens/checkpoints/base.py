@@ -29,6 +29,15 @@ INDEX = ".index.json"  # how the names of lists of shards end
 MAX_FILE_NAME = 255  # bytes; file systems have no longer ones, and asking for one is an error
 
 
+def is_shape(numbers: Sequence[Any]) -> bool:
+    """Whether numpy can hold an array of float64 of this shape; a size of 0 does not excuse the others."""
+    return (
+        len(numbers) <= MAX_RANK
+        and all(type(n) is int and n >= 0 for n in numbers)
+        and math.prod(max(n, 1) for n in numbers) < 2**60
+    )
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """A stored tensor as its header declares it: `dtype` is the file format's own word ("BF16", "Q4_1")."""

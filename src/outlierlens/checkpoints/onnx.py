@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo
+from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, is_shape
 from outlierlens.errors import BadFile, need
 
 MAX_FILE_BYTES = 2**31  # protobuf's own limit; larger models keep their weights in external data
@@ -295,7 +295,7 @@ def _place(onnx: ModuleType, name: str, tensor: Any, path: Path) -> _Placed:
     known = {number: word for word, number in onnx.TensorProto.DataType.items()}
     dtype = known.get(tensor.data_type, f"type {tensor.data_type}")
     shape = tuple(tensor.dims)
-    if len(shape) > MAX_RANK or any(n < 0 for n in shape):
+    if not is_shape(shape):
         raise BadFile(f"{where} declares the shape {list(shape)[: MAX_RANK + 1]}; the file is corrupt")
     if dtype not in _STORED:  # fails only when asked for
         return _Placed(dtype, shape, len(tensor.raw_data))

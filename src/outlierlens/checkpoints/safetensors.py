@@ -18,10 +18,10 @@ from outlierlens.checkpoints.base import (
     INDEX,
     ITEM_BYTES,
     MAX_FILE_NAME,
-    MAX_RANK,
     MAX_TENSORS,
     Checkpoint,
     TensorInfo,
+    is_shape,
     parse_config,
     raw_blocks,
     raw_rows,
@@ -97,12 +97,13 @@ def _entry(name: str, entry: Any, base: int, file_size: int, where: str) -> Plac
         or not isinstance(offsets, list)
         or len(offsets) != 2
         or not isinstance(entry.get("dtype"), str)
-        or not all(type(n) is int and 0 <= n < 2**63 for n in [*shape, *offsets])
+        or not is_shape(shape)
+        or not all(type(n) is int and 0 <= n < 2**63 for n in offsets)
     ):
         raise BadFile(f"{where}: the entry of tensor {name!r} lacks a sound dtype, shape or data_offsets")
     dtype = entry["dtype"]
     start, end = base + offsets[0], base + offsets[1]
-    if len(shape) > MAX_RANK or end < start or end > file_size:
+    if end < start or end > file_size:
         raise BadFile(f"{where}: tensor {name!r} lies outside the file (bytes {start:,} to {end:,} of {file_size:,})")
     info = TensorInfo(dtype, tuple(shape), end - start)
     # Types that we cannot widen may stand in the file; they only fail when asked for.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo
+from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, Checkpoint, TensorInfo, is_shape
 from outlierlens.checkpoints.pickle_scan import SAFE, scan_pickle
 from outlierlens.checkpoints.safetensors import files_of, gather
 from outlierlens.errors import BadFile, need
@@ -220,5 +220,5 @@ def _check_tensor(key: Any, tensor: "Tensor", path: Path) -> None:
         raise BadFile(f"{where} is stored as {tensor.layout} on {tensor.device}, not as plain values; {SAFE}")
     # A stride of zero lets a file of one number claim terabytes, which a copy would then allocate.
     stored = tensor.untyped_storage().nbytes()
-    if tensor.ndim > MAX_RANK or tensor.nbytes > stored:
+    if not is_shape(tensor.shape) or tensor.nbytes > stored:
         raise BadFile(f"{where} claims {list(tensor.shape)[: MAX_RANK + 1]} but stores {stored:,} bytes; refused")

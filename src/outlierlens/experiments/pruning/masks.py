@@ -26,7 +26,7 @@ import numpy as np
 
 from outlierlens.architectures import Param
 from outlierlens.checkpoints import Checkpoint, TensorInfo, open_checkpoint
-from outlierlens.checkpoints.base import MAX_RANK, MAX_TENSORS, load_config
+from outlierlens.checkpoints.base import MAX_TENSORS, is_shape, load_config
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.pruning.removal import per_dim_off
 
@@ -128,10 +128,7 @@ def _header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], str, bool, in
         raise BadFile(f"{where} has a header that cannot be read; write it with numpy.savez") from None
     if dtype is None or dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise BadFile(f"{where} holds {code!r}; masks are numbers or bool")
-    sound = (
-        isinstance(shape, tuple) and len(shape) <= MAX_RANK and all(type(n) is int and 0 <= n < 2**63 for n in shape)
-    )
-    if not sound:
+    if not isinstance(shape, tuple) or not is_shape(shape):
         raise BadFile(f"{where} declares the shape {shape!r}; write it again")
     return shape, str(code), bool(by_column), 8 + word + length
 
