@@ -1,14 +1,15 @@
-"""What rounding costs before and after a repair: as it is, `--fit int8`, the same factors on other neurons, `--rotate`.
+"""What rounding costs before and after a repair: as it is, `--fit int8`, the same factors elsewhere, `--rotate`, both.
 
     OMP_NUM_THREADS=1 python benchmarks/repair_cost.py ./model --limit 32 --max-length 64 -o cost.jsonl
 
-Factors that are shuffled among the neurons of each linear have the same sizes and hit others: they must not help. All copies
-give the outputs of the model in float32, so that their cost is held against one intact loss. A line is appended for
-each copy and scheme, and a rerun goes on.
+The control has factors of the same sizes in each linear, on random neurons of which none is spiky (16 times the median neuron
+or more): they must not help. All copies give the outputs of the model in float32, so that their cost is held against one intact
+loss. A line is appended for each copy and scheme, and a rerun goes on.
 """
 
 import argparse
 import json
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import outlierlens as ol
 from outlierlens.errors import BadInput
 from outlierlens.experiments.quantization.schemes import parse_all
-from outlierlens.experiments.repair.extent import add_neurons, check_inputs, extent, outputs
+from outlierlens.experiments.repair.check import Check, check_of, outputs, seen_of
 from outlierlens.experiments.repair.measure import plan_for
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.repair.plan import Plan
@@ -29,31 +30,59 @@ from outlierlens.tasks.base import TaskOptions
 SCHEMES = "int8-tensor/int8-tensor,int8-channel/int8-token,none/int4-token,int4-channel/int4-token"
 
 
-def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Any:
-    """(name, a context in which the model is that copy)."""
-    inputs = check_inputs(loaded, texts.texts[: how.checked], max_length=how.max_length, seed=0)
-    _, _, exponents = plan_for(loaded, extent(loaded, inputs), RepairOptions(fit="int8"), inputs)
+SPIKY = 16.0  # times the median neuron of its linear
 
-    def planned(factors: dict[str, torch.Tensor]) -> Any:
-        plan = Plan()
-        add_neurons(plan, loaded, factors)
-        return repaired(loaded, plan)
 
-    yield "as it is", ExitStack()
-    yield "--fit int8", planned(exponents)
-    for seed in range(how.shuffled):
-        random = torch.Generator().manual_seed(seed)
-        yield (
-            f"shuffled factors {seed}",
-            planned({path: one[torch.randperm(len(one), generator=random)] for path, one in exponents.items()}),
-        )
+def elsewhere(exponents: torch.Tensor, top: torch.Tensor, seed: int) -> torch.Tensor:
+    """The exponents of a linear's neurons, the largest first, on random neurons that are not spiky."""
+    calm = (top < SPIKY * top.median()).nonzero().flatten()
+    order = torch.randperm(len(calm), generator=torch.Generator().manual_seed(seed))
+    made = torch.zeros_like(exponents)
+    made[calm[order]] = exponents.sort().values[: len(calm)]  # all are 0 or below
+    return made
+
+
+def fitted(loaded: Any, check: Check, seed: int | None = None) -> Plan | None:
+    """The plan of `--fit int8`, or with a seed that of the control; None where no factor helps."""
+    seen = seen_of(loaded, check)
     try:
-        with rotated(loaded, lambda: outputs(loaded.model, inputs), seed=0):
-            pass
+        plan, _, factors = plan_for(loaded, seen, RepairOptions(fit="int8"), check)
     except BadInput as error:
         print(error)
-    else:
-        yield "--rotate", rotated(loaded, lambda: outputs(loaded.model, inputs), seed=0)
+        return None
+    if seed is None:
+        return plan
+    tops = {pair.where: top for pair, top in seen.inputs}
+    plan = Plan()
+    for pair, exponents in factors:
+        plan.pair(pair, elsewhere(exponents, tops[pair.where], seed))
+    return plan
+
+
+def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[str, Callable[[ExitStack], bool]]]:
+    """(name, what makes the model that copy until a stack is closed, and says whether it can)."""
+    check = check_of(loaded, texts, max_length=how.max_length, seed=0)
+
+    def fit(open_: ExitStack, seed: int | None = None) -> bool:
+        plan = fitted(loaded, check, seed)
+        if plan is not None:
+            open_.enter_context(repaired(loaded, plan))
+        return plan is not None
+
+    def turn(open_: ExitStack) -> bool:
+        try:
+            open_.enter_context(rotated(loaded, lambda: outputs(loaded.model, check), seed=0))
+        except BadInput as error:
+            print(error)
+            return False
+        return True
+
+    yield "as it is", lambda open_: True
+    yield "--fit int8", fit
+    for seed in range(how.controls):
+        yield f"control {seed}", lambda open_, seed=seed: fit(open_, seed)
+    yield "--rotate", turn
+    yield "--rotate --fit int8", lambda open_: turn(open_) and fit(open_)
 
 
 def main() -> None:
@@ -64,7 +93,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=32, help="texts")
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--checked", type=int, default=16, help="texts that factors rest on, after the measured ones")
-    parser.add_argument("--shuffled", type=int, default=3)
+    parser.add_argument("--controls", type=int, default=3)
     parser.add_argument("--schemes", default=SCHEMES)
     parser.add_argument("-o", "--output", type=Path, default=Path("repair-cost.jsonl"))
     how = parser.parse_args()
@@ -77,7 +106,9 @@ def main() -> None:
         recipes = tuple(one for one in parse_all(how.schemes) if (name, str(one)) not in done)
         if not recipes:
             continue
-        with copy:
+        with ExitStack() as open_:
+            if not copy(open_):
+                continue
             options = ol.QuantizeOptions(
                 recipes=recipes, dims=(0,), n_random=0, threshold=None, alpha=None, n_error_texts=1, noise_draws=0,
                 task=TaskOptions(max_length=how.max_length),

@@ -1,27 +1,35 @@
-"""What a factor of the residual stream does to every family of the architecture table, on its tiny model.
+"""What factors do to every family of the architecture table, on its tiny model: of its residual stream, and of pairs.
 
     tried = rescaled(FAMILIES["qwen3"])
     tried.verdict, tried.difference          # "exact", 0.0
+    paired(FAMILIES["bart"], "values")       # Tried("exact", 0.0), or None where a family has no such pair
 
 `table()` is what docs/repair.md shows.
 """
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from architectures import FAMILIES, Family, batch, build
+from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
+from outlierlens.experiments.repair.check import Seen, seen_by
 from outlierlens.experiments.repair.measure import NEAR, difference_of
-from outlierlens.experiments.repair.plan import stream_plan
+from outlierlens.experiments.repair.pairs import Kind, pairs_of
+from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.models.load import LoadedModel, from_objects
 
 OUTPUTS = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
 EXPONENT = -4
+KINDS: tuple[Kind, ...] = ("neurons", "values", "keys", "norms")
+# Keys of a config that say which activation an MLP has: with a ReLU, neurons of ungated ones can take factors.
+ACTIVATIONS = ("hidden_act", "activation", "activation_function", "ff_activation", "dense_act_fn", "feed_forward_proj")
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,67 @@ def output(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 def load(family: Family) -> LoadedModel:
     """The family's tiny model with its first head, in float32."""
     return from_objects(build(family, family.heads[0] if family.heads else ""), name=family.name)
+
+
+class Given:
+    """A `Reading` of the inputs that the family's bare model takes."""
+
+    max_length, window, inputs, notes = 0, 1, "inputs", ()
+
+    def __init__(self, loaded: LoadedModel, given: dict[str, Any]):
+        self.loaded, self.given, self.stacks = loaded, given, loaded.stacks
+
+    def batches(self, data: Any = None, *, batch_size: int = 1, max_length: int | None = None) -> Iterator[Batch]:
+        """One batch; of inputs without tokens nobody knows which row is whose."""
+        ids = self.given.get("input_ids", torch.ones(2, 1, dtype=torch.long))
+        yield Batch(self.given, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool), (0, 1))
+
+    def __call__(self, batch: Batch) -> None:
+        output(self.loaded.model, self.given)
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """The inputs."""
+        return self.given
+
+    def sides(self, batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Ones for tokens."""
+        return {stack.name: (batch.valid.long(), batch.special) for stack in self.stacks}
+
+    def words(self, ids: list[int]) -> tuple[str, ...]:
+        """Nothing is named."""
+        return ("",) * len(ids)
+
+
+def seen(loaded: LoadedModel, inputs: dict[str, Any]) -> Seen:
+    """How large its tensors get on these inputs."""
+    reading = Given(loaded, inputs)
+    return seen_by(loaded, reading, reading.batches())
+
+
+@functools.cache
+def paired(name: str, kind: Kind) -> Tried | None:
+    """What becomes of the model's outputs with factors of 1/8 to 8 on every pair of a kind; None without such a pair."""
+    family = FAMILIES[name]
+    loaded, inputs = load(family), batch(family)
+    pairs = pairs_of(loaded, (kind,))
+    if not pairs:
+        return None
+    plan, random = Plan(), torch.Generator().manual_seed(0)
+    for pair in pairs:
+        plan.pair(pair, torch.randint(-3, 4, (len(pair.shared),), generator=random)[pair.shared])
+    wanted = output(loaded.model, inputs)
+    with repaired(loaded, plan):
+        found = output(loaded.model, inputs)
+    far = difference_of([wanted], [found])
+    return Tried("no" if far > NEAR else "near" if plan.reasons else "exact", far, "; ".join(plan.reasons))
+
+
+def rectified(name: str) -> Family:
+    """The family with a ReLU in its MLPs."""
+    family = FAMILIES[name]
+    towers = {key: one | {"hidden_act": "relu"} for key, one in family.config.items() if key.endswith("_config")}
+    named = dict.fromkeys(ACTIVATIONS[:4], "relu")
+    return replace(family, config=family.config | (towers or named))
 
 
 def rescaled(family: Family) -> Tried:
@@ -70,12 +139,20 @@ def _rescaled(name: str) -> Tried:
 
 def table() -> str:
     """Every family in a row of Markdown."""
-    lines = ["| family | stream | largest difference | why |", "|---|---|---|---|"]
+    lines = ["| family | stream | pairs | largest difference | why |", "|---|---|---|---|---|"]
     for name, family in sorted(FAMILIES.items()):
         tried = rescaled(family)
+        pairs = {kind: one for kind in KINDS if (one := paired(name, kind)) is not None}
+        if "neurons" not in pairs and any(stack.stack.rectified for stack in load(family).stacks):
+            words = ["neurons of a ReLU"]
+        else:
+            words = []
+        words += [kind if one.verdict == "exact" else f"{kind} ({one.verdict})" for kind, one in pairs.items()]
         # Machines differ in the digits of a difference, not in the verdict.
         far = {"exact": "0", "near": f"≤ {NEAR:g}"}.get(
             tried.verdict, "" if math.isnan(tried.difference) else f"> {NEAR:g}"
         )
-        lines.append(f"| {name} | {tried.verdict} | {far} | {tried.why.replace('|', '')} |")
+        lines.append(
+            f"| {name} | {tried.verdict} | {', '.join(words) or 'none'} | {far} | {tried.why.replace('|', '')} |"
+        )
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ def repaired() -> Repaired:
         fit="fp16",
         margin=4,
         exponent=-4,
-        n_neurons=2,
+        channels={"neurons": 2, "values": 3},
         epsilons={"rms_norm_eps": (1e-5, 1e-5 / 256)},
         untied=True,
         n_changed=9,
@@ -23,7 +23,7 @@ def repaired() -> Repaired:
         n_texts=16,
         n_tokens=900,
         n_random=64,
-        before=Behaviour((1200.0, 190000.0), 180000.0, 3000.0, 900.0, 0.0, float("nan")),
-        after=Behaviour((75.0, 11875.0), 11250.0, 1500.0, 450.0, 1.0, 0.0125),
+        before=Behaviour((1200.0, 190000.0), {"stream": 190000.0, "MLP inner": 3000.0}, 900.0, 0.0, float("nan")),
+        after=Behaviour((75.0, 11875.0), {"stream": 11875.0, "MLP inner": 1500.0}, 450.0, 1.0, 0.0125),
         notes=("a note",),
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 from outlierlens.architectures.family import AttentionWeights, Family
 from outlierlens.architectures.gguf import KEYS, LAYER_NORM_KEYS, PRE_NORM, Gguf
+from outlierlens.architectures.heads import Heads, fused, heads
 from outlierlens.architectures.stack import Config, Stack
 from outlierlens.errors import UnknownArchitecture
 
@@ -17,6 +18,18 @@ GPT2 = Stack(
     embeddings=("wte", "wpe"),
     final_norm="ln_f",
     weight_is_in_by_out=True,
+    rectified={"mlp.c_proj": "mlp.c_fc"},
+    activation="activation_function",
+    heads=(
+        fused("attn.c_attn", "attn.c_proj"),
+        Heads(
+            "crossattention.c_proj",
+            ("crossattention.c_attn[1/2]",),
+            ("crossattention.c_attn[0/2]",),
+            ("crossattention.q_attn",),
+        ),
+    ),
+    readers={"ln_1": ("attn.c_attn",), "ln_cross_attn": ("crossattention.q_attn",), "ln_2": ("mlp.c_fc",)},
 )
 GPT_NEO = Stack(
     blocks="h.{layer}",
@@ -26,6 +39,13 @@ GPT_NEO = Stack(
     reading_norms=("ln_1", "ln_2"),
     embeddings=("wte", "wpe"),
     final_norm="ln_f",
+    rectified={"mlp.c_proj": "mlp.c_fc"},
+    activation="activation_function",
+    heads=(heads("attn.attention", "q_proj k_proj v_proj out_proj"),),
+    readers={
+        "ln_1": ("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        "ln_2": ("mlp.c_fc",),
+    },
 )
 GPT_NEOX = Stack(
     blocks="layers.{layer}",
@@ -34,13 +54,37 @@ GPT_NEOX = Stack(
     reading_norms=("input_layernorm", "post_attention_layernorm"),
     embeddings=("embed_in",),
     final_norm="final_layer_norm",
+    rectified={"mlp.dense_4h_to_h": "mlp.dense_h_to_4h"},
+    heads=(fused("attention.query_key_value", "attention.dense", each_head=True, rotary="halves"),),
+    readers={
+        "input_layernorm": ("attention.query_key_value",),
+        "post_attention_layernorm": ("mlp.dense_h_to_4h",),
+    },
 )
+_T5_SELF = heads("layer.0.SelfAttention", "q k v o")
+_T5_READ = ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v")
+_SELF = heads("self_attn", "q_proj k_proj v_proj out_proj")
+_CROSS = heads("encoder_attn", "q_proj k_proj v_proj out_proj")
+_READ = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_NORMS = {"self_attn_layer_norm": _READ, "final_layer_norm": ("fc1",)}
+
 T5_ENCODER = Stack(
     name="encoder",
     blocks="encoder.block.{layer}",
     layers="num_layers",
     last_linear=("layer.1.DenseReluDense.wo",),
     neurons={"layer.1.DenseReluDense.wo": "layer.1.DenseReluDense.wi_1"},
+    rectified={"layer.1.DenseReluDense.wo": "layer.1.DenseReluDense.wi"},
+    activation="feed_forward_proj",
+    heads=(_T5_SELF,),
+    readers={
+        "layer.0.layer_norm": _T5_READ,
+        "layer.1.layer_norm": (
+            "layer.1.DenseReluDense.wi",
+            "layer.1.DenseReluDense.wi_0",
+            "layer.1.DenseReluDense.wi_1",
+        ),
+    },
     other_writes=("layer.0.SelfAttention.o",),
     reading_norms=("layer.0.layer_norm", "layer.1.layer_norm"),
     embeddings=("encoder.embed_tokens",),
@@ -53,6 +97,18 @@ T5_DECODER = Stack(
     layers="num_decoder_layers",
     last_linear=("layer.2.DenseReluDense.wo",),
     neurons={"layer.2.DenseReluDense.wo": "layer.2.DenseReluDense.wi_1"},
+    rectified={"layer.2.DenseReluDense.wo": "layer.2.DenseReluDense.wi"},
+    activation="feed_forward_proj",
+    heads=(_T5_SELF, heads("layer.1.EncDecAttention", "q k v o")),
+    readers={
+        "layer.0.layer_norm": _T5_READ,
+        "layer.1.layer_norm": ("layer.1.EncDecAttention.q",),
+        "layer.2.layer_norm": (
+            "layer.2.DenseReluDense.wi",
+            "layer.2.DenseReluDense.wi_0",
+            "layer.2.DenseReluDense.wi_1",
+        ),
+    },
     other_writes=("layer.0.SelfAttention.o", "layer.1.EncDecAttention.o"),
     reading_norms=("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm"),
     embeddings=("decoder.embed_tokens",),
@@ -71,6 +127,9 @@ BART_ENCODER = Stack(
     embeddings=("encoder.embed_tokens", "encoder.embed_positions"),
     embedding_norm="encoder.layernorm_embedding",
     stored_as={"encoder.embed_tokens.weight": ("shared.weight", "decoder.embed_tokens.weight")},
+    rectified={"fc2": "fc1"},
+    activation="activation_function",
+    heads=(_SELF,),
 )
 BART_DECODER = Stack(
     name="decoder",
@@ -84,6 +143,9 @@ BART_DECODER = Stack(
     embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
     embedding_norm="decoder.layernorm_embedding",
     stored_as={"decoder.embed_tokens.weight": ("shared.weight", "encoder.embed_tokens.weight")},
+    rectified={"fc2": "fc1"},
+    activation="activation_function",
+    heads=(_SELF, _CROSS),
 )
 WHISPER_ENCODER = Stack(
     name="encoder",
@@ -96,6 +158,10 @@ WHISPER_ENCODER = Stack(
     embedding_linears=("encoder.conv2",),
     final_norm="encoder.layer_norm",
     fixed_scale="its last convolution is followed by a GELU before it adds to the stream",
+    rectified={"fc2": "fc1"},
+    activation="activation_function",
+    heads=(_SELF,),
+    readers=_NORMS,
 )
 WHISPER_DECODER = Stack(
     name="decoder",
@@ -106,7 +172,14 @@ WHISPER_DECODER = Stack(
     reading_norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
     embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
     final_norm="decoder.layer_norm",
+    rectified={"fc2": "fc1"},
+    activation="activation_function",
+    heads=(_SELF, _CROSS),
+    readers={**_NORMS, "encoder_attn_layer_norm": ("encoder_attn.q_proj",)},
 )
+
+
+_QKV, _FIRST = "self_attention.query_key_value", "mlp.dense_h_to_4h"  # of BLOOM and Falcon
 
 
 def opt(config: Config) -> tuple[Stack, ...]:
@@ -119,12 +192,20 @@ def opt(config: Config) -> tuple[Stack, ...]:
         reading_norms=norms,
         embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
         final_norm="decoder.final_layer_norm",
+        rectified={"fc2": "fc1"},
+        activation="activation_function",
+        heads=(_SELF,),
+        readers=_NORMS,
     )
-    if config.get("activation_function", "relu") == "relu":
-        stack = replace(stack, neurons={"fc2": "fc1"})
     if not config.get("do_layer_norm_before", True):
         stack = replace(
-            stack, norm_site="stream", last_norm=norms[1], other_norms=norms[:1], reading_norms=(), final_norm=""
+            stack,
+            norm_site="stream",
+            last_norm=norms[1],
+            other_norms=norms[:1],
+            reading_norms=(),
+            final_norm="",
+            readers={},
         )
     width = config.get("hidden_size")
     if (config.get("word_embed_proj_dim") or width) != width:
@@ -149,6 +230,8 @@ def bloom(config: Config) -> tuple[Stack, ...]:
             embeddings=("word_embeddings",),
             embedding_norm="word_embeddings_layernorm",
             final_norm="ln_f",
+            heads=(fused(_QKV, "self_attention.dense", each_head=True),),
+            readers={"input_layernorm": (_QKV,), "post_attention_layernorm": (_FIRST,)},
         ),
     )
 
@@ -159,17 +242,24 @@ def falcon(config: Config) -> tuple[Stack, ...]:
     if n_parallel_norms is None and config.get("new_decoder_architecture", False):
         n_parallel_norms = 2
     if not config.get("parallel_attn", True):
-        norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+        readers: dict[str, tuple[str, ...]] = {"input_layernorm": (_QKV,), "post_attention_layernorm": (_FIRST,)}
+    elif n_parallel_norms == 2:
+        readers = {"ln_attn": (_QKV,), "ln_mlp": (_FIRST,)}
     else:
-        norms = ("ln_attn", "ln_mlp") if n_parallel_norms == 2 else ("input_layernorm",)
+        readers = {"input_layernorm": (_QKV, _FIRST)}
+    each_head = bool(config.get("new_decoder_architecture", False)) or not config.get("multi_query", True)
     return (
         Stack(
             blocks="h.{layer}",
             last_linear=("mlp.dense_4h_to_h",),
             other_writes=("self_attention.dense",),
-            reading_norms=norms,
+            reading_norms=tuple(readers),
             embeddings=("word_embeddings",),
             final_norm="ln_f",
+            rectified={"mlp.dense_4h_to_h": _FIRST},
+            activation="activation",
+            heads=(fused(_QKV, "self_attention.dense", each_head=each_head, rotary="halves"),),
+            readers=readers,
         ),
     )
 

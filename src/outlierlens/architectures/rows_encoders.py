@@ -4,7 +4,10 @@ from dataclasses import replace
 
 from outlierlens.architectures.family import AttentionWeights, Family, Specification
 from outlierlens.architectures.gguf import LAYER_NORM_KEYS, Gguf
+from outlierlens.architectures.heads import Heads, heads
 from outlierlens.architectures.stack import Config, Stack
+
+_ATTENTION_READ = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
 
 BERT = Stack(
     blocks="encoder.layer.{layer}",
@@ -15,6 +18,11 @@ BERT = Stack(
     other_norms=("attention.output.LayerNorm", "crossattention.output.LayerNorm"),
     embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings"),
     embedding_norm="embeddings.LayerNorm",
+    rectified={"output.dense": "intermediate.dense"},
+    heads=tuple(
+        replace(heads(f"{around}.self", "query key value query", rotary="halves"), output=f"{around}.output.dense")
+        for around in ("attention", "crossattention")
+    ),
 )
 DISTILBERT = Stack(
     blocks="transformer.layer.{layer}",
@@ -26,6 +34,9 @@ DISTILBERT = Stack(
     other_norms=("sa_layer_norm",),
     embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
     embedding_norm="embeddings.LayerNorm",
+    rectified={"ffn.lin2": "ffn.lin1"},
+    activation="activation",
+    heads=(heads("attention", "q_lin k_lin v_lin out_lin"),),
 )
 MPNET = Stack(
     blocks="encoder.layer.{layer}",
@@ -36,6 +47,8 @@ MPNET = Stack(
     other_norms=("attention.LayerNorm",),
     embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings"),
     embedding_norm="embeddings.LayerNorm",
+    rectified={"output.dense": "intermediate.dense"},
+    heads=(heads("attention.attn", "q k v o"),),
 )
 MODERNBERT = Stack(
     blocks="layers.{layer}",
@@ -46,6 +59,9 @@ MODERNBERT = Stack(
     embedding_norm="embeddings.norm",
     final_norm="final_norm",
     raw_readers={"attn.Wqkv": "attn_norm"},
+    neurons={"mlp.Wo": "mlp.Wi[1/2]"},
+    heads=(Heads("attn.Wo", ("attn.Wqkv[2/3]",), ("attn.Wqkv[1/3]",), ("attn.Wqkv[0/3]",), rotary="halves"),),
+    readers={"attn_norm": ("attn.Wqkv",), "mlp_norm": ("mlp.Wi",)},
 )
 XLNET = Stack(
     blocks="layer.{layer}",
@@ -58,6 +74,8 @@ XLNET = Stack(
     embeddings=("word_embedding",),
     axes={"rel_attn.o": 0},  # [dim, head, dim of a head]
     token_first=True,
+    rectified={"ff.layer_2": "ff.layer_1"},
+    activation="ff_activation",
 )
 VIT = Stack(
     blocks="layers.{layer}",
@@ -67,6 +85,9 @@ VIT = Stack(
     embeddings=("embeddings.cls_token", "embeddings.position_embeddings"),
     embedding_linears=("embeddings.patch_embeddings.projection",),
     final_norm="layernorm",
+    rectified={"mlp.fc2": "mlp.fc1"},
+    heads=(heads("attention", "q_proj k_proj v_proj o_proj"),),
+    readers={"layernorm_before": _ATTENTION_READ, "layernorm_after": ("mlp.fc1",)},
 )
 VIT_STORED = replace(
     VIT, blocks="encoder.layer.{layer}", last_linear=("output.dense",), other_writes=("attention.output.dense",)
@@ -84,6 +105,10 @@ DINOV2 = Stack(
         "attention.o_proj.weight": ("attention.output.dense.weight",),
         "attention.o_proj.bias": ("attention.output.dense.bias",),
     },
+    rectified={"mlp.fc2": "mlp.fc1"},
+    neurons={"mlp.down_proj": "mlp.up_proj"},
+    heads=VIT.heads,
+    readers={"norm1": _ATTENTION_READ, "norm2": ("mlp.fc1", "mlp.gate_proj", "mlp.up_proj")},
 )
 CLIP_TEXT = Stack(
     blocks="encoder.layers.{layer}",
@@ -92,6 +117,12 @@ CLIP_TEXT = Stack(
     reading_norms=("layer_norm1", "layer_norm2"),
     embeddings=("embeddings.token_embedding", "embeddings.position_embedding"),
     final_norm="final_layer_norm",
+    rectified={"mlp.fc2": "mlp.fc1"},
+    heads=(heads("self_attn", "q_proj k_proj v_proj out_proj"),),
+    readers={
+        "layer_norm1": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "layer_norm2": ("mlp.fc1",),
+    },
 )
 CLIP_VISION = replace(
     CLIP_TEXT,
@@ -101,6 +132,21 @@ CLIP_VISION = replace(
     final_norm="post_layernorm",
 )
 SIGLIP_VISION = replace(CLIP_VISION, embeddings=("embeddings.position_embedding",), embedding_norm="")
+
+
+# Positions have keys and queries of their own; DeBERTa's biases are no linear's.
+_DEBERTA = Heads(
+    "attention.output.dense",
+    ("attention.self.in_proj[head v]", "attention.self.v_bias()"),
+    ("attention.self.in_proj[head k]", "attention.self.pos_proj"),
+    ("attention.self.in_proj[head q]", "attention.self.q_bias()", "attention.self.pos_q_proj"),
+)
+_DEBERTA_V2 = Heads(
+    "attention.output.dense",
+    ("attention.self.value_proj",),
+    ("attention.self.key_proj", "attention.self.pos_key_proj"),
+    ("attention.self.query_proj", "attention.self.pos_query_proj"),
+)
 
 
 def variant(config: Config) -> tuple[Stack, ...]:
@@ -115,6 +161,10 @@ def variant(config: Config) -> tuple[Stack, ...]:
             other_norms=(),
             reading_norms=("attention.LayerNorm", "intermediate.LayerNorm"),
             final_norm="encoder.LayerNorm",
+            readers={
+                "attention.LayerNorm": tuple(f"attention.self.{name}" for name in ("query", "key", "value", "gate")),
+                "intermediate.LayerNorm": ("intermediate.dense",),
+            },
         ),
     )
 
@@ -147,6 +197,8 @@ def albert(config: Config) -> tuple[Stack, ...]:
             other_writes=("attention.dense",),
             other_norms=("attention.LayerNorm",),
             embedding_linears=("encoder.embedding_hidden_mapping_in",),
+            rectified={"ffn_output": "ffn"},
+            heads=(heads("attention", "query key value dense"),),
             shared_blocks=True,
             notes=("layers share their blocks: a rule that counts layers of weights counts distinct blocks only",),
         ),
@@ -155,7 +207,7 @@ def albert(config: Config) -> tuple[Stack, ...]:
 
 def deberta(config: Config) -> tuple[Stack, ...]:
     """BERT, with a convolution after the first block in some sizes, and sometimes projected embeddings."""
-    stack = BERT
+    stack = replace(BERT, heads=(_DEBERTA if config.get("model_type") == "deberta" else _DEBERTA_V2,))
     if _narrow_embeddings(config, default=config.get("hidden_size")):
         stack = replace(stack, embeddings=(), embedding_linears=("embeddings.embed_proj",))
     if config.get("conv_kernel_size", 0):
@@ -186,6 +238,8 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
         embeddings=("masked_spec_embed",),
         embedding_linears=("feature_projection.projection",),
         embedding_norm="encoder.layer_norm",
+        rectified={"feed_forward.output_dense": "feed_forward.intermediate_dense"},
+        heads=(heads("attention", "q_proj k_proj v_proj out_proj"),),
         notes=(
             "the positional convolution also writes before block 0; its weights are normed over all dimensions, so it "
             "is not among the embeddings",
@@ -199,6 +253,7 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
         last_norm="",
         other_norms=(),
         reading_norms=("layer_norm", "final_layer_norm"),
+        readers={"layer_norm": _ATTENTION_READ, "final_layer_norm": ("feed_forward.intermediate_dense",)},
         embedding_norm="",
         final_norm="encoder.layer_norm",
         fixed_scale="its positional convolution reads the stream without a norm, and a GELU follows",
@@ -208,6 +263,8 @@ def wav2vec2(config: Config) -> tuple[Stack, ...]:
             stack,
             last_linear=("adapter_layer.linear_2",),
             mlp="feed_forward.output_dense",
+            neurons={"adapter_layer.linear_2": "adapter_layer.linear_1"},  # a ReLU whatever the config says
+            readers={**stack.readers, "adapter_layer.norm": ("adapter_layer.linear_1",)},
             other_writes=("attention.out_proj", "feed_forward.output_dense"),
             reading_norms=(*stack.reading_norms, "adapter_layer.norm"),
         )

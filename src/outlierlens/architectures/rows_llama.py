@@ -6,8 +6,13 @@ from typing import Any
 
 from outlierlens.architectures.family import Family
 from outlierlens.architectures.gguf import KEYS, LAYER_NORM_KEYS, PRE_NORM, Gguf
+from outlierlens.architectures.heads import fused, heads
 from outlierlens.architectures.rows_encoders import SIGLIP_VISION
 from outlierlens.architectures.stack import Stack
+
+_READ = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_EXPERTS_UP = "mlp.experts.gate_up_proj()"
 
 LLAMA = Stack(
     blocks="layers.{layer}",
@@ -17,6 +22,14 @@ LLAMA = Stack(
     embeddings=("embed_tokens",),
     final_norm="norm",
     neurons={"mlp.down_proj": "mlp.up_proj"},
+    heads=(heads("self_attn", "q_proj k_proj v_proj o_proj", norms="q_norm k_norm", rotary="halves"),),
+    readers={"input_layernorm": _READ, "post_attention_layernorm": _GATE_UP},
+)
+PHI3 = replace(
+    LLAMA,
+    neurons={"mlp.down_proj": "mlp.gate_up_proj[1/2]"},
+    heads=(fused("self_attn.qkv_proj", "self_attn.o_proj", rotary="halves"),),
+    readers={"input_layernorm": ("self_attn.qkv_proj",), "post_attention_layernorm": ("mlp.gate_up_proj",)},
 )
 GEMMA = replace(LLAMA, norm_offset=1.0)
 GEMMA2 = replace(
@@ -25,6 +38,7 @@ GEMMA2 = replace(
     last_norm="post_feedforward_layernorm",
     other_norms=("post_attention_layernorm",),
     reading_norms=("input_layernorm", "pre_feedforward_layernorm"),
+    readers={"input_layernorm": _READ, "pre_feedforward_layernorm": _GATE_UP},
 )
 OLMO2 = replace(
     LLAMA,
@@ -32,9 +46,8 @@ OLMO2 = replace(
     last_norm="post_feedforward_layernorm",
     other_norms=("post_attention_layernorm",),
     reading_norms=(),
-    raw_readers=dict.fromkeys(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"), ""
-    ),
+    readers={},
+    raw_readers=dict.fromkeys((*_READ, *_GATE_UP), ""),
 )
 PHI = Stack(
     blocks="layers.{layer}",
@@ -43,17 +56,26 @@ PHI = Stack(
     reading_norms=("input_layernorm",),  # attention and MLP run side by side on one norm
     embeddings=("embed_tokens",),
     final_norm="final_layernorm",
+    rectified={"mlp.fc2": "mlp.fc1"},
+    heads=(heads("self_attn", "q_proj k_proj v_proj dense", norms="q_layernorm k_layernorm", rotary="halves"),),
+    readers={"input_layernorm": (*_READ, "mlp.fc1")},
 )
 MIXTRAL = replace(
     LLAMA,
     last_linear=("mlp.experts.down_proj()",),
     experts="num_local_experts",
+    neurons={"mlp.experts.down_proj()": f"{_EXPERTS_UP}[1/2]"},
+    axes={"mlp.experts.gate_up_proj": -1},
+    readers={"input_layernorm": _READ, "post_attention_layernorm": ("mlp.gate", _EXPERTS_UP)},
     stored_as={"mlp.experts.down_proj": ("block_sparse_moe.experts.{expert}.w2.weight",)},
 )
 QWEN3_MOE = replace(
     LLAMA,
     last_linear=("mlp.experts.down_proj()",),
     experts="num_experts",
+    neurons={**LLAMA.neurons, **MIXTRAL.neurons},
+    axes=MIXTRAL.axes,
+    readers={"input_layernorm": _READ, "post_attention_layernorm": (*_GATE_UP, "mlp.gate", _EXPERTS_UP)},
     # The last name is that of the layers without experts (mlp_only_layers, decoder_sparse_step).
     stored_as={"mlp.experts.down_proj": ("mlp.experts.{expert}.down_proj.weight", "mlp.down_proj.weight")},
 )
@@ -61,7 +83,10 @@ GPT_OSS = replace(
     LLAMA,
     last_linear=("mlp.experts.down_proj()",),
     experts="num_local_experts",
-    axes={"mlp.experts.down_proj": -1},  # [expert, in, out], while attention's o_proj is [out, in]
+    # [expert, in, out], while attention's o_proj is [out, in]
+    axes={"mlp.experts.down_proj": -1, "mlp.experts.gate_up_proj": -2},
+    neurons={},  # it adds 1 to what the up projection gives, and clips it
+    readers={"input_layernorm": _READ, "post_attention_layernorm": ("mlp.router", _EXPERTS_UP)},
 )
 
 _ATTENTION = {
@@ -81,7 +106,6 @@ _SANDWICH = {
 }
 # The gate and up projections of experts, one parameter in Hugging Face, are two here and keep their names: `Gguf.experts`.
 _EXPERTS = {"ffn_gate_inp": "mlp.gate", "ffn_down_exps": "mlp.experts.down_proj()"}
-_FUSED_EXPERTS = "mlp.experts.gate_up_proj()"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _RMS = {
     **KEYS,
@@ -130,7 +154,7 @@ ROWS: dict[str, Family] = {
                 when="ffn_gate_inp",
                 keys={**_RMS, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
                 orders=_PAIRS,
-                experts=_FUSED_EXPERTS,
+                experts=_EXPERTS_UP,
             ),
         ),
     ),
@@ -149,7 +173,7 @@ ROWS: dict[str, Family] = {
                     "moe_intermediate_size": "expert_feed_forward_length",
                 },
                 constants={"norm_topk_prob": True},  # llama.cpp always normalizes
-                experts=_FUSED_EXPERTS,
+                experts=_EXPERTS_UP,
             ),
         ),
     ),
@@ -167,7 +191,7 @@ ROWS: dict[str, Family] = {
                 },
                 # Hugging Face holds these experts [expert, in, out], unlike every other family's.
                 swapped=frozenset({"ffn_down_exps"}),
-                experts=_FUSED_EXPERTS,
+                experts=_EXPERTS_UP,
                 alternating=True,
                 keys={
                     **_RMS,
@@ -227,7 +251,7 @@ ROWS: dict[str, Family] = {
         ),
     ),
     "phi3": Family(
-        (LLAMA,),
+        (PHI3,),
         gguf=(
             _gguf(
                 "phi3",

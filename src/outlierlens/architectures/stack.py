@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from outlierlens.architectures.heads import Heads, heads_of
 from outlierlens.errors import BadInput
 from outlierlens.results.json_toml import read_toml
 
@@ -50,7 +51,11 @@ class Stack:
             an identity (OLMo 2; ModernBERT's first block).
         mlp: the MLP's last linear, whose inputs are the block's neurons, where that is not `last_linear`.
         neurons: last linear -> linear whose outputs multiply what it reads, neuron by neuron (the up projection of a gated
-            MLP, or the first of two around a ReLU), by the first name that a block has.
+            MLP), where a block has both; "[1/2]" behind the second name is the second half of what that linear gives.
+        rectified: last linear -> the linear before it, with nothing but the activation between them.
+        activation: config key of that activation, beside the key of `layers`; a ReLU lets factors above 0 pass.
+        heads: each attention of a block (see `heads`).
+        readers: reading norm -> all that reads what it gives.
         fixed_scale: why no factor passes through a pre-norm stream, "" where one does.
         norm_offset: 1.0 where norms multiply by 1 + weight (Gemma), so a dimension is off at weight −1.
         shared_blocks: several layers run the same parameters (ALBERT): counting layers of weights is meaningless.
@@ -80,6 +85,10 @@ class Stack:
     raw_readers: Mapping[str, str] = field(default_factory=dict)
     mlp: str = ""
     neurons: Mapping[str, str] = field(default_factory=dict)
+    rectified: Mapping[str, str] = field(default_factory=dict)
+    activation: str = "hidden_act"
+    heads: tuple[Heads, ...] = ()
+    readers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fixed_scale: str = ""
     norm_offset: float = 0.0
     shared_blocks: bool = False
@@ -139,6 +148,8 @@ def to_toml(stacks: Sequence[Stack], evidence: Sequence[Mapping[str, str]] = ())
 
 
 def _toml_value(value: Any) -> str:
+    if isinstance(value, Heads):
+        return _toml_value({name: one for name, one in vars(value).items() if one})
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, tuple):
@@ -167,11 +178,13 @@ def _stack(table: dict[str, Any], path: Path) -> Stack:
 
 def _typed(key: str, value: Any, default: Any) -> Any:
     """`value` in the type of the field; raises TypeError."""
-    if key == "stored_as":
+    if key == "heads":
+        return tuple(heads_of(_table(one)) for one in _instance(value, list))
+    if key in ("stored_as", "readers"):
         return {name: _strings(others) for name, others in _table(value).items()}
     if key == "axes":
         return {name: _instance(axis, int) for name, axis in _table(value).items()}
-    if key in ("write_scales", "raw_readers", "neurons"):
+    if key in ("write_scales", "raw_readers", "neurons", "rectified"):
         return {name: _instance(other, str) for name, other in _table(value).items()}
     if isinstance(default, tuple):
         return _strings(value)

@@ -314,8 +314,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "repair", "compress",
         "Write a copy of a model that fits fp16, bf16, fp8 or int8, or has no outlier dimension, and gives the same outputs.",
-        home="experiments.repair", needs=("quantization",), python="repair", options="RepairCall",
-        shared={"limit": Other(16), "chart": None, "output": None}, result="Repaired",
+        home="experiments.repair", needs=("quantization", "range"), python="repair", options="RepairCall",
+        takes=groups.EXAMPLES,
+        shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
     ),
     Experiment(
         "mask", "explain",

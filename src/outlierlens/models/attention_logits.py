@@ -3,8 +3,8 @@
     with tapped_logits(Looks(read, product, logits)):
         model(**batch)
 
-Every family ends in torch's own attention, or in a softmax over [batch, head, query, key] between two products; they are
-seen as they are called.
+Every family ends in torch's own attention, or in a softmax over [batch, head, query, key] between two products, whose factors
+may have batch and heads in one axis; they are seen as they are called.
 """
 
 import math
@@ -46,7 +46,8 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
 
     attends = functional.scaled_dot_product_attention
     softmaxes = {functional.softmax, torch.softmax, torch.Tensor.softmax}
-    products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+    products = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
+    sums = {torch.baddbmm, torch.Tensor.baddbmm}  # of a bias and a product (BLOOM)
     eager = _Eager(looks)
 
     class Mode(TorchFunctionMode):
@@ -58,8 +59,12 @@ def tapped_logits(looks: Looks) -> Iterator[None]:
             elif func in softmaxes and args and args[0].ndim == 4:
                 eager.softmax(args[0])
             made = func(*args, **(kwargs or {}))
-            if func in products and len(args) > 1 and args[0].ndim == args[1].ndim == 4:
+            if func in products and len(args) > 1 and args[0].ndim == args[1].ndim and args[0].ndim in (3, 4):
                 eager.product(args[0], args[1], made)
+            elif func in sums:
+                named = {"batch1": None, "batch2": None} | (kwargs or {})
+                factors = [*args[1:3], *(one for one in (named["batch1"], named["batch2"]) if one is not None)]
+                eager.product(factors[0], factors[1], factors[0] @ factors[1])
             return made
 
     with Mode():
@@ -76,8 +81,8 @@ class _Eager:
 
     def product(self, left: "Tensor", right: "Tensor", made: "Tensor") -> None:
         """Either of queries and keys, of which a softmax is to tell, or of its weights and values."""
-        if self.weights and _fits(left, self.weights):
-            self.looks.read("v", right.transpose(1, 2).flatten(2))
+        if self.weights and _fits(_apart(left, self.weights), self.weights):
+            self.looks.read("v", _apart(right, self.weights).transpose(1, 2).flatten(2))
             self.weights = ()
         elif len(self.products) < PRODUCTS:
             self.products.append((left, right, made))
@@ -90,9 +95,9 @@ class _Eager:
         least = torch.finfo(logits.dtype).min / 2  # of visible keys; [batch, head, query, key]
         self.looks.logits(_size(functional.threshold(logits, least, 0.0)))
         shape = tuple(logits.shape)
-        found = next((one for one in self.products if _fits(one[2], shape)), None)
+        found = next((one for one in self.products if _fits(_apart(one[2], shape), shape)), None)
         if found is not None:
-            query, key, made = found
+            query, key, made = (_apart(one, shape) for one in found)
             self.looks.read("q", query.transpose(1, 2).flatten(2))
             self.looks.read("k", key.permute(0, 3, 1, 2).flatten(2))  # it stands [batch, head, dim, key]
             seen = logits[..., : made.shape[3]] > least
@@ -100,9 +105,15 @@ class _Eager:
         self.products, self.weights = [], shape
 
 
+def _apart(values: "Tensor", shape: tuple[int, ...]) -> "Tensor":
+    """[batch, head, …] of what has batch and heads of `shape` in one axis; else as it is."""
+    together = values.ndim == 3 and len(values) == shape[0] * shape[1]
+    return values.reshape(*shape[:2], *values.shape[1:]) if together else values
+
+
 def _fits(values: "Tensor", shape: tuple[int, ...]) -> bool:
     """Whether values are of that shape, or lack its last column: a sink that is no token."""
-    return tuple(values.shape[:3]) == shape[:3] and values.shape[3] in (shape[3], shape[3] - 1)
+    return values.ndim == 4 and tuple(values.shape[:3]) == shape[:3] and values.shape[3] in (shape[3], shape[3] - 1)
 
 
 def _size(values: "Tensor") -> "Tensor":

@@ -50,6 +50,10 @@ class Reading(Protocol):
         """Run the model on `batch`, without its head where that can be left out; hooks see the states."""
         ...
 
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """Keyword arguments of the model."""
+        ...
+
     def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
         """{stream: (numbers of its tokens, special tokens)}, both [batch, token]."""
         ...
@@ -106,6 +110,10 @@ class TextReading:
     def __call__(self, batch: Batch) -> None:
         """Run the model; see `TextForward`."""
         self.forward(batch)
+
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """Keyword arguments of the model; see `TextForward`."""
+        return self.forward.inputs(batch)
 
     def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
         """{stream: (token ids, special tokens)}; the decoder's are shifted."""

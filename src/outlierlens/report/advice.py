@@ -21,8 +21,9 @@ from outlierlens.view.words import number, these
 
 # What `repair` scales as a whole; and of each last linear the one whose neurons multiply what it reads.
 STREAM = ("stream", "stream after attention", "attention output", "MLP output")
+HEADS = ("q", "k", "v", "attention mix")  # likewise, dimension by dimension, on any stream
 NEURONS = {
-    last: first
+    last: first.partition("[")[0].removesuffix("()")
     for family in ARCHITECTURES.values()
     if not callable(family.stacks)
     for stack in family.stacks
@@ -231,7 +232,8 @@ def _range(data: ReportData) -> Iterator[Advice]:
             yield Advice("range", f"Run it in fp16 as it is: fp16 {said}.", because)
             continue
         fixed = any(one.stack == top.stack and one.norm_site == "stream" for one in data.scan.stacks)
-        mends = (top.kind in STREAM and not fixed) or (top.kind == "MLP inner" and _has_pairs(found))
+        mends = (top.kind in STREAM and not fixed) or top.kind in HEADS
+        mends |= top.kind == "MLP inner" and _has_pairs(found)
         yield Advice(
             "range",
             f"Keep it in bfloat16 or float32: fp16 {said}."

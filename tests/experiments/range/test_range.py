@@ -1,9 +1,11 @@
 """The range of running models and of weights: numbers by hand, planted overflows, batches, templates, words."""
 
+import gc
 import json
 import math
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import range_results
 from architectures import FAMILIES, build
@@ -26,7 +29,7 @@ from outlierlens.experiments.range.result import FORMATS, Ranges, TensorRange, h
 from outlierlens.experiments.range.tally import BatchRows, Tally, below, exponents, median_of
 from outlierlens.experiments.range.view import sections, verdict
 from outlierlens.models.load import LoadedModel, from_objects
-from planted import some_texts
+from planted import some_texts, wrap
 
 TEXTS = some_texts(9, seed=3)
 ALL = RangeOptions(batch_size=4, every=1)
@@ -131,6 +134,42 @@ def test_memory_does_not_grow_with_the_texts(words: Callable[..., Any]) -> None:
         sizes.append(held(tally))
     assert len(set(sizes)) == 1
     assert tally._last is None
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of all tensors made inside the block that are alive at once; `peak` of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holders: dict[int, int] = {}
+        self.bytes = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, torch.Tensor):
+                at, size = one.untyped_storage().data_ptr(), one.untyped_storage().nbytes()
+                self.bytes += 0 if self.holders.get(at) else size
+                self.holders[at] = self.holders.get(at, 0) + 1
+                self.peak = max(self.peak, self.bytes)
+                weakref.finalize(one, self._gone, at, size)
+        return made
+
+    def _gone(self, at: int, size: int) -> None:
+        self.holders[at] -= 1
+        self.bytes -= 0 if self.holders[at] else size
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_peak_memory_is_that_of_one_batch(family: str, words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES[family], words(kind="causal"), double=False)
+    peaks = []
+    for n_texts in (8, 8, 80):  # the first fills what the model keeps
+        gc.collect()
+        with Alive() as alive:
+            range_of(loaded, Texts("made", ("w1 w2 w3 w4 w5",) * n_texts), RangeOptions(batch_size=4))
+        peaks.append(alive.peak)
+    assert peaks[2] <= 1.02 * peaks[1]
 
 
 @torch.no_grad()

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from architectures import Family
+from architectures import FAMILIES, Family
 from outlierlens.experiments.range.measure import range_of
 from outlierlens.experiments.range.options import RangeOptions
 from outlierlens.experiments.range.result import INSIDE
@@ -34,3 +35,74 @@ def test_every_family_is_measured(family: Family, words: Callable[..., Any]) -> 
         assert kinds >= {"stream", "norm output", "norm sum of squares", "attention logits"}, (stack, layer)
     assert all(row.largest > 0 for row in found.rows)
     assert all((row.n_values > 0) == (row.kind not in (*INSIDE, "attention logits", "logits")) for row in found.rows)
+
+
+ATTENTION = ("q", "k", "v", "q·k", "attention logits")
+
+
+@pytest.mark.parametrize("name", ["bloom", "deberta-v2", "gpt2", "phi3"])
+def test_products_of_queries_and_keys_are_seen_however_they_are_written(name: str, words: Callable[..., Any]) -> None:
+    found = range_of(wrap(FAMILIES[name], words()), TEXTS, RangeOptions(batch_size=3, every=1))
+    for kind in ATTENTION:
+        assert [row.layer for row in found.of(kind)] == ["0", "1", "2"], kind
+
+
+@torch.no_grad()
+def test_blooms_products_are_those_of_its_linear(words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES["bloom"], words())
+    found = range_of(loaded, TEXTS, RangeOptions(batch_size=1, every=1))
+    seen: list[torch.Tensor] = []
+    module = loaded.model.get_submodule("h.1.self_attention.query_key_value")
+    hook = module.register_forward_hook(lambda module, args, output: seen.append(output))
+    largest = {"q": 0.0, "k": 0.0, "v": 0.0, "q·k": 0.0}
+    for text in TEXTS.texts:
+        ids = loaded.tokenizer(text)["input_ids"]
+        if ids:
+            loaded.model(torch.tensor([ids]))
+    hook.remove()
+    for output in seen:
+        query, key, value = output[0].view(-1, 2, 3, 8).permute(2, 1, 0, 3)  # [head, token, dim]
+        product = (query @ key.transpose(1, 2)).tril()
+        for kind, one in (("q", query), ("k", key), ("v", value), ("q·k", product)):
+            largest[kind] = max(largest[kind], float(one.abs().max()))
+    for kind, size in largest.items():
+        assert found.of(kind)[1].largest == pytest.approx(size, rel=1e-5), kind
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+@torch.no_grad()
+def test_packed_experts_are_seen(name: str, words: Callable[..., Any]) -> None:
+    """What their last matrix reads, against the same experts one token after another."""
+    loaded = wrap(FAMILIES[name], words())
+    found = range_of(loaded, TEXTS, RangeOptions(batch_size=1, every=1))
+    experts: Any = loaded.model.get_submodule("layers.1.mlp.experts")
+    calls: list[Any] = []
+    hook = experts.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append((*args, *kwargs.values())), with_kwargs=True
+    )
+    for text in TEXTS.texts:
+        ids = loaded.tokenizer(text)["input_ids"]
+        if ids:
+            loaded.model(torch.tensor([ids]))
+    hook.remove()
+    inner = outer = 0.0
+    for states, chosen, _ in calls:
+        for row, numbers in zip(states.reshape(-1, states.shape[-1]), chosen, strict=True):
+            for expert in numbers:
+                up, down = experts.gate_up_proj[expert], experts.down_proj[expert]
+                if name == "gpt_oss":
+                    both = row @ up + experts.gate_up_proj_bias[expert]
+                    made = experts._apply_gate(both)
+                    given = made @ down + experts.down_proj_bias[expert]
+                else:
+                    gate, other = (both := up @ row).chunk(2)
+                    made = experts.act_fn(gate) * other
+                    given = down @ made
+                inner, outer = max(inner, float(made.abs().max())), max(outer, float(given.abs().max()))
+    row = next(one for one in found.of("MLP inner") if one.layer == "1")
+    assert row.largest == pytest.approx(inner, rel=1e-4)
+    assert row.module == "layers.1.mlp.experts.down_proj"
+    assert row.text == -1
+    (written,) = (one for one in found.of("MLP output") if one.layer == "1")
+    assert written.largest == pytest.approx(outer, rel=1e-4)
+    assert loaded.model.config._experts_implementation == "grouped_mm"  # type: ignore[union-attr]

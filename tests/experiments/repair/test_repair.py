@@ -17,25 +17,19 @@ from safetensors.torch import load_file, save_file
 from architectures import FAMILIES, build
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.repair import folder as folders
+from outlierlens.experiments.range.result import TensorRange
 from outlierlens.experiments.repair import measure
-from outlierlens.experiments.repair.extent import (
-    Extent,
-    add_neurons,
-    balanced_exponents,
-    check_inputs,
-    extent,
-    neuron_exponents,
-    outputs,
-    stream_exponent,
-)  # fmt: skip
+from outlierlens.experiments.repair.check import Seen, check_of, outputs, seen_of
+from outlierlens.experiments.repair.factors import balanced_exponents, pair_exponents, stream_exponent
 from outlierlens.experiments.repair.measure import repair
 from outlierlens.experiments.repair.options import RepairOptions
+from outlierlens.experiments.repair.pairs import Pair, Side, Sight, pairs_of, room
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.experiments.repair.rotation import TOLERANCE
 from outlierlens.models.load import load_model
-from planted import some_texts
+from planted import some_texts, wrap
+from repair_families import load
 
 FP16 = RepairOptions(fit="fp16", max_length=16)
 READ = """
@@ -72,7 +66,8 @@ def write(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("gpt2", torch.float32)]
+    ("family", "dtype"),
+    [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("gpt2", torch.float32), ("gemma", torch.float32)],
 )
 def test_plain_transformers_gives_the_same(
     family: str, dtype: torch.dtype, write: Callable[..., Path], texts: Texts, tmp_path: Path
@@ -105,10 +100,10 @@ def test_nothing_else_is_changed(write: Callable[..., Path], texts: Texts, tmp_p
     )
     assert before.keys() == after.keys()
     for name, values in before.items():
-        factor = torch.tensor(factors.get(name, 0)).float().exp2()
-        if factor.ndim:
-            factor = factor[:, None] if "up_proj" in name else factor
-        assert torch.equal(after[name], values * factor), name
+        wanted = values
+        for exponents in factors.get(name, [0]):
+            wanted = wanted * torch.tensor(exponents).float().exp2()
+        assert torch.equal(after[name], wanted), name
     assert (target / "README.md").read_text().startswith("# A card\n\n## Repaired")
     same = {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} & {
         one.name for one in source.iterdir()
@@ -126,7 +121,7 @@ def test_neurons_lose_their_spikes(write: Callable[..., Path], texts: Texts, tmp
     found = repair(str(source), tmp_path / "fits", RepairOptions(fit="int8", max_length=16), texts=texts)
     assert found.exact
     assert found.exponent == 0
-    assert found.n_neurons > 0
+    assert found.channels.keys() == {"neurons"}
     assert found.before.spikes > 100
     assert found.after.spikes <= 2
     assert found.after.distance < found.before.distance / 4
@@ -134,39 +129,90 @@ def test_neurons_lose_their_spikes(write: Callable[..., Path], texts: Texts, tmp
     assert torch.equal(after["model.embed_tokens.weight"], values["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize("family", ["llama-biases", "gemma", "opt", "t5-gated"])
-def test_pairs_leave_outputs_as_they_are(family: str, words: Callable[..., Any]) -> None:
-    from outlierlens.models.load import from_objects
-
-    loaded = from_objects(build(FAMILIES[family], FAMILIES[family].heads[0] if FAMILIES[family].heads else ""), words())
-    inputs = check_inputs(loaded, some_texts(3).texts, max_length=8, seed=0)
-    exponents = balanced_exponents(extent(loaded, inputs), 1.0, 1.0)
-    assert exponents
+@pytest.mark.parametrize("family", ["llama-biases", "gemma", "opt", "t5-gated", "mixtral"])
+def test_neurons_are_balanced(family: str, words: Callable[..., Any]) -> None:
+    loaded = wrap(FAMILIES[family], words(), double=False)
+    check = check_of(loaded, some_texts(3), max_length=8, seed=0)
+    factors = balanced_exponents(seen_of(loaded, check), 1.0, 1.0)
+    assert factors
     plan = Plan()
-    add_neurons(plan, loaded, exponents)
-    wanted = outputs(loaded.model, inputs)
+    for pair, exponents in factors:
+        plan.pair(pair, exponents)
+    wanted = outputs(loaded.model, check)
     with repaired(loaded, plan):
-        assert all(torch.equal(*one) for one in zip(wanted, outputs(loaded.model, inputs), strict=True))
-        assert extent(loaded, inputs).spikes <= 2
+        assert all(torch.equal(*one) for one in zip(wanted, outputs(loaded.model, check), strict=True))
+        assert family == "mixtral" or seen_of(loaded, check).spikes <= 2  # of which each expert has a median of its own
 
 
 def test_exponents_by_hand() -> None:
-    seen = Extent([100.0, 20000.0], 7.0, {"down": torch.tensor([1.0, 2.0, 2.0, 9.0, 70000.0])})
+    at = torch.arange(5)
+    sight = Sight("down", "reads", at)
+    pair = Pair("neurons", "down", (Side("up", at[:, None]),), (Side("down", at[None]),), (sight,), at)
+    peaks = {("down", "reads"): torch.tensor([1.0, 2.0, 2.0, 9.0, 70000.0])}
+    rows = [
+        TensorRange("model", kind, layer, "", size, 0, 0, "", 0)
+        for kind, layer, size in (("stream", "0", 100.0), ("stream", "1", 20000.0), ("MLP output", "0", 7.0))
+    ]
+    seen = Seen(tuple(rows), peaks, (pair,))
+    assert seen.layers == (100.0, 20000.0)
     assert stream_exponent(seen, "fp16", 1) == 0
     assert stream_exponent(seen, "fp16", 4) == -1
     assert stream_exponent(seen, "fp8", 1) == -6
     assert stream_exponent(seen, "int8", 4) == 0
-    assert balanced_exponents(seen, 1.0, 1.0)["down"].tolist() == [0, 0, 0, -2, -15]
-    assert balanced_exponents(seen, 1.0, 0.5)["down"].tolist() == [0, 0, 0, -1, -7]
-    assert balanced_exponents(seen, 64.0, 1.0)["down"].tolist() == [0, 0, 0, 0, -9]
-    assert neuron_exponents(seen, "int8", 4) == {}
-    assert neuron_exponents(seen, "fp16", 1)["down"].tolist() == [0, 0, 0, 0, -1]
+    (balanced,) = balanced_exponents(seen, 1.0, 1.0)
+    assert balanced[1].tolist() == [0, 0, 0, -2, -15]
+    assert balanced_exponents(seen, 1.0, 0.5)[0][1].tolist() == [0, 0, 0, -1, -7]
+    assert balanced_exponents(seen, 64.0, 1.0)[0][1].tolist() == [0, 0, 0, 0, -9]
+    assert pair_exponents(seen, "int8", 4) == []
+    assert pair_exponents(seen, "fp16", 1)[0][1].tolist() == [0, 0, 0, 0, -1]
+    # Keys of two dimensions that are turned into each other: √(3² + 4²) = 5; queries may come down too.
+    keys = Pair(
+        "keys", "k", (), (), (Sight("k", "gives", at),), torch.tensor([0, 0, 2, 2, 4]), (Sight("q", "gives", at),)
+    )
+    sizes = {("k", "gives"): torch.tensor([3.0, 4.0, 0.1, 0.1, 1.0]), ("q", "gives"): torch.tensor([1.0, 0, 0, 9, 0])}
+    assert room(keys, sizes, 4.0).tolist() == [-1, -1, 2, 2, 0]
+
+
+def test_what_is_fused_or_shared_lies_where_it_is_said() -> None:
+    """Bloom's rows by head; GPT-2's thirds; two queries that share a key."""
+    width = 8
+    (bloom, *_), (gpt2, *_) = (pairs_of(load(FAMILIES[name]), ("values",)) for name in ("bloom", "gpt2"))
+    rows = bloom.gives[0].channel.flatten()
+    assert rows[: 2 * width].tolist() == [-1] * 2 * width
+    assert rows[2 * width : 3 * width].tolist() == list(range(width))
+    assert rows[5 * width :].tolist() == list(range(width, 2 * width))
+    assert gpt2.gives[0].channel.flatten().tolist() == [-1] * 32 + list(range(16))
+    (llama, *_) = pairs_of(load(FAMILIES["llama"]), ("values",))
+    assert llama.takes[0].channel.flatten().tolist() == [*range(width), *range(width)]
+    (keys, *_) = pairs_of(load(FAMILIES["llama"]), ("keys",))
+    assert keys.shared.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("family", "part"), [("bert", "value"), ("llama", "norm"), ("phi3", "key")])
+def test_a_pair_that_lacks_room_is_scaled_and_nothing_else(
+    family: str, part: str, write: Callable[..., Path], texts: Texts, tmp_path: Path, words: Callable[..., Any]
+) -> None:
+    source = tmp_path / "source"
+    loaded = load(FAMILIES[family])
+    kind: Any = {"value": "values", "norm": "norms", "key": "keys"}[part]
+    planted = Plan()
+    for pair in pairs_of(loaded, (kind,))[:1]:
+        planted.pair(pair, torch.where(pair.shared == 0, 24, 0))
+    with repaired(loaded, planted):
+        loaded.model.save_pretrained(source)  # type: ignore[operator]
+    words(kind="masked" if family == "bert" else "causal").save_pretrained(source)
+    found = repair(str(source), tmp_path / "fits", FP16, texts=texts)
+    assert found.exact
+    assert found.exponent == 0
+    assert found.channels.keys() == {kind}
+    assert found.before.finite < 1
+    assert found.after.finite == 1
 
 
 @pytest.mark.parametrize(
     ("family", "fit", "times", "told"),
     [
-        ("llama", "fp16", 1.0, "llama fits fp16 as it is: its largest value, .* has room with --margin 4"),
+        ("llama", "fp16", 1.0, "llama fits fp16 as it is: what factors reach has room with --margin 4, the largest"),
         ("bert", "fp8", 1.0, "the stream 'model' cannot be rescaled: its blocks norm the stream itself"),
         ("bert", "int8", 1.0, "no block has a linear whose neurons multiply what its last linear reads"),
         ("opt", "fp16", 2.0**17, "at most 1e-05\\), so nothing is kept: the epsilon of 7 norms"),
@@ -221,7 +267,7 @@ def test_sources_that_cannot_be_repaired(
 def test_a_copy_that_reads_back_otherwise_is_not_kept(
     write: Callable[..., Path], texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "get_key", lambda config, key: 1e-3)  # a config that says another epsilon
+    monkeypatch.setattr(measure, "settings_of", lambda *_: {"rms_norm_eps": 1e-3})  # a config that says another epsilon
     with pytest.raises(BadFile, match=r"read back, its outputs differ by .* where they must be equal"):
         repair(str(write("llama")), tmp_path / "fits", FP16, texts=texts)
     assert {one.name for one in tmp_path.iterdir()} == {"llama"}
@@ -315,7 +361,7 @@ def test_turned_and_then_made_to_fit(planted: Callable[..., Path], texts: Texts,
     values["model.layers.1.mlp.down_proj.weight"][:, 3] /= 512
     save_file(values, source / "model.safetensors", {"format": "pt"})
     found = repair(str(source), tmp_path / "both", RepairOptions(fit="int8", rotate=True, max_length=16), texts=texts)
-    assert found.n_neurons > 0
+    assert found.channels["neurons"] > 0
     assert found.after.spikes <= 2
     assert found.after.named == ()
     assert "turned by" in (tmp_path / "both" / "README.md").read_text()

@@ -1,6 +1,7 @@
-"""The residual stream of every family times a power of two: what stays bit for bit, what nearly, and what is refused."""
+"""Streams and pairs of every family times powers of two: what stays bit for bit, what nearly, and what is refused."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from architectures import FAMILIES, batch
 from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.experiments.repair.epsilon import epsilons
-from outlierlens.experiments.repair.extent import Extent, stream_exponent, watched
+from outlierlens.experiments.repair.factors import pair_exponents, stream_exponent
+from outlierlens.experiments.repair.pairs import Kind, pairs_of
 from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.models.load import LoadedModel
-from repair_families import EXPONENT, load, output, rescaled
+from repair_families import EXPONENT, KINDS, load, output, paired, rectified, rescaled, seen
 
 TOP = 65504.0
 POST = {name for name, one in FAMILIES.items() if "(post-norm)" in rescaled(one).why}
@@ -23,8 +25,7 @@ FIXED = {"wav2vec2-stable": "positional convolution", "wav2vec2-adapters": "posi
 FIXED |= {"whisper": "GELU", "gemma3": "projector", "opt": "written in the model's code", "modernbert": "head.norm"}
 NEAR = {"gemma2", "gemma3_text", "outlierlens-bert-pre-norm", "outlierlens-bert-pre-rmsnorm"}
 SCALED = sorted(FAMILIES.keys() - POST - FIXED.keys())
-# Its experts have no kernel for float16 of this size; OLMo 2's linears read the stream itself, and stay as large as it was.
-NO_HALF = {"qwen3_moe", "olmo2"}
+NO_HALF = {"olmo2"}  # its linears read the stream itself, and stay as large as it was
 CLAMPED = {"t5", "t5-gated", "mt5"}  # their code cuts what overflows in float16
 
 
@@ -54,16 +55,102 @@ def test_a_planted_overflow_is_repaired(name: str) -> None:
     assert wanted.isfinite().all()
     if name not in CLAMPED | NO_HALF:
         assert not _half(loaded, inputs).isfinite().all()
-    exponent = stream_exponent(_extent(loaded, inputs), "fp16", 4)
+    exponent = stream_exponent(seen(loaded, inputs), "fp16", 4)
     with repaired(loaded, stream_plan(loaded, exponent)):
         found = output(loaded.model, inputs)
         assert name in NO_HALF or _half(loaded, inputs).isfinite().all()
-        assert max(_extent(loaded, inputs).layers) <= TOP / 4
+        assert max(seen(loaded, inputs).layers) <= TOP / 4
     if name in NEAR:
         # 1 + weight is rounded near 1, and then as much larger beside a factor of 2^exponent.
         assert (found - wanted).abs().max() <= max(1e-5, 256 * 2.0 ** (-24 - exponent)) * wanted.abs().max()
     else:
         assert torch.equal(found, wanted)
+
+
+PAIRED = [(name, kind) for name in sorted(FAMILIES) for kind in KINDS if paired(name, kind) is not None]
+RELU = sorted(
+    {"bert", "bart", "gpt2", "gpt_neo", "phi", "vit", "clip", "wav2vec2", "whisper", "xlnet", "albert", "falcon"}
+)
+NEAR_PAIRS = {("gemma", "norms"), ("gemma2", "norms"), ("gemma3", "norms"), ("gemma3_text", "norms")}
+NEAR_PAIRS |= {("gemma3", "keys"), ("gemma3_text", "keys")}
+
+
+def test_every_family_has_pairs() -> None:
+    assert {name for name, _ in PAIRED} == FAMILIES.keys() - {"xlnet"}
+    assert {one for one in PAIRED if paired(*one).verdict != "exact"} == NEAR_PAIRS  # type: ignore[union-attr]
+    gated = {name for name, kind in PAIRED if kind == "neurons"}
+    assert gated >= {"llama", "phi3", "mixtral", "qwen3_moe", "t5", "t5-gated", "opt", "modernbert", "dinov2-gated"}
+    assert "gpt_oss" not in gated  # it adds 1 to what the up projection gives
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRED)
+def test_outputs_stay_with_pairs(name: str, kind: Kind) -> None:
+    tried = paired(name, kind)
+    assert tried is not None
+    assert tried.difference <= (1e-5 if (name, kind) in NEAR_PAIRS else 0.0)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRED)
+def test_an_overflow_planted_in_a_pair_is_repaired(name: str, kind: Kind) -> None:
+    _plant_and_repair(load(FAMILIES[name]), batch(FAMILIES[name]), kind, near=(name, kind) in NEAR_PAIRS)
+
+
+@pytest.mark.parametrize("name", RELU)
+def test_a_relu_lets_neurons_take_factors(name: str) -> None:
+    family = rectified(name)
+    loaded = load(family)
+    assert pairs_of(loaded, ("neurons",))
+    _plant_and_repair(loaded, batch(family), "neurons", near=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("phi", {"qk_layernorm": True}),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default", "rope_theta": 1e4}}),
+        ("deberta-v2", {"share_att_key": False}),
+        ("falcon", {"multi_query": False}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("qwen2", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}),
+        ("phi3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}),
+        ("falcon-new", {"num_attention_heads": 4, "num_kv_heads": 2}),
+        ("llama-biases", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["values", "keys"])
+def test_variants_of_heads(name: str, changes: dict[str, Any], kind: Kind) -> None:
+    family = FAMILIES[name]
+    _plant_and_repair(load(replace(family, config=family.config | changes)), batch(family), kind, near=False)
+
+
+def _plant_and_repair(loaded: LoadedModel, inputs: dict[str, Any], kind: Kind, *, near: bool) -> None:
+    """Every fifth channel of every pair of the kind times 2^24, and back: float32 does not notice, and float16 overflows."""
+    wanted, before = output(loaded.model, inputs), _half(loaded, inputs)
+    planted = Plan()
+    for pair in pairs_of(loaded, (kind,)):
+        at = torch.arange(len(pair.shared))
+        planted.pair(pair, torch.where(pair.shared % 5 == 0, 24, 0)[at])
+    with repaired(loaded, planted):
+        if not near:
+            assert torch.equal(output(loaded.model, inputs), wanted)
+        start = output(loaded.model, inputs)
+        assert not torch.allclose(_half(loaded, inputs).float(), before.float(), rtol=1e-3, atol=1e-3)
+        plan, found = Plan(), seen(loaded, inputs)
+        factors = pair_exponents(found, "fp16", 4)
+        assert {pair.kind for pair, _ in factors} == {kind}
+        for pair, exponents in factors:
+            plan.pair(pair, exponents)
+        with repaired(loaded, plan):
+            again = output(loaded.model, inputs)
+            half = _half(loaded, inputs)
+            assert not pair_exponents(seen(loaded, inputs), "fp16", 4)
+        assert half.isfinite().all()
+        if not near:  # 1 + weight near 0 has few digits in float16, whatever is repaired
+            assert (half - wanted).abs().max() <= 0.02 * wanted.abs().max() + 2 * (before - wanted).abs().max()
+        if near:
+            assert (again - start).abs().max() <= 1e-5 * start.abs().max()
+        else:
+            assert torch.equal(again, wanted)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-biases", "gemma", "t5", "olmo2", "dinov2"])
@@ -88,7 +175,7 @@ def test_who_sets_which_epsilon() -> None:
 
 
 def test_values_that_would_vanish_are_refused() -> None:
-    plan = Plan({"weight": -4})
+    plan = Plan({"weight": (-4,)})
     tiny = torch.tensor([2.0**-24, 1.0], dtype=torch.float16)
     with pytest.raises(BadInput, match="weight: 1 values times a power of two lie outside what float16 holds"):
         plan.changed("weight", tiny)
@@ -102,18 +189,14 @@ def _plant(loaded: LoadedModel, inputs: dict[str, Any]) -> None:
         values = live_parameters(loaded.model)[param.name]
         first = sum(one.n_layers for one in loaded.stacks[: loaded.stacks.index(bound)])
         for _ in range(30):
-            if _extent(loaded, inputs).layers[first] > TOP:
+            if seen(loaded, inputs).layers[first] > TOP:
                 break
             with torch.no_grad():
                 values.select(param.axis, 5).mul_(8)
 
 
-def _extent(loaded: LoadedModel, inputs: dict[str, Any]) -> Extent:
-    seen = Extent([0.0] * sum(bound.n_layers for bound in loaded.stacks))
-    with watched(loaded, seen):
-        output(loaded.model, inputs)
-    return seen
-
-
 def _half(loaded: LoadedModel, inputs: dict[str, Any]) -> torch.Tensor:
-    return output(copy.deepcopy(loaded.model).half(), inputs)
+    model = copy.deepcopy(loaded.model).half()
+    if hasattr(model.config, "_experts_implementation"):
+        model.config._experts_implementation = "eager"  # type: ignore[union-attr]
+    return output(model, inputs)

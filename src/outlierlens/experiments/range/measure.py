@@ -7,7 +7,8 @@ Maxima rest on every token that is no padding; medians and shares on a fixed sam
 """
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -138,21 +139,33 @@ class _Running:
     layer: int = -1
     states: Any = None
 
+    @property
+    def running(self) -> str:
+        """The name of the layer that runs, or of the one next to it."""
+        return str(min(max(self.layer, 0), self.stack.n_layers - 1))
+
 
 @dataclass
 class Pass:
-    """One reading of all texts."""
+    """One reading of all texts.
+
+    Attributes:
+        watched: (path of a module or of packed experts, "reads" or "gives") whose entries are kept apart.
+        peaks: largest |x| of each entry of these [entry], or [expert, entry].
+    """
 
     loaded: "LoadedModel"
     reading: "Reading"
     options: RangeOptions
+    watched: Collection[tuple[str, str]] = ()
     n_tokens: int = 0
+    peaks: dict[tuple[str, str], "Tensor"] = field(init=False, default_factory=dict)
     tally: "Tally" = field(init=False)
     cache: "CacheErrors | None" = field(init=False, default=None)
     places: dict[str, "tuple[Place, ...]"] = field(init=False)
 
     def __post_init__(self) -> None:
-        from outlierlens.experiments.range.places import find_places
+        from outlierlens.experiments.range.places import find_places, packed_kinds
         from outlierlens.experiments.range.tally import Tally
 
         self.tally = Tally(self.options.every)
@@ -161,6 +174,7 @@ class Pass:
 
             self.cache = CacheErrors()
         self.places = {stack.name: find_places(self.loaded, stack) for stack in self.reading.stacks}
+        self.packed = {stack.name: packed_kinds(self.loaded, stack) for stack in self.reading.stacks}
         self.running = [_Running(stack) for stack in self.reading.stacks]
 
     def read(self, texts: Data, progress: Progress, label: str) -> None:
@@ -184,39 +198,39 @@ class Pass:
         from outlierlens.experiments.range.tally import BatchRows
         from outlierlens.models.attention_logits import Looks, tapped_logits
         from outlierlens.models.calls import head_read, tapped_calls
+        from outlierlens.models.expert_calls import tapped_experts
         from outlierlens.models.hooks import tapped
 
         sides = self.reading.sides(batch)
         tokens = {name: numbers for name, (numbers, _) in sides.items()}
         self.tally.begin(BatchRows(batch.valid, tokens, batch.texts))
-        looks = {}
+        looks, experts = {}, {}
         for one in self.running:
             one.layer, one.states = -1, None
             for place in self.places[one.stack.name]:
                 looks[place.module] = self._look_at(one, place)
+            for name, kinds in self.packed[one.stack.name].items():
+                experts[name] = self._look_at_expert(one, name, kinds)
         attention = Looks(self._attended, self._sizes("q·k"), self._sizes("attention logits"))
         model = self.loaded.model
         with torch.inference_mode(), ExitStack() as open_:
             open_.enter_context(tapped(model, self.reading.stacks, self._stream))
             open_.enter_context(tapped_calls(model, looks))
+            open_.enter_context(tapped_experts(model, experts))
             open_.enter_context(tapped_logits(attention))
-            inputs = self._with_head(batch)
-            if inputs is None:
-                self.reading(batch)
-            else:
+            if self._has_head:
                 open_.enter_context(head_read(model, self._logits))
-                model(**inputs)
+                model(**self.reading.arguments(batch))
+            else:
+                self.reading(batch)
         self.tally.end()
         self.n_tokens += int(batch.valid.sum())
 
-    def _with_head(self, batch: Batch) -> dict[str, Any] | None:
-        """Keyword arguments of the whole model, where it has a vocabulary head and reads texts; else None."""
-        from outlierlens.models.passes import TextReading
-
+    @property
+    def _has_head(self) -> bool:
+        """Whether the model reads texts and has a vocabulary head."""
         head: Any = getattr(self.loaded.model, "get_output_embeddings", lambda: None)()
-        return (
-            self.reading.forward.inputs(batch) if head is not None and isinstance(self.reading, TextReading) else None
-        )
+        return head is not None and self.reading.inputs == "texts"
 
     def _stream(self, stack: BoundStack, layer: int, states: "Tensor") -> None:
         from outlierlens.models.hooks import layer_name
@@ -234,9 +248,12 @@ class Pass:
         """What takes the input and output of a module, in the layer that runs."""
 
         def look(given: "Tensor", made: "Tensor") -> None:
-            layer = place.layer or str(min(max(one.layer, 0), one.stack.n_layers - 1))
+            layer = place.layer or one.running
             name = one.stack.name
             shown = self._as_rows(one.stack, given)
+            for side, states in (("reads", given), ("gives", made)):
+                if (place.name, side) in self.watched:
+                    self._peak((place.name, side), _peaks(self._valid(self._as_rows(one.stack, states))))
             # Where attention and MLP run side by side, the second norm reads the block's input too.
             beside = one.states is not None and given.data_ptr() == one.states.data_ptr()
             if place.reads and not (place.squares and beside):
@@ -249,6 +266,33 @@ class Pass:
                 self.tally.add_rows((name, "norm sum of squares", layer), place.name, self._squares(place, given, one))
 
         return look
+
+    def _look_at_expert(
+        self, one: _Running, name: str, kinds: tuple[str, str]
+    ) -> Callable[[int, "Tensor", "Tensor"], None]:
+        """What takes the input and output of one expert's matrix; nobody knows whose tokens it has."""
+        import torch
+
+        n_experts = self.loaded.model.get_parameter(name).shape[0]
+
+        def look(expert: int, given: "Tensor", made: "Tensor") -> None:
+            for side, kind, states in zip(("reads", "gives"), kinds, (given, made), strict=True):
+                self.tally.add((one.stack.name, kind, one.running), name, states)
+                if (name, side) in self.watched and len(states):
+                    top = torch.zeros(n_experts, states.shape[-1])
+                    top[expert] = _peaks(states)
+                    self._peak((name, side), top)
+
+        return look
+
+    def _valid(self, states: "Tensor") -> "Tensor":
+        """The rows of a tensor that are tokens; all of them where rows are none."""
+        assert self.tally.rows is not None, "a batch runs"
+        valid = self.tally.rows.valid
+        return states[valid] if states.shape[:2] == valid.shape else states.flatten(0, -2)
+
+    def _peak(self, key: tuple[str, str], top: "Tensor") -> None:
+        self.peaks[key] = top.maximum(self.peaks[key]) if key in self.peaks else top
 
     def _squares(self, place: "Place", given: "Tensor", one: _Running) -> "Tensor":
         """Σx² of what a norm reads, or Σ(x − mean)² [batch, token]; of several heads the largest."""
@@ -338,6 +382,11 @@ class Pass:
                     f"gives it: {', '.join(missing)}"
                 )
         return tuple(said)
+
+
+def _peaks(rows: "Tensor") -> "Tensor":
+    """Largest |x| of each entry [entry] of rows, on the CPU; infinite where there is no number."""
+    return rows.float().abs().amax(0).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def run(session: "Session", options: RangeOptions) -> Ranges:

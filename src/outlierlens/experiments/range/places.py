@@ -10,7 +10,7 @@ attention where their path says so ("self_attn", "attention"), else to its MLP.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -66,6 +66,20 @@ def find_places(loaded: LoadedModel, stack: BoundStack) -> tuple[Place, ...]:
             if name in modules:
                 found[id(modules[name])] = _norm(name, modules[name], "", "norm output", layer)
     return tuple(found.values())
+
+
+def packed_kinds(loaded: LoadedModel, stack: BoundStack) -> dict[str, tuple[str, str]]:
+    """{parameter of packed experts: kinds of what it reads and gives}."""
+    live, declared = live_parameters(loaded.model), stack.stack
+    kinds = dict.fromkeys(declared.last_linear, ("MLP inner", "MLP output"))
+    for names in declared.readers.values():
+        kinds |= {name: ("MLP input", "gate/up") for name in names if name not in kinds}
+    return {
+        f"{block}.{name[:-2]}": both
+        for block in dict.fromkeys(stack.blocks)
+        for name, both in kinds.items()
+        if name.endswith("()") and f"{block}.{name[:-2]}" in live
+    }
 
 
 def _between(stack: BoundStack) -> tuple[dict[str, str], dict[str, str]]:

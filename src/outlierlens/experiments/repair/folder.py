@@ -2,7 +2,8 @@
 
 check_place(Path("better"), overwrite=False)
 with new_folder(Path("better")) as part:
-    write_model(part, stored, source, plan)
+    write_shards(shards, part, plan)                     # or save_model(part, stored, source)
+    write_rest(part, source, settings_of(plan, epsilons, ""), "Made from …")
 """
 
 import json
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadFile, BadInput
-from outlierlens.experiments.repair.epsilon import get_key
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.json_toml import read_json
@@ -45,18 +45,23 @@ def check_room(folder: Path, model: Any) -> None:
         )
 
 
-def write_model(part: Path, stored: LoadedModel, source: Path | None, plan: Plan, says: str) -> None:
-    """Write weights, config, tokenizer and card; `stored` is the rewritten model, `source` the folder that it came from."""
+def save_model(part: Path, stored: LoadedModel, source: Path | None) -> None:
+    """Write the weights of a live model, with a config and what else the library adds."""
     model: Any = stored.model
     model.save_pretrained(part, max_shard_size=_shard_size(source))
     if source is None:
         if stored.tokenizer is not None:
             stored.tokenizer.save_pretrained(part)
-    else:
-        _config(part, source, model, plan)
-        for path in part.glob("*.json"):  # the library adds a generation_config.json
-            if not path.name.endswith("index.json") and not (source / path.name).is_file():
-                path.unlink()
+        return
+    for path in part.glob("*.json"):  # the library adds a generation_config.json
+        if not path.name.endswith("index.json") and not (source / path.name).is_file():
+            path.unlink()
+
+
+def write_rest(part: Path, source: Path | None, settings: dict[str, Any], says: str) -> None:
+    """Write the config of the source with these dotted keys changed, its other files, and the card."""
+    if source is not None:
+        _config(part, source, settings)
         for path in sorted(source.iterdir()):
             if path.is_file() and path.name not in NEVER and not path.name.endswith(LEFT):
                 shutil.copyfile(path, part / path.name)
@@ -66,9 +71,10 @@ def write_model(part: Path, stored: LoadedModel, source: Path | None, plan: Plan
 
 
 def write_manifest(part: Path, plan: Plan, about: dict[str, Any]) -> None:
-    """Every factor: exponents of two by parameter, a number or one a neuron."""
+    """Every factor: exponents of two by parameter, each a number or nested lists that broadcast to the parameter's shape."""
     factors = {
-        name: one if isinstance(one, int) else one.flatten().tolist() for name, one in sorted(plan.exponents.items())
+        name: [one if isinstance(one, int) else one.tolist() for one in terms]
+        for name, terms in sorted(plan.exponents.items())
     }
     document = {**about, "untied": plan.untie, "exponents of two": factors}
     (part / MANIFEST).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
@@ -108,19 +114,21 @@ def _shard_size(source: Path | None) -> str | int:
     return max(sizes) if len(sizes) > 1 else ONE_FILE
 
 
-def _config(part: Path, source: Path, model: Any, plan: Plan) -> None:
-    """The source's config, with nothing but epsilons and the tie changed."""
+def settings_of(plan: Plan, epsilons: dict[str, tuple[float, float]], kind: str) -> dict[str, Any]:
+    """What changes in the config, by dotted key; `kind` is the type of all weights, "" where each keeps its own."""
+    changed: dict[str, Any] = {key: after for key, (_, after) in epsilons.items()}
+    changed |= {"tie_word_embeddings": False} if plan.untie else {}
+    return changed | ({"dtype": kind, "torch_dtype": kind} if kind else {})
+
+
+def _config(part: Path, source: Path, settings: dict[str, Any]) -> None:
+    """The source's config, with nothing but these settings changed; of types, only those that it names."""
     values = read_json(source / "config.json", "name a folder with a config", a=dict)
-    for key in plan.epsilons:
+    for key, value in settings.items():
         *within, name = key.split(".")
         at = values
         for one in within:
             at = at.setdefault(one, {})
-        at[name] = get_key(model.config, key)
-    if plan.untie:
-        values["tie_word_embeddings"] = False
-    kind = str(model.dtype).removeprefix("torch.")
-    for key in ("dtype", "torch_dtype"):  # weights of a narrower type that were turned are float32 now
-        if key in values:
-            values[key] = kind
+        if name in at or not name.endswith("dtype"):
+            at[name] = value
     (part / "config.json").write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")

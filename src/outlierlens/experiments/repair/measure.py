@@ -7,41 +7,34 @@ found.exact                       # float32 outputs are equal bit for bit
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.data.texts import EXCERPT, Texts, read_texts
+from outlierlens.data.texts import EXCERPT, Data, Texts, read_texts
 from outlierlens.detection.scan.measure import scan_live
 from outlierlens.errors import BadFile, BadInput
+from outlierlens.experiments.repair.check import Check, Seen, check_of, outputs, seen_of
 from outlierlens.experiments.repair.epsilon import get_key
-from outlierlens.experiments.repair.extent import (
-    N_RANDOM,
-    RANDOM_LENGTH,
-    Extent,
-    add_neurons,
-    balanced_exponents,
-    check_inputs,
-    extent,
-    neuron_exponents,
-    neuron_pairs,
-    outputs,
-    stream_exponent,
-)  # fmt: skip
+from outlierlens.experiments.repair.factors import balanced_exponents, pair_exponents, stream_exponent
 from outlierlens.experiments.repair.folder import (
     check_place,
     check_room,
     check_unchanged,
+    save_model,
+    settings_of,
     write_manifest,
-    write_model,
+    write_rest,
 )  # fmt: skip
 from outlierlens.experiments.repair.formats import FLOAT32, in_format
 from outlierlens.experiments.repair.options import RepairCall, RepairOptions
+from outlierlens.experiments.repair.pairs import Pair
 from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.result import Behaviour, Repaired
 from outlierlens.experiments.repair.rewriting import change, repaired
 from outlierlens.experiments.repair.rotation import MATRIX, TOLERANCE, rotate_
+from outlierlens.experiments.repair.shards import find_shards, write_shards
 from outlierlens.models.folder import model_folder
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import STORED, LoadedModel, LoadOptions, from_objects, load_model
@@ -63,7 +56,7 @@ def repair(
     folder: Path,
     options: RepairOptions,
     *,
-    texts: Texts | None = None,
+    texts: Data | None = None,
     load: LoadOptions | None = None,
     overwrite: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
@@ -84,35 +77,33 @@ def repair(
     check_place(folder, overwrite=overwrite)
     _refuse_packed(name, load)
     loaded = load_model(name, load)
-    tokenizer_of(loaded)
-    check_room(folder, loaded.model)
     texts = texts or read_texts(EXCERPT, limit=N_TEXTS)
-    inputs = check_inputs(loaded, texts.texts, max_length=options.max_length, seed=options.seed)
+    if isinstance(texts, Texts):
+        tokenizer_of(loaded)
+    check_room(folder, loaded.model)
+    check = check_of(loaded, texts, max_length=options.max_length, seed=options.seed)
     step("measured")
-    fit = options.fit or FLOAT32
-    seen = extent(loaded, inputs)
-    wanted = outputs(loaded.model, inputs)
-    before = _measured(loaded, seen, wanted, inputs, fit)
+    seen = seen_of(loaded, check)
+    wanted = outputs(loaded.model, check)
+    before = _measured(loaded, seen, wanted, check, options.fit or FLOAT32)
     config: Any = loaded.model.config
     tied = config.tie_word_embeddings
     if options.rotate:
-        rotate_(loaded, lambda: torch.cat([one.flatten() for one in outputs(loaded.model, inputs)]), seed=options.seed)
-        seen = extent(loaded, inputs)
-    plan, exponent, neurons = plan_for(loaded, seen, options, inputs[::2])
+        rotate_(loaded, lambda: torch.cat([one.flatten() for one in outputs(loaded.model, check)]), seed=options.seed)
+        seen = seen_of(loaded, check)
+    plan, exponent, factors = plan_for(loaded, seen, options, check.every(0))
     if options.rotate:
         plan.untie |= tied and not config.tie_word_embeddings
         plan.reasons += ("streams are turned, which rounds every weight once",)
-    step("written")
-    provenance = loaded.provenance(seed=options.seed)
     epsilons = {key: float(get_key(loaded.model.config, key)) for key in plan.epsilons}
     made = Repaired(
-        provenance=provenance,
+        provenance=loaded.provenance(seed=options.seed),
         folder=folder.name,
-        fit=fit,
+        fit=options.fit or FLOAT32,
         margin=options.margin,
         rotated=options.rotate,
         exponent=exponent,
-        n_neurons=sum(int((one != 0).sum()) for one in neurons.values()),
+        channels=_counts(factors),
         epsilons={key: (value, value * 2.0 ** plan.epsilons[key]) for key, value in epsilons.items()},
         untied=plan.untie,
         n_changed=sum(1 for _ in loaded.model.parameters()) if options.rotate else len(plan.exponents),
@@ -121,88 +112,105 @@ def repair(
         reasons=plan.reasons,
         difference=0.0,
         n_texts=len(texts),
-        n_tokens=sum(row["input_ids"].numel() for row in inputs),
-        n_random=N_RANDOM * RANDOM_LENGTH,
+        n_tokens=check.n_tokens,
+        n_random=check.n_random,
+        inputs=check.inputs,
         before=before,
         after=before,
         notes=loaded.notes,
     )
-    # Turned weights are written as they were turned: rounded to a narrower type they would differ by more than is promised.
-    stored = loaded if options.rotate else load_model(name, replace(load, dtype=STORED))
-    del loaded
     source = model_folder(name, subfolder=load.subfolder, offline=load.offline, notice=load.notice)
+    # Turned weights are written as they were turned: rounded to a narrower type they would differ by more than is promised.
+    shards = None if options.rotate else find_shards(source, loaded.model, plan)
+    stored = loaded if shards or options.rotate else load_model(name, replace(load, dtype=STORED))
+    again = _Again(type(loaded.model), loaded.tokenizer, loaded.processor, loaded.name, config._attn_implementation)
+    del loaded
+    step("written")
     with new_folder(folder) as part:
-        with ExitStack() as undo:
-            change(undo, stored, plan)
-            about = {"model": name, "fit": fit, "margin": options.margin, "epsilons": made.epsilons}
-            about |= {"rotation": {"matrix": MATRIX, "seed": options.seed}} if options.rotate else {}
-            write_model(part, stored, source, plan, _card(made, name))
-            undo.pop_all()  # the model is thrown away
+        if shards:
+            write_shards(shards, part, plan)
+        else:
+            with ExitStack() as undo:
+                change(undo, stored, plan)
+                save_model(part, stored, source)
+                undo.pop_all()  # the model is thrown away
+        del stored
+        write_rest(part, source, settings_of(plan, made.epsilons, "float32" * options.rotate), _card(made, name))
+        step("checked")
         if not options.rotate:
             check_unchanged(part, source, set(plan.exponents))
-        step("checked")
-        made = _checked(made, part, stored, inputs, wanted)
-        write_manifest(part, plan, {**about, "exact": made.exact, "largest difference": made.difference})
+        made = _checked(made, part, again, check, wanted)
+        write_manifest(part, plan, _about(made, name))
         check_place(folder, overwrite=overwrite)  # once more: the checks took their time
     return made
 
 
 def plan_for(
-    loaded: LoadedModel, seen: Extent, options: RepairOptions, inputs: "list[dict[str, Any]]"
-) -> "tuple[Plan, int, dict[str, Tensor]]":
-    """(what changes, the stream's exponent, exponents of neurons) for what was seen of the model.
+    loaded: LoadedModel, seen: Seen, options: RepairOptions, check: Check
+) -> "tuple[Plan, int, list[tuple[Pair, Tensor]]]":
+    """(what changes, the stream's exponent, pairs with their exponents) for what was seen of the model.
 
     Raises:
         BadInput: nothing has to change, or no factor passes through this family.
     """
     fit, margin = options.fit, options.margin
     if fit is None:
-        return Plan(), 0, {}
-    if fit == "int8" and not neuron_pairs(loaded):
+        return Plan(), 0, []
+    if fit == "int8" and not seen.inputs:
         raise BadInput(
             f"{loaded.name}: no block has a linear whose neurons multiply what its last linear reads (a gated MLP, or a "
             f"ReLU), so no factor passes; smooth it with `outlierlens quant --smooth`"
         )
     exponent = stream_exponent(seen, fit, margin)
-    neurons = _best_balance(loaded, seen, inputs) if fit == "int8" else neuron_exponents(seen, fit, margin)
-    if not exponent and not neurons and not options.rotate:
+    factors = _best_balance(loaded, seen, check) if fit == "int8" else pair_exponents(seen, fit, margin)
+    if not exponent and not factors and not options.rotate:
         if fit == "int8":
             raise BadInput(
                 f"{loaded.name}: no factors of neurons bring its outputs in int8 nearer to float32; see what costs with "
                 f"`outlierlens quant`"
             )
         raise BadInput(
-            f"{loaded.name} fits {fit} as it is: its largest value, {seen.largest:,.4g}, has room with --margin {margin}; use "
-            f"it, or a larger --margin"
+            f"{loaded.name} fits {fit} as it is: what factors reach has room with --margin {margin}, the largest value of "
+            f"its stream being {max(seen.layers):,.4g}; use it, or a larger --margin"
         )
     plan = stream_plan(loaded, exponent) if exponent else Plan()
-    add_neurons(plan, loaded, neurons)
-    return plan, exponent, neurons
+    for pair, exponents in factors:
+        plan.pair(pair, exponents)
+    return plan, exponent, factors
 
 
-def _best_balance(loaded: LoadedModel, seen: Extent, inputs: "list[dict[str, Any]]") -> "dict[str, Tensor]":
-    """Of the factors of `BALANCES` those with which outputs in int8 are nearest to float32; {} where none is nearer.
-
-    What leaves the inputs goes into the weights, which are rounded too: how much pays is measured, not assumed.
-    """
-    wanted = outputs(loaded.model, inputs)
-    best, found = _distance(loaded, wanted, inputs), {}
-    for cap, share in BALANCES:
-        plan, exponents = Plan(), balanced_exponents(seen, cap, share)
-        if not exponents:
-            continue
-        add_neurons(plan, loaded, exponents)
-        with repaired(loaded, plan):
-            distance = _distance(loaded, wanted, inputs)
-        if distance < best:
-            best, found = distance, exponents
+def _counts(factors: "list[tuple[Pair, Tensor]]") -> dict[str, int]:
+    """Channels with a factor of their own, by kind of pair."""
+    found: dict[str, int] = {}
+    for pair, exponents in factors:
+        found[pair.kind] = found.get(pair.kind, 0) + int((exponents != 0).sum())
     return found
 
 
-def _distance(loaded: LoadedModel, wanted: "list[Tensor]", inputs: "list[dict[str, Any]]") -> float:
+def _best_balance(loaded: LoadedModel, seen: Seen, check: Check) -> "list[tuple[Pair, Tensor]]":
+    """Of the factors of `BALANCES` those with which outputs in int8 are nearest to float32; [] where none is nearer.
+
+    What leaves the inputs goes into the weights, which are rounded too: how much pays is measured, not assumed.
+    """
+    wanted = outputs(loaded.model, check)
+    best, found = _distance(loaded, wanted, check), []
+    for cap, share in BALANCES:
+        plan, factors = Plan(), balanced_exponents(seen, cap, share)
+        if not factors:
+            continue
+        for pair, exponents in factors:
+            plan.pair(pair, exponents)
+        with repaired(loaded, plan):
+            distance = _distance(loaded, wanted, check)
+        if distance < best:
+            best, found = distance, factors
+    return found
+
+
+def _distance(loaded: LoadedModel, wanted: "list[Tensor]", check: Check) -> float:
     """Mean |difference| of the outputs in int8 from float32."""
     with in_format(loaded, "int8") as model:
-        pairs = zip(wanted, outputs(model, inputs), strict=True)
+        pairs = zip(wanted, outputs(model, check), strict=True)
         return sum(float((one - other).abs().mean()) for one, other in pairs) / len(wanted)
 
 
@@ -220,22 +228,19 @@ def _refuse_packed(name: str, load: LoadOptions) -> None:
             )
 
 
-def _measured(
-    loaded: LoadedModel, seen: Extent, wanted: "list[Tensor]", inputs: list[dict[str, Any]], fit: str
-) -> Behaviour:
+def _measured(loaded: LoadedModel, seen: Seen, wanted: "list[Tensor]", check: Check, fit: str) -> Behaviour:
     import torch
 
     if fit == "int8":  # factors for it are chosen by every other row (`plan_for`); the rest judge
-        wanted, inputs = wanted[1::2], inputs[1::2]
+        wanted, check = wanted[1::2], check.every(1)
     with in_format(loaded, fit) as model:
-        found = outputs(model, inputs)
+        found = outputs(model, check)
     whole = torch.cat([one.flatten() for one in found]).double()
     right = torch.cat([one.flatten() for one in wanted]).double()
     finite = whole.isfinite()
     return Behaviour(
-        layers=tuple(seen.layers),
-        writes=seen.writes,
-        neurons=max((float(one.max()) for one in seen.neurons.values()), default=0.0),
+        layers=seen.layers,
+        kinds=seen.kinds,
         spikes=seen.spikes,
         finite=float(finite.double().mean()),
         distance=float((whole - right)[finite].abs().mean()) if finite.any() else math.nan,
@@ -243,32 +248,46 @@ def _measured(
     )
 
 
-def _checked(
-    made: Repaired, part: Path, stored: LoadedModel, inputs: list[dict[str, Any]], wanted: "list[Tensor]"
-) -> Repaired:
+def _checked(made: Repaired, part: Path, again: "_Again", check: Check, wanted: "list[Tensor]") -> Repaired:
     """`made` with what the folder gives, read back; raises where that is not what it must be."""
     import torch
 
-    kind: Any = type(stored.model)
-    model = kind.from_pretrained(part, dtype=torch.float32, local_files_only=True).eval()
-    model.config._attn_implementation = stored.model.config._attn_implementation  # type: ignore[union-attr]
-    back = from_objects(model, stored.tokenizer, name=stored.name)
-    found = outputs(model, inputs)
+    back = again.read(part)
+    found = outputs(back.model, check)
     exact = all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
     difference = 0.0 if exact else difference_of(wanted, found)
     if not exact and not made.reasons:
         raise BadFile(
-            f"{stored.name}: read back, its outputs differ by {difference:.3g} of the largest where they must be equal, so "
+            f"{again.name}: read back, its outputs differ by {difference:.3g} of the largest where they must be equal, so "
             f"nothing is kept; this family computes something that its row does not say"
         )
     most = TOLERANCE if made.rotated else NEAR
     if not difference <= most:
         raise BadInput(
-            f"{stored.name}: rewritten, its outputs would differ by {difference:.3g} of the largest (at most {most:g}), so "
+            f"{again.name}: rewritten, its outputs would differ by {difference:.3g} of the largest (at most {most:g}), so "
             f"nothing is kept: {'; '.join(made.reasons)}"
         )
-    after = _measured(back, extent(back, inputs), wanted, inputs, made.fit)
+    after = _measured(back, seen_of(back, check), wanted, check, made.fit)
     return replace(made, exact=exact, difference=difference, after=after)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """How a copy of a model is read back."""
+
+    kind: Any
+    tokenizer: Any
+    processor: Any
+    name: str
+    attention: str
+
+    def read(self, folder: Path) -> LoadedModel:
+        """The copy, in float32."""
+        import torch
+
+        model = self.kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        model.config._attn_implementation = self.attention
+        return from_objects(model, self.tokenizer, processor=self.processor, name=self.name)
 
 
 def difference_of(wanted: "list[Tensor]", found: "list[Tensor]") -> float:
@@ -278,15 +297,23 @@ def difference_of(wanted: "list[Tensor]", found: "list[Tensor]") -> float:
     return far / top if math.isfinite(far) and top > 0 else math.inf
 
 
+def _about(made: Repaired, name: str) -> dict[str, Any]:
+    """What the manifest says beside factors."""
+    about: dict[str, Any] = {"model": name, "fit": made.fit, "margin": made.margin, "epsilons": made.epsilons}
+    about |= {"rotation": {"matrix": MATRIX, "seed": made.provenance.seed}} if made.rotated else {}
+    return about | {"exact": made.exact, "largest difference": made.difference}
+
+
 def _card(made: Repaired, name: str) -> str:
     says = [f"Made from `{name}`; `repair.json` says how."]
     if made.rotated:
         says.append(f"Its residual stream is turned by {MATRIX}, norms are folded, and weights are float32.")
-    if made.exponent or made.n_neurons:
+    if made.exponent or made.channels:
         stream = f"its residual stream times 2^{made.exponent}" if made.exponent else "its residual stream as it was"
-        says.append(
-            f"Rewritten by powers of two to fit {made.fit}: {stream}, {made.n_neurons:,} neurons with a factor of their own."
+        parts = "".join(
+            f", {count:,} channels of {kind} with a factor of their own" for kind, count in made.channels.items()
         )
+        says.append(f"Rewritten by powers of two to fit {made.fit}: {stream}{parts}.")
     return " ".join([*says, "Outputs in float32 stay the same; hidden states do not."])
 
 
@@ -305,7 +332,7 @@ def run(session: Session, options: RepairCall) -> Repaired:
     if session.load.dtype != "float32":
         raise BadInput(f"--dtype {session.load.dtype}: a copy keeps the type of its source; leave --dtype out")
     check_place(options.folder, overwrite=session.output.overwrite)
-    texts, _ = session.texts()
+    texts = session.task_reading.read(offline=session.loading.offline)
     session.show = {"folder": options.folder}
     return repair(
         session.subject.model,

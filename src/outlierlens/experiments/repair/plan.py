@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.experiments.repair.epsilon import Epsilons, epsilons
+from outlierlens.experiments.repair.pairs import Pair
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MASK_TOKENS = "mask_token"  # takes the place of a picture's patch in some passes, so that it writes to the stream too
-# A norm inside attention -> the linear that it reads.
-INNER = {"q_norm": "q_proj", "k_norm": "k_proj", "q_layernorm": "q_proj", "k_layernorm": "k_proj"}
+OFFSET = "norms multiply by 1 + weight, and a factor of that is not always a number of the weight's type"
 
 
 @dataclass
@@ -30,14 +30,14 @@ class Plan:
     """A rewriting of one model.
 
     Attributes:
-        exponents: parameter -> the power of two that it is multiplied by; a number, or a tensor of them that broadcasts.
+        exponents: parameter -> the powers of two that it is multiplied by: each a number, or a tensor of them that broadcasts.
         offsets: norms' weights that stand for 1 + weight: the factor is of that.
         epsilons: config key -> exponent of its factor. norms: the paths of the norms that these keys set.
         untie: whether the head becomes a parameter of its own.
         reasons: why outputs are only nearly the same; none where they are equal bit for bit.
     """
 
-    exponents: dict[str, Any] = field(default_factory=dict)
+    exponents: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     offsets: set[str] = field(default_factory=set)
     epsilons: dict[str, int] = field(default_factory=dict)
     norms: dict[str, int] = field(default_factory=dict)
@@ -46,30 +46,59 @@ class Plan:
 
     def scale(self, names: Iterable[str], exponent: int) -> None:
         """Multiply parameters by 2^exponent, once however often they are named."""
-        self.exponents |= dict.fromkeys(names, exponent)
+        self.exponents |= dict.fromkeys(names, (exponent,))
 
     def times(self, names: Iterable[str], exponent: Any) -> None:
         """Multiply parameters by 2^exponent, on top of what is planned for them."""
         for name in names:
-            self.exponents[name] = self.exponents.get(name, 0) + exponent
+            before = self.exponents.get(name, ())
+            added = isinstance(exponent, int) and before and isinstance(before[0], int)
+            self.exponents[name] = (before[0] + exponent, *before[1:]) if added else (*before, exponent)
+
+    def pair(self, pair: Pair, exponent: "Tensor") -> None:
+        """Give each channel of a pair its power of two [channel]; one whose channels all have 0 changes nothing."""
+        import torch
+
+        if not exponent.any():
+            return
+        whole = torch.cat([exponent, exponent.new_zeros(1)])  # −1 is of no channel
+        for sides, sign in ((pair.gives, 1), (pair.takes, -1)):
+            for side in sides:
+                self.times([side.parameter], sign * whole[side.channel])
+        if pair.offset:
+            self.offset(
+                [side.parameter for side in (*pair.gives, *pair.takes)]
+                if pair.kind == "keys"
+                else [side.parameter for side in pair.gives]
+            )
+
+    def offset(self, names: Iterable[str]) -> None:
+        """Take these for norms' weights that stand for 1 + weight."""
+        self.offsets |= {name for name in names if name.endswith("weight")}
+        self.reasons += () if OFFSET in self.reasons else (OFFSET,)
 
     def changed(self, name: str, values: "Tensor") -> "Tensor":
         """The new values of parameter `name`; raises BadInput where its type cannot hold them, as when small ones vanish."""
         import torch
 
-        exponent = self.exponents[name]
-        exponent = exponent.to(values.device) if isinstance(exponent, torch.Tensor) else torch.tensor(exponent)
-        factor = torch.exp2(exponent.double())
-        wide = values.double()
+        terms = self.exponents[name]
+        exponent = sum(terms[1:], start=torch.as_tensor(terms[0], dtype=torch.int)).to(values.device)
         if name in self.offsets:
-            return ((1 + wide) * factor - 1).to(values.dtype)
-        made = (wide * factor).to(values.dtype)
-        if not torch.equal(made.double(), wide * factor):
-            lost = int((made.double() != wide * factor).sum())
+            return ((1 + values.double()) * torch.exp2(exponent.double()) - 1).to(values.dtype)
+        most = 14 if values.dtype == torch.float16 else 126  # exponents whose powers, up and down, the type holds
+        if exponent.abs().max() <= most:
+            up, down = (torch.exp2(sign * exponent.double()).to(values.dtype) for sign in (1, -1))
+            made = values * up
+            lost = made * down != values
+        else:
+            wide = values.double() * torch.exp2(exponent.double())
+            made = wide.to(values.dtype)
+            lost = made.double() != wide
+        if lost.any():
             kind = str(values.dtype).removeprefix("torch.")
             raise BadInput(
-                f"{name}: {lost:,} values times a power of two lie outside what {kind} holds; use a smaller --margin, or a "
-                f"copy of the model in float32"
+                f"{name}: {int(lost.sum()):,} values times a power of two lie outside what {kind} holds; use a smaller "
+                f"--margin, or a copy of the model in float32"
             )
         return made
 
@@ -98,7 +127,7 @@ def stream_plan(loaded: LoadedModel, exponent: int) -> Plan:
     for stack in loaded.stacks:
         known |= _scale_stream(plan, loaded, stack, exponent, found)
     for path in sorted(set(plan.norms) - known):
-        if not _scale_inner(plan, loaded.model, path, exponent):
+        if not _scale_inner(plan, loaded, path, exponent):
             key = found.key_of(path)
             plan.reasons += (f"{path} shares {key} with the norms of the stream, and what it reads stays as it was",)
     _head(plan, loaded)
@@ -111,7 +140,7 @@ def refuse_fixed(name: str, bound: BoundStack) -> None:
     if bound.stack.norm_site == "stream":
         raise BadInput(
             f"{what}: its blocks norm the stream itself (post-norm), which sets its scale anew each time; only pairs inside a "
-            f"block can take factors (--fit int8)"
+            f"block can take factors"
         )
     if bound.stack.fixed_scale:
         raise BadInput(f"{what}: {bound.stack.fixed_scale}; keep it in bfloat16 or float32")
@@ -159,20 +188,21 @@ def _scale_stream(plan: Plan, loaded: LoadedModel, bound: BoundStack, exponent: 
 def _scale_norms(plan: Plan, bound: BoundStack, names: set[str], exponent: int) -> None:
     plan.scale(names, exponent)
     if bound.stack.norm_offset:
-        plan.offsets |= {name for name in names if name.endswith("weight")}
-        reason = "norms multiply by 1 + weight, and a factor of that is not always a number of the weight's type"
-        plan.reasons += () if reason in plan.reasons else (reason,)
+        plan.offset(names)
 
 
-def _scale_inner(plan: Plan, model: "nn.Module", path: str, exponent: int) -> bool:
+def _scale_inner(plan: Plan, loaded: LoadedModel, path: str, exponent: int) -> bool:
     """Plan what a norm inside attention reads; whether it is one."""
-    around, _, name = path.rpartition(".")
-    parameters = live_parameters(model)
-    linear = f"{around}.{INNER.get(name, '')}"
-    if f"{linear}.weight" not in parameters:
-        return False
-    plan.times([one for leaf in ("weight", "bias") if (one := f"{linear}.{leaf}") in parameters], exponent)
-    return True
+    parameters = live_parameters(loaded.model)
+    for bound in loaded.stacks:
+        for block in bound.blocks:
+            for heads in bound.stack.heads:
+                linears = next((read for norm, read in heads.norms.items() if path == f"{block}.{norm}"), ())
+                names = [f"{block}.{name}.{leaf}" for name in linears for leaf in ("weight", "bias")]
+                if names:
+                    plan.times([name for name in names if name in parameters], exponent)
+                    return True
+    return False
 
 
 def _head(plan: Plan, loaded: LoadedModel) -> None:
@@ -187,7 +217,7 @@ def _head(plan: Plan, loaded: LoadedModel) -> None:
     bound = next((one for one in loaded.stacks if one.name == "decoder"), loaded.stacks[-1])
     reads_norm = loaded.head == "causal" or loaded.config.get("is_encoder_decoder")
     if reads_norm and bound.final_norm and not bound.stack.norm_offset:
-        plan.times([param.name for param in bound.final_norm], -plan.exponents[scaled[0]])
+        plan.times([param.name for param in bound.final_norm], -plan.exponents[scaled[0]][0])
     else:
         plan.untie = True
 
@@ -201,6 +231,6 @@ def _once(plan: Plan, model: "nn.Module") -> Plan:
     kept = {
         name: exponent
         for name, exponent in plan.exponents.items()
-        if first[id(parameters[name])] == name and not (isinstance(exponent, int) and exponent == 0)
+        if first[id(parameters[name])] == name and exponent != (0,)
     }
     return replace(plan, exponents=kept)

@@ -4,6 +4,7 @@ found.exponent                    # -4: the stream is a 16th of what it was
 found.before.largest, found.after.largest
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,8 +17,7 @@ class Behaviour:
     """A model on the texts of the check.
 
     Attributes:
-        layers: largest |h| after each block. writes: of what a block adds. neurons: of what a last linear reads whose neurons
-            can take factors; 0.0 where there is none.
+        layers: largest |h| after each block. kinds: the largest |x| of each kind of tensor, as `range` has them.
         spikes: the largest ratio, over these linears, of the largest neuron to the median one; 0.0 where there is none.
         finite: share of the logits that are finite in the target format. distance: their mean absolute difference from
             float32, over those that are; NaN where none is.
@@ -25,8 +25,7 @@ class Behaviour:
     """
 
     layers: Annotated[tuple[float, ...], "layer"]
-    writes: float
-    neurons: float
+    kinds: dict[str, float]
     spikes: float
     finite: float
     distance: float
@@ -45,11 +44,12 @@ class Repaired(Result):
     Attributes:
         folder: its name. fit, margin: what was asked; fit is "float32" where the stream is turned and nothing else.
         rotated: whether streams were turned by an orthogonal matrix; weights are float32 then.
-        exponent: of the residual stream's factor, 0 where it stays. n_neurons: that take a factor of their own.
+        exponent: of the residual stream's factor, 0 where it stays. channels: that take a factor of their own, by
+            kind of pair ("neurons", "values", "keys", "norms").
         epsilons: {config key: (before, after)}. untied: whether the head became a parameter of its own.
         n_changed: parameters, of `n_parameters`.
         exact: whether float32 outputs are equal bit for bit; if not, `reasons`, and `difference` of the largest output.
-        n_texts, n_tokens: of the check; `n_random` of these tokens are drawn at random.
+        inputs: what was read: "texts". n_texts, n_tokens: of the check; `n_random` of these tokens are drawn at random.
         before, after: the measurements.
     """
 
@@ -58,7 +58,7 @@ class Repaired(Result):
     fit: str
     margin: int
     exponent: int
-    n_neurons: int
+    channels: dict[str, int]
     epsilons: dict[str, tuple[float, float]]
     untied: bool
     n_changed: int
@@ -72,6 +72,7 @@ class Repaired(Result):
     before: Behaviour
     after: Behaviour
     rotated: bool = False
+    inputs: str = "texts"
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -80,8 +81,7 @@ class Repaired(Result):
             yield {
                 "model": name,
                 "largest |h|": one.largest,
-                "largest write": one.writes,
-                "largest neuron": one.neurons,
+                "largest MLP inner": one.kinds.get("MLP inner", math.nan),
                 "spike": one.spikes,
                 "finite %": 100 * one.finite,
                 "from float32": one.distance,

@@ -1,10 +1,20 @@
 """What is said of a repaired model: `sections(found)`."""
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
+from outlierlens.experiments.range.result import INSIDE
+from outlierlens.experiments.repair.options import LIMITS
 from outlierlens.experiments.repair.result import Repaired
 from outlierlens.view.section import Rows, Section, cell_text, rows_of
+
+CHANNELS = {
+    "neurons": "neurons take a factor of their own: a row of the linear before them, and back in the one behind.",
+    "values": "dimensions of values take a factor of their own, and back in the columns that read them.",
+    "keys": "dimensions of keys take a factor of their own, and back in the queries that meet them.",
+    "norms": "weights of norms take a factor of their own, and back in the columns that read them.",
+}
 
 
 def sections(found: Repaired, *, verbose: bool = False, folder: Path | None = None) -> Iterator[Section]:
@@ -14,6 +24,8 @@ def sections(found: Repaired, *, verbose: bool = False, folder: Path | None = No
         pairs = zip(found.before.layers, found.after.layers, strict=True)
         rows = tuple((layer, before, after) for layer, (before, after) in enumerate(pairs))
         tables.append(Rows("Largest |h| after each block", ("layer", "before", "after"), rows))
+        kinds = tuple((kind, size, found.after.kinds.get(kind)) for kind, size in found.before.kinds.items())
+        tables.append(Rows("Largest |x| of each kind of tensor", ("tensor", "before", "after"), kinds))
     yield Section("repair", "A repaired model", tuple(_sentences(found, folder)), (), tuple(tables))
 
 
@@ -26,18 +38,19 @@ def _sentences(found: Repaired, folder: Path | None) -> Iterator[str]:
         yield f"The residual stream is divided by {2**-found.exponent:,}: its largest value was {before} and is {after}."
     for key, (old, new) in found.epsilons.items():
         yield f"{key} in the config: {old:g} became {new:.6g}."
-    if found.n_neurons:
-        yield (
-            f"{found.n_neurons:,} neurons take a factor of their own: a row of the linear before them, and back in the one "
-            f"behind."
-        )
+    for kind, count in found.channels.items():
+        yield f"{count:,} {CHANNELS[kind]}"
     if found.untied:
         yield "The head is a parameter of its own now."
     yield f"{found.n_changed:,} of {found.n_parameters:,} parameters change."
-    read = f"{found.n_texts:,} texts and {found.n_random:,} random tokens"
+    read = f"{found.n_texts:,} {found.inputs} and {found.n_random:,} random tokens"
     if found.exact:
         yield f"Outputs in float32 are equal bit for bit on {read}."
     else:
         why = "; ".join(found.reasons)
         yield f"Outputs in float32 differ by {found.difference:.2g} of the largest on {read}: {why}."
+    if beyond := [
+        kind for kind, size in found.after.kinds.items() if size > LIMITS.get(found.fit, inf) and kind not in INSIDE
+    ]:
+        yield f"Still beyond {found.fit}: {', '.join(beyond)}. No factor passes there."
     yield f"written: {folder or found.folder}"

@@ -65,6 +65,10 @@ class ItemReading:
         with torch.inference_mode():
             self.prepare.reader(**batch.inputs)
 
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """Keyword arguments of the model."""
+        return batch.inputs
+
     def sides(self, batch: Batch) -> dict[str, tuple["Tensor", "Tensor"]]:
         """{stream: (places of the tokens, special tokens)}, both [batch, token]."""
         import torch
