@@ -31,7 +31,7 @@ from outlierlens.experiments.quantization.result import Difference
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 from outlierlens.statistics.means import FEWEST_TEXTS, mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
@@ -80,8 +80,7 @@ def plan(
 
 def run(session: Session, options: PlanCall) -> PrecisionPlan:
     """The experiment, as the command runs it; with --for it is written for that tool too."""
-    if options.to is not None and options.to.exists() and not session.output.overwrite:
-        raise BadInput(f"{options.to} exists; give another name or --overwrite")
+    check_file(options.to, replace=session.output.overwrite)
     texts, _ = session.texts()
     found = plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
     if options.tool is not None and options.to is not None:
