@@ -35,7 +35,8 @@ def greedy(asked: argparse.Namespace) -> None:
         found.append(made)
         searching = sum(row.n_texts for row in made.sensitivities)
         print(
-            f"{name:10} {made.evaluations:7,} evaluations ({searching:,} at the first step), {time.perf_counter() - begin:,.0f} s; "
+            f"{name:10} {made.evaluations:7,} evaluations ({searching:,} at the first step), "
+            f"{time.perf_counter() - begin:,.0f} s; "
             f"{made.rounded.change:+.4f} -> {made.plan.change:+.4f} with {made.plan.share:.3%} kept: "
             f"{', '.join(f'{step.entry.path} {step.entry.what}' for step in made.steps) or 'nothing'}",
             flush=True,
@@ -60,7 +61,9 @@ def nulls(asked: argparse.Namespace) -> None:
     from outlierlens.tasks.base import TaskOptions
 
     tokenizer = load_model("mini-planted").tokenizer
-    texts = Texts("made", tuple(f"film number {i} was {'very ' * (i % 5)}good and then it was bad again" for i in range(64)))
+    texts = Texts(
+        "made", tuple(f"film number {i} was {'very ' * (i % 5)}good and then it was bad again" for i in range(64))
+    )
     named = kept = 0
     for draw in range(asked.draws):
         torch.manual_seed(draw)

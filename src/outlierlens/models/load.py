@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 STORED = "checkpoint"
-BY_NEURON = "disable and observe"
+BY_NEURON = "disable, observe and sweep"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 
