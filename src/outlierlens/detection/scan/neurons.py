@@ -39,10 +39,10 @@ def scan_neurons(checkpoint: Checkpoint, bound: BoundStack, digest: Any, name: s
     for layer, path in enumerate(axis.reads):
         ups = _ups(checkpoint, bound, layer, f"{path}.weight")
         norms = [one for one in bound.reading[layer] if reading and f".{reading}." in one.name]
-        wanted = {name: Param(name) for name in (*ups, f"{path}.weight", *(one.name for one in norms))}
-        read = {name: np.asarray(values, dtype=np.float64) for name, values in checkpoint.read(wanted)}
-        for name in sorted(read):
-            digest.update(name.encode() + read[name].tobytes())
+        wanted = {one: Param(one) for one in (*ups, f"{path}.weight", *(norm.name for norm in norms))}
+        read = {one: np.asarray(values, dtype=np.float64) for one, values in checkpoint.read(wanted)}
+        for one in sorted(read):
+            digest.update(one.encode() + read[one].tobytes())
         down = read[f"{path}.weight"] if not bound.stack.weight_is_in_by_out else read[f"{path}.weight"].T
         rows = [read[name] if not bound.stack.weight_is_in_by_out else read[name].T for name in ups]
         if len(rows) == 1 and len(rows[0]) == 2 * down.shape[1]:
