@@ -1,5 +1,6 @@
 """A plan by hand: one of two linears stays, the other was not confirmed."""
 
+from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.result import Judged, PrecisionPlan, Sensitivity, Step
 from outlierlens.experiments.quantization.result import Difference
 from outlierlens.results.document import Provenance
@@ -30,6 +31,7 @@ def found() -> PrecisionPlan:
         scheme="int8-tensor/int8-tensor",
         bits=16,
         budget=0.1,
+        grain="linear",
         n_linears=20,
         n_weights=1200,
         exact=False,
@@ -44,6 +46,7 @@ def found() -> PrecisionPlan:
         random=(judged("random", 0.79, UP), judged("random", 0.81, UP)),
         rules=(judged("every mlp.down_proj", 0.25, DOWN, "layers.0.mlp.down_proj"),),
         steps=(Step(entries[0], 0.5, 16, Difference(0.48, 0.4, 0.56), 60),),
+        kept=(KeptLinear(path=DOWN, inputs=True),),
         refused=Step(entries[1], 0.02, 16, Difference(0.01, -0.02, 0.04), 120),
         cost=Difference(0.82, 0.7, 0.94),
         regained=Difference(0.5, 0.42, 0.58),

@@ -19,7 +19,7 @@ from outlierlens.architectures.bind import (
     refuse_sharded,
 )
 from outlierlens.architectures.choose import RowChoice, families, no_model_type, stacks_for
-from outlierlens.architectures.mlp import Neuron, is_mlp, mlp_axis, neurons_of
+from outlierlens.architectures.mlp import Neuron, is_mlp, mlp_axis, neurons_of, streams_of
 from outlierlens.architectures.rows import ARCHITECTURES, family_of, first_row, kind_of, stacks_of
 from outlierlens.architectures.stack import Stack, load_toml, to_toml
 
@@ -46,5 +46,6 @@ __all__ = [
     "refuse_sharded",
     "stacks_for",
     "stacks_of",
+    "streams_of",
     "to_toml",
 ]

@@ -47,6 +47,22 @@ def is_mlp(name: str | None) -> bool:
     return name is not None and name.rpartition(".")[2] == MLP
 
 
+def streams_of(bound: Sequence[BoundStack], name: str | None, where: str) -> list[BoundStack]:
+    """The streams that `name` speaks of: all for None, those of "mlp" or "encoder.mlp", or the one of that name.
+
+    Raises:
+        BadInput: there is no such stream, or several whose neurons could be meant.
+    """
+    names = [one.name for one in bound]
+    wanted = (
+        name.rpartition(".")[0] or (names[0] if len(names) == 1 else "") if name is not None and is_mlp(name) else name
+    )
+    if wanted is not None and wanted not in names:
+        choices = [f"{one}.{MLP}" if len(names) > 1 else MLP for one in names] if is_mlp(name) else names
+        raise BadInput(f"{where}: --stack must be one of {', '.join(choices)}, not {name!r}")
+    return [one for one in bound if wanted in (None, one.name)]
+
+
 def linear_paths(stack: BoundStack) -> tuple[str, ...] | None:
     """Module path of the last linear of each layer's MLP; None where it is no single module: experts, shared blocks."""
     names = (stack.stack.mlp,) if stack.stack.mlp else stack.stack.last_linear

@@ -1,6 +1,5 @@
 """Options, output and progress that the commands share."""
 
-import os
 import shlex
 import signal
 import sys
@@ -33,17 +32,6 @@ def unusable_is_2() -> Iterator[None]:
         drop_output()  # or `main` would meet the same full disk again
         warn(f"error: {told(error)}")
         raise SystemExit(UNUSABLE) from None
-
-
-def check_file(path: Path | None, *, replace: bool) -> None:
-    """Raise BadInput before any work where a result could not be written to `path`, which may be replaced only if `replace`."""
-    if path is None:
-        return
-    if path.exists() and not replace:
-        raise BadInput(f"{path} exists; give another name or --overwrite")
-    folder = next((p for p in path.absolute().parents if p.exists()), None)
-    if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise BadInput(f"{path} cannot be written: {folder} is no folder one may write in")
 
 
 def reproduce() -> str:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 
 from outlierlens.cli import common, flags
-from outlierlens.cli.common import Progress, check_chart, check_file, resumable, say, warn, write_chart
+from outlierlens.cli.common import Progress, check_chart, resumable, say, warn, write_chart
 from outlierlens.experiments import BY_NAME, BY_RESULT, Experiment
 from outlierlens.results.row_store import remove_rows
+from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 
 if TYPE_CHECKING:

@@ -2,10 +2,11 @@
 
 import sys
 
-from outlierlens.cli.common import check_file, say, warn
+from outlierlens.cli.common import say, warn
 from outlierlens.cli.experiment import tell
 from outlierlens.errors import BadInput
 from outlierlens.explore.options import ExploreOptions
+from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 
 

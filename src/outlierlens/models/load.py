@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 STORED = "checkpoint"
-BY_NEURON = "disable and observe"
+BY_NEURON = "scan, observe, disable and sweep"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 
@@ -132,13 +132,8 @@ class LoadedModel:
         """
         if name is None or not arch.is_mlp(name):
             return self.stack(name)
-        streams = [stack.name for stack in self.stacks]
-        of = name.rpartition(".")[0] or (streams[0] if len(streams) == 1 else "")
-        if of not in streams:
-            raise BadInput(
-                f"{self.name}: whose neurons? --stack must be one of {', '.join(f'{stream}.mlp' for stream in streams)}"
-            )
-        return arch.mlp_axis(self.stack(of), name)
+        (stream,) = arch.streams_of(self.stacks, name, self.name)
+        return arch.mlp_axis(stream, name)
 
 
 def from_objects(

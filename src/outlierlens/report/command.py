@@ -3,11 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.common import Progress, check_file, resumable, say
+from outlierlens.cli.common import Progress, resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
 from outlierlens.report.card import card, refuse_others
 from outlierlens.report.options import DEFAULT, ReportOptions
+from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 
 

@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all, and nothing written or removed through a link.
 
+    check_file(path, replace=overwrite)                  # before any work: whether a file can be written there
     write_text(folder / "result.json", text)             # a file beside it, which then takes its name
     with replacing(path) as file: ...                    # the same, for what comes piece by piece
     with new_folder(target) as making: ...               # a folder beside it, which takes its name at the end
@@ -24,6 +25,17 @@ from outlierlens.errors import BadInput
 
 # Errors of file systems that cannot force a folder to the disk, or do not let this user open it.
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+
+
+def check_file(path: Path | None, *, replace: bool) -> None:
+    """Raise BadInput before any work where a result could not be written to `path`, which may be replaced only if `replace`."""
+    if path is None:
+        return
+    if path.exists() and not replace:
+        raise BadInput(f"{path} exists; give another name or --overwrite")
+    folder = next((p for p in path.absolute().parents if p.exists()), None)
+    if folder and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise BadInput(f"{path} cannot be written: {folder} is no folder one may write in")
 
 
 def write_text(path: Path, text: str) -> Path:

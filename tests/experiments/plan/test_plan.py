@@ -1,5 +1,6 @@
 """Plans: the search on values made by hand, its error rate, a planted neuron, and the model left as it was."""
 
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from outlierlens.errors import BadInput
+from outlierlens.experiments.plan.entries import dimension
+from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.measure import plan
 from outlierlens.experiments.plan.mixed import mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions, Reader, parse_share
@@ -14,7 +17,7 @@ from outlierlens.experiments.plan.result import Entry, PrecisionPlan
 from outlierlens.experiments.plan.search import Chosen, Group, Search
 from outlierlens.experiments.plan.tools import TOOLS
 from outlierlens.experiments.plan.view import reason, sections
-from outlierlens.experiments.quantization.apply import rounded
+from outlierlens.experiments.quantization.apply import Keeping, rounded
 from outlierlens.experiments.quantization.places import find_places
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.load import LoadedModel
@@ -29,7 +32,13 @@ A, B, C = ("a", "inputs"), ("b", "inputs"), ("c", "weights")
 
 
 def searched(
-    gains: dict[Entry, float], seed: int = 0, noise: float = 0.1, *, exact: bool = False, room: int = 30
+    gains: dict[Entry, float],
+    seed: int = 0,
+    noise: float = 0.1,
+    *,
+    exact: bool = False,
+    room: int = 30,
+    prices: dict[str, int] | None = None,
 ) -> Chosen:
     """A search over linears of ten weights, each of which gives back `gains` with noise of its own in each text."""
 
@@ -42,8 +51,12 @@ def searched(
         return total[begin:end]
 
     ones = np.ones(16)
-    sizes = {name: 10 for name, _ in gains}
-    return Search(score, {"nominating": ones, "confirming": ones}, sizes, room, exact=exact).run(list(gains))
+    prices = prices or {}
+
+    def price(kept: frozenset[Entry]) -> int:
+        return sum(prices.get(name, 10) for name in {name for name, _ in kept})
+
+    return Search(score, {"nominating": ones, "confirming": ones}, price, room, exact=exact).run(list(gains))
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -58,6 +71,11 @@ def test_the_search_takes_the_best_first_and_ends_where_nothing_is_given_back(ex
 def test_the_budget_ends_the_search() -> None:
     found = searched({C: 1.0, A: 2.0, B: 3.0}, room=20)
     assert [step.entry for step in found.steps] == [B, A]
+
+
+def test_half_of_the_gain_at_a_fraction_of_the_price_comes_first_and_less_than_half_does_not() -> None:
+    assert [step.entry for step in searched({A: 2.0, B: 1.2}, prices={"b": 1}).steps] == [B, A]
+    assert [step.entry for step in searched({A: 2.0, B: 0.8}, prices={"b": 1}).steps] == [A, B]
 
 
 def test_weights_and_inputs_of_one_linear_are_paid_once() -> None:
@@ -104,12 +122,12 @@ def found(planted: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Pre
 
 
 def test_a_planted_neuron_is_named_with_its_reason(found: PrecisionPlan) -> None:
-    (kept,) = found.kept
-    assert (kept.path, kept.weights, kept.inputs, kept.bits) == ("encoder.layer.1.output.dense", False, True, 16)
-    assert f"reads neuron {NEURON}: " in reason(found.steps[0].entry)
+    assert found.kept == (KeptLinear(path="encoder.layer.1.output.dense", columns=(NEURON,)),)
+    assert [(step.entry.path, step.entry.what) for step in found.steps] == [(f"1:{NEURON}", "neuron")]
+    assert reason(found.steps[0].entry).startswith(f"neuron {NEURON} of output.dense in block 1: ")
     assert found.share_regained.low > 0.5
     assert (found.n_nominating, found.n_confirming, found.n_judging) == (16, 16, 32)
-    assert found.plan.n_weights == 16 * 24
+    assert found.plan.n_weights == 16
     assert found.says == "keep"
 
 
@@ -117,8 +135,8 @@ def test_a_plan_is_shown_and_read_back(found: PrecisionPlan) -> None:
     text = to_json(found)
     assert to_json(from_json(text)) == text
     (section,) = sections(found)
-    assert section.sentences[0].startswith("Keep 1 of ")
-    assert section.tables[0].rows[0][0] == "encoder.layer.1.output.dense"
+    assert section.sentences[0].startswith("Keep 1 entry (")
+    assert section.tables[0].rows[0][0] == f"1:{NEURON}"
     assert len(section.charts[0].rows) == 1 + 1 + 5 + 3
 
 
@@ -127,20 +145,36 @@ def test_rounding_is_that_of_quant(planted: LoadedModel) -> None:
     task = make_task(planted, TEXTS.first(4), TaskOptions(max_length=16, name="sentence change"))
     with rounded(planted, recipe):
         wanted, _ = task.per_text()
-    everything = {(place.name, what) for place in places for what in ("weights", "inputs")}
+    with rounded(planted, recipe, Keeping(dims=(3,))):
+        without, _ = task.per_text()
     with mixed(planted, places, recipe) as model:
         assert np.array_equal(task.per_text()[0], wanted)
-        with model.keeping(everything):  # type: ignore[arg-type]
-            assert np.allclose(task.per_text()[0], 0.0, atol=1e-6)
+        model.keep({place.name: KeptLinear(path=place.name, weights=True, inputs=True) for place in places})
+        assert np.allclose(task.per_text()[0], 0.0, atol=1e-6)
+        model.keep(merged(dimension(places, 3)))
+        assert np.array_equal(task.per_text()[0], without)
+        model.keep({})
         assert np.array_equal(task.per_text()[0], wanted)
+
+
+def test_what_stays_is_counted_once() -> None:
+    kept = merged(
+        [
+            KeptLinear(path="a", columns=(0, 1)),
+            KeptLinear(path="a", columns=(1,), rows=(2,)),
+            KeptLinear(path="b", inputs=True),
+        ]
+    )
+    assert kept["a"] == KeptLinear(path="a", columns=(0, 1), rows=(2,))
+    assert n_kept(kept, {"a": (4, 5), "b": (2, 3)}) == 2 * 4 + 5 - 2 + 6
 
 
 def test_what_cannot_be_planned_is_refused(planted: LoadedModel) -> None:
     assert (parse_share("4%"), parse_share("0.04")) == (0.04, 0.04)
     with pytest.raises(BadInput, match=r"write a share, such as 4% or 0\.04"):
         parse_share("few")
-    with pytest.raises(BadInput, match=r"hold no linear; give --keep 4\.8% or more"):
-        plan(planted, TEXTS, options(0.001))
+    with pytest.raises(BadInput, match=r"hold no entry; give --keep 0\.3% or more"):
+        plan(planted, TEXTS, options(0.0001))
 
 
 def test_tools_of_the_command_are_those_that_have_a_writer() -> None:
@@ -150,3 +184,7 @@ def test_tools_of_the_command_are_those_that_have_a_writer() -> None:
 def test_a_tool_and_its_file_go_together() -> None:
     with pytest.raises(BadInput, match="give both, or neither"):
         PlanCall(tool="torchao")
+    with pytest.raises(BadInput, match="not single columns; add --grain linear"):
+        PlanCall(tool="torchao", to=Path("plan.py"))
+    with pytest.raises(BadInput, match="columns stay in 16 bits"):
+        PlanOptions(bits=8)

@@ -446,19 +446,22 @@ def test_lists_can_be_pasted(tool: Any, folder: Any) -> None:
         assert made.layers == (0, 1, 2)
 
 
-def test_scales_for_awq_change_nothing_before_quantization(folder: Any) -> None:
+@pytest.mark.parametrize(("family", "norms"), [("llama", 2), ("phi", 1), ("falcon", 1)])
+def test_scales_for_awq_change_nothing_before_quantization(folder: Any, family: str, norms: int) -> None:
     space: dict[str, Any] = {}
-    exec(protect(folder("llama"), "awq", ProtectOptions(dims=(3, 7), factor=4.0, layers="all")).text, space)
-    model = build(FAMILIES["llama"])
+    exec(protect(folder(family), "awq", ProtectOptions(dims=(3, 7), factor=4.0, layers="all")).text, space)
+    model = build(FAMILIES[family])
     ids = torch.arange(1, 7)[None]
     before = model(ids).last_hidden_state.detach()
     entries = space["awq_results"]["scale"]
-    assert len(entries) == 6
+    assert len(entries) == 3 * norms
     with torch.no_grad():
         for norm, linears, scales in entries:
             assert scales[[3, 7]].tolist() == [4.0, 4.0]
             assert scales.sum() == 14 + 8
             model.get_submodule(norm).weight /= scales
+            if getattr(model.get_submodule(norm), "bias", None) is not None:
+                model.get_submodule(norm).bias /= scales
             for linear in linears:
                 model.get_submodule(linear).weight *= scales
     torch.testing.assert_close(model(ids).last_hidden_state, before, rtol=1e-4, atol=1e-5)

@@ -389,3 +389,28 @@ def test_a_loss_that_is_no_number_is_said_to_be_none(
     assert "∞" not in str(section.tables)
     assert heavy(found)[0] == lost
     assert "With 5 off, each on its own, the causal loss is infinite or undefined." in sentences(found)[0]
+
+
+def test_neurons_of_a_block_are_swept_as_disable_switches_them_off(llama: LoadedModel) -> None:
+    texts = MANY.first(16)
+    found = sweep(
+        llama, texts, SweepOptions(stack="mlp", windows="single", layers=(1,), exact=True, task=LINES, n_matched=0)
+    )
+    assert (found.kind, found.width, len(found.effects)) == ("neuron", llama.config["intermediate_size"], found.width)
+    assert found.effects[3].label == "1:3"
+    damage = disable(llama, texts, {1: (3,)}, DisableOptions(stack="mlp", n_random=0, n_matched=0, task=LINES))
+    assert found.effects[3].change == pytest.approx(damage.chosen.change, abs=1e-6)
+    (section,) = sections(found)
+    assert section.title.startswith("Every neuron switched off")
+    assert to_json(from_json(to_json(found))) == to_json(found)
+
+
+def test_a_neuron_stands_beside_random_and_matched_ones_of_its_block(llama: LoadedModel) -> None:
+    options = SweepOptions(
+        stack="mlp", dims=(), plans=({1: (3,)},), exact=True, n_random=6, n_matched=4, task=LINES, random_texts=16
+    )
+    found = sweep(llama, MANY.first(16), options)
+    assert [effect.label for effect in found.effects] == ["1:3"]
+    assert {null.kind for null in found.nulls} == {"random", "ordinary", "matched"}
+    with pytest.raises(BadInput, match="a neuron belongs to one block"):
+        sweep(llama, MANY.first(4), dataclasses.replace(options, dims=(3,)))

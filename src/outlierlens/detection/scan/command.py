@@ -2,7 +2,7 @@
 
 from outlierlens.architectures import families
 from outlierlens.checkpoints import open_checkpoint
-from outlierlens.cli.common import check_file, warn
+from outlierlens.cli.common import warn
 from outlierlens.cli.experiment import answer
 from outlierlens.detection.scan.measure import scan
 from outlierlens.detection.scan.options import Scanning
@@ -10,7 +10,7 @@ from outlierlens.detection.scan.result import Scan, Scans
 from outlierlens.errors import BadInput, OutlierlensError, one_line
 from outlierlens.experiments import BY_NAME
 from outlierlens.models.proposal.propose import propose
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 
 

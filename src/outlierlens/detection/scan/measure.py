@@ -15,7 +15,7 @@ from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Param
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.rules import Measured, Outlier, Rule, find
-from outlierlens.detection.scan.result import Scan, StackScan
+from outlierlens.detection.scan.result import NeuronScan, Scan, StackScan
 from outlierlens.errors import BadFile, BadInput, TooMuchToRead
 from outlierlens.options import Flag, Flat
 from outlierlens.results.document import Provenance
@@ -39,6 +39,8 @@ class ScanOptions:
     """Which dimensions count as outliers."""
     view: View = "last"
     """last: the block's last operation; reading: norms that read."""
+    stack: str | None = None
+    """One stream alone; mlp (encoder.mlp): the neurons of its blocks' MLPs."""
     row: arch.RowChoice = None
     """A TOML file that declares the architecture, or a model_type, instead of the table's row."""
     max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
@@ -56,7 +58,7 @@ class ScanOptions:
 
 
 # What a command that scans has of it; the rest is said by where its model comes from.
-ASKED = Flat("rule", "view", "max_read")
+ASKED = Flat("rule", "view", "stack", "max_read")
 
 
 def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -> Scan:
@@ -94,12 +96,15 @@ def scan_checkpoint(checkpoint: Checkpoint, options: ScanOptions, *, command: st
 
 
 def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOptions, command: str) -> Scan:
-    sites = [site for stack in bound for site in sites_of(stack, options.view)]
-    if not sites:
+    neurons = arch.is_mlp(options.stack)
+    bound = arch.streams_of(bound, options.stack, checkpoint.name)
+    sites = [site for stack in bound for site in sites_of(stack, options.view)] if not neurons else []
+    if not sites and not neurons:
         raise BadInput(f"{checkpoint.name}: its blocks declare no reading norms; use --view last")
     check_size(checkpoint, sites, options)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
     found = tuple(_scan_site(checkpoint, site, options.rule, digest) for site in sites)
+    read = tuple(_scan_neurons(checkpoint, stack, options, digest) for stack in bound) if neurons else ()
     return Scan(
         provenance=Provenance.now(checkpoint.name, digest.hexdigest(), command=command),
         model_type=str(checkpoint.config.get("model_type", "")),
@@ -111,7 +116,22 @@ def _scan_bound(checkpoint: Checkpoint, bound: list[BoundStack], options: ScanOp
         total_bytes=checkpoint.total_bytes,
         notes=checkpoint.notes,
         requests=getattr(checkpoint, "requests", 0),
+        neurons=read,
     )
+
+
+def _scan_neurons(checkpoint: Checkpoint, stack: BoundStack, options: ScanOptions, digest: Any) -> NeuronScan:
+    from outlierlens.detection.scan.neurons import scan_neurons
+
+    needed = sum(
+        one.nbytes for name, one in checkpoint.tensors.items() if name.startswith(tuple(f"{b}." for b in stack.blocks))
+    )
+    if needed > options.max_read:
+        raise TooMuchToRead(
+            f"{checkpoint.name}: neurons are told from the MLPs' linears, in blocks of {needed / 1e6:,.0f} MB; allow it with "
+            f"--max-read {needed // 1_000_000 + 1}MB"
+        )
+    return scan_neurons(checkpoint, stack, digest, options.stack or "")
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,42 @@ class StackScan:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """A neuron that its weights single out.
+
+    Attributes:
+        neuron: as "11:1229". reach: the largest value that a normed input can give it. times_median: over its block's median.
+        dim: of the stream, to which it writes with its largest weight, and `weight` that weight.
+    """
+
+    neuron: str
+    reach: float
+    times_median: float
+    dim: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class NeuronScan:
+    """What stands out among the neurons of the MLPs of a stream.
+
+    Attributes:
+        stack: "mlp", or "encoder.mlp". n_layers, n_neurons: blocks, and neurons of each.
+        times: of the block's median, from which a neuron is named. largest: that any neuron reaches.
+        normed: whether the scale of a norm before the MLP took part; without one what is read is taken to have equal sizes.
+        found: the largest over its median first.
+    """
+
+    stack: str
+    n_layers: int
+    n_neurons: int
+    times: float
+    normed: bool
+    found: tuple[Standing, ...]
+    largest: float
+
+
+@dataclass(frozen=True)
 class Scan(Result):
     """Outlier dimensions of a model, from its weights alone."""
 
@@ -101,6 +137,7 @@ class Scan(Result):
     total_bytes: int
     notes: tuple[str, ...] = ()
     requests: int = 0
+    neurons: tuple[NeuronScan, ...] = ()
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One flat row per outlier: model, stack, dim, layer counts, strongest z, p."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.cli.common import Progress, check_file, resumable
+from outlierlens.cli.common import Progress, resumable
 from outlierlens.cli.experiment import print_sections
 from outlierlens.data.token_counts import TokenCounts, open_counts, read_counts, write_counts
 from outlierlens.errors import BadInput
@@ -13,6 +13,7 @@ from outlierlens.experiments import BY_NAME
 from outlierlens.experiments.count.measure import STATE, count_tokens, discard, parts_of
 from outlierlens.experiments.count.options import CountCall
 from outlierlens.models.load import load_tokenizer
+from outlierlens.results.safe_files import check_file
 from outlierlens.session import Session
 
 

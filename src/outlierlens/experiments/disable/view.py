@@ -82,7 +82,7 @@ def _sets(control: Control) -> Rows:
         (one.label, off(one), Change(one.change), Interval(one.change_low, one.change_high))
         for one in control.conditions
     )
-    return Rows(f"{control.kind.capitalize()} sets", ("set", "dimensions", "change", "95 %"), rows)
+    return Rows(f"{control.kind.capitalize()} sets", ("set", f"{control.conditions[0].kind}s", "change", "95 %"), rows)
 
 
 def off(condition: Condition) -> str:

@@ -23,7 +23,7 @@ from outlierlens.experiments.mask.options import MaskCall, MaskOptions
 from outlierlens.experiments.mask.result import Judged, LayerSinks, Mask, StandsOut
 from outlierlens.models.inputs import tokenizer_of
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 from outlierlens.statistics.means import share_at_most
 from outlierlens.vectors.read import ReadOptions, Tokens, text_stack, token_batches, tokenise
@@ -218,8 +218,7 @@ def _layer(seen: _Seen, sums: _Sums, thresholds: np.ndarray, layer: int) -> Laye
 
 def run(session: Session, options: MaskCall) -> Mask:
     """What the command finds; with --for it is written for that tool too."""
-    if options.to is not None and options.to.exists() and not session.output.overwrite:
-        raise BadInput(f"{options.to} exists; give another name or --overwrite")
+    check_file(options.to, replace=session.output.overwrite)
     texts, _ = session.texts()
     found = mask(session.loaded, texts, options, command=session.command, progress=session.progress)
     if options.tool is not None and options.to is not None:

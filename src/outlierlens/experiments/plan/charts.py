@@ -1,4 +1,4 @@
-"""What a plan gives back: `precision_plan(found)`, loss against the share of weights kept, beside random linears and rules."""
+"""What a plan gives back: `precision_plan(found)`, loss against the share of weights kept, beside random choices and rules."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ LOOKS = {
 
 
 def precision_plan(found: PrecisionPlan, *, name: str = "plan") -> Chart:
-    """Change of the task's value against the share of weights kept: the plan entry by entry, random linears, tools' rules."""
+    """Change of the task's value against the share of weights kept: the plan entry by entry, random choices, tools' rules."""
     rows = [_row("all rounded", found.rounded), *(_row("plan", one) for one in found.curve)]
     rows += [*(_row("random", one) for one in found.random), *(_row("rule", one) for one in found.rules)]
     drawn = [row for row in rows if row["change"] is not None]
@@ -70,7 +70,7 @@ def _reading(found: PrecisionPlan) -> str:
     if found.curve:
         text += f"With the plan, {percent(found.plan.share)} of the weights kept: {number(found.plan.change)}. "
     if found.random:
-        text += f"Each cross keeps random linears of the same sizes: {number(found.random_change)} in the mean. "
+        text += f"Each cross keeps random entries of the same sizes: {number(found.random_change)} in the mean. "
     return text + " ".join(
         f"{begun(one.label)}: {number(one.change)} with {percent(one.share)} kept." for one in found.rules
     )

@@ -1,7 +1,6 @@
-"""What each entry may cost, from one pass over a few texts: the order in which entries are measured, never a result.
+"""What rounding each linear may cost, from one pass over a few texts: it orders what is measured, and is never a result.
 
     seen = cheap(loaded, task, places, recipe, texts, stack=None)       # {(path, "inputs"): Cheap}
-    order = ordered(seen, sizes)
 
 A linear's output moves by δ = (rounded inputs − inputs) Wᵀ, or inputs (rounded W − W)ᵀ. A text's loss, summed over tokens, then
 moves by Σ g·δ to first order, g its gradient at that output. At a minimum these moves cancel over texts, and what is left is of
@@ -10,10 +9,9 @@ that count, so its unit is that of the loss. Where rounding takes everything awa
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outlierlens.experiments.plan.result import Entry
@@ -41,6 +39,7 @@ class Cheap:
         column: input where the largest lies. row: of weights the output, else None.
         power, error: Σ x² and Σ (rounded − x)².
         estimate: of what rounding it costs, see above; NaN where the task has no gradients.
+        columns: [in], largest |x| of each input over all texts, or of each column of the weights. rows: [out], of weights.
     """
 
     ratio: float = 0.0
@@ -49,11 +48,25 @@ class Cheap:
     power: float = 0.0
     error: float = 0.0
     estimate: float = math.nan
+    columns: "Tensor" = field(default=None, repr=False)  # type: ignore[assignment]
+    rows: "Tensor" = field(default=None, repr=False)  # type: ignore[assignment]
 
     @property
     def relative_error(self) -> float:
         """Σ (rounded − x)² / Σ x²; 0 where all is 0."""
         return self.error / self.power if self.power else 0.0
+
+    @property
+    def promise(self) -> float:
+        """The estimate, or the relative error where there is none; infinite where it is no number."""
+        found = self.relative_error if math.isnan(self.estimate) else self.estimate
+        return found if math.isfinite(found) else math.inf
+
+    def without(self, columns: Sequence[int], rows: Sequence[int]) -> float:
+        """Largest |x| without these columns and rows over the largest with them: what a step of the whole tensor shrinks by."""
+        ends = [(self.columns, columns), (self.rows, rows)]
+        left = [_rest(sizes, spared) for sizes, spared in ends if spared and sizes is not None]
+        return min(left, default=1.0)
 
 
 def cheap(
@@ -65,18 +78,16 @@ def cheap(
     return look.found
 
 
-def ordered(seen: Mapping[Entry, Cheap], sizes: Mapping[str, int]) -> list[Entry]:
-    """Entries, the most promising first: by turns the next of the estimate per weight of the linear (where there is none,
-    of the error) and the next of largest over median."""
-    estimated = sorted(seen, key=lambda one: -_promise(seen[one]) / sizes[one[0]])
-    standing = sorted(seen, key=lambda one: -seen[one].ratio)
-    both = zip_longest(estimated, standing)
-    return list(dict.fromkeys(one for pair in both for one in pair if one is not None))
+def standing(sizes: "Tensor") -> "Tensor":
+    """Each of these sizes over their median, the median of those that are not 0."""
+    some = sizes[sizes > 0]
+    return sizes / some.median() if some.numel() else sizes
 
 
-def _promise(one: Cheap) -> float:
-    found = one.relative_error if math.isnan(one.estimate) else one.estimate
-    return found if math.isfinite(found) else math.inf
+def _rest(sizes: "Tensor", spared: Sequence[int]) -> float:
+    rest = sizes.clone()
+    rest[list(spared)] = 0.0
+    return float(rest.max() / sizes.max()) if float(sizes.max()) else 1.0
 
 
 class _Look:
@@ -167,13 +178,20 @@ def _of_weights(weight: "Tensor", error: "Tensor") -> Cheap:
     size = weight.float().abs()
     place = int(size.argmax())
     power, squares = (float(one.double().square().sum()) for one in (weight, error))
-    return Cheap(_ratio(size), place % weight.shape[1], place // weight.shape[1], power, squares)
+    return Cheap(
+        _ratio(size), place % weight.shape[1], place // weight.shape[1], power, squares,
+        columns=size.amax(0), rows=size.amax(1),
+    )  # fmt: skip
 
 
 def _see_inputs(one: Cheap, states: "Tensor", error: "Tensor") -> None:
     """Add inputs [text, token, in], padding 0, and their errors."""
+    import torch
+
     one.power += float(states.double().square().sum())
     one.error += float(error.double().square().sum())
+    top = states.float().abs().flatten(0, 1).amax(0)
+    one.columns = top if one.columns is None else torch.maximum(one.columns, top)
     for text in states.float().abs():
         ratio = _ratio(text)
         if ratio > one.ratio:

@@ -64,6 +64,10 @@ def _wish(row: Tool, kept: Sequence[KeptLinear], scheme: Recipe, target: Target)
         raise BadInput(f"the plan keeps no linear, so {row.title} needs no list: quantize all of them")
     if unknown := [one.path for one in kept if one.path not in set(target.linears)]:
         raise BadInput(f"{target.model}: {unknown[0]} is no linear of its blocks; make the plan of this model")
+    if parts := [one.path for one in kept if one.columns or one.rows]:
+        raise BadInput(
+            f"{row.title} keeps whole linears, and the plan keeps columns of {parts[0]}; make it with --grain linear"
+        )
     base = row.say(scheme, scheme)
     if base is None:
         raise BadInput(f"{row.title} has no scheme {scheme.name}; it knows {row.schemes}")

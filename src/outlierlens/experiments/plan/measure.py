@@ -5,7 +5,7 @@
     found.verdict, found.kept
 
 The texts are split at random by the seed: a quarter nominates, a quarter confirms (`search`), a half judges the plan beside
-random linears of the same sizes and the tools' own rules.
+random choices of the same sizes and the tools' own rules.
 """
 
 import math
@@ -18,8 +18,10 @@ import numpy as np
 from outlierlens.ablation.bench import AblationBench, Progress, Steps, TextValues
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
-from outlierlens.experiments.plan.cheap import Cheap, cheap, ordered
+from outlierlens.experiments.plan.cheap import cheap
+from outlierlens.experiments.plan.entries import Candidate, dimension, every_entry, ordered
 from outlierlens.experiments.plan.exports import export, remarks, target_of
+from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions
 from outlierlens.experiments.plan.result import Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
@@ -29,7 +31,7 @@ from outlierlens.experiments.quantization.result import Difference
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 from outlierlens.statistics.means import FEWEST_TEXTS, mean_interval, ratio_interval
 from outlierlens.statistics.p_values import rank_p
@@ -54,7 +56,7 @@ def plan(
     With `rows`, what is measured is appended to that file, and what is found there is not measured again.
 
     Raises:
-        BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds no linear.
+        BadInput: fewer than four texts, a scheme that does not fit the weights, a budget that holds nothing.
     """
     options = options or PlanOptions()
     study = _Study(loaded, texts, options, Steps(progress, 0))
@@ -63,6 +65,7 @@ def plan(
         study.task_options,
         scheme=study.recipe.name,
         bits=options.bits,
+        grain=options.grain,
         stack=study.stack.name,
         seed=options.seed,
     )
@@ -77,8 +80,7 @@ def plan(
 
 def run(session: Session, options: PlanCall) -> PrecisionPlan:
     """The experiment, as the command runs it; with --for it is written for that tool too."""
-    if options.to is not None and options.to.exists() and not session.output.overwrite:
-        raise BadInput(f"{options.to} exists; give another name or --overwrite")
+    check_file(options.to, replace=session.output.overwrite)
     texts, _ = session.texts()
     found = plan(session.loaded, texts, options, rows=session.rows.rows, progress=session.progress)
     if options.tool is not None and options.to is not None:
@@ -133,21 +135,31 @@ class _Study:
         self.seen = cheap(loaded, self.task, places, self.recipe, self.estimating, stack=self.stack.name)
         reached = {name for name, _ in self.seen}
         self.places: tuple[Place, ...] = tuple(place for place in places if place.name in reached)
-        self.sizes = {place.name: place.weight().numel() for place in self.places}
-        self.n_weights = sum(self.sizes.values())
-        self.room = math.floor(options.keep * self.n_weights)
-        if min(self.sizes.values()) > self.room:
-            least = math.ceil(1000 * min(self.sizes.values()) / self.n_weights) / 10
-            raise BadInput(
-                f"{loaded.name}: {options.keep:.3g} of the weights hold no linear; give --keep {least:g}% or more"
-            )
-        self.order = ordered(self.seen, self.sizes)
+        self.shapes: dict[str, tuple[int, int]] = {place.name: tuple(place.weight().shape) for place in self.places}  # type: ignore[misc]
+        self.n_weights = sum(math.prod(shape) for shape in self.shapes.values())
         last = {f"{block}.{module}" for block in self.stack.blocks for module in self.stack.stack.last_linear}
         self.last = [place for place in self.places if place.name in last]
+        self.entries = every_entry(self.places, self.last, self.seen, grain=options.grain, bits=options.bits)
+        self.order = ordered(self.entries, self.shapes)
+        self.room = math.floor(options.keep * self.n_weights)
+        least = min(self.price(frozenset({entry})) for entry in self.entries)
+        if least > self.room:
+            raise BadInput(
+                f"{loaded.name}: {options.keep:.3g} of the weights hold no entry; give --keep "
+                f"{math.ceil(1000 * least / self.n_weights) / 10:g}% or more"
+            )
         self.model: Mixed
         self._measured: dict[str, int] = {}  # texts of every key
 
     # --- values ------------------------------------------------------------------------------------------------------
+
+    def kept(self, entries: Iterable[Entry]) -> dict[str, KeptLinear]:
+        """What stays of each linear."""
+        return merged(part for entry in entries for part in self.entries[entry].parts)
+
+    def price(self, entries: frozenset[Entry]) -> int:
+        """Weights that stay with these entries."""
+        return n_kept(self.kept(entries), self.shapes)
 
     def values(self, kept: frozenset[Entry], texts: Sequence[int], label: str) -> np.ndarray:
         """The value of each of these texts [text] with `kept` kept; `label` says in row files which they are."""
@@ -159,7 +171,8 @@ class _Study:
         import torch
 
         total = np.zeros(len(texts))
-        with torch.inference_mode(), self.model.keeping(kept):
+        self.model.keep(self.kept(kept))
+        with torch.inference_mode():
             for feed in self.task.feeds(list(texts)):
                 np.add.at(total, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
         found: np.ndarray = total / self.weights[list(texts)]
@@ -185,7 +198,7 @@ class _Study:
         return Search(
             self.score,
             {group: self.weights[list(texts)] for group, texts in groups.items()},
-            self.sizes,
+            self.price,
             self.room,
             self.options.n_candidates,
             self.options.exact,
@@ -224,6 +237,7 @@ class _Study:
             scheme=self.recipe.name,
             bits=options.bits,
             budget=options.keep,
+            grain=options.grain,
             n_linears=len(self.places),
             n_weights=self.n_weights,
             exact=options.exact,
@@ -238,6 +252,7 @@ class _Study:
             random=random,
             rules=rules,
             steps=tuple(_step(trial, known) for trial in chosen.steps),
+            kept=tuple(self.kept(entries).values()),
             refused=None if chosen.refused is None else _step(chosen.refused, known),
             cost=cost,
             regained=self._mean(plain - best, judging),
@@ -257,8 +272,8 @@ class _Study:
     def _judged(self, label: str, kept: Sequence[Entry], values: np.ndarray) -> Judged:
         judging = list(self.split.judging)
         weights = self.weights[judging]
-        linears = tuple(dict.fromkeys(name for name, _ in kept))
-        n_weights = sum(self.sizes[name] for name in linears)
+        linears = tuple(self.kept(kept))
+        n_weights = self.price(frozenset(kept))
         with np.errstate(invalid="ignore"):
             change = self._mean(values - self.intact[judging], judging)
         low, high = mean_interval(values, weights)
@@ -284,42 +299,62 @@ class _Study:
         return Difference(weighted_mean(values, weights), *mean_interval(values, weights))
 
     def _random(self, entries: Sequence[Entry]) -> list[list[Entry]]:
-        """For each draw as many random linears of the same sizes, weights and inputs; among all linears of a size."""
-        names = list(dict.fromkeys(name for name, _ in entries))
-        draws = []
-        for number in range(self.options.n_random if names else 0):
-            random = np.random.default_rng([self.options.seed, number])
-            drawn: list[str] = []
-            for size in dict.fromkeys(self.sizes[name] for name in names):
-                alike = [name for name, n in self.sizes.items() if n == size]
-                count = sum(self.sizes[name] == size for name in names)
-                drawn += [alike[place] for place in sorted(random.choice(len(alike), count, replace=False).tolist())]
-            draws.append(self._both(drawn))
-        return draws
+        """For each draw a random entry in place of each: a linear of the same size, weights and inputs; a neuron of the same
+        block; a dimension; as many columns of the same linears."""
+        return [self._draw(entries, number) for number in range(self.options.n_random if entries else 0)]
+
+    def _draw(self, entries: Sequence[Entry], number: int) -> list[Entry]:
+        random = np.random.default_rng([self.options.seed, number])
+        names = list(dict.fromkeys(name for name, what in entries if what in BOTH))
+        drawn: list[str] = []
+        for shape in dict.fromkeys(math.prod(self.shapes[name]) for name in names):
+            alike = [name for name, one in self.shapes.items() if math.prod(one) == shape]
+            count = sum(math.prod(self.shapes[name]) == shape for name in names)
+            drawn += [alike[place] for place in sorted(random.choice(len(alike), count, replace=False).tolist())]
+        found = self._both(drawn)
+        for name, what in entries:
+            if what in BOTH:
+                continue
+            parts = self.entries[name, what].parts
+            if what == "dimension":
+                width = next(self.shapes[one.path][1 if one.columns else 0] for one in parts)
+                parts = dimension(self.places, int(random.integers(width)))
+            else:
+                parts = tuple(replace(one, columns=self._columns(one, random)) for one in parts)
+            entry = (f"{name} random {number}", what)
+            self.entries[entry] = replace(self.entries[name, what], parts=parts)
+            found.append(entry)
+        return found
+
+    def _columns(self, one: KeptLinear, random: np.random.Generator) -> tuple[int, ...]:
+        n_inputs = self.shapes[one.path][1]
+        return tuple(sorted(random.choice(n_inputs, len(one.columns), replace=False).tolist()))
 
     def _rules(self) -> dict[str, list[Entry]]:
-        """What tools keep by rule, and what the cheap ordering alone would keep."""
+        """What tools keep by rule, and what the cheap ordering alone would keep (of linears weights and inputs)."""
         ends = {0, self.stack.n_layers - 1}
-        filled: list[str] = []
-        for name, _ in self.order:
-            if name not in filled and sum(self.sizes[one] for one in (*filled, name)) <= self.room:
-                filled.append(name)
+        filled: list[Entry] = []
+        for name, what in self.order:
+            more = [*filled, *(self._both([name]) if what in BOTH else [(name, what)])]
+            if self.price(frozenset(more)) <= self.room:
+                filled = more
         found = {"first and last block": self._both(place.name for place in self.places if place.layer in ends)}
         if self.last:
             parts = dict.fromkeys(place.part for place in self.last)
             found[f"every {' and '.join(parts)}"] = self._both(place.name for place in self.last)
-        return found | {"cheap ordering alone": self._both(filled)}
+        return found | {"cheap ordering alone": filled}
 
     def _both(self, names: Iterable[str]) -> list[Entry]:
         return [(name, what) for name in names for what in BOTH if (name, what) in self.seen]
 
     def _sensitivity(self, entry: Entry, rank: int, gain: Gain | None) -> Sensitivity:
-        one: Cheap = self.seen[entry]
-        place = next(place for place in self.places if place.name == entry[0])
+        one: Candidate = self.entries[entry]
+        path, column, row = one.at
+        place = next(place for place in self.places if place.name == path)
         kind: Kind = "dimension" if place.reads else "neuron" if place in self.last else "input"
         found = Sensitivity(
-            path=place.name, layer=place.layer, part=place.part, what=entry[1], n_weights=self.sizes[place.name], rank=rank,
-            estimate=one.estimate, ratio=one.ratio, column=one.column, row=one.row, kind=kind, error=one.relative_error,
+            path=entry[0], layer=place.layer, part=place.part, what=entry[1], n_weights=self.price(frozenset({entry})),
+            rank=rank, estimate=one.promise, ratio=one.ratio, column=column, row=row, kind=kind, error=one.error,
         )  # fmt: skip
         return found if gain is None else replace(
             found, gain=gain.value, low=gain.low, high=gain.high, n_texts=gain.n_texts

@@ -1,20 +1,20 @@
-"""A running model whose linears are rounded, but for those that are kept.
+"""A running model whose linears are rounded, but for what is kept.
 
     with mixed(loaded, places, recipe, bits=16, stack=None) as model:
-        with model.keeping({("model.layers.11.mlp.down_proj", "inputs")}):
-            task.per_text()
+        model.keep(merged([KeptLinear(path="model.layers.11.mlp.down_proj", inputs=True)]))
+        task.per_text()
 
 What is kept in 16 bits stays as it is; in 8 bits it is rounded by `FINE` in place of the recipe. Everything else is as
-`quantization.apply.rounded` has it, and every weight comes back bit for bit.
+`quantization.apply.rounded` has it, columns and rows too, and every weight comes back bit for bit.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from outlierlens.experiments.plan.result import Entry
+from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.quantization.places import Place, by_text, shaped_like
-from outlierlens.experiments.quantization.schemes import Recipe, Scheme, fake_quantize, fake_quantize_inputs, parse
+from outlierlens.experiments.quantization.schemes import Recipe, fake_quantize, fake_quantize_inputs, parse
 from outlierlens.models.changes import set_values, temporary
 from outlierlens.models.forward import reader_of
 from outlierlens.models.hooks import edited_calls, running_masks
@@ -30,7 +30,7 @@ FINE = parse("int8-channel/int8-token")  # of what stays in 8 bits
 def mixed(
     loaded: LoadedModel, places: Sequence[Place], recipe: Recipe, *, bits: int = 16, stack: str | None = None
 ) -> Iterator["Mixed"]:
-    """Round every linear of `places` inside the block; `keeping` then spares some.
+    """Round every linear of `places` inside the block; `keep` then spares some.
 
     Raises:
         BadInput: a value is infinite, a group does not divide a row, or the model is compiled.
@@ -40,13 +40,11 @@ def mixed(
         model.masks = undo.enter_context(running_masks(reader_of(loaded, [model.bound], "input_ids") or loaded.model))
         undo.callback(model.restore)
         for name in model.places:
-            model.round(name, recipe.weights)
+            model.round(name)
         if recipe.inputs is not None:
-            reads = {
-                place.module: (lambda states, name=name: model.read(name, states))
-                for name, place in model.places.items()
-            }
-            undo.enter_context(edited_calls(loaded.model, reads, {}))
+            reads = {one.module: (lambda x, name=name: model.read(name, x)) for name, one in model.places.items()}
+            gives = {one.module: (lambda y, name=name: model.give(name, y)) for name, one in model.places.items()}
+            undo.enter_context(edited_calls(loaded.model, reads, gives))
         yield model
 
 
@@ -59,46 +57,72 @@ class Mixed:
         self.bound = loaded.stack(stack)
         self.places = {place.name: place for place in places}
         self.recipe, self.fine = recipe, fine
-        self.kept: frozenset[Entry] = frozenset()
+        self.kept: dict[str, KeptLinear] = {}
         self.masks: list[Tensor] = []
         self._rounded: dict[str, ExitStack] = {}  # of each linear, what puts its weights back
+        self._exempt: dict[str, Tensor] = {}  # inputs [in] that stay, of linears where some do
+        self._seen: dict[str, Tensor] = {}  # [text, token, in], before rounding, of linears whose rows stay
 
-    @temporary
-    def keeping(self, kept: Collection[Entry]) -> Iterator[None]:
-        """Keep these inside the block."""
-        names = sorted(name for name, what in kept if what == "weights" and self.recipe.weights is not None)
-        try:
-            self.kept = frozenset(kept)
-            for name in names:
-                self.round(name, self.fine.weights if self.fine else None)
-            yield
-        finally:
-            self.kept = frozenset()
-            for name in names:
-                self.round(name, self.recipe.weights)
+    def keep(self, kept: Mapping[str, KeptLinear]) -> None:
+        """Keep these from now on, and round all else."""
+        before, self.kept = self.kept, dict(kept)
+        for name in {*before, *self.kept}:
+            if before.get(name) != self.kept.get(name):
+                self.round(name)
 
-    def round(self, name: str, scheme: Scheme | None) -> None:
-        """Round the weights of one linear by another scheme than now; None puts them back."""
+    def round(self, name: str) -> None:
+        """Round the weights of one linear, but for what is kept of it now."""
+        import torch
+
         if name in self._rounded:
             self._rounded.pop(name).close()
+        self._exempt.pop(name, None)
+        place, one = self.places[name], self.kept.get(name, KeptLinear(path=name))
+        weight, scheme = place.weight(), self.recipe.weights
+        exempt = torch.zeros(weight.shape, dtype=torch.bool, device=weight.device) if one.columns or one.rows else None
+        if exempt is not None:
+            exempt[:, list(one.columns)] = True
+            exempt[list(one.rows)] = True
+        if one.columns:
+            inputs = torch.zeros(weight.shape[1], dtype=torch.bool, device=weight.device)
+            inputs[list(one.columns)] = True
+            self._exempt[name] = inputs
+        if one.weights and scheme is not None:
+            scheme = self.fine.weights if self.fine else None
         if scheme is not None:
-            place = self.places[name]
-            stored: Any = place.module.weight
-            values = fake_quantize(place.weight(), scheme)
+            values = fake_quantize(weight, scheme, exempt=exempt)
             undo = self._rounded[name] = ExitStack()
+            stored: Any = place.module.weight
             set_values(undo, stored, ..., values.T if place.transposed else values, f"{name}.weight")
 
     def restore(self) -> None:
         """Put all weights back."""
-        for name in list(self._rounded):
-            self.round(name, None)
+        while self._rounded:
+            self._rounded.popitem()[1].close()
 
     def read(self, name: str, reads: "Tensor") -> "Tensor":
         """What a linear is given in place of `reads`."""
-        scheme = self.recipe.inputs
-        if (name, "inputs") in self.kept:
+        scheme, one = self.recipe.inputs, self.kept.get(name)
+        states, valid = by_text(reads, self.masks, self.bound)
+        if one is not None and one.inputs:
             scheme = self.fine.inputs if self.fine else None
+        elif one is not None and one.rows:
+            self._seen[name] = states
         if scheme is None:
             return reads
-        states, valid = by_text(reads, self.masks, self.bound)
-        return shaped_like(reads, fake_quantize_inputs(states, scheme, valid), self.bound)
+        rounded = fake_quantize_inputs(states, scheme, valid, exempt=self._exempt.get(name))
+        return shaped_like(reads, rounded, self.bound)
+
+    def give(self, name: str, output: "Tensor") -> "Tensor":
+        """A linear's output, with the rows that stay made of inputs that are not rounded."""
+        from torch.nn import functional
+
+        seen = self._seen.pop(name, None)
+        if seen is None:
+            return output
+        rows, place = list(self.kept[name].rows), self.places[name]
+        bias = place.bias()
+        written = functional.linear(seen, place.weight()[rows], None if bias is None else bias[rows])
+        output = output.clone()
+        output[..., rows] = shaped_like(output, written, self.bound)
+        return output

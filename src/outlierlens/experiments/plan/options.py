@@ -11,6 +11,7 @@ from outlierlens.options import Flag, Flat, check
 from outlierlens.tasks.base import TaskOptions
 
 BITS = (16, 8)
+Grain = Literal["column", "linear"]
 Reader = Literal[
     "llm-compressor", "auto-round", "torchao", "bitsandbytes", "gguf", "modelopt", "mlx", "onnxruntime"
 ]  # fmt: skip
@@ -38,13 +39,15 @@ class PlanOptions:
     scheme: str = "int8-tensor/int8-tensor"
     """WEIGHTS/INPUTS as of `quant`: int8-tensor/int8-tensor, int4-group64/none, …"""
     keep: Annotated[float, Flag(read="experiments.plan.options:parse_share", words="4%"), Gt(0), Le(1)] = 0.04
-    """Share of the linears' weights whose linear may stay: 4% or 0.04."""
+    """Share of the linears' weights that may stay: 4% or 0.04."""
     bits: Annotated[int, Flag(read="experiments.plan.options:parse_bits", words="16")] = 16
     """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
+    grain: Grain = "column"
+    """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear)."""
     n_candidates: Annotated[int, Flag("--candidates"), Ge(1)] = 32
     """Measure the first N of the cheap ordering at every step."""
     exact: bool = False
-    """Measure every linear at every step, on all texts that choose."""
+    """Measure every entry at every step, on all texts that choose."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
     """Draws of as many random linears of the same sizes, kept."""
     stack: str | None = None
@@ -58,6 +61,8 @@ class PlanOptions:
         check(self)
         if self.bits not in BITS:
             raise BadInput(f"bits is {self.bits}; what is kept stays in 16 bits or in 8")
+        if self.bits == 8 and self.grain == "column":
+            raise BadInput("--bits 8 is for whole linears, columns stay in 16 bits; add --grain linear")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +78,5 @@ class PlanCall(PlanOptions):
         super().__post_init__()
         if (self.tool is None) != (self.to is None):
             raise BadInput("--for TOOL and --to FILE go together; give both, or neither")
+        if self.tool is not None and self.grain == "column":
+            raise BadInput(f"--for {self.tool}: tools keep whole linears, not single columns; add --grain linear")

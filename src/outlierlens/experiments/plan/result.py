@@ -1,10 +1,10 @@
 """What must stay in high precision when a model is rounded: plain data, no torch.
 
-found.verdict                    # "keep 4 of 210 linears (3.3 % of the weights): …"
+found.verdict                    # "Keep 4 entries (3.3 % of the weights) in 16 bits: …"
 found.steps                      # what stays, in the order chosen, with what each gives back
 found.kept                       # (KeptLinear(path="model.layers.11.mlp.down_proj", weights=False, inputs=True, bits=16), …)
 found.share_regained             # of the cost, with its interval
-found.records()                  # a row per linear, weights and inputs apart
+found.records()                  # a row per entry
 """
 
 import math
@@ -15,23 +15,25 @@ from typing import Any, Literal
 import numpy as np
 
 from outlierlens.experiments.plan.kept import KeptLinear
+from outlierlens.experiments.plan.options import Grain
 from outlierlens.experiments.quantization.result import Difference, weighed
 from outlierlens.results.document import Provenance, Result
 
-What = Literal["weights", "inputs"]
+What = Literal["weights", "inputs", "neuron", "dimension", "1 column", "4 columns", "16 columns"]
 Entry = tuple[str, What]
-"""A linear's path, and its weights or what it reads."""
+"""A linear's path, and its weights or what it reads; a neuron (11:1229); a dimension; a part of the block, or every linear."""
 Says = Literal["free", "keep", "no use", "nothing", "unclear", "not tried"]
 Kind = Literal["dimension", "neuron", "input"]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One linear's weights, or what it reads: what their rounding may cost, and does.
+    """One entry: what its rounding may cost, and does.
 
     Attributes:
-        path: module path in the live model. layer: of its block. part: path inside the block.
-        what: "weights" or "inputs". n_weights: of the linear.
+        path: the linear's module path, or the entry's name: "11:1229", "507", "mlp.down_proj", "every linear".
+        layer, part: of the linear, its block and its path inside it; of others, of the linear where the largest |x| lies.
+        what: see `What`. n_weights: that stay with it.
         rank: place in the cheap ordering, 1 the first.
         estimate: cost by gradient and rounding error, to second order; NaN where the task has no gradients.
         ratio: largest |x| over the median |x|. column: input where the largest lies, and row: of weights the output.
@@ -67,7 +69,7 @@ class Step:
         entry: which.
         nominated: mean on the nominating texts, which chose it (and so is too large by chance). n_texts: of them.
         confirmed: on the confirming texts, with its 95 % interval.
-        n_weights: weights of all linears kept once it is.
+        n_weights: that stay once it is.
     """
 
     entry: Sensitivity
@@ -82,8 +84,9 @@ class Judged:
     """The model in one setting, on the judging texts.
 
     Attributes:
-        label: "intact", "all rounded", "plan", "first and last block", … linears: that are kept.
-        n_weights: of these linears, each whole; share: of all linears' weights. n_bytes: more than with all rounded.
+        label: "intact", "all rounded", "plan", "first and last block", … linears: of which something is kept.
+        n_weights: that stay; all of a linear whose weights or inputs are kept. share: of all linears' weights. n_bytes: more
+            than with all rounded.
         value: the task's; low, high: its 95 % interval. change: against the intact model, paired.
         per_text: value of each text.
     """
@@ -104,15 +107,17 @@ class Judged:
 
 @dataclass(frozen=True)
 class PrecisionPlan(Result):
-    """Which linears stay in `bits` bits while the others are rounded by `scheme`.
+    """What stays in `bits` bits while all else is rounded by `scheme`.
 
     Attributes:
-        task, unit: what its value is. budget: share of the linears' weights that may be kept.
+        task, unit: what its value is. budget: share of the linears' weights that may be kept. grain: whether single columns may
+            be.
         n_linears, n_weights: that the scheme rounds. exact: whether every entry was measured at every step.
         n_nominating, n_confirming, n_judging: texts of each group. n_estimating: of the pass that orders entries.
         intact, rounded: the model as it is, and all rounded. curve: with the first entries of the plan kept, one more each.
-        random: with random linears of the same sizes kept, weights and inputs. rules: what tools keep by rule.
-        steps: the plan. refused: the entry that was nominated after it and not confirmed; None where none was left.
+        random: with random linears, neurons, dimensions and columns of the same sizes kept. rules: what tools keep by rule.
+        steps: the plan. kept: what stays of each linear. refused: the entry that was nominated after it and not confirmed;
+            None where none was left.
         cost: value all rounded − intact, on the confirming texts.
         regained: value all rounded − value with the plan. share_regained: that over what rounding costs.
         beyond_random: mean value of the random draws − value with the plan; None and no p without draws.
@@ -130,6 +135,7 @@ class PrecisionPlan(Result):
     scheme: str
     bits: int
     budget: float
+    grain: Grain
     n_linears: int
     n_weights: int
     exact: bool
@@ -144,6 +150,7 @@ class PrecisionPlan(Result):
     random: tuple[Judged, ...]
     rules: tuple[Judged, ...]
     steps: tuple[Step, ...]
+    kept: tuple[KeptLinear, ...]
     refused: Step | None
     cost: Difference
     regained: Difference
@@ -158,17 +165,6 @@ class PrecisionPlan(Result):
     def plan(self) -> Judged:
         """The model with all of the plan kept; all rounded where it names nothing."""
         return self.curve[-1] if self.curve else self.rounded
-
-    @property
-    def kept(self) -> tuple[KeptLinear, ...]:
-        """What stays, a linear each, in the order chosen."""
-        by_path: dict[str, set[What]] = {}
-        for step in self.steps:
-            by_path.setdefault(step.entry.path, set()).add(step.entry.what)
-        return tuple(
-            KeptLinear(path=path, weights="weights" in what, inputs="inputs" in what, bits=self.bits)
-            for path, what in by_path.items()
-        )
 
     @property
     def says(self) -> Says:

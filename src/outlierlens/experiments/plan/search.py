@@ -1,11 +1,12 @@
 """What to keep, from nothing but values by text: greedy, with what is kept already in place; no torch.
 
-    chosen = Search(score, weights, sizes, room=4_000_000).run(order)
+    chosen = Search(score, weights, price, room=4_000_000).run(order)
     chosen.steps                    # in the order chosen, each confirmed
     chosen.refused                  # the first that was not, where the search ended
 
-The texts that choose are two groups. At each step the nominating texts name the entry whose keeping gives back most,
-of those that the budget still holds (most per weight would name small linears, whose gains are too small to confirm).
+The texts that choose are two groups. At each step the nominating texts name, of the entries that the budget still holds and
+that give back at least half as much as the best, the one that gives back most per weight (most per weight of all would name
+small ones, whose gains are too small to confirm).
 The confirming texts, which had no part in that, say whether it gives anything back. What is nominated after what is a
 function of the nominating texts alone, and the first entry that is not confirmed ends the search. So the hypotheses
 are tested in an order fixed beforehand, each at the whole level, and the probability of naming any entry that gives
@@ -29,6 +30,7 @@ Group = Literal["nominating", "confirming"]
 Score = Callable[[frozenset[Entry], Group, int, int], np.ndarray]
 """The value of each text [text] of a group from one place to another, with these entries kept and all else rounded."""
 FIRST_LOOK = 4
+ENOUGH = 0.5  # of the best gain: what an entry has to give back to be chosen for its price
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Trial:
     Attributes:
         nominated: on the nominating texts.
         value, low, high: what it gives back on the confirming texts, with its 95 % interval.
-        n_weights: weights of all linears kept once it is.
+        n_weights: weights that stay once it is.
     """
 
     entry: Entry
@@ -83,7 +85,7 @@ class Search:
 
     Attributes:
         weights: tokens that count of each text, by group.
-        sizes: number of weights of each linear, which its weights and its inputs pay once together.
+        price: number of weights that stay with a set of entries; what several entries keep is paid once.
         room: weights that may be kept in all.
         n_candidates: entries that are measured at a step, the first of the order.
         exact: whether all are, on all nominating texts.
@@ -93,7 +95,7 @@ class Search:
 
     score: Score
     weights: Mapping[Group, np.ndarray]
-    sizes: Mapping[str, int]
+    price: Callable[[frozenset[Entry]], int]
     room: int
     n_candidates: int = 32
     exact: bool = False
@@ -116,18 +118,14 @@ class Search:
             kept.append(trial.entry)
         return Chosen(tuple(steps), None, self.first)
 
-    def price(self, kept: Sequence[Entry] | frozenset[Entry]) -> int:
-        """Weights of the linears of these entries, each once."""
-        return sum(self.sizes[name] for name in {name for name, _ in kept})
-
     def _candidates(self, order: Sequence[Entry], kept: Sequence[Entry]) -> list[Entry]:
-        fitting = [one for one in order if one not in kept and self.price([*kept, one]) <= self.room]
+        fitting = [one for one in order if one not in kept and self.price(frozenset((*kept, one))) <= self.room]
         return fitting if self.exact else fitting[: self.n_candidates]
 
     def _nominate(self, kept: frozenset[Entry], candidates: Sequence[Entry]) -> tuple[Entry, Gain] | None:
-        """The candidate that gives back most; None where none gives anything back.
+        """The candidate that gives back most per weight, of those that give back half of the most; None where none does.
 
-        After 4, 8, 16, … texts those go on whose gain is not below the best one's, by the 95 % interval of the
+        After 4, 8, 16, … texts those go on whose gain is not below half of the best one's, by the 95 % interval of the
         difference on the same texts.
         """
         weights = self.weights["nominating"]
@@ -140,12 +138,21 @@ class Search:
                 gains[entry] = np.append(gains[entry], _given_back(before, after))
             begin = look
             leader = max(racing, key=lambda entry: weighted_mean(gains[entry], weights[:look]))
-            racing = [one for one in racing if one == leader or not _below(gains[one], gains[leader], weights[:look])]
+            racing = [
+                one for one in racing if one == leader or not _below(gains[one], ENOUGH * gains[leader], weights[:look])
+            ]
         found = {entry: _gain(values, weights) for entry, values in gains.items()}
         if not kept:
             self.first.update(found)
-        best = max(racing, key=lambda entry: found[entry].value)
-        return (best, found[best]) if found[best].value > 0 else None
+        most = max(found[entry].value for entry in racing)
+        if not most > 0:
+            return None
+        held = self.price(kept)
+        worthy = [
+            entry for entry in found if found[entry].value >= ENOUGH * most and found[entry].n_texts == len(weights)
+        ]
+        best = max(worthy, key=lambda entry: found[entry].value / max(1, self.price(kept | {entry}) - held))
+        return best, found[best]
 
     def _looks(self, n_texts: int) -> list[int]:
         if self.exact:

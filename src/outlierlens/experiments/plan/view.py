@@ -11,7 +11,7 @@ STANDS_OUT = 20.0  # largest over median; of normal values it is about 6
 FEW = 20  # rows without --verbose
 KEPT = ("stays", "part", "reason", "gives back", "95 %", "weights kept")
 SETTINGS = ("setting", "linears", "weights kept", "more bytes", "change", "95 %")
-ENTRIES = ("linear", "part", "place", "estimate", "× median", "error", "gives back alone", "95 %", "texts")
+ENTRIES = ("stays", "part", "place", "estimate", "× median", "error", "gives back alone", "95 %", "texts")
 
 
 def sections(found: PrecisionPlan, *, verbose: bool = False) -> Iterator[Section]:
@@ -34,26 +34,29 @@ def sections(found: PrecisionPlan, *, verbose: bool = False) -> Iterator[Section
 
 def reason(one: Sensitivity) -> str:
     """Why an entry costs: "reads neuron 1229: 40,081 × the median"."""
-    verb = "reads" if one.what == "inputs" else "weighs"
+    times = f"{one.ratio:,.0f} × the median"
     where = f"{one.kind} {one.column}" + ("" if one.row is None else f" for output {one.row}")
+    if one.what not in ("weights", "inputs"):
+        return f"{where} of {one.part} in block {one.layer}: {times}"
     if one.ratio >= STANDS_OUT:
-        return f"{verb} {where}: {one.ratio:,.0f} × the median"
-    return f"no value stands out ({one.ratio:,.0f} × the median); error {one.error:.2g} of its square"
+        return f"{'reads' if one.what == 'inputs' else 'weighs'} {where}: {times}"
+    return f"no value stands out ({times}); error {one.error:.2g} of its square"
 
 
 def verdict(found: PrecisionPlan) -> str:
     """What to do, in one line."""
     cost = f"{cell_text(Change(found.rounded.change))} {found.unit}"
-    size = f"{len(found.kept)} of {found.n_linears:,} linears ({cell_text(FineShare(found.plan.share))} of the weights)"
+    n = len(found.steps)
+    size = f"{n} {'entry' if n == 1 else 'entries'} ({cell_text(FineShare(found.plan.share))} of the weights)"
     bits = f"{found.bits} bits"
     return {
         "unclear": f"No verdict on {found.scheme}: {found.n_confirming} texts confirm, too few for an interval",
         "free": f"{found.scheme}: no cost that can be told, nothing to keep",
-        "nothing": f"{found.scheme} costs {cost}, and no single linear gives back anything that can be told",
+        "nothing": f"{found.scheme} costs {cost}, and no single entry gives back anything that can be told",
         "keep": f"Keep {size} in {bits}: {cost} → {cell_text(Change(found.plan.change))} "
         f"(random {cell_text(Change(found.random_change))})",
-        "no use": f"{size} in {bits}: {cost} → {cell_text(Change(found.plan.change))}, not more than random linears do",
-        "not tried": f"{size} in {bits}: {cost} → {cell_text(Change(found.plan.change))}, no random linears beside",
+        "no use": f"{size} in {bits}: {cost} → {cell_text(Change(found.plan.change))}, not more than random choices do",
+        "not tried": f"{size} in {bits}: {cost} → {cell_text(Change(found.plan.change))}, no random choices beside",
     }[found.says]
 
 
@@ -102,7 +105,8 @@ def _setting(one: Judged, name: str) -> tuple[Cell, ...]:
 def _what_is_compared(found: PrecisionPlan) -> str:
     return (
         f"Change of the {found.task} ({found.unit}) against the intact model, {found.scheme}; paired 95 % intervals. "
-        "A linear counts with all its weights, whether its weights, its inputs or both are kept."
+        "A linear counts with all its weights, whether its weights, its inputs or both are kept; columns count with theirs. "
+        "Random draws keep random ones of the same kinds and sizes."
     )
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from outlierlens.cli.common import check_file, say
+from outlierlens.cli.common import say
 from outlierlens.experiments.pruning.options import ProtectFor
 from outlierlens.experiments.pruning.protect import protect
-from outlierlens.results.safe_files import write_text
+from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 from outlierlens.view.words import number_of_layers
 

@@ -41,6 +41,12 @@ READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("self_attn_layer_norm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
     ("final_layer_norm", ("fc1",)),
 )
+# The same where one norm feeds attention and MLP (Phi, Cohere, Falcon): to scale a part of its readers would change the model.
+PARALLEL_READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1")),
+    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")),
+    ("input_layernorm", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),
+)
 TORCH_PRUNING = '''\
 import torch_pruning as tp
 
@@ -286,12 +292,14 @@ class _Lists:
         if self.bound.ends_in_norm or self.bound.stack.norm_offset:
             return []
         names, found = self.checkpoint.tensors, []
+        norms = self.bound.stack.reading_norms
+        known = PARALLEL_READERS if len(norms) == 1 else READERS
         for layer in layers:
             block = self.bound.blocks[self.bound.weight_layers[layer]]
-            for norm, linears in READERS:
+            for norm, linears in known:
                 parts = [f"{block}.{norm}", *(f"{block}.{linear}" for linear in linears)]
                 stored = [names.get(f"{part}.weight") for part in parts]
-                fits = all(one is not None for one in stored) and norm in self.bound.stack.reading_norms
+                fits = all(one is not None for one in stored) and norm in norms
                 if fits and all(one.shape[-1] == self.cells.width for one in stored if one is not None):
                     found.append((parts[0], tuple(parts[1:])))
         return found

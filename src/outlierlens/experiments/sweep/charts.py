@@ -66,11 +66,11 @@ def sweep_effects(
     layers = [*_band(sweep, effects, y), *dots([row(e) for e in drawn], x, y, sweep)]
     rows = [row(e) for e in marked]
     layers += [*marks(rows, named, sweep, x, y), *names_beside(rows, places, sweep.found, x, y)]
-    reading = f"Each dot is one dimension switched off ({window}), each bar its {level(sweep)} interval. "
+    reading = f"Each dot is one {sweep.kind} switched off ({window}), each bar its {level(sweep)} interval. "
     reading += _largest(effects, sweep) + _ordinary(sweep, effects) + _names_say(sweep, marked) + thinned
     return chart(
         name=name,
-        title=f"{begun(sweep.measured)} with one dimension off at a time ({sweep.mode}, {window})",
+        title=f"{begun(sweep.measured)} with one {sweep.kind} off at a time ({sweep.mode}, {window})",
         reading=reading + _lost(sweep, window),
         layers=layers,
         height=HEIGHT,
@@ -94,7 +94,7 @@ def sweep_ranked(
     ticks = [tick for tick in (m * 10**p for p in range(7) for m in (1, 2, 5)) if tick <= last]
     axis = {"grid": False, "values": ticks, "labelExpr": PLAIN_NUMBER}
     across = {"type": "log", "domain": [0.85, last * 1.15], "nice": False}
-    x, y = field("rank", "rank of the dimension (log scale)", scale=across, axis=axis), change_axis(sweep, scale)
+    x, y = field("rank", f"rank of the {sweep.kind} (log scale)", scale=across, axis=axis), change_axis(sweep, scale)
     width = math.log(last * 1.15 / 0.85)
     places = [(math.log(rank[e.dims[0]] / 0.85) / width, height_in(scale, e.change)) for e in marked]
     rows = [row(e) | {"rank": rank[e.dims[0]]} for e in marked]
@@ -102,13 +102,13 @@ def sweep_ranked(
     layers += [*marks(rows, named, sweep, x, y), *names_beside(rows, places, sweep.found, x, y, ABOVE)]
     above = [e for e in ranked if e.low > 2 * sweep.tolerance]
     reading = (
-        f"The {last:,} dimensions from the largest change down, with {level(sweep)} intervals. "
+        f"The {last:,} {sweep.kind}s from the largest change down, with {level(sweep)} intervals. "
         f"{len(above):,} of them {'lies' if len(above) == 1 else 'lie'} above twice the tolerance "
         f"({2 * sweep.tolerance:g} {sweep.of_change}) with the whole interval. "
     )
     return chart(
         name=name,
-        title="Ranked: how many dimensions matter",
+        title=f"Ranked: how many {sweep.kind}s matter",
         reading=reading + _ranks_say(sweep, rank) + thinned + _lost(sweep, window),
         layers=layers,
         height=HEIGHT - 40,

@@ -94,7 +94,8 @@ def _swept(
         loaded = session.loaded
         found = scan_of(session.subject.model, loaded, session.load, session.command)
         # Dimensions that the weights as they were loaded name in the stream that is swept.
-        named = scan_stream(loaded, loaded.stack(options.stack).name).dims if call.dims == FIND else ()
+        stack = loaded.axis(options.stack)
+        named = scan_stream(loaded, stack.name).dims if call.dims == FIND and not stack.reads else ()
         if output.overwrite:
             remove_rows(rows)
         swept = loop.sweep(

@@ -110,8 +110,8 @@ def sweep(
     options = options or SweepOptions()
     with ExitStack() as held:
         runner = make_runner(loaded, texts, options)
-        found = scan_stream(loaded, runner.stack.name).dims
-        units = planned(options, runner.stack.n_layers, runner.width, found)
+        found = () if runner.stack.reads else scan_stream(loaded, runner.stack.name).dims
+        units = planned(options, runner.stack.n_layers, runner.width, found, by_neuron=bool(runner.stack.reads))
         for unit in units:
             runner.ablation.check(unit.plan)
         model = fingerprint(loaded.model)

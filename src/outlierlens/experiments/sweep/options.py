@@ -73,7 +73,7 @@ class SweepOptions:
     embeddings: bool = False
     """Mode writes: the embeddings' writes too."""
     stack: str | None = None
-    """Which stream, where there are several: encoder, decoder."""
+    """Which stream, where there are several: encoder, decoder; mlp: neurons, by --plan 11:1229 or --windows single."""
     exact: bool = False
     """Measure every effect on every text."""
     tolerance: Annotated[float, Gt(0), Lt(INFINITE)] = 0.01

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from outlierlens.architectures import is_mlp
 from outlierlens.results.document import OnTask, Provenance, Result
 from outlierlens.view.charts.base import strongest_first
 
@@ -235,6 +236,11 @@ class Sweep(OnTask, Result):
     metric: str = ""
     screening: Screening | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What is off, in a word: "dimension" or "neuron"."""
+        return "neuron" if is_mlp(self.stack) else "dimension"
 
     @property
     def is_loss(self) -> bool:

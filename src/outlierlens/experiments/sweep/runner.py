@@ -67,7 +67,7 @@ class Runner:
 
     def __init__(self, loaded: LoadedModel, texts: Data, options: SweepOptions):
         self.loaded, self.options = loaded, options
-        self.stack = loaded.stack(options.stack)
+        self.stack = loaded.axis(options.stack)
         self.width = stream_width(loaded.model, self.stack)
         self.task: Task = make_task(loaded, texts, task_for(options.mode, options.task))
         self.n_texts = self.task.n_texts
@@ -98,7 +98,10 @@ class Runner:
         if options.batch_size is not None:
             self.tokens = options.batch_size * min(self._longest, int(self.task.lengths.max()))
         at_last = options.mode == "weights"
-        self.mixes = options.mode in ("zero", "scale", "mean") or (at_last and last_operations(self.stack) is not None)
+        editable = options.mode in ("zero", "scale", "mean") or (at_last and last_operations(self.stack) is not None)
+        self.mixes = (
+            editable and not self.stack.reads
+        )  # batches and gradients edit what blocks give, not what linears read
         self.reuses = self.mixes and can_resume(self.stack)
         self.site = written if at_last else edited
         self._kept: tuple[tuple[int, int], dict[int, Kept]] = ((0, 0), {})

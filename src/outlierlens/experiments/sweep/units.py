@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outlierlens.ablation.controls import Plan, matched_sets, plan_key, random_families, relabelled
+from outlierlens.ablation.controls import (
+    Plan,
+    matched_neurons,
+    matched_sets,
+    plan_key,
+    random_families,
+    random_neurons,
+    relabelled,
+)
+from outlierlens.architectures import neurons_of
 from outlierlens.detection.observe.measure import magnitude
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.options import SweepOptions
@@ -98,11 +107,15 @@ def layer_windows(options: SweepOptions, n_layers: int) -> list[tuple[str, tuple
     return [("all layers" if len(layers) == n_layers else f"layers {runs(layers)}", layers)]
 
 
-def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[int]) -> list[Unit]:
+def planned(
+    options: SweepOptions, n_layers: int, width: int, found: Sequence[int], *, by_neuron: bool = False
+) -> list[Unit]:
     """Everything whose effect is wanted: single dimensions first, then sets, window by window.
 
+    With `by_neuron` they are neurons of an MLP, which are named with their block.
+
     Raises:
-        BadInput: a layer or dimension that does not exist, or nothing to test.
+        BadInput: a layer or dimension that does not exist, neurons in several blocks at once, or nothing to test.
     """
     dims = range(width) if options.dims == "all" else dict.fromkeys(options.dims)
     sets = [tuple(sorted(set(one))) for one in options.sets]
@@ -113,8 +126,17 @@ def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[in
     if wrong:
         raise BadInput(f"dimension {wrong[0]} does not exist; this stream has dimensions 0 to {width - 1}")
     units = []
-    for name, layers in layer_windows(options, n_layers):
+    if by_neuron and options.windows != "single" and (dims or sets):
+        raise BadInput(
+            "--stack mlp: a neuron belongs to one block; name it with --plan 11:1229 and --dims none, or sweep those of a "
+            "block with --windows single --layers 11"
+        )
+    for name, layers in layer_windows(options, n_layers) if dims or sets else ():
         for one in (*((dim,) for dim in dims), *sets):
+            if by_neuron:
+                plan = dict.fromkeys(layers, one)
+                units.append(Unit(", ".join(map(str, neurons_of(plan))), name, plan))
+                continue
             where = "" if name == "all layers" else f" in {name}" if name.startswith("layer") else f" {name}"
             units.append(Unit(", ".join(map(str, one)) + where, name, dict.fromkeys(layers, one)))
     for given in options.plans:
@@ -124,9 +146,8 @@ def planned(options: SweepOptions, n_layers: int, width: int, found: Sequence[in
             raise BadInput(
                 f"the plan {dict(given)} does not fit this stream: layers 0 to {n_layers - 1}, dimensions 0 to {width - 1}"
             )
-        units.append(
-            Unit("; ".join(f"{where}: {', '.join(map(str, one))}" for one, where in _grouped(plan)), BY_LAYER, plan)
-        )
+        label = "; ".join(f"{where}: {', '.join(map(str, one))}" for one, where in _grouped(plan))
+        units.append(Unit(", ".join(map(str, neurons_of(plan))) if by_neuron else label, BY_LAYER, plan))
     units = list({unit.key: unit for unit in reversed(units)}.values())[
         ::-1
     ]  # what is the same in two ways is one unit
@@ -187,6 +208,12 @@ def _attempt(runner: Runner, families: list[Family], make: Callable[[], list[Fam
 
 def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> list[Family]:
     families = []
+    if runner.stack.reads:
+        drawn = random_neurons(runner.width, unit.plan, avoid={}, n=n, seed=runner.options.seed)
+        for kind, plans in drawn.items():
+            units = [Unit(f"{kind} {i + 1}", unit.window, plan) for i, plan in enumerate(plans)]
+            families.append(Family(kind, unit, tuple(units)))
+        return families
     for kind, sets in random_families(runner.width, unit.dims, avoid=named, n=n, seed=runner.options.seed).items():
         if len(sets) < n:
             note = f"{len(sets)} {kind} sets of {len(unit.dims)} instead of {n}: there are no more"
@@ -197,8 +224,11 @@ def _random(runner: Runner, unit: Unit, named: set[int], n: int) -> list[Family]
 
 
 def _matched(runner: Runner, strength: np.ndarray, unit: Unit, named: set[int], n: int) -> Family:
-    blocks = runner.stack.blocks
-    sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=runner.options.seed, blocks=blocks)
+    blocks, seed = runner.stack.blocks, runner.options.seed
+    if runner.stack.reads:
+        sets = matched_neurons(strength, unit.plan, avoid={}, n=n, seed=seed)
+    else:
+        sets = matched_sets(strength, unit.plan, avoid=named, n=n, seed=seed, blocks=blocks)
     units = [Unit(f"matched {i + 1}", unit.window, item.plan) for i, item in enumerate(sets)]
     closeness = float(np.median([item.closeness for item in sets]))
     return Family("matched", unit, tuple({one.key: one for one in units}.values()), closeness)

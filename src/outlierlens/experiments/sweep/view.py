@@ -51,8 +51,8 @@ def sections(
 def _title(sweep: Sweep) -> str:
     dims = {e.dims for e in sweep.singles()}
     if not dims:
-        return "Sets of dimensions switched off"
-    what = "Every dimension switched off" if len(dims) == sweep.width else "Single dimensions switched off"
+        return f"Sets of {sweep.kind}s switched off"
+    what = f"Every {sweep.kind} switched off" if len(dims) == sweep.width else f"Single {sweep.kind}s switched off"
     return what + (", by layer" if len(sweep.windows_swept) > 1 else "")
 
 
@@ -109,7 +109,7 @@ def _amount(sweep: Sweep, effect: Effect) -> str:
 def _leader(sweep: Sweep, singles: list[Effect]) -> str:
     first, *rest = sorted(singles, key=lambda e: (-e.change, e.dims))
     n, windows = len({e.dims for e in singles}), len(sweep.windows_swept)
-    among = f"{n:,} dimensions" if n > 1 else "one dimension"
+    among = f"{n:,} {sweep.kind}s" if n > 1 else f"one {sweep.kind}"
     among += f" in each of {windows} layer windows" if windows > 1 else ""
     if first.low <= 0:
         return (
@@ -131,7 +131,7 @@ def _leader(sweep: Sweep, singles: list[Effect]) -> str:
 def _many(sweep: Sweep, singles: list[Effect]) -> str:
     limit = 2 * sweep.tolerance
     above = sum(e.low > limit for e in singles)
-    what = "dimensions" if len(sweep.windows_swept) == 1 else "effects of one dimension in one layer window"
+    what = f"{sweep.kind}s" if len(sweep.windows_swept) == 1 else f"effects of one {sweep.kind} in one layer window"
     lie = "lies" if above == 1 else "lie"
     unit = f"of {sweep.metric}" if sweep.metric else sweep.unit
     text = f"{above:,} of {len(singles):,} {what} {lie} above twice the tolerance ({limit:g} {unit}) "
@@ -147,7 +147,7 @@ def _found(sweep: Sweep, singles: list[Effect]) -> Iterator[str]:
     if not found:
         if sweep.found and singles and len(sweep.windows_swept) == 1:
             yield f"The weights name {listed(sorted(sweep.found))}, which were not switched off alone."
-        elif not sweep.found:
+        elif not sweep.found and sweep.kind == "dimension":
             yield "The weights name no dimension here."
         return
     if len(sweep.windows_swept) > 1:
@@ -178,7 +178,7 @@ def _found(sweep: Sweep, singles: list[Effect]) -> Iterator[str]:
     if any(e.times_random is not None for e in found):
         enough = sorted(e.dims[0] for e in found if e.times_random is not None and e.times_random >= ENOUGH)
         who = "none of them" if not enough else "all of them" if len(enough) == k > 1 else listed(enough)
-        yield f"At least {ENOUGH:g} times the mean change of the other dimensions (Puccetti et al.’s measure): {who}."
+        yield f"At least {ENOUGH:g} times the mean change of the other {sweep.kind}s (Puccetti et al.’s measure): {who}."
 
 
 def _and_more(n: int) -> str:
@@ -237,7 +237,7 @@ def _what(sweep: Sweep) -> Iterator[str]:
     )
     yield (
         f"Switched off by {sweep.mode} in stream {sweep.stack} of {number_of_layers(sweep.n_layers)} × {sweep.width:,} "
-        f"dimensions{f': {shown}' if shown else ''}."
+        f"{sweep.kind}s{f': {shown}' if shown else ''}."
     )
     if sweep.method == "adaptive":
         yield f"Measured until the interval is within ± {sweep.tolerance:g} or ± {percent(sweep.relative)} of the change."

@@ -1,0 +1,103 @@
+"""`plan` beside the exhaustive greedy choice, and how often it names anything where nothing stands out.
+
+    OMP_NUM_THREADS=1 python benchmarks/plan.py greedy mini-planted --data reviews --limit 64 --rows DIR
+    OMP_NUM_THREADS=1 python benchmarks/plan.py nulls --draws 200
+
+`greedy` runs both with the same texts: the plan as the command makes it, and every entry at every step on all texts that
+nominate (`exact`). What is measured is appended to DIR, so a run that was cut off goes on. `nulls` plans tiny models of random
+weights, drawn alike, in which nothing was planted.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+
+def greedy(asked: argparse.Namespace) -> None:
+    """Print evaluations, seconds, what stays and what it costs, of both."""
+    from outlierlens.data.texts import read_texts
+    from outlierlens.experiments.plan.measure import plan
+    from outlierlens.experiments.plan.options import PlanOptions
+    from outlierlens.models.load import load_model
+    from outlierlens.tasks.base import TaskOptions
+
+    loaded, texts = load_model(asked.model), read_texts(asked.data, limit=asked.limit)
+    options = PlanOptions(
+        scheme=asked.scheme, keep=asked.keep, grain=asked.grain, n_candidates=asked.candidates, n_random=0,
+        task=TaskOptions(max_length=asked.max_length),
+    )  # fmt: skip
+    Path(asked.rows).mkdir(parents=True, exist_ok=True)
+    found = []
+    for name, one in (("adaptive", options), ("exhaustive", replace(options, exact=True))):
+        begin = time.perf_counter()
+        made = plan(loaded, texts, one, rows=Path(asked.rows) / f"{name}.jsonl")
+        found.append(made)
+        searching = sum(row.n_texts for row in made.sensitivities)
+        print(
+            f"{name:10} {made.evaluations:7,} evaluations ({searching:,} at the first step), "
+            f"{time.perf_counter() - begin:,.0f} s; "
+            f"{made.rounded.change:+.4f} -> {made.plan.change:+.4f} with {made.plan.share:.3%} kept: "
+            f"{', '.join(f'{step.entry.path} {step.entry.what}' for step in made.steps) or 'nothing'}",
+            flush=True,
+        )
+    ours, exhaustive = found
+    regained = [made.regained.value for made in found]
+    print(
+        f"gives back {regained[0] / regained[1]:.1%} of what the exhaustive choice does, "
+        f"with 1/{exhaustive.evaluations / ours.evaluations:.1f} of its evaluations"
+    )
+
+
+def nulls(asked: argparse.Namespace) -> None:
+    """Print in how many draws a plan names an entry, and in how many it says "keep"."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from outlierlens.data.texts import Texts
+    from outlierlens.experiments.plan.measure import plan
+    from outlierlens.experiments.plan.options import PlanOptions
+    from outlierlens.models.load import from_objects, load_model
+    from outlierlens.tasks.base import TaskOptions
+
+    tokenizer = load_model("mini-planted").tokenizer
+    texts = Texts(
+        "made", tuple(f"film number {i} was {'very ' * (i % 5)}good and then it was bad again" for i in range(64))
+    )
+    named = kept = 0
+    for draw in range(asked.draws):
+        torch.manual_seed(draw)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, initializer_range=0.1,
+        )  # fmt: skip
+        loaded = from_objects(LlamaForCausalLM(config), tokenizer, name=f"null {draw}")
+        options = PlanOptions(keep=0.5, n_candidates=8, n_random=3, seed=draw, task=TaskOptions(max_length=16))
+        found = plan(loaded, texts, options)
+        named += bool(found.steps)
+        kept += found.says == "keep"
+        if (draw + 1) % 20 == 0:
+            print(f"{draw + 1} draws: {named} name an entry, {kept} say keep", flush=True)
+
+
+def main() -> None:
+    """Run what is asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    one = parts.add_parser("greedy")
+    one.add_argument("model")
+    one.add_argument("--data", default="reviews")
+    one.add_argument("--limit", type=int, default=64)
+    one.add_argument("--max-length", type=int, default=64)
+    one.add_argument("--scheme", default="int8-tensor/int8-tensor")
+    one.add_argument("--keep", type=float, default=0.04)
+    one.add_argument("--grain", default="column")
+    one.add_argument("--candidates", type=int, default=12)
+    one.add_argument("--rows", required=True)
+    parts.add_parser("nulls").add_argument("--draws", type=int, default=200)
+    asked = parser.parse_args()
+    {"greedy": greedy, "nulls": nulls}[asked.part](asked)
+
+
+if __name__ == "__main__":
+    main()
