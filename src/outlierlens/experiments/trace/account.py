@@ -1,6 +1,5 @@
 """The exact account of one dimension of a stream: what every part of the model adds to it, block by block.
 
-    for read in accounts(loaded, stack, 507, reading, texts, weigh): ...
     found = account(loaded, stack, 507, reading, batches, weigh)     # weigh(batch) -> weights of tokens [group, batch, token]
     found.values[layer + 1]                                         # [group], the embeddings first
     found.entries                                                   # of every layer they sum to that
@@ -10,16 +9,14 @@ head. A norm on the way is linear once its divisor is known: it multiplies all t
 mean away, and adds its bias. Sums are in float64; the model runs as it is.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from outlierlens.architectures import BoundStack, Param, live_parameters
-from outlierlens.architectures.mlp import linear_paths
-from outlierlens.architectures.rows import kind_of
+from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
@@ -142,7 +139,9 @@ def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
     what = f"{loaded.name}, stream {stack.name!r}"
     bare = [name for name in (*stack.stack.last_linear, *stack.stack.other_writes) if name.endswith("()")]
     if bare:
-        raise BadInput(f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account")
+        raise BadInput(
+            f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
+        )
     if stack.reads:
         raise BadInput(f"{what} is an MLP axis; name a residual stream")
 
@@ -216,7 +215,15 @@ def _one(kind: Kind, name: str, values: "Tensor", parameter: str = "", places: A
     import torch
 
     wide = values.detach().double()
-    return _Term(kind, name, wide[..., None], torch.ones(1, dtype=torch.float64, device=wide.device), torch.ones_like(wide), parameter, places)
+    return _Term(
+        kind,
+        name,
+        wide[..., None],
+        torch.ones(1, dtype=torch.float64, device=wide.device),
+        torch.ones_like(wide),
+        parameter,
+        places,
+    )
 
 
 def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[[Tensor], None]":
@@ -250,7 +257,14 @@ def _moments(module: Any, wide: "Tensor") -> "tuple[Tensor | None, Tensor]":
     import torch
     from torch import nn
 
-    eps = next((float(value) for name in ("eps", "variance_epsilon", "epsilon") if (value := getattr(module, name, None)) is not None), torch.finfo(torch.float32).eps)
+    eps = next(
+        (
+            float(value)
+            for name in ("eps", "variance_epsilon", "epsilon")
+            if (value := getattr(module, name, None)) is not None
+        ),
+        torch.finfo(torch.float32).eps,
+    )
     if isinstance(module, nn.LayerNorm) or getattr(module, "bias", None) is not None:
         mean = wide.mean(-1)
         return mean, (wide.var(-1, correction=0) + eps).sqrt()
