@@ -117,7 +117,7 @@ def _masses(model: Model, batches: Sequence[Batch], carried: Carried, dim: int |
 
 
 @temporary
-def set_to_mean(loaded: LoadedModel, stack: BoundStack, dim: int, means: np.ndarray, where: "Tensor") -> Iterator[None]:
+def set_to_mean(model: Model, dim: int, means: np.ndarray, where: "Tensor") -> Iterator[None]:
     """A dimension at `where` [batch, token] set to `means` [layer + 1, dim] before the first and after every block."""
     import torch
 
