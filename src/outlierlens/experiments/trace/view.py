@@ -16,8 +16,9 @@ BLOCK_HEADS = (
     "largest token",
     "other tokens",
     "share of the norm, largest token",
-    "other tokens",
+    "share, other tokens",
 )
+READER_HEADS = ("block", "head", "attention", "in keys", "in queries", "reads it in", "share lost", "95 %")
 NOTE = "Share of the norm: of the sum of squares that the norm that reads next divides by, what this dimension makes."
 AT_MEAN = "In keys: with the dimension at its mean at the token. In queries: at all other tokens."
 
@@ -50,9 +51,9 @@ def sections(found: Trace, *, verbose: bool = False) -> Iterator[Section]:
             tuple((one.name, Share(one.lost), ShareInterval(one.low, one.high)) for one in found.sinks),
         ))  # fmt: skip
         tables.append(Rows(
-            "Sink heads on its token", ("head", "attention", "in keys", "in queries", "reads it in", "share lost", "95 %"),
+            "Sink heads on its token", READER_HEADS,
             tuple(
-                (f"{one.layer}.{one.head}", one.mass, one.in_keys, one.in_queries, one.reads, Share(one.lost),
+                (one.layer, one.head, one.mass, one.in_keys, one.in_queries, one.reads, Share(one.lost),
                  ShareInterval(one.low, one.high))
                 for one in (found.readers if verbose else found.readers[:SHOWN])
             ), AT_MEAN,
