@@ -45,6 +45,7 @@ def found() -> Trace:
             Part("1", "bias", "layers.1.mlp.down_proj", -1, -80.0, -88.0, -0.1),
         ),
         lifts="0",
+        lift=100.0,
         peak="0",
         falls="1",
         writers=(Writer("0", "neuron", DOWN, 5, 95.0, 0.95),),

@@ -241,6 +241,8 @@ def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[
         on_stream = embeddings or state.stack.stack.norm_site == "stream"
         for term in state.terms[0 if on_stream else state.fresh :]:
             term.scale = term.scale * factor
+            if term.kind == "carried" and weight is not None:
+                term.name, term.parameter, term.places = path, f"{path}.weight", ((state.dim,),)
         if mean is not None:
             state.terms.append(_one("norm mean", path, -mean * factor))
         if (bias := getattr(module, "bias", None)) is not None:

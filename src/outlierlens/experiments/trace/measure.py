@@ -93,8 +93,9 @@ def trace(
     weigh = _groups(batches, text, position)
     at = next(batch for batch in batches if text in batch.texts)
     found = account(loaded, stack, dim, reading, batches, weigh)
-    sums, writers = _writers(found, peak, STANDS_OUT * seen.medians[peak] / seen.n_tokens)
-    weights = tuple(_weights(loaded, dim, reading, at, (at.texts.index(text), position), writers, sums))
+    lifts, falls = _turns(found.values[:, LARGEST], peak)
+    lift, writers = _writers(found, stack, (lifts, peak), STANDS_OUT * seen.medians[peak] / seen.n_tokens)
+    weights = tuple(_weights(loaded, dim, reading, at, (at.texts.index(text), position), writers, lift))
     task = make_task(loaded, texts, options.task)
     layers = tuple(sorted({entry.layer for _, entry in writers}))
     back = Restored(loaded, stack, dim, layers, peak)
@@ -112,7 +113,6 @@ def trace(
             Model(loaded, stack, reading), batches, Carried(dim, places, means), threshold=options.threshold,
             n_random=options.n_random, seed=options.seed, progress=progress,
         )  # fmt: skip
-    lifts, falls = _turns(found.values[:, LARGEST], peak)
     return Trace(
         provenance=loaded.provenance(command=command, seed=options.seed),
         data=texts.source, data_digest=texts.digest, stack=stack.name, dim=dim,
@@ -124,11 +124,11 @@ def trace(
             for layer in (EMBEDDINGS, *range(stack.n_layers))
         ),
         parts=tuple(_parts(found, options.n_neurons)),
-        lifts=layer_name(lifts), peak=layer_name(peak), falls="" if falls is None else layer_name(falls),
+        lifts=layer_name(lifts), lift=lift, peak=layer_name(peak), falls="" if falls is None else layer_name(falls),
         writers=tuple(
-            Writer(layer_name(one.layer), one.kind, one.name, one.index, value, value / sums.total) for value, one in writers
+            Writer(layer_name(one.layer), one.kind, one.name, one.index, value, value / lift) for value, one in writers
         ),
-        explained=sum(value for value, _ in writers) / sums.total if writers else 0.0,
+        explained=sum(value for value, _ in writers) / lift if writers else 0.0,
         weights=weights, passed=sum(one.share for one in weights),
         task=task.name, unit=task.unit, trials=trials,
         threshold=options.threshold, n_heads=n_heads, readers=readers, sinks=sinks, notes=notes,
@@ -209,46 +209,38 @@ def _groups(batches: Sequence[Batch], text: int, position: int) -> Callable[[Bat
     return lambda batch: raw(batch) / counts.clamp(min=1).to(batch.valid.device)[:, None, None]
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """The value at the peak, and what a layer's parts are multiplied with on the way there."""
+def _writers(
+    found: Account, stack: BoundStack, turn: tuple[int, int], least: float
+) -> tuple[float, list[tuple[float, Entry]]]:
+    """The fewest parts that carry the lift of the largest token, [] where no few do or its peak is below `least`.
 
-    total: float
-    after: dict[int, float]
-
-
-def _writers(found: Account, peak: int, least: float) -> tuple[_Sums, list[tuple[float, Entry]]]:
-    """The fewest parts that carry the largest token's value at the peak, [] where no few do or it is below `least`; (value
-    there, part) of each.
-
-    Every part of the layers before is taken through the norms that follow it, whose divisors are those of this token.
+    `turn` is (layer that lifts it, layer of its peak). Where the stream is a sum, the lift is the value at the peak, made by
+    all parts before it. Where blocks end in a norm of it, the lift is what one block changes, from norm to norm; what its
+    norms make of the value that it was given counts as theirs.
     """
+    lifts, peak = turn
     values = found.values[:, LARGEST]
-    after, factor = {}, 1.0
-    for layer in range(peak, EMBEDDINGS - 1, -1):
-        after[layer] = factor
-        for entry in found.entries:
-            if entry.layer == layer and entry.kind == "carried":
-                factor *= float(entry.values[LARGEST]) / float(values[layer]) if values[layer] else 0.0
-    total = float(values[peak + 1])
-    sums = _Sums(total, after)
-    parts = [
-        (float(entry.values[LARGEST]) * after[entry.layer], entry)
-        for entry in found.entries
-        if entry.layer in after and entry.kind != "carried"
-    ]
-    parts.sort(key=lambda one: -one[0] * np.sign(total))
+    post_norm = stack.stack.norm_site == "stream"
+    before = float(values[lifts]) if post_norm and lifts > EMBEDDINGS else 0.0
+    total = float(values[lifts + 1]) - before if post_norm else float(values[peak + 1])
+    parts = []
+    for entry in found.entries:
+        value = float(entry.values[LARGEST]) - before * (entry.kind == "carried")
+        if entry.layer == lifts if post_norm else entry.layer <= peak and entry.kind != "carried":
+            parts.append((value, replace(entry, kind="norm scale") if entry.kind == "carried" else entry))
+    parts.sort(key=lambda one: -abs(one[0]))
     sizes = np.array([value for value, _ in parts])
-    for n in range(1, min(FEW, len(parts)) + 1) if abs(total) >= least else ():
-        rest = sizes[n:]
-        if abs(rest.sum()) <= LEFT * abs(total) and np.sqrt(np.square(rest).sum()) <= ROUGH * abs(total):
-            return sums, parts[:n]
-    return sums, []
+    if abs(values[peak + 1]) >= least:
+        for n in range(1, min(FEW, len(parts)) + 1):
+            rest = sizes[n:]
+            if abs(rest.sum()) <= LEFT * abs(total) and np.sqrt(np.square(rest).sum()) <= ROUGH * abs(total):
+                return total, parts[:n]
+    return total, []
 
 
 def _weights(
     loaded: LoadedModel, dim: int, run: Callable[[Batch], None], batch: Batch, at: tuple[int, int],
-    writers: Sequence[tuple[float, Entry]], sums: _Sums,
+    writers: Sequence[tuple[float, Entry]], lift: float,
 ) -> Iterator[Weight]:  # fmt: skip
     """The single weights that the writers write through; of a head the fewest channels that make 95 % of what it writes."""
     parameters = live_parameters(loaded.model)
@@ -261,13 +253,13 @@ def _weights(
         elif entry.columns is None:
             chosen = [(value, entry.places[0])]
         else:
-            channels = entry.columns[LARGEST] * sums.after[entry.layer]
+            channels = entry.columns[LARGEST]
             order = np.argsort(-channels * np.sign(value))[:CHANNELS]
             n = int(np.argmax(np.cumsum(channels[order]) * np.sign(value) >= (1 - LEFT) * abs(value))) + 1
             chosen = [(float(channels[k]), entry.places[k]) for k in order[:n]]
         for share, place in chosen:
             held = float(parameters[entry.parameter].detach()[place])
-            yield Weight(layer_name(entry.layer), entry.parameter, place, held, share / sums.total)
+            yield Weight(layer_name(entry.layer), entry.parameter, place, held, share / lift)
 
 
 def _row(loaded: LoadedModel, run: Callable[[Batch], None], batch: Batch, at: tuple[int, int], path: str) -> int:

@@ -52,10 +52,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Writer:
-    """One of the few parts that carry the dimension's value at its largest token.
+    """One of the few parts that carry the dimension's lift at its largest token.
 
     Attributes:
-        value: what it adds there, after the norms that follow. share: of the value at the peak.
+        kind: as in `Part`, or "norm scale": what a block's norms make of the value that the block was given.
+        value: what it adds there. share: of the lift.
     """
 
     layer: str
@@ -71,7 +72,7 @@ class Weight:
     """A single weight through which the writers write.
 
     Attributes:
-        parameter: its tensor. place: in it. value: of the weight. share: of the value at the peak that passes through it.
+        parameter: its tensor. place: in it. value: of the weight. share: of the lift that passes through it.
     """
 
     layer: str
@@ -143,7 +144,9 @@ class Trace(Result):
         post_norm: whether blocks end in a norm of the stream. error: largest |sum of parts − value|, as a share of the sizes
             that are summed, over all tokens and blocks.
         lifts, peak, falls: block that adds most, block after which it is largest, block that takes most away ("" for none).
-        writers: the fewest parts that carry the value at the peak, largest first; () where no few do. explained: their share.
+        lift: at the largest token: the value at the peak where the stream is a sum, and what `lifts` changes where blocks end
+            in a norm of it.
+        writers: the fewest parts that carry the lift, largest first; () where no few do. explained: their share.
         weights: the single weights they write through; passed: the share that passes through these.
         readers: heads that are sinks on the dimension's token. sinks: what these lose, beside random dimensions.
     """
@@ -163,6 +166,7 @@ class Trace(Result):
     blocks: tuple[BlockValue, ...]
     parts: tuple[Part, ...]
     lifts: str
+    lift: float
     peak: str
     falls: str
     writers: tuple[Writer, ...]

@@ -29,7 +29,7 @@ def sections(found: Trace, *, verbose: bool = False) -> Iterator[Section]:
     tables = []
     if found.weights:
         tables.append(Rows(
-            "Single weights that carry it", ("weight", "block", "place", "value", "share of the peak"),
+            "Single weights that carry it", ("weight", "block", "place", "value", "share of the lift"),
             tuple((one.parameter, one.layer, one.place, one.value, Share(one.share)) for one in found.weights),
         ))  # fmt: skip
     if found.trials:
@@ -77,12 +77,23 @@ def _sentences(found: Trace) -> Iterator[str]:
         f"position {found.position}, after {_block(found.peak)}. There it is {number(peak.first)} at first tokens and "
         f"{number(peak.others)} at the others on average."
     )
-    yield f"{_block(found.lifts).capitalize()} lifts it most" + (
-        f", and {_block(found.falls)} takes most of it away; it ends at {number(last.largest)}." if found.falls
-        else f"; it ends at {number(last.largest)}."
-    )  # fmt: skip
+    ends = f"it ends at {number(last.largest)}."
+    away = (
+        f"; {_block(found.falls)} take{'s' * found.falls.isdecimal()} most of it away, and {ends}"
+        if found.falls
+        else f"; {ends}"
+    )
+    yield f"{_block(found.lifts).capitalize()} lift{'s' * found.lifts.isdecimal()} it most{away}"
     if found.writers:
-        yield f"{_listed(found.writers)} write{'s' * (len(found.writers) == 1)} {percent(found.explained)} of it there."
+        what = (
+            f"what {_block(found.lifts)} change{'s' * found.lifts.isdecimal()}"
+            if found.post_norm
+            else "its largest value"
+        )
+        yield (
+            f"{_listed(found.writers)} make{'s' * (len(found.writers) == 1)} {percent(found.explained)} of {what} "
+            f"({number(found.lift)})."
+        )
     else:
         yield "No single writer: no few parts of the model carry it."
     zeroed, restored, *others = (*found.trials, None, None)
@@ -102,11 +113,12 @@ def _sentences(found: Trace) -> Iterator[str]:
     if found.sinks:
         own, *others_lost = found.sinks
         reading = [one for one in found.readers if one.reads != "neither"]
+        most = max((abs(one.lost) for one in others_lost), default=0.0)
         yield (
-            f"{len(found.readers)} of {found.n_heads} heads are sinks on its token (attention of {found.threshold:g} or more). "
-            f"With the dimension at its mean there they lose {percent(own.lost)} of it "
-            f"({ShareInterval(own.low, own.high).written()}), with a random one "
-            f"{percent(max((one.lost for one in others_lost), key=abs))} at most; {len(reading)} lose half or more."
+            f"Sinks on its token (attention of {found.threshold:g} or more): {len(found.readers)} of {found.n_heads} heads. "
+            f"With the dimension at its mean there they lose {percent(own.lost)} of that attention "
+            f"({ShareInterval(own.low, own.high).written()}), with a random one at most {percent(most)}. Half or more goes "
+            f"with it in {len(reading)} of these heads."
         )
     elif found.n_heads:
         yield f"No head is a sink on its token (attention of {found.threshold:g} or more)."
