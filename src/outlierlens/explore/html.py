@@ -336,7 +336,7 @@ def life(view: Life) -> str:
     )
     return (
         f"<p>Dimension {view.dim} in the intact model is largest at {token}: {values[np.abs(values).argmax()]:.2f}. The "
-        f"picture shows its value there after each layer, 1 for the largest; the numbers say which parts of a layer add it. What "
-        f"they leave is carried over from the layer before.</p>{picture}<details open><summary>Numbers</summary>"
+        f"picture shows its value there after each layer, 1 for the largest; the numbers say which parts of a layer add it. "
+        f"What they leave is carried over from the layer before.</p>{picture}<details open><summary>Numbers</summary>"
         f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{rows}</table></div></details>'
     )
