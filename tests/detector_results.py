@@ -61,11 +61,12 @@ def detectors() -> Detectors:
     numbers = np.array([0.1, 0.5, 0.6])
     values = tuple(
         LayerValues(condition, LAYERS, numbers, 1 + size * numbers, 3 + size * numbers, 4 + size * numbers, numbers,
-                    np.array([np.nan, 3.0, 40.0]), np.array([np.nan, 4.0, 90.0]))
+                    np.array([np.nan, 3.0, 40.0]), np.array([np.nan, 4.0, 90.0]), numbers)
         for condition, size in ((MODEL, 10.0), (RANDOM, 0.1), (ROTATED, 0.1))
     )  # fmt: skip
     return Detectors(
         provenance=Provenance("m", "f", command="outlierlens detectors m --data d.txt", seed=0), data="d.txt", data_digest="0",
         n_texts=20, n_tokens=300, n_special=40, max_length=128, special=True, sentence="last", stack="model", hidden_size=4,
-        layers=LAYERS, definitions=table, found=found, values=values, super_weights=super_weights(), notes=("a note",),
+        layers=LAYERS, definitions=table, found=found, values=values,
+        kinds={2: "attention sink", 1: "residual sink"}, super_weights=super_weights(), notes=("a note",),
     )  # fmt: skip

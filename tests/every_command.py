@@ -68,6 +68,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "repair": ("decoder", "--fit", "fp8", *FEW[:6], "-o", "repaired", *QUIET[:2], "--no-progress"),
     "range": (M, *FEW[:6], "--chart", "range.html", *QUIET),
     "mask": (M, *FEW[:6], "--for", "steering", "--to", "steering.py", "--chart", "mask.html", *QUIET),
+    "trace": (M, *FEW[:6], "--dim", "8", "--random", "1", "--chart", "life.html", *QUIET),
     "frozen": (M, *LABELLED, "--limit", "8", "--epochs", "1", "--fixes", "raw", "--clip", "none", *QUIET[2:]),
     "export-embedder": (M, "--fix", "centre", "-o", "embedder", "--max-length", "16", "--no-progress"),
     "layer-story": ("swept/sweep.json", "--frequency", "frequency.json", "--chart", "story.html"),

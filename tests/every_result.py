@@ -31,6 +31,7 @@ import runs
 import similar_results
 import synthetic_report
 import synthetic_tasks
+import trace_results
 import treated_results
 from outlierlens.detection.observe.result import ActivationOutlier, Observation
 from outlierlens.detection.scan.result import Scans
@@ -76,6 +77,7 @@ def made_in(folder: Path) -> dict[str, Any]:
     made["Quantized"] = quantized_results.quantized()
     made["Ranges"] = range_results.found()
     made["Mask"] = mask_results.found()
+    made["Trace"] = trace_results.found()
     made["PrecisionPlan"] = plan_results.found()
     made["BeyondZero"] = treated_results.beyond_zero()
     return made | _papers(data.provenance, made)

@@ -39,6 +39,7 @@ def explored() -> Any:
         Guess,
         Guesses,
         GuessList,
+        Life,
         Loss,
         LossRow,
         Off,
@@ -62,4 +63,5 @@ def explored() -> Any:
         vectors=Vectors("1", ("a", "c"), "a", np.eye(3, 4), (2,), np.arange(6.0).reshape(3, 2, 1), np.ones((3, 2))),
         attention=AttentionMaps(1, 0, 2, ("a", "c"), (True, False), np.full((3, 2, 2), 0.5)),
         anisotropy=Anisotropy(("embeddings", "0", "1"), np.full((3, 3), 0.25), np.zeros((3, 3)), 2),
+        life=Life(2, ("embeddings", "0", "1"), ("a", "c"), np.arange(6.0).reshape(3, 2), 1, np.full((3, 6), 0.5)),
     )

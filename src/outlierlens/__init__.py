@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from outlierlens.experiments.survival.measure import survival
     from outlierlens.experiments.sweep.measure import sweep
     from outlierlens.experiments.sweep.options import SweepOptions
+    from outlierlens.experiments.trace.measure import trace
+    from outlierlens.experiments.trace.options import TraceOptions
     from outlierlens.experiments.track.measure import TrackOptions, track
     from outlierlens.models.load import from_objects, load_model
     from outlierlens.replicate.luo.measure import replicate_luo
@@ -102,6 +104,7 @@ _HOME = {
     "PlanOptions": "experiments.plan.options",
     "RangeOptions": "experiments.range.options",
     "MaskOptions": "experiments.mask.options",
+    "TraceOptions": "experiments.trace.options",
     "activation_mask": "experiments.mask.apply",
     "same_position_guard": "experiments.pruning.torch_guard",
     "load": "results.document",

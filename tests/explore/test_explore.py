@@ -145,6 +145,15 @@ def test_outliers_break_the_text_and_random_dimensions_do_not(planted: Explorer)
     assert (found.anisotropy.share[0, 1:] > 0.01).all()
 
 
+def test_the_life_of_the_first_dimension_adds_up(planted: Explorer) -> None:
+    seen = planted.look(SHORT, ("life",)).life
+    assert seen.dim == SHORT.dims[0]
+    values = seen.values[:, seen.at]
+    assert np.abs(seen.values).max() == np.abs(values).max()
+    # The embeddings carry nothing over: their parts are the whole value.
+    assert seen.added[0].sum() == pytest.approx(values[0], abs=1e-5)
+
+
 def test_losses_by_token_are_those_by_text(planted: Explorer, causal: Explorer) -> None:
     from outlierlens.tasks.base import TaskOptions
     from outlierlens.tasks.choice import make_task
@@ -223,6 +232,8 @@ def outcome(found: Explored, view: str) -> dict[str, Any]:
         seen = found.anisotropy
         pairs = zip(labels, seen.cosine, seen.share, strict=True)
         return {label: dict(zip(seen.layers, zip(*both, strict=True), strict=True)) for label, *both in pairs}
+    if view == "life":
+        return {"intact": found.life.values}
     values = found.vectors.values if view == "vectors" else found.attention.weights
     return dict(zip(labels, values, strict=True))
 
@@ -238,7 +249,7 @@ def same(one: Any, other: Any) -> bool:
 MODES = ("weights", "norms", "zero", "mean", "scale", "resample", "writes")
 
 
-@pytest.mark.parametrize(("view", "mode"), list(zip((*VIEWS, "loss"), MODES, strict=True)))
+@pytest.mark.parametrize(("view", "mode"), list(zip(VIEWS, MODES, strict=True)))
 def test_the_python_of_a_view_gives_its_numbers(planted: Explorer, view: str, mode: str) -> None:
     state = replace(
         SHORT, dims=(8, 120), first=1, last=2, mode=mode, factor=0.25, blank=1, vector_layer="embeddings", head=1
@@ -275,7 +286,7 @@ def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any) -> No
         # Arrays are written with seven digits.
         flat = (
             [(np.asarray(ours[key]), np.asarray(theirs[key])) for key in ours]
-            if view in ("vectors", "attention")
+            if view in ("vectors", "attention", "life")
             else []
         )
         assert same(ours, theirs) or flat or view == "anisotropy"

@@ -420,7 +420,7 @@ def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: 
         servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)), width=width, height=height
     )
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
-    for view in ("passage", "loss", "guesses", "vectors", "attention", "anisotropy"):
+    for view in ("passage", "loss", "guesses", "vectors", "attention", "anisotropy", "life"):
         assert one.page.locator(f"#ol-{view} h2").count() == 1
         assert one.page.locator(f"#ol-{view} details.ol-copy").count() == 2
     assert one.page.locator("#ol-vectors svg").count() == one.page.locator("#ol-attention svg").count() == 3

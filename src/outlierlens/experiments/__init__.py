@@ -326,6 +326,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Mask", picture="masks",
     ),
     Experiment(
+        "trace", "explain",
+        "Follow one dimension through the model: which parts write it, which heads read it, what ends it.",
+        home="experiments.trace", python="trace", options="TraceOptions",
+        takes=("subject", "reading", "options", "output", "loading"),
+        shared={"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
+        result="Trace", picture="life",
+    ),
+    Experiment(
         "count", "explain",
         "Count how often every token id occurs in a corpus, on all cores; a stopped count goes on with the same command.",
         home="experiments.count", python="count_tokens", odd=True, options="CountCall", takes=("reading", "options",

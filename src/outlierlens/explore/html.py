@@ -11,11 +11,13 @@ from outlierlens.ablation.damage import SIGNS, Filled
 from outlierlens.explore import drawing, snippets
 from outlierlens.explore.drawing import escaped
 from outlierlens.explore.result import (
+    KINDS,
     VIEWS,
     Anisotropy,
     AttentionMaps,
     Explored,
     Guesses,
+    Life,
     Listed,
     Loss,
     LossRow,
@@ -37,6 +39,7 @@ TITLES = {
     "vectors": "Token vectors",
     "attention": "Attention",
     "anisotropy": "Anisotropy of this text's tokens",
+    "life": "Life of one dimension",
 }
 COLUMNS = 24  # dimensions in the table of every token
 
@@ -51,6 +54,7 @@ def drawn(explorer: "Explorer", found: Explored) -> dict[str, str]:
         "vectors": lambda: vectors(found.vectors or Vectors(), found),
         "attention": lambda: attention(found.attention or AttentionMaps(), found),
         "anisotropy": lambda: anisotropy(found.anisotropy or Anisotropy(), found),
+        "life": lambda: life(found.life or Life()),
     }
     return {view: _section(view, bodies[view](), copies(explorer, found, view)) for view in views}
 
@@ -311,4 +315,28 @@ def anisotropy(view: Anisotropy, found: Explored) -> str:
         f"<p>Mean cosine of all pairs of {view.n_tokens} tokens without special ones: 0 means that they point everywhere, 1 "
         f'all one way. {legend}</p>{picture}<details open><summary>Numbers</summary><div class="ol-scroll" tabindex="0">'
         f'<table><thead><tr><th scope="col">layer</th>{heads}</tr></thead>{rows}</table></div></details>'
+    )
+
+
+def life(view: Life) -> str:
+    """The dimension's value by layer at its largest token, and what each kind of part adds there."""
+    if view.missing:
+        return _missing(view.missing)
+    values = view.values[:, view.at]
+    token = escaped(view.tokens[view.at])
+    size = float(np.abs(values).max()) or 1.0
+    about = f"dimension {view.dim} at {view.tokens[view.at]}, as a share of its largest value, by layer"
+    picture = drawing.lines(view.layers, {"intact": values / size * np.sign(values[np.abs(values).argmax()])}, about)
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "value", *KINDS))
+    rows = "".join(
+        f'<tr><th scope="row">{layer}</th>'
+        + "".join(f"<td>{number:.3f}</td>" for number in (values[place], *view.added[place]))
+        + "</tr>"
+        for place, layer in enumerate(view.layers)
+    )
+    return (
+        f"<p>Dimension {view.dim} in the intact model is largest at {token}: {values[np.abs(values).argmax()]:.2f}. The "
+        f"picture shows its value there after each layer, 1 for the largest; the numbers say which parts of a layer add it. "
+        f"What they leave is carried over from the layer before.</p>{picture}<details open><summary>Numbers</summary>"
+        f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{rows}</table></div></details>'
     )

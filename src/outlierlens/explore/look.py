@@ -29,6 +29,7 @@ from outlierlens.detection.scan.result import Scan, StackScan
 from outlierlens.errors import BadInput
 from outlierlens.explore import inside, language, snippets
 from outlierlens.explore.language import LENGTH, Comparison
+from outlierlens.explore.life import life
 from outlierlens.explore.result import VIEWS, Explored, Listed, Off, State
 from outlierlens.explore.snippets import MEAN_TEXTS
 from outlierlens.models.forward import text_stacks
@@ -253,6 +254,7 @@ def _measure(view: str, state: State, comparison: Comparison) -> Any:
         "vectors": lambda: inside.vectors(comparison, at, state.vector_token),
         "attention": lambda: inside.attention(comparison, state.attention_layer or 0, state.head),
         "anisotropy": lambda: inside.anisotropy(comparison),
+        "life": lambda: life(comparison),
     }
     return measures[view]()
 

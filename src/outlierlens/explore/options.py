@@ -55,7 +55,7 @@ class ExploreOptions:
     space: Path | None = None
     """Write a folder to push as a hub Space, and start nothing."""
     views: Annotated[tuple[str, ...] | None, Flag("--show", read="explore.options:views")] = None
-    """Print views and start no page: passage, loss, guesses, vectors, attention, anisotropy, all."""
+    """Print views and start no page: passage, loss, guesses, vectors, attention, anisotropy, life, all."""
     text: str | None = None
     """Text to look at. Default: a shipped one."""
     dims: Annotated[tuple[int, ...] | Find, Flag(read="explore.options:shown_dims", words=FIND)] = FIND

@@ -132,6 +132,7 @@ class _Page:
             self.controls["head"] = gr.Number(0, label="Head", precision=0, minimum=0)
         self.pieces["attention"] = self._piece("attention")
         self.pieces["anisotropy"] = self._piece("anisotropy")
+        self.pieces["life"] = self._piece("life")
         self._wire(blocks)
 
     def _piece(self, name: str) -> Any:

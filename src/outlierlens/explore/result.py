@@ -21,7 +21,8 @@ from outlierlens.options import check, options_of
 from outlierlens.results.document import Provenance, Result
 
 LABELS = ("intact", "random", "chosen")
-VIEWS = ("passage", "loss", "guesses", "vectors", "attention", "anisotropy")
+VIEWS = ("passage", "loss", "guesses", "vectors", "attention", "anisotropy", "life")
+KINDS = ("embedding", "head", "neuron", "bias", "norm bias", "norm mean")  # parts of an account, without what was there
 _LONGEST = 10  # digits of a number in a link
 
 
@@ -287,6 +288,24 @@ class Anisotropy:
 
 
 @dataclass(frozen=True)
+class Life:
+    """One dimension in the intact model: its value by layer and token, and what each layer's parts add at one token.
+
+    Attributes:
+        layers: "embeddings", "0", …. values: [layer, token]. at: the token where it is largest.
+        added: [layer, kind] at that token, the kinds of `KINDS`.
+    """
+
+    dim: int = 0
+    layers: Annotated[tuple[str, ...], "layer"] = ()
+    tokens: Annotated[tuple[str, ...], "token"] = ()
+    values: Annotated[np.ndarray, "layer token, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
+    at: int = 0
+    added: Annotated[np.ndarray, "layer 6, or empty"] = field(default_factory=lambda: np.zeros((0, 6)))
+    missing: str = ""
+
+
+@dataclass(frozen=True)
 class Explored(Result):
     """One state of the live page, measured; views that were not asked for are None.
 
@@ -307,6 +326,7 @@ class Explored(Result):
     vectors: Vectors | None = None
     attention: AttentionMaps | None = None
     anisotropy: Anisotropy | None = None
+    life: Life | None = None
 
     def records(self) -> list[dict[str, Any]]:
         """One row per condition: what is off where and, where it was asked for, the loss."""

@@ -38,6 +38,10 @@ _IMPORTS = {
         "from outlierlens.vectors.cosines import contributions, mean_cosine, unit\n"
         "from outlierlens.models.hooks import layer_name, tapped\nfrom outlierlens.models.passes import TextReading"
     ),
+    "life": (
+        "import torch\nfrom outlierlens.experiments.trace.account import account\n"
+        "from outlierlens.models.passes import TextReading"
+    ),
 }
 _READ = f"reading = TextReading(loaded, {LENGTH})\n(batch,) = reading.batches([text], batch_size=1)\n"
 _ONCE = {
@@ -52,6 +56,7 @@ _ONCE = {
     "vectors": _READ,
     "attention": _READ,
     "anisotropy": _READ + "special = reading.sides(batch)[stack.name][1][0].cpu().numpy()\n",
+    "life": _READ + "each = lambda batch: torch.eye(batch.valid.shape[1])[:, None]  # a group for every token\n",
 }
 _UNDER = {
     "passage": """\
@@ -104,6 +109,10 @@ _UNDER = {
         reading(batch)
     result[label] = by_layer  # mean cosine of all pairs of tokens, and what the chosen dimensions add to it
 """,
+    "life": """\
+    if label == "intact":
+        result[label] = account(loaded, stack, {dim}, reading, [batch], each).values  # [layer + 1, token]
+""",
 }
 
 
@@ -129,6 +138,7 @@ def python(explorer: "Explorer", found: Explored, view: str) -> str:
         "attention_layer": state.attention_layer,
         "head": found.attention.head if found.attention else state.head,
         "chosen": list(state.dims),
+        "dim": found.life.dim if found.life else 0,
     }
     return (
         f"{_IMPORTS[view]}\nfrom outlierlens.models.load import LoadOptions, load_model\n{imports}"

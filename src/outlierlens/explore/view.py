@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from outlierlens.explore.result import Anisotropy, AttentionMaps, Explored, Guesses, Loss, Vectors, spans
+from outlierlens.explore.result import KINDS, Anisotropy, AttentionMaps, Explored, Guesses, Life, Loss, Vectors, spans
 from outlierlens.view.section import Change, Interval, Rows, Section
 
 
@@ -22,7 +22,15 @@ def _sentences(found: Explored) -> Iterator[str]:
             yield f"{said.label:>7}: {said.prompt} → {said.text}"
     if found.guesses and not found.guesses.missing:
         yield from _guesses(found.guesses)
-    for view in (found.passage, found.loss, found.guesses, found.vectors, found.attention, found.anisotropy):
+    for view in (
+        found.passage,
+        found.loss,
+        found.guesses,
+        found.vectors,
+        found.attention,
+        found.anisotropy,
+        found.life,
+    ):
         if view is not None and view.missing:
             yield f"note: {view.missing}"
 
@@ -44,6 +52,8 @@ def _tables(found: Explored) -> Iterator[Rows]:
         yield _attention(found.attention, labels)
     if found.anisotropy and not found.anisotropy.missing:
         yield _anisotropy(found.anisotropy, labels)
+    if found.life and not found.life.missing:
+        yield _life(found.life)
 
 
 def _loss(loss: Loss) -> Rows:
@@ -77,3 +87,12 @@ def _anisotropy(cosines: Anisotropy, labels: list[str]) -> Rows:
     rows = ((label, *map(float, values)) for label, values in zip(labels, cosines.cosine, strict=True))
     note = f"Of all pairs of {cosines.n_tokens} tokens, by layer."
     return Rows("Mean cosine", ("condition", *cosines.layers), tuple(rows), note)
+
+
+def _life(seen: Life) -> Rows:
+    rows = tuple(
+        (layer, float(seen.values[place, seen.at]), *map(float, seen.added[place]))
+        for place, layer in enumerate(seen.layers)
+    )
+    note = f"Intact, at {seen.tokens[seen.at]!r}, where it is largest; the rest of each value is carried over."
+    return Rows(f"The life of dimension {seen.dim}", ("layer", "value", *KINDS), rows, note)

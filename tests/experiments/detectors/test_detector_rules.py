@@ -218,7 +218,9 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "timkey 2 1, 2 0–1 1 0" in lines
     assert "timkey 0.5 0.33 1" in lines
     assert lines.count("Agreement (Jaccard), layer 0") == 1
-    assert "2 3 kovaleva, massive, timkey" in lines
+    assert "2 3 kovaleva, massive, timkey attention sink" in lines
+    assert "Attention sinks: dimension 2." in lines
+    assert "Residual sinks: dimension 1." in lines
     assert "zeroed 6 +3 +2.5 to +3.4" in lines
     assert "Putting back 16 super activations undoes 50 % of the damage." in lines
     assert "1 2 7 9.5 1 90 800 'the' 1 98 % 4" in lines

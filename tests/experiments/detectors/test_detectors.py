@@ -16,6 +16,8 @@ from scipy import stats
 from architectures import FAMILIES, Family, build
 from outlierlens.data.texts import Texts
 from outlierlens.detection.histogram import QUANTILE_ERROR
+from outlierlens.detection.observe.measure import ObserveOptions, observe
+from outlierlens.detection.observe.result import RESIDUAL_SINK
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.collection import Collected, collect
 from outlierlens.experiments.detectors.from_weights import randomly_initialised, rotation, shuffled
@@ -99,6 +101,14 @@ def test_a_planted_dimension_is_found_by_its_definition(name: str, found: Detect
         assert one.dims == (DIM,)
         assert {layer for layer, dims in (one.layers or {}).items() if DIM in dims} == set("01234")
         assert all(dims[0] == DIM for dims in (one.layers or {}).values() if DIM in dims)
+
+
+def test_kinds_of_sinks_and_gamma_are_those_of_observe(words: Callable[..., Any], found: Detectors) -> None:
+    (stack,) = observe(planted(words()), some_texts(24), ObserveOptions(max_length=16)).stacks
+    assert found.kinds == {dim: kind for dim in range(16) if (kind := stack.kind_of(dim)) is not None}
+    assert found.kinds[DIM] == RESIDUAL_SINK
+    # Later blocks hold the same state at every token, so that their spread is rounding.
+    np.testing.assert_allclose(found.values_of().gamma[:3], stack.gamma()[:3], rtol=1e-6)
 
 
 def test_the_planted_weight_is_found_and_what_it_writes(found: Detectors) -> None:

@@ -148,14 +148,8 @@ class StackObservation:
         if dim not in self.dims:
             return None
         statistics, column = self.view(name), self.dims.index(dim)
-        row = int(np.argmax(statistics.abs_max[:, column]))
-        limit = LARGE * float(statistics.median_abs[row])
-        if not statistics.quantiles.size or not float(statistics.abs_max[row, column]) > limit:
-            return None
-        ends = statistics.quantiles[row, column, [QUANTILES.index(0.05), QUANTILES.index(0.95)]]
-        if not np.isfinite(ends).all():
-            return None
-        return RESIDUAL_SINK if float(np.abs(ends).max()) > limit else ATTENTION_SINK
+        quantiles = statistics.quantiles[:, column] if statistics.quantiles.size else np.empty((0, 0))
+        return sink_kind(statistics.abs_max[:, column], quantiles, statistics.median_abs)
 
     def columns(self, name: str) -> dict[str, np.ndarray]:
         """Every statistic of a view as flat columns [layer * dimension], with the stack, view, layer and dimension.
@@ -271,3 +265,16 @@ class Observation(Result):
         with replacing(Path(path)) as file:
             need("pyarrow.parquet", "models", "writing parquet").write_table(pyarrow.table(self.columns()), file)
         return Path(path)
+
+
+def sink_kind(abs_max: np.ndarray, quantiles: np.ndarray, median_abs: np.ndarray) -> str | None:
+    """What `StackObservation.kind_of` says of one dimension: its max |h| [layer] and quantiles [layer, `QUANTILES`], none
+    of which may be there, and the median |h| of all dimensions [layer]."""
+    row = int(np.argmax(abs_max))
+    limit = LARGE * float(median_abs[row])
+    if not quantiles.size or not float(abs_max[row]) > limit:
+        return None
+    ends = quantiles[row, [QUANTILES.index(0.05), QUANTILES.index(0.95)]]
+    if not np.isfinite(ends).all():
+        return None
+    return RESIDUAL_SINK if float(np.abs(ends).max()) > limit else ATTENTION_SINK

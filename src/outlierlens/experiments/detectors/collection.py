@@ -18,6 +18,7 @@ from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.activation_rules import ActivationMeasures
 from outlierlens.detection.observe.measure import ObserveOptions, Observer, Stream, every_statistic, rule_inputs
+from outlierlens.detection.observe.result import sink_kind
 from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
 from outlierlens.errors import BadInput
 from outlierlens.experiments.detectors.linears import last_linears
@@ -43,6 +44,7 @@ class Collected:
         measured: for `activation_rules`, over the layers without the final norm.
         medians: of |h| [layer, dim], NaN where memory did not reach; high: the quantile of all |h| [layer].
         written: parts of the kurtosis of what the last linear writes [layer, dim], NaN where there is no such tap.
+        kinds: of dimensions that are an attention sink or a residual sink, which of the two.
         values: further numbers [layer], by their name in `LayerValues`.
         n_tokens, n_special: that were read, padding not counted.
     """
@@ -57,6 +59,7 @@ class Collected:
     energy: np.ndarray
     fourth: np.ndarray
     written: np.ndarray
+    kinds: dict[int, str]
     values: dict[str, np.ndarray]
     n_tokens: int
     n_special: int
@@ -230,7 +233,9 @@ class _Side:
             energy=np.stack([one.energy.cpu().numpy() for one in sums]),
             fourth=fourth,
             written=written,
+            kinds={dim: kind for dim in range(width) if (kind := _kind(every, dim)) is not None},
             values={
+                "gamma": np.array([_gamma(stats[layer], view) for layer in expected]),
                 "mean_cosine": contributions.sum(1),
                 "bondarenko_out": fourth.sum(1),
                 "bondarenko_out_max": np.array([one.kurtosis.largest for one in sums]),
@@ -241,6 +246,17 @@ class _Side:
             n_tokens=counts[0],
             n_special=counts[1],
         )
+
+
+def _kind(every: dict[str, np.ndarray], dim: int) -> str | None:
+    return sink_kind(every["abs_max"][:, dim], every["quantiles"][:, dim], every["median_abs"])
+
+
+def _gamma(stats: LayerStats, view: str) -> float:
+    """‖mean‖ / ‖standard deviation‖ of one layer's states."""
+    group, _ = stats.view(view)
+    spread = float(group.moments.std().norm())
+    return float(group.moments.mean.norm()) / spread if spread else float("nan")
 
 
 def _quantiles(stats: LayerStats, view: str, width: int, share: float) -> tuple[np.ndarray, float]:

@@ -109,6 +109,7 @@ def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None 
         definitions=definitions(settings, stack),
         found=tuple(sorted(found, key=lambda one: NAMES.index(one.definition))),
         values=tuple(values),
+        kinds=own.kinds,
         super_weights=searched if isinstance(searched, SuperWeights) else None,
         notes=(*loaded.notes, *notes, *_notes(own, stack, options)),
     )

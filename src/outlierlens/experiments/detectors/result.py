@@ -13,7 +13,7 @@ found.trial("zeroed").change                # of the task, with its interval ove
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -190,6 +190,7 @@ class LayerValues:
         bondarenko_out, bondarenko_out_max: kurtosis over all tokens × dimensions of a sequence of what the block puts out,
             mean and largest over sequences (Bondarenko et al. 2023). inf_norm: mean over sequences of its largest |h|.
         bondarenko_ffn, bondarenko_ffn_max: the same kurtosis of what the MLP's last linear writes.
+        gamma: ‖mean‖ / ‖standard deviation‖ of the states.
     """
 
     condition: str
@@ -201,6 +202,7 @@ class LayerValues:
     inf_norm: Annotated[np.ndarray, "layer"]
     bondarenko_ffn: Annotated[np.ndarray, "layer"]
     bondarenko_ffn_max: Annotated[np.ndarray, "layer"]
+    gamma: Annotated[np.ndarray, "layer"]
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,7 @@ class Detectors(Result):
         special: whether special tokens were counted. sentence: which token (or mean) stands for a text (rudman).
         definitions: in the order of the tables. found: of every definition and condition. values: of every condition
             that runs on texts.
+        kinds: of dimensions that few tokens carry ("attention sink") or most ("residual sink"), see `observe`.
         super_weights: the search behind "super-weight", with its tests where they were asked for.
     """
 
@@ -230,6 +233,7 @@ class Detectors(Result):
     definitions: tuple[Definition, ...]
     found: tuple[Found, ...]
     values: tuple[LayerValues, ...]
+    kinds: dict[int, str] = field(default_factory=dict)
     super_weights: SuperWeights | None = None
     notes: tuple[str, ...] = ()
 

@@ -6,16 +6,19 @@ The first sentence is the verdict: which dimension most definitions agree on, or
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
+from outlierlens.detection.observe.result import ATTENTION_SINK, RESIDUAL_SINK
 from outlierlens.experiments.detectors.charts import detectors, reading, super_weights, weights_reading
-from outlierlens.experiments.detectors.result import MODEL, Detectors, Found, LayerValues, SuperWeights, Trial
+from outlierlens.experiments.detectors.result import FINAL, MODEL, Detectors, Found, LayerValues, SuperWeights, Trial
 from outlierlens.view.section import Cell, Change, Interval, Rows, Section, Share, percent
-from outlierlens.view.words import few, these
+from outlierlens.view.words import few, number, these
 
 AGREED = 0.5  # of the definitions that find anything
 SHOWN = 8  # dimensions in a cell, and of those that several definitions find
 VALUES = (
     *("layer", "mean cosine", "He", "Bondarenko out", "its largest", "inf norm"),
-    *("Bondarenko ffn", "its largest"),
+    *("Bondarenko ffn", "its largest", "γ"),
 )
 WEIGHTS = ("layer", "row", "column", "weight", "rank", "input", "output", "token", "position", "share", "left")
 
@@ -61,6 +64,16 @@ def _sentences(found: Detectors) -> Iterator[str]:
         f"{found.hidden_size:,} dimensions, stream {found.stack}."
     )
     yield reading(found)
+    for kind in (ATTENTION_SINK, RESIDUAL_SINK):
+        if dims := tuple(dim for dim in found.votes() if found.kinds.get(dim) == kind):
+            yield f"{kind.capitalize()}s: {these(dims)}."
+    gamma = found.values_of().gamma[: len(found.values_of().layers) - (FINAL in found.layers)]
+    if np.isfinite(gamma).any():
+        top = int(np.nanargmax(gamma))
+        yield (
+            f"γ, the length of the mean state over that of the standard deviations, is largest in layer {found.layers[top]}: "
+            f"{number(float(gamma[top]))}."
+        )
     searched = found.super_weights
     if searched is None:
         return
@@ -122,10 +135,10 @@ def _agreement(found: Detectors, layer: str | None = None) -> Rows:
 
 def _several(found: Detectors) -> Iterator[Rows]:
     by_dim = [(dim, by) for dim, by in found.votes().items() if len(by) > 1]
-    rows = tuple((dim, len(by), ", ".join(by)) for dim, by in by_dim[:SHOWN])
+    rows = tuple((dim, len(by), ", ".join(by), found.kinds.get(dim)) for dim, by in by_dim[:SHOWN])
     left = f"And {len(by_dim) - SHOWN} more." if len(by_dim) > SHOWN else ""
     if rows:
-        yield Rows("Found by several definitions", ("dimension", "definitions", "which"), rows, left)
+        yield Rows("Found by several definitions", ("dimension", "definitions", "which", "kind"), rows, left)
 
 
 def _rules(found: Detectors) -> Rows:
@@ -145,7 +158,7 @@ def _sources(found: Detectors) -> Rows:
 def _values(values: LayerValues) -> Rows:
     columns = (
         *(values.mean_cosine, values.he_kurtosis, values.bondarenko_out, values.bondarenko_out_max),
-        *(values.inf_norm, values.bondarenko_ffn, values.bondarenko_ffn_max),
+        *(values.inf_norm, values.bondarenko_ffn, values.bondarenko_ffn_max, values.gamma),
     )
     rows = tuple((layer, *(float(one[place]) for one in columns)) for place, layer in enumerate(values.layers))
     return Rows(f"Numbers of layers: {values.condition}", VALUES, rows)

@@ -1,0 +1,376 @@
+"""The exact account of one dimension of a stream: what every part of the model adds to it, block by block.
+
+    found = account(loaded, stack, 507, reading, batches, weigh)     # weigh(batch) -> weights of tokens [group, batch, token]
+    found.values[layer + 1]                                         # [group], the embeddings first
+    found.entries                                                   # of every layer they sum to that
+
+A linear that writes to the stream adds read[k] · W[dim, k] for each of its inputs k: a neuron of an MLP, or a channel of a
+head. A norm on the way is linear once its divisor is known: it multiplies all that it is given by weight[dim] / σ, takes its
+mean away, and adds its bias. Sums are in float64; the model runs as it is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.data.texts import Batch
+from outlierlens.errors import BadInput
+from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
+from outlierlens.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Kind = Literal["carried", "embedding", "head", "neuron", "bias", "norm bias", "norm mean"]
+TOLERANCE = 1e-5  # of the size of what is summed
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")  # how attention modules call their number of heads
+Weigh = Callable[[Batch], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one part of a model adds to the dimension, in one layer.
+
+    Attributes:
+        layer: the block, or `EMBEDDINGS`. kind: see `Kind`. name: module of the part. index: its head or neuron, or -1.
+        values: what it adds [group]. columns: of a head, what each of its channels adds [group, channel].
+        parameter: where its weights lie. places: of each weight, its place in the parameter.
+    """
+
+    layer: int
+    kind: Kind
+    name: str
+    index: int
+    values: np.ndarray
+    columns: np.ndarray | None = None
+    parameter: str = ""
+    places: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Account:
+    """All that is added to one dimension, over groups of tokens.
+
+    Attributes:
+        values: of the dimension after the embeddings and after each block [layer + 1, group].
+        entries: of each layer they sum to its value.
+        error: the largest |sum − value| of a token, as a share of the sizes that are summed.
+        shares: of the norm that reads next, the share of its sum of squares that the dimension has [layer + 1, group].
+    """
+
+    values: np.ndarray
+    entries: tuple[Entry, ...]
+    error: float
+    shares: np.ndarray
+
+
+@dataclass
+class _Term:
+    """One part's share of a state that is being added up: `amount` [batch, token, input], `scale` [batch, token]."""
+
+    kind: Kind
+    name: str
+    amount: "Tensor"
+    row: "Tensor"
+    scale: "Tensor"
+    parameter: str = ""
+    places: tuple[tuple[int, ...], ...] = ()
+    heads: int = 0
+
+
+@dataclass
+class _Sums:
+    """Of one part of one layer, over batches."""
+
+    term: _Term
+    values: np.ndarray  # [group, input]
+
+
+@dataclass
+class _Running:
+    """The terms of the state that the running pass adds up, and sums over all passes."""
+
+    loaded: LoadedModel
+    stack: BoundStack
+    dim: int
+    terms: list[_Term] = field(default_factory=list)
+    fresh: int = 0  # terms before it stand behind a norm already, where norms stand on writes
+    sums: dict[tuple[int, Kind, str], _Sums] = field(default_factory=dict)
+    values: dict[int, np.ndarray] = field(default_factory=dict)
+    shares: dict[int, np.ndarray] = field(default_factory=dict)
+    error: float = 0.0
+    shape: tuple[int, int] = (0, 0)
+    last: "Tensor | None" = None
+
+
+def account(
+    loaded: LoadedModel,
+    stack: BoundStack,
+    dim: int,
+    run: Callable[[Batch], None],
+    batches: Iterable[Batch],
+    weigh: Weigh,
+) -> Account:
+    """The account of `dim` over weighted sums of tokens, which `weigh` gives [group, batch, token].
+
+    Raises:
+        BadInput: the row names no single linear that writes last, or something writes that it does not name.
+    """
+    refuse(loaded, stack)
+    state = _Running(loaded, stack, dim)
+    for batch in batches:
+        state.shape, state.terms, state.fresh, state.last = tuple(batch.valid.shape), [], 0, None
+        with _watched(state, batch, weigh(batch)):
+            run(batch)
+    entries = tuple(entry for key, sums in state.sums.items() for entry in _entries(key[0], sums))
+    layers = (EMBEDDINGS, *range(stack.n_layers))
+    return Account(
+        np.stack([state.values[layer] for layer in layers]), entries, state.error,
+        np.stack([state.shares[layer] for layer in layers]),
+    )  # fmt: skip
+
+
+def refuse(loaded: LoadedModel, stack: BoundStack) -> None:
+    """Raise BadInput where the row does not say which modules write."""
+    what = f"{loaded.name}, stream {stack.name!r}"
+    bare = [name for name in (*stack.stack.last_linear, *stack.stack.other_writes) if name.endswith("()")]
+    if bare:
+        raise BadInput(
+            f"{what}: {bare[0][:-2]} writes as a bare parameter, whose inputs cannot be seen; it has no account"
+        )
+    if stack.reads:
+        raise BadInput(f"{what} is an MLP axis; name a residual stream")
+
+
+@contextmanager
+def _watched(state: _Running, batch: Batch, weights: "Tensor") -> Iterator[None]:
+    """Add up the running pass; `weights` are of tokens [group, batch, token]."""
+    stack = state.stack
+    modules = dict(state.loaded.model.named_modules())
+    before: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+    after: dict[nn.Module, Callable[[Tensor], Tensor]] = {}
+    for path in dict.fromkeys(stack.blocks):
+        for name in (*stack.stack.other_writes, *stack.stack.last_linear):
+            if f"{path}.{name}" in modules:
+                before[modules[f"{path}.{name}"]] = _shown(_linear(state, path, name))
+        if stack.ends_in_norm:
+            for name in (*stack.stack.other_norms, stack.stack.last_norm):
+                if f"{path}.{name}" in modules:
+                    before[modules[f"{path}.{name}"]] = _shown(_norm(state, f"{path}.{name}"))
+    for name in (*stack.stack.embeddings, *stack.stack.embedding_linears):
+        if (path := stack.prefix + name) in modules:
+            after[modules[path]] = _shown(_table(state, path))
+    if stack.embedding_norm:
+        path = stack.prefix + stack.stack.embedding_norm
+        before[modules[path]] = _shown(_norm(state, path, embeddings=True))
+
+    def look(_: BoundStack, layer: int, states: "Tensor") -> None:
+        _close(state, batch, weights, layer, states)
+
+    with edited_calls(state.loaded.model, before, after), tapped(state.loaded.model, [stack], look):
+        yield
+
+
+def _shown(look: "Callable[[Tensor], None]") -> "Callable[[Tensor], Tensor]":
+    def through(values: "Tensor") -> "Tensor":
+        look(values)
+        return values
+
+    return through
+
+
+def _linear(state: _Running, block: str, name: str) -> "Callable[[Tensor], None]":
+    """Take what the linear `name` of a block reads as a term, and its bias as another."""
+    parameters = live_parameters(state.loaded.model)
+    path = f"{block}.{name}"
+    weight = parameters[f"{path}.weight"]
+    axis = state.stack.stack.axes.get(f"{name}.weight", -1 if state.stack.stack.weight_is_in_by_out else -2)
+    row = weight.detach().select(axis, state.dim).double()
+    places = tuple((k, state.dim) if axis == -1 else (state.dim, k) for k in range(len(row)))
+    neurons = name in state.stack.stack.last_linear or name == state.stack.stack.mlp
+    heads = 0 if neurons else n_heads(state.loaded, block, name, len(row))
+    bias = parameters.get(f"{path}.bias")
+    times = state.stack.stack.write_scales.get(name)
+    factor = float(parameters[f"{block}.{times}"][state.dim]) if times and f"{block}.{times}" in parameters else 1.0
+
+    def take(read: "Tensor") -> None:
+        import torch
+
+        amount = read.detach().double().reshape(*state.shape, -1)
+        scale = torch.full(state.shape, factor, dtype=torch.float64, device=amount.device)
+        kind: Kind = "neuron" if neurons else "head"
+        state.terms.append(_Term(kind, path, amount, row, scale, f"{path}.weight", places, heads))
+        if bias is not None:
+            state.terms.append(_one("bias", path, bias[state.dim] * scale, f"{path}.bias", ((state.dim,),)))
+
+    return take
+
+
+def _one(kind: Kind, name: str, values: "Tensor", parameter: str = "", places: Any = ()) -> _Term:
+    """A term of one number a token, [batch, token]."""
+    import torch
+
+    wide = values.detach().double()
+    return _Term(
+        kind,
+        name,
+        wide[..., None],
+        torch.ones(1, dtype=torch.float64, device=wide.device),
+        torch.ones_like(wide),
+        parameter,
+        places,
+    )
+
+
+def _norm(state: _Running, path: str, *, embeddings: bool = False) -> "Callable[[Tensor], None]":
+    """Have a norm multiply the terms that it is given, take its mean away and add its bias."""
+    module: Any = state.loaded.model.get_submodule(path)
+    offset = state.stack.stack.norm_offset
+
+    def take(given: "Tensor") -> None:
+        wide = given.detach().double().reshape(*state.shape, -1)
+        if embeddings:
+            _rest(state, wide[..., state.dim])
+        mean, sigma = _moments(module, wide)
+        weight = getattr(module, "weight", None)
+        factor = (1.0 if weight is None else offset + float(weight[state.dim])) / sigma
+        on_stream = embeddings or state.stack.stack.norm_site == "stream"
+        for term in state.terms[0 if on_stream else state.fresh :]:
+            term.scale = term.scale * factor
+            if term.kind == "carried" and weight is not None:
+                term.name, term.parameter, term.places = path, f"{path}.weight", ((state.dim,),)
+        if mean is not None:
+            state.terms.append(_one("norm mean", path, -mean * factor))
+        if (bias := getattr(module, "bias", None)) is not None:
+            state.terms.append(
+                _one("norm bias", path, bias[state.dim].expand(state.shape), f"{path}.bias", ((state.dim,),))
+            )
+        state.fresh = len(state.terms)
+
+    return take
+
+
+def _moments(module: Any, wide: "Tensor") -> "tuple[Tensor | None, Tensor]":
+    """(mean [batch, token], or None where the norm takes none away; the divisor [batch, token])."""
+    import torch
+    from torch import nn
+
+    eps = next(
+        (
+            float(value)
+            for name in ("eps", "variance_epsilon", "epsilon")
+            if (value := getattr(module, name, None)) is not None
+        ),
+        torch.finfo(torch.float32).eps,
+    )
+    if isinstance(module, nn.LayerNorm) or getattr(module, "bias", None) is not None:
+        mean = wide.mean(-1)
+        return mean, (wide.var(-1, correction=0) + eps).sqrt()
+    return None, (wide.square().mean(-1) + eps).sqrt()
+
+
+def _table(state: _Running, path: str) -> "Callable[[Tensor], None]":
+    """Take what a table or a linear of the embeddings gives as a term."""
+
+    def take(given: "Tensor") -> None:
+        values = given[..., state.dim] if given.ndim in (2, 3) else None
+        try:
+            wide = None if values is None else values.detach().double().expand(state.shape)
+        except RuntimeError:  # a convolution's picture, or places of another axis: it stays among the rest
+            wide = None
+        if wide is not None:
+            state.terms = [term for term in state.terms if term.name != path]
+            state.terms.append(_one("embedding", path, wide, f"{path}.weight"))
+
+    return take
+
+
+def _rest(state: _Running, total: "Tensor") -> None:
+    """Add what the embeddings hold beside the tables that were seen; one table alone is all of them."""
+    tables = state.terms
+    if len(state.stack.stack.embeddings) == 1 and not state.stack.stack.embedding_linears and len(tables) == 1:
+        tables[0].amount = total[..., None]  # some families multiply the table by a constant
+        return
+    left = total - sum(term.amount[..., 0] for term in tables) if tables else total
+    size = total.abs() + sum(term.amount[..., 0].abs() for term in tables)
+    if bool((left.abs() > TOLERANCE * size).any()):
+        state.terms.append(_one("embedding", "rest", left))
+
+
+def _close(state: _Running, batch: Batch, weights: "Tensor", layer: int, states: "Tensor") -> None:
+    """The layer's state is there: check its terms against it, add them to the sums, and begin the next layer's."""
+    import torch
+
+    wide = states.detach().double()
+    value = wide[..., state.dim]
+    if layer == EMBEDDINGS and not state.stack.embedding_norm:
+        _rest(state, value)
+    total, size = torch.zeros_like(value), torch.zeros_like(value)
+    weigh = weights.to(value)
+    for term in state.terms:
+        total += (term.amount @ term.row) * term.scale
+        size += (term.amount.abs() @ term.row.abs()) * term.scale.abs()
+        amount = torch.einsum("gbt,bt,bti->gi", weigh, term.scale, term.amount) * term.row
+        key = (layer, term.kind, term.name)
+        if key not in state.sums:
+            state.sums[key] = _Sums(term, np.zeros(tuple(amount.shape)))
+        state.sums[key].values += amount.cpu().numpy()
+    off = ((total - value).abs() / size.clamp(min=1e-30))[batch.valid]
+    worst = float(off.max()) if len(off) else 0.0
+    if not worst <= TOLERANCE:
+        raise BadInput(
+            f"{state.loaded.name}, stream {state.stack.name!r}: in layer {layer_name(layer)} the parts that its row declares "
+            f"miss the value of dimension {state.dim} by {worst:.2g} of their size; something else writes there"
+        )
+    state.error = max(state.error, worst)
+    centred = wide - wide.mean(-1, keepdim=True) if _reads_centred(state) else wide
+    share = centred[..., state.dim] ** 2 / centred.square().sum(-1).clamp(min=1e-300)
+    for into, what in ((state.values, value), (state.shares, share)):
+        now = torch.einsum("gbt,bt->g", weigh, what * batch.valid).cpu().numpy()
+        into[layer] = into.get(layer, 0.0) + now
+    state.terms, state.fresh = [_one("carried", "", value)], 1
+
+
+def _reads_centred(state: _Running) -> bool:
+    """Whether the norms that read the stream take its mean away."""
+    from torch import nn
+
+    norms = [param.name for params in state.stack.reading for param in params] or [p.name for p in state.stack.scale[0]]
+    module = state.loaded.model.get_submodule(norms[0].rpartition(".")[0])
+    return isinstance(module, nn.LayerNorm) or getattr(module, "bias", None) is not None
+
+
+def _entries(layer: int, sums: _Sums) -> Iterator[Entry]:
+    term, values = sums.term, sums.values
+    if term.kind == "neuron":
+        for k in range(values.shape[1]):
+            yield Entry(layer, "neuron", term.name, k, values[:, k], None, term.parameter, term.places[k : k + 1])
+    elif term.kind == "head":
+        width = values.shape[1] // term.heads
+        for head in range(term.heads):
+            part = slice(head * width, (head + 1) * width)
+            columns = values[:, part]
+            yield Entry(layer, "head", term.name, head, columns.sum(1), columns, term.parameter, term.places[part])
+    else:
+        yield Entry(layer, term.kind, term.name, -1, values[:, 0], None, term.parameter, term.places)
+
+
+def n_heads(loaded: LoadedModel, block: str, name: str, width: int) -> int:
+    """Heads of the attention whose output linear is `name` of a block and reads `width` channels."""
+    modules = dict(loaded.model.named_modules())
+    path = f"{block}.{name}"
+    while path != block:
+        path = path.rpartition(".")[0]
+        for inner, module in modules.items():
+            if inner != path and not inner.startswith(f"{path}."):
+                continue
+            for holder in (module, getattr(module, "config", None)):
+                for count in COUNTS:
+                    n = getattr(holder, count, None)
+                    if isinstance(n, int) and n > 0 and width % n == 0:
+                        return n
+    raise BadInput(f"{loaded.name}: {block}.{name} does not say how many heads write through it; it has no account")

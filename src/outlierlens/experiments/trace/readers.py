@@ -1,0 +1,130 @@
+"""Which heads look at the token that carries a dimension, and whether they do so through the dimension.
+
+found = read_by(Model(loaded, stack, run), batches, Carried(dim, place, means), threshold=0.3, n_random=3, seed=0)
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from outlierlens.ablation.controls import random_sets
+from outlierlens.architectures import BoundStack
+from outlierlens.data.texts import Batch
+from outlierlens.experiments.trace.result import Reader, SinkLoss
+from outlierlens.models.attention_maps import tapped_attention
+from outlierlens.models.changes import temporary
+from outlierlens.models.hooks import EMBEDDINGS, edited
+from outlierlens.models.load import LoadedModel
+from outlierlens.statistics.means import ratio_interval
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Model(NamedTuple):
+    """A model, one of its streams, and a pass that runs it."""
+
+    loaded: LoadedModel
+    stack: BoundStack
+    run: Callable[[Batch], None]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The dimension `dim`, the token [text] of each text that carries it, and the mean [layer + 1, dim] of all other tokens."""
+
+    dim: int
+    place: dict[int, int]
+    means: np.ndarray
+
+
+def read_by(
+    model: Model, batches: Sequence[Batch], carried: Carried, *,
+    threshold: float, n_random: int, seed: int, progress: Callable[[str, int, int], None] | None,
+) -> tuple[int, tuple[Reader, ...], tuple[SinkLoss, ...]]:  # fmt: skip
+    """(heads of the stream, those that are sinks on the token, what these lose with the dimension or a random one set)."""
+    width = carried.means.shape[1]
+    drawn = random_sets(width, 1, n=n_random, seed=seed, other_than=(carried.dim,))
+    plan = [(None, ""), (carried.dim, "at"), (carried.dim, "elsewhere"), *((dim, "at") for (dim,) in drawn)]
+    found = []
+    for number, (dim, where) in enumerate(plan):
+        if progress:
+            progress("reading attention", number, len(plan))
+        found.append(_masses(model, batches, carried, dim, where))
+    intact, keys, queries, *others = found  # [text, layer, head] each
+    mean = intact.mean(0)
+    readers = []
+    for layer, head in np.argwhere(mean >= threshold).tolist():
+        at = (slice(None), layer, head)
+        readers.append(
+            Reader(
+                layer,
+                head,
+                float(mean[layer, head]),
+                float(keys[at].mean()),
+                float(queries[at].mean()),
+                *_lost(intact[at], keys[at]),
+            )
+        )
+    readers.sort(key=lambda one: (-one.mass, one.layer, one.head))
+    sinks = mean >= threshold
+    if not sinks.any():
+        return mean.size, (), ()
+    whole = [one[:, sinks].sum(1) for one in (intact, keys, *others)]
+    names = (f"dimension {carried.dim}", *(f"random dimension {dim}" for (dim,) in drawn))
+    losses = tuple(SinkLoss(name, *_lost(whole[0], one)) for name, one in zip(names, whole[1:], strict=True))
+    return mean.size, tuple(readers), losses
+
+
+def _lost(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
+    """(share of Σ before that is gone after, low, high), both [text]."""
+    lost = before - after
+    return (float(lost.sum() / before.sum()), *ratio_interval(lost, before))
+
+
+def _masses(model: Model, batches: Sequence[Batch], carried: Carried, dim: int | None, where: str) -> np.ndarray:
+    """Mean attention of each text's other tokens on the one that carries the dimension [text, layer, head]."""
+    import torch
+
+    rows: dict[int, list[np.ndarray]] = {}
+    for batch in batches:
+        place = torch.tensor([carried.place[text] for text in batch.texts], device=batch.valid.device)
+        there = torch.zeros_like(batch.valid)
+        there[torch.arange(len(place)), place] = True
+
+        def look(
+            _: int, weights: "Tensor", visible: "Tensor | None", batch: Batch = batch, place: "Tensor" = place,
+            there: "Tensor" = there,
+        ) -> None:  # fmt: skip
+            n = len(place)
+            onto = weights[torch.arange(n), :, :, place].double()  # [batch, head, query]
+            asks = batch.valid & ~there  # [batch, query]
+            if visible is not None:
+                asks = asks & visible.expand(n, 1, *weights.shape[2:])[torch.arange(n), 0, :, place]
+            mass = (onto * asks[:, None]).sum(-1) / asks.sum(-1).clamp(min=1)[:, None]
+            for text, values in zip(batch.texts, mass.cpu().numpy(), strict=True):
+                rows.setdefault(text, []).append(values)
+
+        change: AbstractContextManager[None] = nullcontext()
+        if dim is not None:
+            change = set_to_mean(model, dim, carried.means, there if where == "at" else batch.valid & ~there)
+        with tapped_attention(model.loaded, model.stack, look), change:
+            model.run(batch)
+    return np.stack([np.stack(rows[text]) for text in sorted(rows)])
+
+
+@temporary
+def set_to_mean(model: Model, dim: int, means: np.ndarray, where: "Tensor") -> Iterator[None]:
+    """A dimension at `where` [batch, token] set to `means` [layer + 1, dim] before the first and after every block."""
+    import torch
+
+    def edit(layer: int, states: "Tensor") -> "Tensor":
+        changed = states.clone()
+        changed[..., dim] = torch.where(where, float(means[layer - EMBEDDINGS, dim]), states[..., dim])
+        return changed
+
+    with edited(model.loaded.model, model.stack, edit, (EMBEDDINGS, *range(model.stack.n_layers))):
+        yield
