@@ -101,6 +101,11 @@ class HubCheckpoint(Checkpoint):
         """The full hash of the revision, or "" where the hub does not tell."""
         return self._repository.commit
 
+    @property
+    def in_shards(self) -> bool:
+        """Whether the weights lie in several files, whose headers are read one by one when they are needed."""
+        return bool(self._shard_of)
+
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
         wanted = list(dict.fromkeys(names))
         if self._local:
