@@ -1,0 +1,2 @@
+def page(session, call):
+    raise SystemExit(1)
