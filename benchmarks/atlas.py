@@ -1,4 +1,4 @@
-"""`outlierlens atlas build` against a hub on this machine with thousands of tiny models of all families, and what goes wrong there.
+"""`outlierlens atlas build` against a hub on this machine: thousands of tiny models of all families, and what goes wrong there.
 
     python benchmarks/atlas.py                          # 10,000 models, 50 ms before each answer, faults: pace, memory, finds
     python benchmarks/atlas.py --models 1000            # the same, smaller: memory beside that of 10,000
@@ -6,11 +6,12 @@
     python benchmarks/atlas.py --ray --models 300       # one Ray worker of one thread, then two, then one again
 
 One in a hundred models is broken in each of the ways of `atlas_hub.WAYS`; of a thousand requests five get 429, five 503, and
-five are cut off. The hub is a process of its own, on the same processors. What is not planted is normal noise, so that dimensions
-pass the rule at its own level in models without one; all of them are printed.
+five are cut off. The hub is a process of its own, on the same processors. What is not planted is normal noise, so that
+dimensions pass the rule at its own level in models without one; all of them are printed.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -50,8 +51,9 @@ def serve(models: int, pipe: Connection) -> None:
     with FakeHub() as hub:
         hub.models, hub.tamper[""] = catalogue, late
         pipe.send(hub.endpoint)
-        while pipe.recv():
-            pipe.send((count[0], faults.spoilt, time.process_time()))
+        with contextlib.suppress(EOFError):  # the other end is done
+            while pipe.recv():
+                pipe.send((count[0], faults.spoilt, time.process_time()))
 
 
 class Run:
@@ -71,7 +73,7 @@ class Run:
             "none",
         ]
         more = {"HF_ENDPOINT": endpoint, "NO_PROXY": "*", "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": f"{folder}-cache"}
-        self.began, self.peaks = time.perf_counter(), list[int]()
+        self.began, self.peaks, self.processor = time.perf_counter(), list[int](), 0.0
         self.process = subprocess.Popen(
             [*command, "--json", "--no-progress", *options], env=os.environ | more, stdout=subprocess.PIPE, text=True
         )
@@ -84,6 +86,7 @@ class Run:
         while self.process.poll() is None:
             try:
                 self.peaks.append(me.memory_info().rss)
+                self.processor = sum(me.cpu_times()[:2])
             except psutil.Error:
                 return
             time.sleep(0.5)
@@ -93,7 +96,12 @@ class Run:
         said, _ = self.process.communicate()
         if self.process.returncode:
             return {"code": self.process.returncode}
-        return {**json.loads(said), "wall": time.perf_counter() - self.began, "peak_mb": max(self.peaks) / 1e6}
+        return {
+            **json.loads(said),
+            "wall": time.perf_counter() - self.began,
+            "peak_mb": max(self.peaks) / 1e6,
+            "processor": self.processor,
+        }
 
 
 def check(catalogue: Catalogue, folder: Path) -> dict[str, Any]:
@@ -141,8 +149,8 @@ def main() -> None:
             pace = {}
             for turn, workers in enumerate((1, 2, 1)):
                 done = Run(
-                    Path(place) / f"ray-{turn}", endpoint, names, "--engine", "ray", "--workers", str(workers), "--parallel", "1",
-                    "--cpus-per-worker", "0.5",
+                    Path(place) / f"ray-{turn}", endpoint, names,
+                    "--engine", "ray", "--workers", str(workers), "--parallel", "1", "--cpus-per-worker", "0.5",
                 ).end()  # fmt: skip
                 pace[turn] = options.models / done["seconds"]
                 print(f"{workers} Ray worker(s) of one thread: {pace[turn]:.2f} models a second", flush=True)
@@ -167,7 +175,8 @@ def main() -> None:
         requests, spoilt, processor = ours.recv()
         print(json.dumps(done))
         print(
-            f"{options.models / done['seconds']:.1f} models a second, peak memory {done['peak_mb']:.0f} MB; "
+            f"{options.models / done['seconds']:.1f} models a second, peak memory {done['peak_mb']:.0f} MB, "
+            f"{1000 * done['processor'] / options.models:.1f} ms of processor a model; "
             f"hub: {requests:,} requests, {processor:.0f} s of processor, spoilt {spoilt}; load {os.getloadavg()[0]:.1f}"
         )
         print(json.dumps(check(catalogue, folder), indent=1))

@@ -5,8 +5,8 @@
     first = file.head(65_536)                      # the first bytes; now file.size is known
     for run in merge(spans): file.read(run.start, run.end)
 
-`Wire` makes single GETs (redirects, retries, counts, where the token may go), as often as its `Courtesy` allows; `RemoteFile` and
-`LocalFile` read ranges, `merge` says which ranges are worth one request.
+`Wire` makes single GETs (redirects, retries, counts, where the token may go), as often as its `Courtesy` allows;
+`RemoteFile` and `LocalFile` read ranges, `merge` says which ranges are worth one request.
 """
 
 import importlib

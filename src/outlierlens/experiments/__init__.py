@@ -37,7 +37,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "atlas page", "find",
         "Write a searchable site of an atlas: by model, family and dimension; it loads nothing from elsewhere.",
-        home="experiments.atlas", measure=".page:page", options="PageCall", takes=("options", "output"), odd=True,
+        home="experiments.atlas", measure=".command:page", options="PageCall", takes=("options", "output"), odd=True,
         needs=("range", "sweep"),
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Folder of the site. Default: site, in the atlas's folder.")},

@@ -1,4 +1,4 @@
-"""`outlierlens atlas build`: the folder of rows, how far it is on stderr, and what was found on stdout."""
+"""`outlierlens atlas build`: the folder of rows, and what was found on stdout; `outlierlens atlas page`: the site."""
 
 import json
 import os
@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from itertools import islice
 
 from outlierlens.cli.common import Progress, command, resumable, say
+from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.build import Built, Local, build
 from outlierlens.experiments.atlas.look import Manner
 from outlierlens.experiments.atlas.names import Named, listed, names_in
-from outlierlens.experiments.atlas.options import BuildCall
+from outlierlens.experiments.atlas.options import BuildCall, PageCall
+from outlierlens.experiments.atlas.page import COLUMNS, INDEX, write_site
 from outlierlens.experiments.atlas.ray_engine import OnRay
-from outlierlens.experiments.atlas.rows import JOURNAL, Store
+from outlierlens.experiments.atlas.rows import JOURNAL, Store, read_rows
 from outlierlens.session import Session
 from outlierlens.view.words import duration
 
@@ -73,3 +75,14 @@ def told(built: Built) -> list[str]:
     if built.stopped:
         lines.append(f"stopped: {built.stopped}; the same command goes on with a larger --max-total")
     return lines
+
+
+def page(session: Session, call: PageCall) -> None:
+    """Write the site, and say where it is."""
+    output = session.output
+    folder = output.output or (call.folder if call.folder.is_dir() else call.folder.parent) / "site"
+    if (folder / INDEX).exists() and not output.overwrite:
+        raise BadInput(f"{folder / INDEX} exists; name another folder with -o, or use --overwrite")
+    written = write_site(read_rows(call.folder, COLUMNS), folder)
+    if not output.quiet:
+        say(f"site: {written[0]}" + (f" and {len(written) - 1} pages of models" if len(written) > 1 else ""))

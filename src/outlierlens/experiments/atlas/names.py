@@ -3,8 +3,8 @@
     for named in names_in(Path("models.txt")): named.model, named.revision
     for named in listed(Query(task="fill-mask", downloads=1000), token=None): named.license, named.created
 
-A text file has a name a line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes, `revision`,
-`license`, `created` and `downloads`.
+A text file has a name a line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes,
+`revision`, `license`, `created` and `downloads`.
 """
 
 from collections.abc import Iterator
