@@ -102,6 +102,16 @@ class RowStore:
                 self.done.pop(key, None)
         return aside
 
+    def restart(self) -> None:
+        """Drop all units, which are kept elsewhere by now; the identity stays."""
+        with self.path.open("rb") as file:
+            first = file.readline()
+        with replacing(self.path) as file:
+            file.write(first)
+        self.file.close()
+        self.file = self.path.open("ab")
+        self.done.clear()
+
     def _write(self, row: dict[str, Any]) -> None:
         with self._saying():
             self.file.write(row_line(row))

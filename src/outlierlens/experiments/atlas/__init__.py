@@ -1,0 +1,1 @@
+"""The atlas: the outlier dimensions of many models, a row for each residual stream of each."""

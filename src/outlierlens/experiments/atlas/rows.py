@@ -1,0 +1,331 @@
+"""The atlas's rows: what is kept of a model, and a folder of Parquet files that only grows.
+
+    with Store.open(Path("atlas")) as store:
+        if commit not in store.done.get("bert-base-uncased", ()):
+            store.append(rows)                       # all rows of one model at once: a killed process loses none of them
+    for row in read_rows(Path("atlas")): row.model, [one.dim for one in row.outliers]
+
+A model has a row for each of its residual streams (encoder and decoder are two), and one row without a stream where it could
+not be read. A finished model goes to a journal first; when that holds `PART_MODELS` of them, its rows become one
+Parquet file, so that memory and the number of files stay small.
+"""
+
+import base64
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from outlierlens.errors import BadFile, BadInput, need
+from outlierlens.results import row_store
+from outlierlens.results.row_store import RowStore, alone_in
+from outlierlens.results.safe_files import replacing
+
+VERSION = 1  # of the columns
+PART_MODELS = 256
+PART_BYTES = 32_000_000  # of the journal: large models fill it sooner
+JOURNAL = "journal.jsonl"
+PARTS = "part-*.parquet"
+IDENTITY = {"kind": "atlas", "version": VERSION}
+# Reasons of failure that a later run tries again; all others stay as they are at this revision.
+PASSING = ("unreachable", "error")
+
+
+@dataclass(frozen=True)
+class Outlying:
+    """One dimension that the rule found in a stream.
+
+    Attributes:
+        z_scale: of largest magnitude over the layers, with its sign; z_bias likewise, None where the norm has no bias.
+        sign: of z_scale: −1 or 1.
+        layers: 0-based layers in which |z| of the scale passes the rule's threshold.
+        p_holm: under independent positions a layer, corrected over the dimensions of the stream.
+    """
+
+    dim: int
+    z_scale: float
+    z_bias: float | None
+    sign: int
+    layers: tuple[int, ...]
+    p_holm: float
+
+
+@dataclass(frozen=True)
+class AtlasRow:
+    """A residual stream of a model at a revision; of a model that could not be read, why.
+
+    Attributes:
+        model: hub id, sample name or path. revision: full commit hash; of local files the digest of what was read; "" where
+            none became known.
+        stack: the stream: "model", "encoder", "decoder", "text", …; "" where nothing was read.
+        site: the norm that was measured, relative to a block.
+        family: model_type of the config. norm: "layernorm" or "rmsnorm".
+        norm_site: "stream" (post-norm), "write" (what a block adds is normed) or "read" (pre-norm).
+        dtype: that most bytes of the weights are stored in. format: of the file.
+        license, origin, created, downloads: as the hub tells; origin is where the model came from; created a day, 2019-10-04.
+        bytes_read, bytes_total, requests, seconds: of the whole model, the same in each of its rows.
+        outliers: strongest first.
+        scale: the norm's factors float16 [layers, width], as they act (1 + w where the family's norms add 1); bias
+            likewise, None without one. Beyond ±65,504 they are infinite.
+        k_bias_norms: Euclidean norm of each layer's key bias; () where keys have none.
+        failure: why the model could not be read, one line; None where it was. reason: in one or two words, to count by.
+        version: of these columns.
+    """
+
+    model: str
+    revision: str = ""
+    stack: str = ""
+    site: str = ""
+    family: str = ""
+    width: int = 0
+    layers: int = 0
+    dtype: str = ""
+    format: str = ""
+    norm: str = ""
+    norm_site: str = ""
+    license: str | None = None
+    origin: str | None = None
+    created: str | None = None
+    downloads: int | None = None
+    bytes_read: int = 0
+    bytes_total: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+    outliers: tuple[Outlying, ...] = ()
+    scale: np.ndarray | None = field(default=None, repr=False, compare=False)
+    bias: np.ndarray | None = field(default=None, repr=False, compare=False)
+    k_bias_norms: tuple[float, ...] = ()
+    reason: str | None = None
+    failure: str | None = None
+    version: int = VERSION
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What is done once: a model at a revision."""
+        return self.model, self.revision
+
+
+ARRAYS = ("scale", "bias")
+
+
+def to_plain(row: AtlasRow) -> dict[str, Any]:
+    """The row as Parquet holds it: outliers as dicts, arrays flat."""
+    plain = {one.name: getattr(row, one.name) for one in fields(row)}
+    plain["outliers"] = [vars(one) | {"layers": list(one.layers)} for one in row.outliers]
+    plain["k_bias_norms"] = list(row.k_bias_norms)
+    for name in ARRAYS:
+        plain[name] = None if plain[name] is None else plain[name].astype(np.float16).ravel()
+    return plain
+
+
+def from_plain(plain: dict[str, Any]) -> AtlasRow:
+    """The row of what `to_plain` gave; columns that are left out keep their defaults.
+
+    Raises:
+        BadFile: a vector is not as long as layers times width.
+    """
+    values = dict(plain)
+    if values.get("version", VERSION) > VERSION:
+        raise BadFile(f"atlas rows of version {values['version']}; this outlierlens reads up to {VERSION}: update it")
+    if "outliers" in values:
+        values["outliers"] = tuple(
+            Outlying(**one | {"layers": tuple(one["layers"])}) for one in values["outliers"] or ()
+        )
+    if "k_bias_norms" in values:
+        values["k_bias_norms"] = tuple(values["k_bias_norms"] or ())
+    for name in ARRAYS:
+        if values.get(name) is not None:
+            flat = np.asarray(values[name], dtype=np.float16)
+            if flat.size != values["layers"] * values["width"]:
+                raise BadFile(f"atlas row of {values['model']}: {name} has {flat.size} values, not layers × width")
+            values[name] = flat.reshape(values["layers"], values["width"])
+    return AtlasRow(**values)
+
+
+def schema() -> Any:
+    """The Parquet columns."""
+    arrow = need("pyarrow", "models", "the atlas")
+    outlier = arrow.struct(
+        {
+            "dim": arrow.int32(), "z_scale": arrow.float32(), "z_bias": arrow.float32(), "sign": arrow.int8(),
+            "layers": arrow.list_(arrow.int16()), "p_holm": arrow.float64(),
+        }.items()
+    )  # fmt: skip
+    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float32()}
+    special = {
+        "outliers": arrow.list_(outlier), "k_bias_norms": arrow.list_(arrow.float32()),
+        **dict.fromkeys(ARRAYS, arrow.list_(arrow.float16())),
+    }  # fmt: skip
+    plain = {str | None: str, int | None: int}
+    return arrow.schema(
+        [(one.name, special.get(one.name) or kinds[plain.get(one.type, one.type)]) for one in fields(AtlasRow)],  # type: ignore[index, arg-type, call-overload]
+        metadata={"outlierlens_atlas": str(VERSION)},
+    )
+
+
+def write_part(path: Path, rows: Sequence[AtlasRow]) -> Path:
+    """One Parquet file of `rows`, there whole or not at all."""
+    arrow = need("pyarrow", "models", "the atlas")
+    parquet = need("pyarrow.parquet", "models", "the atlas")
+    table = arrow.Table.from_pylist([to_plain(row) for row in rows], schema=schema())
+    with replacing(path) as file:
+        parquet.write_table(table, file, compression="zstd")
+    return path
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[AtlasRow]:
+    """The rows of a folder that `Store` writes, or of one Parquet file; `columns` alone where only those are needed.
+
+    Rows that are still in the journal come last. A file is read group by group: memory does not grow with the atlas.
+
+    Raises:
+        BadInput: no such file, or a folder without rows. BadFile: a file that holds none.
+    """
+    if columns is not None:
+        columns = list(dict.fromkeys(("model", "layers", "width", "version", *columns)))
+    files = sorted(path.glob(PARTS)) if path.is_dir() else [path]
+    journal = path / JOURNAL
+    if not journal.is_file() and not all(file.is_file() for file in files or [journal]):
+        raise BadInput(f"{path}: no atlas; `outlierlens atlas build` makes one")
+    last = set[tuple[str, str]]()
+    for file in files:
+        last = set()
+        for plain in _plain_rows(file, columns):
+            row = from_plain(plain)
+            last.add(row.key)
+            yield row
+    if path.is_dir() and journal.is_file():
+        for row in _waiting(journal):
+            if row.key not in last:  # the process ended between writing the part and emptying the journal
+                yield row
+
+
+def _plain_rows(file: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    arrow = need("pyarrow", "models", "the atlas")
+    parquet = need("pyarrow.parquet", "models", "the atlas")
+    try:
+        with parquet.ParquetFile(file) as opened:
+            if b"outlierlens_atlas" not in (opened.schema_arrow.metadata or {}):
+                raise BadFile(f"{file}: not rows of an atlas; `outlierlens atlas build` makes them")
+            for batch in opened.iter_batches(batch_size=PART_MODELS, columns=columns):
+                yield from batch.to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise BadFile(f"{file}: cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from error
+
+
+def _journal_line(rows: Sequence[AtlasRow]) -> list[dict[str, Any]]:
+    found = []
+    for row in rows:
+        plain = to_plain(row)
+        for name in ARRAYS:
+            if plain[name] is not None:
+                plain[name] = base64.b64encode(plain[name].tobytes()).decode()
+        found.append(plain)
+    return found
+
+
+def _waiting(journal: Path) -> Iterator[AtlasRow]:
+    """The rows of a journal."""
+    _, done = row_store.read_rows(journal)
+    for value in done.values():
+        yield from _from_journal(value)
+
+
+def _from_journal(value: Sequence[dict[str, Any]]) -> Iterator[AtlasRow]:
+    for plain in value:
+        packed = {name: plain[name] for name in ARRAYS if plain[name] is not None}
+        arrays = {name: np.frombuffer(base64.b64decode(text), np.float16) for name, text in packed.items()}
+        yield from_plain(plain | arrays)
+
+
+@dataclass
+class Store:
+    """The folder that `atlas build` writes: Parquet files, and a journal of models that are in none yet.
+
+    Attributes:
+        done: revisions of every model with rows that stay.
+        retry: of those whose failure may be over by now, to be looked at again.
+    """
+
+    folder: Path
+    journal: RowStore
+    done: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    retry: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _lock: ExitStack = field(default_factory=ExitStack)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Store":
+        """Open or make the folder, which no other process may then open.
+
+        Raises:
+            BadInput: another process writes to it. BadFile: something in it is not as it was written.
+        """
+        need("pyarrow", "models", "the atlas")
+        with ExitStack() as lock:
+            lock.enter_context(alone_in(folder, "atlas build", JOURNAL, PARTS))
+            journal = lock.enter_context(RowStore.open(folder / JOURNAL, IDENTITY))
+            store = cls(folder, journal)
+            last = set[tuple[str, str]]()
+            for file in sorted(folder.glob(PARTS)):
+                last = set()
+                for plain in _plain_rows(file, ["model", "revision", "reason"]):
+                    last.add((plain["model"], plain["revision"]))
+                    store._note(plain["model"], plain["revision"], plain["reason"])
+            waiting = [row for value in journal.done.values() for row in _from_journal(value)]
+            if any(row.key in last for row in waiting):
+                journal.restart()  # the process ended between writing the part and emptying the journal
+            else:
+                for row in waiting:
+                    store._note(row.model, row.revision, row.reason)
+            store._lock = lock.pop_all()
+        return store
+
+    def _note(self, model: str, revision: str, reason: str | None) -> None:
+        where = self.retry if reason in PASSING else self.done
+        where[model] = tuple(dict.fromkeys((*where.get(model, ()), revision)))
+
+    def append(self, rows: Sequence[AtlasRow]) -> None:
+        """Keep all rows of one model at a revision that has none: a killed process no longer loses them."""
+        first = rows[0]
+        if first.revision in self.done.get(first.model, ()):
+            return  # of a name whose revision came to be known by looking
+        self.journal.append("@".join(first.key), _journal_line(rows))
+        self._note(*first.key, first.reason)
+        if len(self.journal.done) >= PART_MODELS or self.journal.file.tell() > PART_BYTES:
+            self.flush()
+
+    def forget(self, models: Collection[str]) -> None:
+        """Drop the rows of these models that are to be tried again, which is about to happen."""
+        gone = {(model, revision) for model in models for revision in self.retry.pop(model, ())}
+        if not gone:
+            return
+        self.flush()
+        for file in sorted(self.folder.glob(PARTS)):
+            found = {(plain["model"], plain["revision"]) for plain in _plain_rows(file, ["model", "revision"])}
+            if found & gone:
+                kept = [row for row in map(from_plain, _plain_rows(file, None)) if row.key not in gone]
+                if kept:
+                    write_part(file, kept)
+                else:
+                    file.unlink()
+
+    def flush(self) -> None:
+        """Make a Parquet file of what the journal holds, and empty it."""
+        rows = [row for value in self.journal.done.values() for row in _from_journal(value)]
+        if rows:
+            numbers = [int(file.stem.rpartition("-")[2]) for file in self.folder.glob(PARTS)]
+            write_part(self.folder / f"part-{max(numbers, default=0) + 1:06}.parquet", rows)
+        self.journal.restart()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self.flush()
