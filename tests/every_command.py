@@ -21,6 +21,7 @@ SMALL = (
 # In the order in which one reads what another wrote.
 RUNS: dict[str, tuple[str, ...]] = {
     "scan": (M,),
+    "lookup": (M,),
     "compare": (M, M, "--values"),
     "fingerprint": (M, "-o", "print.json"),
     "verify": (M, "--baseline", "print.json"),
