@@ -23,6 +23,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "scan": (M,),
     "atlas build": ("names.txt", "-o", "atlas", "--no-progress"),
     "atlas page": ("atlas",),
+    "lookup": (M,),
     "compare": (M, M, "--values"),
     "fingerprint": (M, "-o", "print.json"),
     "verify": (M, "--baseline", "print.json"),

@@ -36,6 +36,7 @@ import treated_results
 from outlierlens.detection.observe.result import ActivationOutlier, Observation
 from outlierlens.detection.scan.result import Scans
 from outlierlens.experiments.compare.measure import compare
+from outlierlens.experiments.lookup.measure import lookup
 from outlierlens.experiments.track.measure import track
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
@@ -51,7 +52,11 @@ def made_in(folder: Path) -> dict[str, Any]:
         "Damage": data.damages[0],
         "ReportData": data,
     }
-    made |= {"Scans": Scans((data.scan,)), "Comparison": compare(data.scan, data.scan)}
+    made |= {
+        "Scans": Scans((data.scan,)),
+        "Comparison": compare(data.scan, data.scan),
+        "Lookup": lookup("mini-planted"),
+    }
     made["Sweep"] = synthetic_report.sweep()
     made["Replication"] = synthetic_tasks.replication()
     made["Track"] = track([runs.write_run(folder / "run", (0, 100))])

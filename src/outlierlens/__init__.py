@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from outlierlens.experiments.integrity.fingerprint import fingerprint
     from outlierlens.experiments.integrity.verify import verify
     from outlierlens.experiments.layer_story.result import layer_story
+    from outlierlens.experiments.lookup.measure import lookup
     from outlierlens.experiments.mask.apply import activation_mask
     from outlierlens.experiments.mask.measure import mask
     from outlierlens.experiments.mask.options import MaskOptions

@@ -149,6 +149,18 @@ def test_a_vocabulary_alone_says_whether_capitals_count(run: Any, tmp_path: Path
     assert code == 0, err
 
 
+def test_word_pieces_are_read_where_the_family_has_files_of_another_kind(run: Any, tmp_path: Path) -> None:
+    """ALBERT's own tokenizer reads a spiece.model; models of reactions and of Chinese come with a vocab.txt."""
+    folder = tmp_path / "reactions"
+    build(FAMILIES["albert"], "MaskedLM").save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"CcONn()=12")))
+    (folder / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "reactions.txt").write_text("C C ( = O ) O\nc 1 c c c 2 c c 1 N\n")
+    code, _, err = run("observe", str(folder), "--data", str(tmp_path / "reactions.txt"))
+    assert code == 0, err
+    assert "unknown" not in err
+
+
 @pytest.mark.parametrize("cased", [True, False])
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
 def test_a_tokenizer_json_alone_says_whether_capitals_count(family: str, cased: bool, tmp_path: Path) -> None:

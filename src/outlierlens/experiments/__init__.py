@@ -17,6 +17,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         shared={"chart": None, "no_progress": None}, result="Scan", also=("Scans",),
     ),
     Experiment(
+        "lookup", "find",
+        "Say what is known of a model: its outlier dimensions, its likely parent, what they cost; from an atlas, offline."
+        "\n\nMODEL is a name in the atlas, or any model: of that the norms alone are read.",
+        home="experiments.lookup", python="lookup", needs=("atlas",), options="LookupOptions", takes=groups.WEIGHTS,
+        shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
+    ),
+    Experiment(
         "compare", "find",
         "Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.\n\n"
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "

