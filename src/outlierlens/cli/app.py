@@ -15,11 +15,9 @@ from cyclopts import App, Group
 
 from outlierlens import __version__
 from outlierlens.cli.flags import call
+from outlierlens.cli.overview import ABOUT, INSTALL, PAPERS, PROGRAM, SHOW, title
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME, EXPERIMENTS, GROUP_NAMES
-
-ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
-PAPERS = "A paper's experiments for any model."
 
 
 @cache
@@ -28,9 +26,9 @@ def program() -> App:
     app = App(
         name="outlierlens", help=ABOUT, version=f"outlierlens {__version__}", version_flags=["--version"],
         help_flags=["--help", "-h"], help_format="plaintext", result_action="return_value",
-        group_commands=Group("This program", sort_key=len(GROUP_NAMES)),
+        group_commands=Group(PROGRAM, sort_key=len(GROUP_NAMES)),
     )  # fmt: skip
-    groups = {name: Group(name[:1].upper() + name[1:], sort_key=place) for place, name in enumerate(GROUP_NAMES)}
+    groups = {name: Group(title(name), sort_key=place) for place, name in enumerate(GROUP_NAMES)}
     papers = App(
         name="replicate", help=PAPERS, version_flags=[], help_flags=["--help", "-h"], help_format="plaintext",
         result_action="return_value",
@@ -42,8 +40,8 @@ def program() -> App:
         group = None if family else groups[row.group]
         where = f"outlierlens.cli.experiment:{row.name}"
         (papers if family else app).command(where, name=name, help=row.about, sort_key=place, group=group)
-    app.command(_install, name="--install-completion", help="Set up completion by Tab in this shell, and exit.")
-    app.command(_show, name="--show-completion", help="Print what sets up completion, and exit.")
+    app.command(_install, name="--install-completion", help=INSTALL)
+    app.command(_show, name="--show-completion", help=SHOW)
     return app
 
 
