@@ -5,10 +5,12 @@ Process(target=train_as, args=(rank, 2, port, folder, 1))
 """
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 EVERY = 2
 IDS = torch.arange(5, 29).reshape(3, 8)
@@ -66,27 +68,78 @@ def trainer_of(folder: Path, model: Any = None, **settings: Any) -> Any:
     return trainer
 
 
+class Pushed(TrainerCallback):
+    """Lets one dimension of the norms' scale grow with every step."""
+
+    DIM, PUSH = 3, 0.03
+
+    @classmethod
+    def push_(cls, model: Any) -> None:
+        """One step of it."""
+        with torch.no_grad():
+            for layer in model.bert.encoder.layer:
+                layer.output.LayerNorm.weight[cls.DIM] += cls.PUSH
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.push_(getattr(model, "module", model))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def train(folder: Path, accumulation: int) -> None:
     """Train without dropout and in order; the rows go to rows.jsonl in `folder`."""
+    trainer = ordered(folder, gradient_accumulation_steps=accumulation, max_steps=4)
+    watch_in(trainer, folder, every=EVERY)
+    trainer.train()
+
+
+def alarm(folder: Path, accumulation: int) -> None:
+    """As `train`, with a dimension that grows and a checkpoint where that is announced."""
+    trainer = ordered(folder, gradient_accumulation_steps=accumulation, max_steps=24)
+    trainer.add_callback(Pushed())
+    watch_in(trainer, folder, every=1, on_alarm="checkpoint")
+    trainer.train()
+
+
+def watch_in(trainer: Any, folder: Path, **settings: Any) -> None:
+    """Attach the callback, with rows.jsonl in `folder`."""
     from outlierlens import OutlierCallback, WatchOptions
 
+    OutlierCallback(folder / "rows.jsonl", WatchOptions(probe=IDS, **settings)).attach(trainer)
+
+
+def ordered(folder: Path, **settings: Any) -> Any:
+    """A trainer without dropout that reads in order and saves nothing by itself."""
     model = model_of()
     model.config.use_cache = False
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # processes draw their own
-    trainer = trainer_of(
-        folder / "out", model, in_order=True, gradient_accumulation_steps=accumulation, max_steps=4, save_strategy="no",
-        ddp_find_unused_parameters=True,
-    )  # fmt: skip
-    OutlierCallback(folder / "rows.jsonl", WatchOptions(every=EVERY, probe=IDS)).attach(trainer)
-    trainer.train()
+    return trainer_of(
+        folder / "out", model, in_order=True, save_strategy="no", ddp_find_unused_parameters=True, **settings
+    )
 
 
 def train_as(rank: int, n_processes: int, port: int, folder: Path, accumulation: int) -> None:
-    """`train` as one of `n_processes`, with the environment that torchrun gives each."""
+    """`train` as one of `n_processes`."""
+    as_one_of(rank, n_processes, port)
+    train(folder, accumulation)
+
+
+def alarm_as(rank: int, n_processes: int, port: int, folder: Path) -> None:
+    """`alarm` as one of `n_processes`."""
+    as_one_of(rank, n_processes, port)
+    alarm(folder, 1)
+
+
+def as_one_of(rank: int, n_processes: int, port: int) -> None:
+    """The environment that torchrun gives each of several processes."""
     torch.set_num_threads(1)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_processes, "LOCAL_WORLD_SIZE": n_processes}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    train(folder, accumulation)

@@ -1,5 +1,6 @@
 """The command line end to end on a tiny saved model, with the network closed, and its small parsers."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import pytest
 
 from outlierlens.checkpoints.samples import SAMPLES
+from outlierlens.cli.app import program
+from outlierlens.cli.app import run as run_words
 from outlierlens.cli.common import resumable
+from outlierlens.cli.overview import overview
 from outlierlens.errors import BadInput
 from outlierlens.options import parse_bytes, parse_dims, parse_layers
 from outlierlens.results.document import load
@@ -19,6 +23,18 @@ def text(tmp_path: Path) -> str:
     lines = [" ".join(f"w{(5 * i + j) % 35}" for j in range(9 + i)) for i in range(5)]
     path.write_text("\n".join(lines))
     return str(path)
+
+
+@pytest.mark.parametrize("width", [60, 80, 133])
+def test_the_quick_help_says_what_the_library_for_commands_says(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    program.cache_clear()  # its console keeps the width that it began with
+    with contextlib.suppress(SystemExit):
+        run_words(["--help"])
+    slow = [line.rstrip() for line in capsys.readouterr().out.rstrip("\n").split("\n")]
+    assert overview(width).split("\n") == slow
 
 
 FAMILY = [("bert", "MaskedLM", "masked"), ("gpt2", "CausalLM", "causal"), ("bert", "", "masked"), ("t5", "", "masked")]

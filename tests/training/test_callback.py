@@ -1,6 +1,5 @@
 """`OutlierCallback` in a real Trainer: accumulation, reporters, resuming after a kill, several processes."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.results.row_store import read_rows
 from outlierlens.training.watch_rows import read_activity, read_watch
-from watch_training import EVERY, IDS, model_of, trainer_of
+from watch_training import EVERY, IDS, free_port, model_of, trainer_of
 
 
 def quiet(**settings: Any) -> WatchOptions:
@@ -216,9 +215,7 @@ def test_a_dimension_that_does_not_exist_stops_before_training(tmp_path: Path) -
 
 
 def test_two_processes_record_what_one_does_with_twice_the_accumulation(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     started = [

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 error, 2 usage, 3 a check failed, 130 interrupted, 143 ter
 
 import os
 import sys
+from shutil import get_terminal_size
 from typing import NoReturn
 
 from outlierlens.errors import OF_THE_MACHINE, OutlierlensError, told
@@ -12,12 +13,10 @@ from outlierlens.errors import OF_THE_MACHINE, OutlierlensError, told
 
 def main() -> NoReturn:
     """Entry point of `outlierlens`; ends the process."""
-    from outlierlens.cli.app import run
-
     code = 1
     try:
         try:
-            run(sys.argv[1:])
+            _run(sys.argv[1:])
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) and ending.code else 1
             raise
@@ -33,6 +32,17 @@ def main() -> NoReturn:
         print(f"error: {told(error)}", file=sys.stderr)
         raise SystemExit(getattr(error, "code", code)) from None
     raise SystemExit(0)
+
+
+def _run(words: list[str]) -> None:
+    if words in ([], ["--help"], ["-h"]) and (sys.stdout.encoding or "").lower().startswith("utf"):
+        from outlierlens.cli.overview import overview
+
+        print(overview(get_terminal_size().columns))
+        return
+    from outlierlens.cli.app import run
+
+    run(words)
 
 
 def drop_output() -> None:

@@ -15,18 +15,9 @@ from cyclopts import App, Group
 
 from outlierlens import __version__
 from outlierlens.cli.flags import call
+from outlierlens.cli.overview import ABOUT, FAMILIES, INSTALL, PROGRAM, SHOW, title
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME, EXPERIMENTS, GROUP_NAMES
-
-ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
-# Commands of two words, by the first: what its help says, and the heading of the second words there.
-FAMILIES = {
-    "replicate": ("A paper's experiments for any model.", "Papers"),
-    "atlas": (
-        "The outlier dimensions of many models, from a few kilobytes of each, and a site that shows them.",
-        "Atlas",
-    ),
-}
 
 
 @cache
@@ -35,9 +26,9 @@ def program() -> App:
     app = App(
         name="outlierlens", help=ABOUT, version=f"outlierlens {__version__}", version_flags=["--version"],
         help_flags=["--help", "-h"], help_format="plaintext", result_action="return_value",
-        group_commands=Group("This program", sort_key=len(GROUP_NAMES)),
+        group_commands=Group(PROGRAM, sort_key=len(GROUP_NAMES)),
     )  # fmt: skip
-    groups = {name: Group(name[:1].upper() + name[1:], sort_key=place) for place, name in enumerate(GROUP_NAMES)}
+    groups = {name: Group(title(name), sort_key=place) for place, name in enumerate(GROUP_NAMES)}
     families: dict[str, App] = {}
     for place, row in enumerate(EXPERIMENTS):
         family, _, name = row.name.rpartition(" ")
@@ -45,14 +36,14 @@ def program() -> App:
             about, heading = FAMILIES[family]
             families[family] = App(
                 name=family, help=about, version_flags=[], help_flags=["--help", "-h"], help_format="plaintext",
-                result_action="return_value", group=groups[row.group], group_commands=Group(heading),
+                result_action="return_value", group=groups[row.group], sort_key=place, group_commands=Group(heading),
             )  # fmt: skip
             app.command(families[family])
         group = None if family else groups[row.group]
         where = f"outlierlens.cli.experiment:{row.name}"
         families.get(family, app).command(where, name=name, help=row.about, sort_key=place, group=group)
-    app.command(_install, name="--install-completion", help="Set up completion by Tab in this shell, and exit.")
-    app.command(_show, name="--show-completion", help="Print what sets up completion, and exit.")
+    app.command(_install, name="--install-completion", help=INSTALL)
+    app.command(_show, name="--show-completion", help=SHOW)
     return app
 
 

@@ -24,6 +24,9 @@ BIN_BYTES = 4
 # The widest bin is [1, 1 + 1/32); its harmonic centre is off by at most width / (sum of the edges).
 QUANTILE_ERROR = 1 / (2 ** (MANTISSA_BITS + 1) + 1)
 SMALLEST = 2.0**LOWEST_EXPONENT  # smaller magnitudes are read as 0
+# On a CPU bins are many and caches small: codes wait until enough rows are there to count dimension by dimension.
+FEW_ROWS, MANY_ROWS = 512, 8192
+COLUMNS_AT_ONCE = 16
 _SHIFT = 23 - MANTISSA_BITS
 _FIRST_CODE = ((127 + LOWEST_EXPONENT) << MANTISSA_BITS) - 1
 
@@ -36,7 +39,6 @@ class LogHistogram:
 
     Attributes:
         columns: int64, the dimensions counted, or None for all of them.
-        counts: int32 [column * BINS], ascending in value.
         magnitudes: int64 [HALF], |h| over all dimensions; kept apart only where `columns` leaves some out.
     """
 
@@ -45,7 +47,8 @@ class LogHistogram:
 
         self.dim, self.columns = dim, columns
         kept = dim if columns is None else len(columns)
-        self.counts = torch.zeros(kept * BINS, dtype=torch.int32, device=device)
+        self._counts = torch.zeros(kept * BINS, dtype=torch.int32, device=device)
+        self._waiting: list[Tensor] = []  # int16 [column, row] each
         self.magnitudes = None if columns is None else torch.zeros(HALF, dtype=torch.int64, device=device)
         self._offset = torch.arange(kept, dtype=torch.int32, device=device) * BINS + HALF
         self._one = torch.ones((), dtype=torch.int32, device=device)
@@ -60,8 +63,39 @@ class LogHistogram:
             self.magnitudes += torch.bincount(code.view(-1), minlength=HALF)
             bits, code = bits[:, self.columns], code[:, self.columns]
         code ^= bits >> 31  # −1 for negative values: turns code c into −c − 1
-        index = code.add_(self._offset).long().view(-1)
-        self.counts.scatter_add_(0, index, self._one.expand(index.numel()))
+        if code.device.type == "cpu":
+            self._waiting.append(code.short().t().contiguous())
+            if sum(codes.shape[1] for codes in self._waiting) >= MANY_ROWS:
+                self.settle()
+        else:
+            self._scatter(code)
+
+    def settle(self) -> None:
+        """Count what waits: `add` keeps codes of at most 8,192 rows back, two bytes a value."""
+        waiting, self._waiting = self._waiting, []
+        n_rows = sum(codes.shape[1] for codes in waiting)
+        if n_rows < FEW_ROWS:
+            for codes in waiting:
+                self._scatter(codes.t().int())
+            return
+        counts = self._counts.view(-1, BINS).numpy()
+        for start in range(0, len(counts), COLUMNS_AT_ONCE):
+            block = counts[start : start + COLUMNS_AT_ONCE]
+            codes = np.concatenate([part[start : start + COLUMNS_AT_ONCE].numpy() for part in waiting], axis=1)
+            index = codes + (np.arange(len(block)) * BINS + HALF)[:, None]
+            block += np.bincount(index.ravel(), minlength=block.size).reshape(block.shape).astype(np.int32)
+
+    def _scatter(self, code: "Tensor") -> None:
+        """Count int32 codes [row, column]."""
+        index = (code + self._offset).long().reshape(-1)
+        self._counts.scatter_add_(0, index, self._one.expand(index.numel()))
+
+    @property
+    def counts(self) -> "Tensor":
+        """int32 [column * BINS], ascending in value."""
+        if self._waiting:
+            self.settle()
+        return self._counts
 
     def all_magnitudes(self) -> "Tensor":
         """Counts of |h| over all dimensions, int64 [HALF]."""
@@ -76,7 +110,7 @@ class LogHistogram:
 
         new = LogHistogram(self.dim, columns, self.counts.device)
         place = columns if self.columns is None else torch.searchsorted(self.columns, columns)
-        new.counts = self.counts.view(-1, BINS)[place].reshape(-1)
+        new._counts = self.counts.view(-1, BINS)[place].reshape(-1)
         new.magnitudes = self.all_magnitudes().clone()
         return new
 
@@ -88,8 +122,8 @@ class LogHistogram:
         if self.dim != other.dim or kept[0] != kept[1]:
             raise BadInput("histograms of different dimensions cannot be merged; narrow both to the same columns first")
         new = LogHistogram.__new__(LogHistogram)
-        new.__dict__.update(self.__dict__)
-        new.counts = torch.add(self.counts, other.counts)
+        counts = torch.add(self.counts, other.counts)
+        new.__dict__.update(self.__dict__ | {"_counts": counts, "_waiting": []})
         if self.magnitudes is not None:
             new.magnitudes = self.magnitudes + other.all_magnitudes()
         return new

@@ -314,6 +314,8 @@ class LayerStats:
                 row, column = group.add(flat.index_select(0, part.index).float(), part)
                 seen[part.slot[row], column] = True
                 seen[part.slot, self.dim] = True
+            if group.histogram is not None:
+                group.histogram.settle()  # memory is that of the counts, however many layers there are
             inputs = seen.sum(0)
             self.inputs[view] = self.inputs[view].merged(InputCounts(int(inputs[-1]), inputs[:-1]))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlierlens.errors import need
 from outlierlens.training.watch import Watcher, WatchOptions, watch
+from outlierlens.training.watch_alarm import AboutToLeave
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
@@ -50,9 +51,7 @@ class OutlierCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, or go on from a checkpoint: rows of steps that will be replayed move aside."""
         self._close()
-        if not state.is_world_process_zero:
-            return
-        if not self.attached:
+        if not self.attached and state.is_world_process_zero:
             self.options.notice(
                 f"{type(self).__name__} was not attached: its numbers are in log_history and in the rows, but reporters "
                 "that come before it do not get them; use callback.attach(trainer)"
@@ -68,9 +67,14 @@ class OutlierCallback(TrainerCallback):
             self._rate = float(groups[0]["lr"]) if groups else None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record an N-th step."""
+        """Record an N-th step, and save the training where an early warning was asked to."""
         if self.watcher is not None:
-            self._pending = self.watcher.step(state.global_step, learning_rate=self._rate) or self._pending
+            try:
+                self._pending = self.watcher.step(state.global_step, learning_rate=self._rate) or self._pending
+            except AboutToLeave:
+                self._close()
+                raise
+            control.should_save |= self.watcher.alarmed and self.options.on_alarm == "checkpoint"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Keep logged scalars as curves, and add what was recorded since the last log to this one."""

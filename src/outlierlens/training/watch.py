@@ -32,6 +32,7 @@ from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel, config_dict
 from outlierlens.results.row_store import RowStore
 from outlierlens.training.trajectory import default_view, tracked_site
+from outlierlens.training.watch_alarm import AboutToLeave, Alarm, EarlyWarning
 from outlierlens.training.watch_crossings import Crossings, metrics_of
 from outlierlens.training.watch_probe import Probe, ProbeSize, bare_model, make_probe
 from outlierlens.training.watch_rows import KIND, StreamRow, log_key, nothing, recorded, step_key, step_of
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 LOGGED_DIMS = 8  # tracked one by one in what goes to TensorBoard and its kind; the rows hold every dimension
 ROW_TOKENS = 8  # vectors of the width, beside the 27 that a row of twelve layers has without them
+ON_ALARM = ("log", "raise", "checkpoint")
 SAME_VALUE = 4e-3  # relative: what bfloat16 keeps of a value that a checkpoint rounded
 
 
@@ -55,8 +57,12 @@ class WatchOptions:
         probe_texts, probe_tokens: how many texts of the probe are read, and at most how many tokens of each.
         dims: dimensions whose numbers are returned and logged one by one; "auto": eight at most, those that
             are past `n_sigma` now, then those that were. The rows hold every dimension in any case.
-        n_sigma, min_layer_fraction: a dimension is announced when |z| >= n_sigma in this share of the layers.
-        notice: receives a line when a dimension leaves or comes back, and remarks.
+        n_sigma, min_layer_fraction: a dimension has left when |z| >= n_sigma in this share of the layers.
+        false_alarms: probability of any early warning in a run whose layers do not share outliers (`watch_alarm`).
+        on_alarm: what an early warning does beside its line and the count that is logged. "raise" raises `AboutToLeave` in
+            every process; "checkpoint" has the Trainer save at this step, and in a loop of one's own `watcher.alarmed` says
+            so; a function gets the alarms, in the process of rank 0.
+        notice: receives a line when a dimension is about to leave, leaves or comes back, and remarks.
     """
 
     every: int = 100
@@ -66,6 +72,10 @@ class WatchOptions:
     dims: Literal["auto"] | Sequence[int] = "auto"
     n_sigma: float = Rule.n_sigma
     min_layer_fraction: float = Rule.min_layer_fraction
+    false_alarms: float = 0.1
+    on_alarm: Literal["log", "raise", "checkpoint"] | Callable[[tuple[Alarm, ...]], None] = field(
+        default="log", compare=False
+    )
     notice: Callable[[str], None] = field(default=say, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +89,10 @@ class WatchOptions:
                 f"n_sigma is {self.n_sigma} and min_layer_fraction {self.min_layer_fraction}; "
                 "need a positive number of standard deviations and a share in (0, 1]"
             )
+        if not 0 < self.false_alarms < 1:
+            raise BadInput(f"false_alarms is {self.false_alarms}; need a probability between 0 and 1")
+        if not callable(self.on_alarm) and self.on_alarm not in ON_ALARM:
+            raise BadInput(f"on_alarm is {self.on_alarm!r}; use {', '.join(ON_ALARM)} or a function")
         if isinstance(self.dims, str) and self.dims != "auto":
             raise BadInput(f'dims is {self.dims!r}; use "auto" or a list of dimensions')
 
@@ -109,6 +123,8 @@ class Watcher:
     Attributes:
         recording: whether this process writes; only that of rank 0 does.
         last: the last step that was counted.
+        alarms: early warnings of the last recorded step, in the process of rank 0.
+        alarmed: whether there were any; with `on_alarm="checkpoint"` in every process.
     """
 
     def __init__(self, model: "nn.Module", path: Path, options: WatchOptions, *, tokenizer: Any, start: int):
@@ -119,7 +135,9 @@ class Watcher:
         self.recording = _rank() == 0
         self._held: dict[str, dict[str, np.ndarray]] | None = None
         self._rows: RowStore | None = None
-        self._diverged = False
+        self._diverged = self._closed = False
+        self.alarms: tuple[Alarm, ...] = ()
+        self.alarmed = False
         if self.recording:
             self._begin(tokenizer)
 
@@ -133,16 +151,22 @@ class Watcher:
 
         Raises:
             BadInput: the step does not come after the last one.
+            AboutToLeave: there is an early warning, and `on_alarm` is "raise"; its row is written.
         """
         step = self.last + 1 if step is None else step
         if step <= self.last:
             raise BadInput(f"step {step} comes after step {self.last}; start again with watch(…, start=) to go back")
         self.last = step
-        if not self.recording or step % self.options.every:
+        self.alarms, self.alarmed = (), False
+        if self._closed or step % self.options.every:
             self._held = None
             return {}
-        loss = loss.detach() if hasattr(loss, "detach") else loss
-        return self._record(step, None if loss is None else float(loss), learning_rate)
+        metrics: dict[str, float] = {}
+        if self.recording:
+            loss = loss.detach() if hasattr(loss, "detach") else loss
+            metrics = self._record(step, None if loss is None else float(loss), learning_rate)
+        self._act(step)
+        return metrics
 
     def due(self, step: int) -> bool:
         """Whether this process records `step`."""
@@ -162,7 +186,7 @@ class Watcher:
         if self._rows is not None:
             self._rows.__exit__(None, None, None)
             self._rows = None
-        self.recording = False
+        self.recording, self._closed = False, True
 
     def __enter__(self) -> "Watcher":
         return self
@@ -199,6 +223,13 @@ class Watcher:
         self._crossings = {
             stack.name: Crossings(options.rule, f"{stack.name}: " if len(bound) > 1 else "") for stack in bound
         }
+        self._warnings = {
+            stack.name: EarlyWarning(
+                options.rule, options.false_alarms / len(bound), stack.name if len(bound) > 1 else ""
+            )
+            for stack in bound
+        }
+        self._n_alarms = 0
         identity = {
             "kind": KIND,
             "model_type": str(config.get("model_type", "")),
@@ -231,6 +262,7 @@ class Watcher:
                 row = StreamRow.from_json(seen)
                 z = _z(row)
                 self._crossings[name].see(step, z["scale"], z.get("bias"))
+                self._n_alarms += len(self._warnings[name].see(step, z))
         rows.done = dict.fromkeys(rows.done)  # the keys suffice; the vectors would fill the memory of a long training
 
     def _check_same(self, name: str, row: StreamRow) -> None:
@@ -274,7 +306,30 @@ class Watcher:
             metrics |= {prefix + key: value for key, value in self._look(step, name, row).items()}
         self._held = None
         self._append(step_key(step), {"loss": loss, "learning_rate": learning_rate, "streams": streams})
-        return metrics
+        return metrics | {"outliers/alarms": float(self._n_alarms)}
+
+    def _act(self, step: int) -> None:
+        """Do what an early warning was asked to do; what concerns every process is agreed among them."""
+        asked = self.options.on_alarm
+        if callable(asked) and self.alarms:
+            asked(self.alarms)
+        self.alarmed = bool(self.alarms) if asked == "log" or callable(asked) else self._agreed(bool(self.alarms))
+        if self.alarmed and asked == "raise":
+            said = (
+                "; ".join(map(str, self.alarms))
+                or f"step {step:,}: a dimension is about to leave, says the log of rank 0"
+            )
+            raise AboutToLeave(f"{said}; on_alarm='log' trains on")
+
+    def _agreed(self, alarmed: bool) -> bool:
+        """What the process of rank 0 says, in every process; without others nothing is sent."""
+        import torch
+
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return alarmed
+        said = torch.tensor(int(alarmed), device=next(self.model.parameters()).device)
+        torch.distributed.broadcast(said, 0)
+        return bool(said)
 
     def _look(self, step: int, name: str, row: StreamRow) -> dict[str, float]:
         """Say what crossed the threshold, and sum the row up."""
@@ -285,6 +340,11 @@ class Watcher:
         crossings = self._crossings[name]
         for line in crossings.see(step, z["scale"], z.get("bias")):
             self.options.notice(line)
+        alarms = self._warnings[name].see(step, z)
+        for alarm in alarms:
+            self.options.notice(str(alarm))
+        self.alarms += alarms
+        self._n_alarms += len(alarms)
         chosen = self.options.dims
         dims = crossings.foremost(LOGGED_DIMS) if chosen == "auto" else [int(dim) for dim in chosen]
         gradients = {"scale": row.gradient_scale, "bias": row.gradient_bias}

@@ -1,0 +1,151 @@
+"""Early warning in a watched training: a sequential test with a known rate of false alarms.
+
+warning = EarlyWarning(Rule(), rate=0.1)
+alarms = warning.see(1200, {"scale": z_scale, "bias": z_bias})      # [layer, dim] each; a tuple of `Alarm`
+
+A dimension is announced before it leaves n_sigma when, at one record,
+
+near        |z| is past `NEAR` of n_sigma in as many layers as the rule asks for,
+on course   at the pace since the last record it is past n_sigma within `AHEAD` records,
+aligned     the mean of its z over the layers is larger than chance puts at any dimension.
+
+What chance does is seen in the run itself. Layers know nothing of each other's positions in a model without outliers, so
+each may be turned by any number of positions, all its records together: 399 such turned runs go through the same test. Of
+them and the run itself at most the share `rate` may ever raise an alarm (Lan and DeMets 1983 spend such a share over looks
+whose number is not known): at each record so many of the largest means pass as the share spent until then has room for,
+and nothing else passes but what no turned run has reached so far. As all records of a layer are turned together, it may
+depend on its past in any way.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outlierlens.detection.rules import Rule
+from outlierlens.errors import OutlierlensError
+
+TURNED = 399
+NEAR = 0.85  # of n_sigma
+AHEAD = 3  # records
+HALF_SPENT = 20  # records after which half of the rate is spent
+BEFORE = 2  # records before the first alarm: a training begins with norms that do not spread at all
+
+
+class AboutToLeave(OutlierlensError):
+    """A dimension is about to become an outlier, and the training was asked to stop then."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A dimension that is about to leave n_sigma.
+
+    Attributes:
+        step: the recorded step.
+        stack: the stream, "" where there is one alone.
+        dim, kind: the dimension, in "scale" or "bias".
+        strength: |z| that it reaches in as many layers as the rule asks for, in standard deviations.
+        pace: by how much that has grown since the last record.
+        mean_z: mean of z over the layers.
+        boundary: what |mean z| had to pass.
+    """
+
+    step: int
+    stack: str
+    dim: int
+    kind: str
+    strength: float
+    pace: float
+    mean_z: float
+    boundary: float
+
+    def __str__(self) -> str:
+        where = f"{self.stack}: " if self.stack else ""
+        return (
+            f"step {self.step:,}: {where}dimension {self.dim} is about to leave in the {self.kind}: |z| is {self.strength:.1f} "
+            f"in enough layers and grows by {self.pace:.1f} a record (mean z {self.mean_z:+.1f}; beyond chance from "
+            f"{self.boundary:.1f})"
+        )
+
+
+@dataclass
+class EarlyWarning:
+    """The test over the records of one stream, which come in their order.
+
+    Attributes:
+        rule: what leaving is: |z| >= n_sigma in this share of the layers.
+        rate: probability of any alarm in a run whose layers know nothing of each other, in (0, 1).
+        stack: the stream's name for the alarms.
+        seed: of the turns.
+        announced: (dimension, kind) that were announced, or that were past the threshold before.
+        boundary: what |mean z| of a near dimension had to pass at the last record; inf before the test begins.
+    """
+
+    rule: Rule
+    rate: float
+    stack: str = ""
+    seed: int = 0
+    announced: set[tuple[int, str]] = field(default_factory=set)
+    boundary: float = math.inf
+    _records: int = 0
+    _last: dict[str, np.ndarray] = field(default_factory=dict, repr=False)  # strength by kind [dim]
+    _turns: np.ndarray | None = field(default=None, repr=False)  # [turned run, layer]
+    _passed: np.ndarray = field(default_factory=lambda: np.zeros(TURNED, dtype=bool), repr=False)
+    _largest: float = 0.0  # of any turned run at any record
+
+    def see(self, step: int, kinds: Mapping[str, np.ndarray]) -> tuple[Alarm, ...]:
+        """Take in z of a record by kind, [layer, dim]; returns what is announced by it, largest mean first."""
+        needed = self.rule.needed(len(next(iter(kinds.values()))))
+        strength = {
+            kind: -np.partition(-np.abs(z), needed - 1, axis=0)[needed - 1] for kind, z in kinds.items()
+        }  # [dim]
+        near = NEAR * self.rule.n_sigma
+        before, self._last = self._last, strength
+        self._records += 1
+        if self._records > BEFORE:
+            self.boundary = self._boundary(kinds, near, needed)
+        found = []
+        for kind, z in kinds.items():
+            now, mean = strength[kind], z.mean(0)
+            past = now >= self.rule.n_sigma
+            if kind in before:
+                pace = now - before[kind]
+                chosen = (
+                    ~past & (now >= near) & (now + AHEAD * pace >= self.rule.n_sigma) & (np.abs(mean) > self.boundary)
+                )
+                found += [
+                    Alarm(step, self.stack, int(dim), kind, *(float(x[dim]) for x in (now, pace, mean)), self.boundary)
+                    for dim in np.flatnonzero(chosen)
+                    if (int(dim), kind) not in self.announced
+                ]
+            self.announced |= {(int(dim), kind) for dim in np.flatnonzero(past)}
+        self.announced |= {(alarm.dim, alarm.kind) for alarm in found}
+        return tuple(sorted(found, key=lambda alarm: -abs(alarm.mean_z)))
+
+    def _boundary(self, kinds: Mapping[str, np.ndarray], near: float, needed: int) -> float:
+        """What a mean must pass at this record, now that the turned runs have had theirs."""
+        means = np.maximum.reduce([self._turned(z, near, needed) for z in kinds.values()])  # [turned run]
+        spent = self.rate * (1 - 0.5 ** ((self._records - BEFORE) / HALF_SPENT))
+        room = math.floor(spent * (TURNED + 1)) - int(self._passed.sum())
+        waiting = np.sort(means[~self._passed])[::-1]
+        boundary = max(self._largest, float(means.max())) if room <= 0 else float(waiting[room - 1])
+        if room > 0:
+            # As many as there is room for; a mean of 0 is of a run where nothing is near.
+            self._passed |= (means >= boundary) & (means > 0) if boundary else means > 0
+        self._largest = max(self._largest, float(means.max()))
+        return boundary
+
+    def _turned(self, z: np.ndarray, near: float, needed: int) -> np.ndarray:
+        """Largest |mean z| of any near dimension in each turned run, 0 where none is near [turned run]."""
+        n_layers, width = z.shape
+        if self._turns is None:
+            self._turns = np.random.default_rng(self.seed).integers(0, width, size=(TURNED, n_layers))
+        total = np.zeros((TURNED, width), dtype=np.float32)
+        count = np.zeros((TURNED, width), dtype=np.int16)
+        for layer, values in enumerate(z.astype(np.float32)):
+            ring = np.concatenate([values, values])
+            turned = np.lib.stride_tricks.sliding_window_view(ring, width)[self._turns[:, layer]]
+            total += turned
+            count += np.abs(turned) >= near
+        return np.where(count >= needed, np.abs(total) / n_layers, 0).max(1)
