@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs from the code: `--help` of every command, architectures, the Python names.
+"""Write the generated parts of the docs: a page per command, architectures, the Python names, and each page's line of terms.
 
 python docs/generate.py            # write
 python docs/generate.py --check    # exit 1 when something is stale
@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from _site import names
+from _site import names, terms
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from structure import map_of_folders
@@ -77,7 +77,7 @@ def main() -> int:
         "cli.md": cli, "architectures.md": architectures, "architecture.svg": map_of_folders,
         "repair.md": repaired, **names.PAGES,
     }  # fmt: skip
-    for path, text in ((DOCS / name, make()) for name, make in pages.items()):
+    for path, text in [*((DOCS / name, make()) for name, make in pages.items()), *terms.lines(DOCS)]:
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")
         elif not path.exists() or path.read_text("utf-8") != text:
@@ -129,7 +129,7 @@ def repaired() -> str:
     import repair_families
 
     text = (DOCS / "repair.md").read_text("utf-8")
-    return text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table()
+    return terms.line(text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table(), "")
 
 
 def first_line(text: str | None) -> str:

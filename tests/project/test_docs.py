@@ -80,15 +80,8 @@ def test_names_in_the_readme_s_python_exist() -> None:
     assert names <= set(outlierlens.__all__)
 
 
-@pytest.mark.real
-def test_the_readme_s_first_command_prints_what_it_shows(sample: Any) -> None:
-    sample("smollm2-135m")
-    shown = blocks((ROOT / "README.md").read_text("utf-8"), "console")[0].split("\n\n")[0].splitlines()[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "outlierlens", "scan", "smollm2-135m"], capture_output=True, text=True, check=True
-    )
-    printed = [line.rstrip() for line in done.stdout.splitlines()]
-    assert all(line in printed for line in shown), done.stdout
+def test_the_readme_is_one_screen_and_a_half() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 80
 
 
 @pytest.mark.real
