@@ -61,8 +61,13 @@ def test_make_targets_exist() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    text = (ROOT / "docs" / "cli.md").read_text("utf-8")
-    assert all(f"## outlierlens {command}\n" in text for command in BY_NAME)
+    listed = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    for name, row in BY_NAME.items():
+        page = f"cli/{name.replace(' ', '-')}.md"
+        assert f"]({page})" in listed
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        assert text.startswith(f"# outlierlens {name}\n")
+        assert all(f"$ outlierlens {one}\n" in text for one in row.examples)
 
 
 def test_generated_pages_are_fresh() -> None:
