@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import outlierlens
+import plain_english
 from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
 from outlierlens.experiments import BY_NAME
@@ -51,6 +52,30 @@ def test_commands_parse(page: Path) -> None:
     for line in re.findall(r"`(outlierlens [a-z][^`]*)`", text):
         command, left = command_of(shlex.split(line, comments=True))
         assert options_in(left) <= options_of(command), line
+
+
+def test_what_users_read_has_no_phrase_that_trips_them() -> None:
+    assert plain_english.findings() == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The fewest edits are sought that multiply a loss so.",
+        "Vectors may take so many gigabytes",
+        "Tell so many of the strongest apart",
+        "with as many at random off: 19 triples, median",
+        "median (rank p of the chosen 0.05)",
+        "It depends on who shares a step",
+        "the tables say where a number of the paper stands beside",
+        "What stood out at the first recorded step says nothing about the loss",
+        "The third opens the page to touch it all",
+        "Say whether a word means the same",
+        "a script a figure",
+    ],
+)
+def test_the_worst_phrases_are_found(text: str) -> None:
+    assert any(pattern.search(text) for pattern in plain_english.COMPILED)
 
 
 def test_make_targets_exist() -> None:

@@ -22,7 +22,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "compare", "find",
-        "Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.\n\n"
+        "Compare the outliers of a model and its fine-tuned (or later) version: which stayed, moved, came and went.\n\n"
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
         home="experiments.compare", needs=("integrity",), python="compare",
@@ -36,7 +36,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "fingerprint", "guard",
-        "Record the sensitive values of a model, for `verify` to hold copies against.",
+        "Record the sensitive values of a model, so that `verify` can check copies.",
         home="experiments.integrity", measure=".fingerprint", python=".fingerprint:fingerprint",
         options="FingerprintOptions", takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
         result="Fingerprint",
@@ -47,7 +47,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "verify", "guard",
-        "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
+        "Find the sensitive values that moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="experiments.integrity", measure=".restore", python=".verify:verify", options="VerifyOptions",
         takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
@@ -63,7 +63,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="detection.observe", python="observe", options="Asked",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {
-            "chart": None, "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
+            "chart": None, "verbose": Other(help="Also list dimensions far from the mean, and the data's SHA-256."),
         },
         result="Observation",
         examples=(
@@ -119,8 +119,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "prune-check", "compress",
-        "Say which positions pruning removed in half the layers, and which outliers it hit; no torch for safetensors and "
-        ".npz.\n\n"
+        "Find the positions that pruning removed in half of the layers, and the outliers among them; needs no torch for "
+        "safetensors and .npz.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="experiments.pruning", measure=".check", python=".check:prune_check", options="CheckedModels",
         takes=groups.MODELS, shared={"no_progress": None}, result="PruneCheck",
@@ -132,7 +132,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "protect", "compress",
-        "Write what another tool should leave alone, in the form that it reads: Python or YAML, ready to paste.",
+        "Write what another tool should leave alone, in the form it reads: Python or YAML, ready to paste.",
         home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=groups.WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
@@ -154,7 +154,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "track", "train",
-        "Find when dimensions became outliers over a training run, and how that stands to the loss.\n\n"
+        "Find when dimensions became outliers over a training run, and where the loss was then.\n\n"
         "Of each checkpoint only the norm vectors are read.",
         home="experiments.track", odd=True, python="track", options="TrackCall", takes=groups.MODELS,
         shared={
@@ -188,7 +188,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "outcomes", "train",
-        "Pre-training runs side by side, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
+        "Compare pre-training runs, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
         home="experiments.outcomes", options="training.pretrain.options:OutcomesOptions", takes=("options", "output"),
         shared=dict.fromkeys(("chart", "verbose", "no_progress")), result="training.pretrain.result:Outcomes",
         needs=("disable", "quantization", "sweep"),
@@ -277,7 +277,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "survival", "train",
-        "Say whether a model's outlier dimensions survive fine-tuning, and how far they moved, from the weights alone.",
+        "Find the outlier dimensions that survive fine-tuning, and how far they moved, from the weights alone.",
         home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=groups.MODELS,
         shared={"subfolder": None, "verbose": None, "no_progress": None}, result="Survival",
         picture=".charts:survival",
@@ -306,8 +306,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "one-dimension", "explain",
-        "Say how much of a task each single dimension carries: the best classifier that sees one number (Rudman et al. "
-        "2023).",
+        "Measure how much of a task each single dimension carries: the best classifier that sees one number (Rudman et "
+        "al. 2023).",
         home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=groups.SPLITS,
         shared=groups.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
         result="OneDimension", picture="one_dimension",
@@ -318,7 +318,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "sts", "embed",
-        "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
+        "Score semantic textual similarity at every layer with every fix, in one pass over the sentences.",
         home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=groups.VECTORS,
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="Similarity",
         picture="sts_layers",
@@ -329,7 +329,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "wic", "embed",
-        "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and fixes.",
+        "Judge by the cosine of its vectors whether a word means the same in two sentences: all layers, thresholds, fixes.",
         home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=groups.VECTORS,
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="WordInContext",
         picture="wic_layers",
@@ -340,7 +340,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "origin", "explain",
-        "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
+        "Trace outlier dimensions to their origin: embedding tables row by row, and every norm by layer.",
         home="experiments.origin", python="origin", options="Traced", takes=groups.WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
         examples=(
@@ -350,7 +350,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "detectors", "find",
-        "Apply every published definition of an outlier dimension; say where they agree and what they find in nulls.",
+        "Apply every published definition of an outlier dimension: where they agree, and what they find in nulls.",
         home="experiments.detectors", python="detectors", options="Asked",
         result="Detectors", picture="detectors",
         pictures={"super_chart": ".charts:super_weights"},
@@ -364,7 +364,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
         home="experiments.geometry", python="geometry", options="GeometryOptions", takes=groups.REPAIRED,
         shared={
-            "data": Other(REQUIRED, help="Sentences, a row each: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
+            "data": Other(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
         },
         result="Geometry", picture="geometry",
@@ -424,8 +424,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "probe", "embed",
-        "Train a linear probe a layer that predicts each token's position, and say which dimensions it reads (Luo et al. "
-        "2021).",
+        "Train one linear probe per layer that predicts each token's position, and name the dimensions it reads (Luo et "
+        "al. 2021).",
         home="experiments.probe", python="probe_positions", options="ProbeCall", takes=groups.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
@@ -451,7 +451,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "plan", "compress",
-        "Say which linears must stay in high precision when a model is rounded, and how surely, beside random ones.",
+        "Find the linears that must stay in high precision when a model is rounded, and how surely, against random ones.",
         home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
@@ -464,7 +464,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "range", "compress",
-        "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
+        "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
         home="experiments.range", needs=("quantization",), python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges", picture="ranges",
@@ -517,7 +517,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         takes=("subject", "task", "options", "vectors", "fitting", "output", "loading"),
         shared={
             "task": Other(REQUIRED, help="sst2, sst5, imdb, cola, …; or classify."),
-            "data": Other(None, help="Folder with a file a split, or hub id. Default: the hub's own copy."),
+            "data": Other(None, help="Folder with a file per split, or hub id. Default: the hub's own copy."),
             "text_column": Other(help="classify: the text."), "label_column": Other(help="classify: the label."),
             "metric": Other(help="macro f1, … Default: the task's first."),
             "verbose": Other(help="Show the dev and training splits by layer too."),
@@ -632,7 +632,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "fetch", "show",
-        "Fetch sample models into the user's cache, verified by hash; what is there already is kept.",
+        "Fetch sample models into the user's cache, verified by hash; existing files are kept.",
         home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
         takes=("options", "output"),
         shared=dict.fromkeys(("chart", "output", "overwrite", "json", "verbose", "no_progress")),
