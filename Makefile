@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: help setup report test quick check lint types docs site build benchmarks clean
+.PHONY: help setup report test quick check lint types english docs site build benchmarks clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -54,6 +54,10 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+english: setup
+	@echo "english: phrases that trip readers"
+	@$(BIN)/python scripts/plain_english.py
+
 types: setup
 	@echo "types: mypy"
 	@$(BIN)/mypy
@@ -70,7 +74,7 @@ build: setup
 	@$(BIN)/python -m build --outdir dist
 	@$(BIN)/python scripts/check_wheel.py dist
 
-check: setup lint types
+check: setup lint types english
 	@echo "docs: is the generated part fresh?"
 	@$(BIN)/python docs/generate.py --check
 	@$(MAKE) --no-print-directory test

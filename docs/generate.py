@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs from the code: `--help` of every command, architectures, the Python names.
+"""Write the generated parts of the docs: a page per command, architectures, the Python names, and each page's line of terms.
 
 python docs/generate.py            # write
 python docs/generate.py --check    # exit 1 when something is stale
@@ -8,10 +8,13 @@ import re
 import sys
 from pathlib import Path
 
-from _site import names
+from _site import names, terms
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from structure import map_of_folders
+
+from outlierlens.experiment import Experiment
 
 DOCS = Path(__file__).parent
 
@@ -67,6 +70,10 @@ FAMILIES = """## Every family
 
 Tiny random models of each row, their streams divided by 16 (`tests/repair_families.py`). `near`: within 1e-5.
 """
+EXAMPLE_FILES = """`mini-planted`, `mini-bert` and the texts `reviews` come with the package. `texts.txt` (one text per line),
+`labelled/` and `paper/` (data sets, a file per split) and `decoder/` (a model) are yours. Examples of other commands write the
+other files.
+"""
 BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
 
 
@@ -74,10 +81,11 @@ def main() -> int:
     """Write or check every generated file; the exit status."""
     stale = []
     pages = {
-        "cli.md": cli, "architectures.md": architectures, "architecture.svg": map_of_folders,
-        "repair.md": repaired, **names.PAGES,
+        **cli(), "architectures.md": architectures(), "architecture.svg": map_of_folders(), "repair.md": repaired(),
+        **{name: make() for name, make in names.PAGES.items()},
     }  # fmt: skip
-    for path, text in ((DOCS / name, make()) for name, make in pages.items()):
+    (DOCS / "cli").mkdir(exist_ok=True)
+    for path, text in [*((DOCS / name, text) for name, text in pages.items()), *terms.lines(DOCS)]:
         if "--check" not in sys.argv:
             path.write_text(text, "utf-8")
         elif not path.exists() or path.read_text("utf-8") != text:
@@ -87,16 +95,42 @@ def main() -> int:
     return bool(stale)
 
 
-def cli() -> str:
-    """Every command with its options."""
+def cli() -> dict[str, str]:
+    """{page: text} of the command line: the list of all commands, and a page for each with examples and options."""
     from outlierlens.cli.app import program
+    from outlierlens.experiments import BY_NAME
 
-    text = program().generate_docs().replace("# outlierlens\n", "# Command line\n\n" + BY_HAND, 1)
+    text = program().generate_docs().replace("# outlierlens\n", "# What commands are there?\n\n" + BY_HAND, 1)
     text = re.sub(r"^outlierlens ([\w -]+) \1 \[", r"outlierlens \1 [", text, flags=re.MULTILINE)
     text = re.sub(r"\n## Table of Contents\n.*?(?=\n\*\*)", "", text, flags=re.DOTALL)  # which the lists by heading are
     text = re.sub(r"\* \[`--(install|show)-completion`\]\(#[^)]*\)", r"* `--\1-completion`", text)
-    shell = r"\n## outlierlens --(install|show)-completion\n.*?(?=\n## |\Z)"  # of the shell, not of a model
-    return re.sub(shell, "", text, flags=re.DOTALL).strip() + "\n"
+    front, *parts = re.split(r"^##+ outlierlens (.+)$", text, flags=re.MULTILINE)
+    said = dict(
+        zip(parts[::2], parts[1::2], strict=True)
+    )  # completion is of the shell, and `replicate` alone a heading
+    made = {f"cli/{name.replace(' ', '-')}.md": command_page(row, said[name]) for name, row in BY_NAME.items()}
+    for name in sorted(BY_NAME, key=len, reverse=True):
+        front = front.replace(f"(#outlierlens-{name.replace(' ', '-')})", f"(cli/{name.replace(' ', '-')}.md)")
+    papers = [
+        f"* [`{name}`](cli/{name.replace(' ', '-')}.md): {summary(row)}" for name, row in BY_NAME.items() if " " in name
+    ]
+    front = re.sub(r"^\* \[`replicate`\].*$", lambda _: "\n".join(papers), front, flags=re.MULTILINE)
+    return {"cli.md": front.strip() + "\n", **made}
+
+
+def command_page(row: Experiment, said: str) -> str:
+    """The page of one command: what it does, examples, options."""
+    usage, options = re.split(r"(?=^\*\*\w+\*\*:$)", said.strip() + "\n", maxsplit=1, flags=re.MULTILINE)
+    calls = "\n".join(f"$ outlierlens {one}" for one in row.examples)
+    about = f"# outlierlens {row.name}\n\n{row.about}\n"
+    usage = usage[: usage.index("```", 3) + 3]
+    examples = f"## Examples\n\n```console\n{calls}\n```\n\n{EXAMPLE_FILES}"
+    return f"{about}\n{usage}\n\n{examples}\n## Options\n\n{options}\n[All commands](../cli.md)\n"
+
+
+def summary(row: Experiment) -> str:
+    """The first line of what a command is about."""
+    return row.about.partition("\n\n")[0]
 
 
 def architectures() -> str:
@@ -129,7 +163,7 @@ def repaired() -> str:
     import repair_families
 
     text = (DOCS / "repair.md").read_text("utf-8")
-    return text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table()
+    return terms.line(text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table(), "")
 
 
 def first_line(text: str | None) -> str:

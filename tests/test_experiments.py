@@ -5,12 +5,14 @@ import io
 import json
 import operator
 import re
+import shlex
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import every_command
 from outlierlens.cli.app import program, read, run
 from outlierlens.cli.flags import Usage
 from outlierlens.experiments import BY_NAME, BY_RESULT, EXPERIMENTS, GROUP_NAMES, Experiment
@@ -46,6 +48,21 @@ def test_its_row_is_whole(row: Experiment) -> None:
         if option.name == "dims":  # one meaning each: those given, "find" or "all"; none is ()
             assert option.default is not None, row.name
     assert bool(row.picture) <= ("chart" in {one.name for one in options(row)})
+
+
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of each command, in one folder: some read what others wrote."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUTLIERLENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("outlierlens.report.files.can_export", lambda: False)  # pictures take longer than all else
+    every_command.fill(tmp_path)
+    for name in every_command.RUNS:
+        assert len(BY_NAME[name].examples) >= 2, name
+        for line in BY_NAME[name].examples:
+            words = shlex.split(line, comments=True)
+            assert " ".join(words).startswith(f"{name} ") or words == [name]
+            said = every_command.call(*words)
+            assert said.code in {0, every_command.FOUND.get(name)}, f"{line}: {said.err}"
 
 
 @ROWS

@@ -76,7 +76,7 @@ def test_views_and_results_import_no_torch() -> None:
 
 def test_files_stay_short_and_arguments_few() -> None:
     for path in modules():
-        table = path == SOURCE / "experiments" / "__init__.py"  # it grows by a row an experiment
+        table = path == SOURCE / "experiments" / "__init__.py"  # it grows by a row per experiment
         assert table or len(path.read_text("utf-8").splitlines()) <= 400, f"{path}: find the second idea"
         if "cli" in path.parts:
             continue

@@ -73,7 +73,7 @@ def texts(n, *, seed):
 
 
 def write_data(folder, tasks=("cola", "sst2"), n=80):
-    """One folder a task, with `validation.jsonl` and `train.jsonl`; every tenth label is wrong."""
+    """One folder per task, with `validation.jsonl` and `train.jsonl`; every tenth label is wrong."""
     for number, task in enumerate(tasks):
         for split, seed in (("validation", number), ("train", 50 + number)):
             said = texts(n, seed=seed)

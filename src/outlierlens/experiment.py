@@ -49,6 +49,8 @@ class Experiment:
         python: the function of the library, `outlierlens.NAME`, in `home/measure.py`; "" for none.
         measure: the module of `run`, or ".file:function", where it is not `home/measure.py`.
         gate: the attribute of its result that says that a check failed (exit code 3; nothing to check is 2).
+        examples: calls as one types them behind `outlierlens`, what they do behind `  # `; its page shows them. They run on the
+            packaged models, and on small files of the reader's or of other examples.
         needs: folders of other experiments that its own builds on.
         odd: whether `home/command.py` calls it.
     """
@@ -67,6 +69,7 @@ class Experiment:
     python: str = ""
     measure: str = ""
     gate: str = ""
+    examples: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     odd: bool = False
 

@@ -5,7 +5,7 @@
         \"\"\"How weights are rounded.\"\"\"
 
         n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-        \"\"\"Draws of as many random dimensions, kept.\"\"\"
+        \"\"\"Random sets of the same size, kept.\"\"\"
         dims: DimsOrFind = FIND
         \"\"\"Keep these, such as 308,381; find: what the weights name.\"\"\"
         task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=128)

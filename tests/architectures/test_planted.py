@@ -49,7 +49,7 @@ def widened(config: Any) -> Any:
 
 
 def _fitted(key: str, value: Any) -> Any:
-    # Lists with an entry a layer (GPT-Neo's attention pattern, layer types) must grow with the layers.
+    # Lists with an entry per layer (GPT-Neo's attention pattern, layer types) must grow with the layers.
     if key == "attention_types":
         return [[["global", "local"], LAYERS // 2]]
     if key == "layer_types" and isinstance(value, list):

@@ -362,6 +362,6 @@ def test_mpnet_reads_a_thousandth(mpnet: Path, hub: FakeHub, redirect: bool, n_r
         assert len(names) == 24
         found = dict(checkpoint.read(names))
         assert all(np.array_equal(found[name], values) for name, values in local.read(names))
-        assert checkpoint.requests == len(hub.seen) == n_requests  # config, redirect if any, header, a run a layer
+        assert checkpoint.requests == len(hub.seen) == n_requests  # config, redirect if any, header, a run per layer
         assert checkpoint.bytes_read == hub.sent < 0.001 * checkpoint.total_bytes
         assert checkpoint.header_digest() == local.header_digest()

@@ -245,7 +245,7 @@ def test_maps_single_texts_and_empty_comparisons_are_shown_as_they_are(model_fol
     assert "off: 0,1: 3; 2: 3, 5" in out
     _, out, _ = run("disable", model, "--dims", "3", "--limit", "1", *few)
     assert "nan" not in out
-    assert "the interval says nothing of it" in out
+    assert "the interval does not cover it" in out
     _, out, _ = run("compare", model, model)
     assert "no outlier in either model" in out
 

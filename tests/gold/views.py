@@ -184,7 +184,7 @@ def _told(chart: Chart) -> dict[str, Any]:
 
 
 class _Text(HTMLParser):
-    """What a page says: a line a block, cells of a table apart."""
+    """What a page says: a line per block, cells of a table apart."""
 
     BLOCKS = frozenset((
         "p", "div", "section", "h1", "h2", "h3", "h4", "li", "tr", "table", "caption", "details", "summary", "figure",
@@ -217,7 +217,7 @@ class _Text(HTMLParser):
 
 
 def text_lines(html: str) -> list[str]:
-    """The text of HTML, a line a block or row."""
+    """The text of HTML, a line per block or row."""
     reader = _Text()
     reader.feed(html)
     return [line for text in reader.lines if (line := " ".join(text.split()).removeprefix("| "))]

@@ -74,9 +74,8 @@ def test_the_description_stands_without_the_files_beside_it(metadata: email.mess
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "](docs/" in readme
     assert not re.search(r"\]\((?!https?:)", text)
-    assert "![" not in text.replace("![](https", "")
     assert len(text) > 0.8 * len(readme)
-    for line in ("| Did fine-tuning keep them? |", "damage = ol.disable(loaded, texts, [100, 247, 507]"):
+    for line in ("| Does my model have them? |", "damage = ol.disable(loaded, texts, found"):
         assert line in text
 
 

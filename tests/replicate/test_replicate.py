@@ -285,7 +285,7 @@ def test_data_is_checked_before_any_model_is_loaded(place: Path, tmp_path: Path)
     mine = replace(job(place, tmp_path / "run", tasks=("cola",)), tasks=("cola", "rte"), base="no-such-model")
     with pytest.raises(BadInput, match=r"no folder rte with the examples of glue:rte; it has cola, sst2"):
         replicate(mine, LOAD)
-    with pytest.raises(BadInput, match=r"--data takes a folder with one folder a task, such as .*/cola"):
+    with pytest.raises(BadInput, match=r"--data takes a folder with one folder per task, such as .*/cola"):
         replicate(replace(job(place, tmp_path / "run"), data=str(tmp_path / "nothing")), LOAD)
     assert not (tmp_path / "run").exists()
 

@@ -232,7 +232,7 @@ def test_the_page_and_the_command_say_what_was_found(place: Path, whole: Any, ru
     assert code == 1
     assert "unknown part 'poems'; parts are origin, probe, geometry, words, sts" in err
     code, _, err = run("replicate", "luo", str(place / "tiny"), "--data", str(place / "none"), "-o", str(place / "x"))
-    assert "no such folder; --data takes a folder with one folder a data set" in err
+    assert "no such folder; --data takes a folder with one folder per data set" in err
 
 
 def test_a_result_file_reads_back_the_same(whole: Any, tmp_path: Path) -> None:

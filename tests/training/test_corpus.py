@@ -36,7 +36,7 @@ def tokenizer(tmp_path: Path, words: Any) -> str:
 
 @pytest.fixture
 def reading(tokenizer: str, tmp_path: Path) -> Callable[..., Tokens]:
-    """Prepare rows of some files with that tokenizer, a text a sentence, every second text held out by default."""
+    """Prepare rows of some files with that tokenizer, a text per sentence, every second text held out by default."""
 
     def read(*sources: Path | str, progress: Callable[[str], None] = lambda line: None, **data: Any) -> Tokens:
         settings = {"sentences": "lines", "min_characters": 1, "length": 8, "validation": 0.49, **data}

@@ -443,7 +443,7 @@ def test_texts_as_a_probe_and_none_at_all(tmp_path: Path, words: Callable[..., A
         ({"probe": torch.zeros((2, 3))}, r"whole numbers \[text, token\], not torch.float32 \[2, 3\]"),
         ({"probe": torch.tensor([1, 2])}, r"not torch.int64 \[2\]"),
         ({"probe": torch.tensor([[1, 40]])}, "token ids go from 1 to 40; the model has 40 tokens"),
-        ({"probe": torch.ones((1, 40), dtype=torch.long)}, "40 tokens a text; the model has positions for 32"),
+        ({"probe": torch.ones((1, 40), dtype=torch.long)}, "40 tokens per text; the model has positions for 32"),
         ({"probe": Texts("made", ("w1",))}, "without a tokenizer"),
         ({"probe": IDS, "dims": [16]}, "dimension 16 does not exist; stream 'model': dimensions 0 to 15"),
     ],

@@ -227,7 +227,7 @@ def test_losses_draw_the_chosen_set_and_every_control():
     assert chosen[:3] == ("found", "100, 247, 507", pytest.approx(6.9))
     assert "(symmetric log scale)" in chart.spec["layer"][2]["encoding"]["x"]["title"][1]
     assert "changes by +6.9 nats per token" in chart.reading
-    assert "rank p of the chosen set 0.05" in chart.reading
+    assert "rank p = 0.05" in chart.reading
     plain = charts.losses(synthetic.damage(chosen=0.02, random=0.02, matched=0.01))
     assert plain.spec["layer"][2]["encoding"]["x"]["title"] == ["change of the causal loss", "nats per token"]
 

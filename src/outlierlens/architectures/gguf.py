@@ -135,7 +135,7 @@ class Gguf:
         for key, suffix in self.keys.items():
             value = metadata.get(f"{self.architecture}.{suffix}")
             if value is None:
-                continue  # absent, or an array with one value a layer, which no config key holds
+                continue  # absent, or an array with one value per layer, which no config key holds
             kind: type = float if suffix.endswith(("epsilon", "freq_base")) else bool if key.startswith("use_") else int
             # JSON has one kind of number, and writers differ in whether a whole number is stored as a float.
             if type(value) is not kind and not (kind is float and type(value) is int):

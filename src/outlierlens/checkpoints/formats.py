@@ -1,4 +1,4 @@
-"""THE table of weight files: one row a format, and what follows from it: which file of a folder is the model, what opens it.
+"""THE table of weight files: one row per format, and what follows from it: which file of a folder is the model, what opens it.
 
     open_file(Path("model.gguf"), "smollm2")      # the Checkpoint that the row's opener makes
     weight_file(Path("runs/bert"))                # Path("runs/bert/model.safetensors")

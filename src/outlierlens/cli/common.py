@@ -60,7 +60,7 @@ def warn(text: str) -> None:
 
 
 class Progress:
-    """A progress bar on stderr, when it is a terminal and progress is wanted; otherwise a line a step."""
+    """A progress bar on stderr, when it is a terminal and progress is wanted; otherwise a line per step."""
 
     def __init__(self, show: bool) -> None:
         self.show = show

@@ -3,7 +3,7 @@
     texts = read_texts("passages.txt", limit=100)
     for batch in batches(tokenizer, texts, max_length=128, batch_size=16): ...
 
-A path is .txt (a text a line), .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split". Lines end at
+A path is .txt (a text per line), .jsonl, .csv, .tsv or .parquet; a hub id is "owner/name:config:split". Lines end at
 "\\n" or "\\r\\n" and nowhere else: a text may hold U+2028, U+0085 and their kind. Quotes mean something in .csv alone.
 """
 

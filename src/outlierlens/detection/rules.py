@@ -51,7 +51,7 @@ class Rule:
     top_k: Annotated[int, Ge(1)] = 6
     """puccetti: length of the list; luo: ranks that count."""
     relax_to: Annotated[float | None, Gt(0)] = None
-    """Lower n-sigma down to this until something is found; reported."""
+    """Lower n-sigma to this until something is found; the result says so."""
 
     def __post_init__(self) -> None:
         if self.name not in RULES:

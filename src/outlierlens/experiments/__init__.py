@@ -15,6 +15,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Find outlier dimensions in the weights of one or more models, without loading them.",
         home="detection.scan", odd=True, python="scan", options="Scanning", takes=groups.MODELS,
         shared={"chart": None, "no_progress": None}, result="Scan", also=("Scans",),
+        examples=(
+            "scan mini-planted  # the dimensions that the weights name",
+            "scan mini-planted mini-bert --rule puccetti  # two models by another rule",
+        ),
     ),
     Experiment(
         "lookup", "find",
@@ -22,16 +26,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "\n\nMODEL is a name in the atlas, or any model: of that the norms alone are read.",
         home="experiments.lookup", python="lookup", needs=("atlas",), options="LookupOptions", takes=groups.WEIGHTS,
         shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
+        examples=("lookup smollm2-135m  # by name", "lookup mini-planted  # whose norms are read"),
     ),
     Experiment(
         "compare", "find",
-        "Say which outliers stayed, moved, came and went between a model and its fine-tuned (or later) version.\n\n"
+        "Compare the outliers of a model and its fine-tuned (or later) version: which stayed, moved, came and went.\n\n"
         "With --values, also which sensitive values differ, as `verify` would: exit code 3 if any moved. Exit code 2: "
         "nothing could be compared.",
         home="experiments.compare", needs=("integrity",), python="compare",
         options="CompareOptions", takes=groups.MODELS,
         shared={"subfolder": None, "chart": None, "no_progress": None, "verbose": Other(help="With --values: all that moved.")},
         result="Comparison", gate="values_moved",
+        examples=(
+            "compare mini-bert mini-planted  # what stayed, came and went",
+            "compare mini-planted mini-planted --values  # and whether sensitive values differ",
+        ),
     ),
     Experiment(
         "atlas build", "find",
@@ -40,6 +49,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.atlas", odd=True, options="BuildCall", takes=groups.MODELS, needs=("range", "sweep"),
         shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline"))
         | {"output": Other(REQUIRED, help="Folder of the atlas.")},
+        examples=(
+            "atlas build names.txt -o atlas  # a name per line",
+            "atlas build names.txt -o atlas  # once more: only what has no row yet",
+        ),
     ),
     Experiment(
         "atlas page", "find",
@@ -48,21 +61,30 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         needs=("range", "sweep"),
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Folder of the site. Default: site, in the atlas's folder.")},
+        examples=("atlas page atlas", "atlas page atlas -o site"),
     ),
     Experiment(
         "fingerprint", "guard",
-        "Record the sensitive values of a model, for `verify` to hold copies against.",
+        "Record the sensitive values of a model, so that `verify` can check copies.",
         home="experiments.integrity", measure=".fingerprint", python=".fingerprint:fingerprint",
         options="FingerprintOptions", takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")),
         result="Fingerprint",
+        examples=(
+            "fingerprint mini-planted -o print.json",
+            "fingerprint mini-planted --dims 8,24 --deep -o deep.json  # two dimensions, every value of theirs",
+        ),
     ),
     Experiment(
         "verify", "guard",
-        "Say which sensitive values moved since the fingerprint, and whether they are the dangerous ones.\n\n"
+        "Find the sensitive values that moved since the fingerprint, and whether they are the dangerous ones.\n\n"
         "Exit code 0: it matches; 3: it does not; 2: there is nothing to verify (an unusable baseline or model).",
         home="experiments.integrity", measure=".restore", python=".verify:verify", options="VerifyOptions",
         takes=groups.WEIGHTS, shared=dict.fromkeys(("chart", "no_progress")), result="Verification",
         gate="failed",
+        examples=(
+            "verify mini-planted --baseline print.json",
+            "verify mini-planted --baseline deep.json --deep",
+        ),
     ),
     Experiment(
         "observe", "find",
@@ -70,9 +92,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="detection.observe", python="observe", options="Asked",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {
-            "chart": None, "verbose": Other(help="Show who is far from the mean, and the data's SHA-256, too."),
+            "chart": None, "verbose": Other(help="Also list dimensions far from the mean, and the data's SHA-256."),
         },
         result="Observation",
+        examples=(
+            "observe mini-planted --data reviews --limit 8",
+            "observe mini-planted --data reviews --limit 8 --stack mlp  # neurons of the MLPs",
+        ),
     ),
     Experiment(
         "disable", "switch off",
@@ -83,6 +109,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "verbose": Other(help="Show every control set too."),
         },
         result="ablation.damage:Damage", picture="losses",
+        examples=(
+            "disable mini-planted --dims 8,24 --data reviews --limit 4 --random 3 --matched 0",
+            "disable mini-planted --dims 8 --mode zero --data reviews --limit 4 --random 3 --matched 0 --rows "
+            "rows.jsonl  # the running state; every measurement is kept",
+        ),
     ),
     Experiment(
         "sweep", "switch off",
@@ -95,6 +126,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "verbose": Other(help="More rows in the tables."),
         },
         result="Sweep",
+        examples=(
+            "sweep mini-planted --dims 8,24 --data reviews --limit 4 --random 2 --matched 0 --gradients 0 -o swept",
+            "sweep mini-planted --dims 8 --windows single --data reviews --limit 4 --random 2 --matched 0 --gradients"
+            " 0 -o by-layer  # off in one layer at a time",
+        ),
     ),
     Experiment(
         "beyond-zero", "switch off",
@@ -105,22 +141,34 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "limit": Other(32, least=2),
         },
         result="BeyondZero", picture="beyond_zero",
+        examples=(
+            "beyond-zero mini-planted --dims 8 --data reviews --limit 4 --random 1",
+            "beyond-zero mini-planted --dims 8 --scales 0.5,2 --data reviews --limit 4 --random 1 -o beyond.json",
+        ),
     ),
     Experiment(
         "prune-check", "compress",
-        "Say which positions pruning removed in half the layers, and which outliers it hit; no torch for safetensors and "
-        ".npz.\n\n"
+        "Find the positions that pruning removed in half of the layers, and the outliers among them; needs no torch for "
+        "safetensors and .npz.\n\n"
         "Exit code 0: the constraint holds; 3: it is broken; 2: it could not be checked.",
         home="experiments.pruning", measure=".check", python=".check:prune_check", options="CheckedModels",
         takes=groups.MODELS, shared={"no_progress": None}, result="PruneCheck",
         picture="prune_check", gate="failed",
+        examples=(
+            "prune-check mini-bert mini-planted  # did a position lose all its values?",
+            "prune-check mini-planted mini-planted --dims 8 --only-outliers",
+        ),
     ),
     Experiment(
         "protect", "compress",
-        "Write what another tool should leave alone, in the form that it reads: Python or YAML, ready to paste.",
+        "Write what another tool should leave alone, in the form it reads: Python or YAML, ready to paste.",
         home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=groups.WEIGHTS,
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
+        examples=(
+            "protect mini-planted --for torch-pruning",
+            "protect mini-planted --for llm-compressor --dims 8,24 -o ignore.yaml",
+        ),
     ),
     Experiment(
         "prune-experiment", "compress",
@@ -128,10 +176,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.pruning", python=".experiment:prune_experiment", measure=".experiment", options="ExperimentOptions",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(24)},
         result="PruneExperiment", picture="prune_experiment",
+        examples=(
+            "prune-experiment mini-planted --data reviews --limit 4 --random 1 --scattered 0 --matched 0",
+            "prune-experiment mini-planted --dims 8 --data reviews --limit 4 --random 2 --scattered 1 --matched 0",
+        ),
     ),
     Experiment(
         "track", "train",
-        "Find when dimensions became outliers over a training run, and how that stands to the loss.\n\n"
+        "Find when dimensions became outliers over a training run, and where the loss was then.\n\n"
         "Of each checkpoint only the norm vectors are read.",
         home="experiments.track", odd=True, python="track", options="TrackCall", takes=groups.MODELS,
         shared={
@@ -139,6 +191,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "output": Other(help="Write track.json and a report into this folder."), "verbose": None,
         },
         result="Track", picture="emergence",
+        examples=(
+            "track mini-bert  # its training is recorded in the package",
+            "track mini-bert --n-sigma 2.5 -o tracked",
+        ),
     ),
     Experiment(
         "pretrain", "train",
@@ -152,13 +208,23 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "overwrite": Other(help="Remove the run of another recipe from it."),
         },
         result="Outcome",
+        examples=(
+            "pretrain --list",
+            "pretrain mini-short --set tokenizer.source='mini-planted' --set model.layers=2 --set model.width=16 "
+            "--set data.length=16 --set data.source=\"['texts.txt']\" --set data.validation=0.3 --set training.batch=4 "
+            "--steps 2 -o run",
+        ),
     ),
     Experiment(
         "outcomes", "train",
-        "Pre-training runs side by side, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
+        "Compare pre-training runs, seeds of one recipe together: loss, outlier dimensions, damage, INT8.",
         home="experiments.outcomes", options="training.pretrain.options:OutcomesOptions", takes=("options", "output"),
         shared=dict.fromkeys(("chart", "verbose", "no_progress")), result="training.pretrain.result:Outcomes",
         needs=("disable", "quantization", "sweep"),
+        examples=(
+            "outcomes run",
+            "outcomes run --json",
+        ),
     ),
     Experiment(
         "finetune", "train",
@@ -173,6 +239,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "overwrite": Other(help="Remove runs with other settings from the directory."),
         },
         result="FineTuned",
+        examples=(
+            "finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 -o tuned",
+            "finetune mini-planted --task classify --data labelled --epochs 1 --batch-size 8 --max-length 16 --off "
+            "8,24 --hold -o tuned-off  # two dimensions off, and held at zero",
+        ),
     ),
     Experiment(
         "replicate kovaleva-glue", "compare with papers",
@@ -180,6 +251,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="replicate.glue", odd=True, options="KOVALEVA", takes=("subject", "options", "output",
         "loading"),
         shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
+        examples=(
+            "replicate kovaleva-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
+            "--labels negative,positive --random 1 --matched 0 --windows-task none -o kovaleva",
+            "replicate kovaleva-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
+            "--labels negative,positive --random 1 --matched 0 --windows-task none -o kovaleva --json  # the same run"
+            " again: nothing is measured twice",
+        ),
     ),
     Experiment(
         "replicate puccetti-glue", "compare with papers",
@@ -187,6 +265,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="replicate.glue", odd=True, options="PUCCETTI", takes=("subject", "options", "output",
         "loading"),
         shared=groups.RUN_DIRECTORY | groups.GLUE_MODEL, result="Replication",
+        examples=(
+            "replicate puccetti-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
+            "--labels negative,positive --random 1 --matched 0 --windows-task none -o puccetti-glue",
+            "replicate puccetti-glue mini-planted --tasks sst2 --tuned sst2=tuned/seed-42/model --data paper/glue "
+            "--labels negative,positive --random 1 --matched 0 --windows-task none -o puccetti-glue --json  # the "
+            "same run again: nothing is measured twice",
+        ),
     ),
     Experiment(
         "replicate luo", "compare with papers",
@@ -199,6 +284,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "output": Other(help="Run directory. Default: runs/MODEL-luo."),
         },
         result="LuoReplication",
+        examples=(
+            "replicate luo mini-planted --data paper --parts origin -o luo",
+            "replicate luo mini-planted --data paper --parts origin --clip 8 -o luo-clipped",
+        ),
     ),
     Experiment(
         "replicate puccetti", "compare with papers",
@@ -210,13 +299,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "output": Other(help="Run directory. Default: runs/MODEL-puccetti."),
         },
         result="PuccettiReplication",
+        examples=(
+            "replicate puccetti mini-planted --data texts.txt --limit 4 --parts attention -o puccetti",
+            "replicate puccetti mini-planted --data texts.txt --limit 4 --parts attention --dims 8 -o puccetti-8",
+        ),
     ),
     Experiment(
         "survival", "train",
-        "Say whether a model's outlier dimensions survive fine-tuning, and how far they moved, from the weights alone.",
+        "Find the outlier dimensions that survive fine-tuning, and how far they moved, from the weights alone.",
         home="experiments.survival", python="survival", needs=("compare",), options="Followed", takes=groups.MODELS,
         shared={"subfolder": None, "verbose": None, "no_progress": None}, result="Survival",
         picture=".charts:survival",
+        examples=(
+            "survival mini-bert mini-planted",
+            "survival mini-planted tuned/seed-42/model --dims 8,24 --norms-only",
+        ),
     ),
     Experiment(
         "recover", "train",
@@ -229,51 +326,82 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "overwrite": Other(help="Remove runs with other settings from it, and replace the chart."),
         },
         result="Recovery", picture="recovery",
+        examples=(
+            "recover tuned/seed-42/model --task classify --data labelled --dims 8 --epochs 1 --batch-size 8 "
+            "--max-length 16 --random 0 -o recovered",
+            "recover tuned/seed-42/model --task classify --data labelled --dims 8 --epochs 1 --batch-size 8 "
+            "--max-length 16 --random 0 -o recovered --json  # the same run again: nothing is trained twice",
+        ),
     ),
     Experiment(
         "one-dimension", "explain",
-        "Say how much of a task each single dimension carries: the best classifier that sees one number (Rudman et al. "
-        "2023).",
+        "Measure how much of a task each single dimension carries: the best classifier that sees one number (Rudman et "
+        "al. 2023).",
         home="experiments.one_dimension", python="one_dimension", options="OneDimOptions", takes=groups.SPLITS,
         shared=groups.WHOLE | {"model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED)},
         result="OneDimension", picture="one_dimension",
+        examples=(
+            "one-dimension tuned/seed-42/model --task classify --data labelled --dims 8 --limit 8",
+            "one-dimension tuned/seed-42/model --task classify --data labelled --dims 8 --layers all --limit 8",
+        ),
     ),
     Experiment(
         "sts", "embed",
-        "Score semantic textual similarity at every layer with every fix, from one pass over the sentences.",
+        "Score semantic textual similarity at every layer with every fix, in one pass over the sentences.",
         home="experiments.similarity", python=".sts:sts", measure=".sts", options="StsCall", takes=groups.VECTORS,
         shared={"verbose": Other(help="Show the scores of every layer too.")}, result="Similarity",
         picture="sts_layers",
+        examples=(
+            "sts mini-planted --data paper/sts --tasks sickr --fixes raw,clip --clip 8",
+            "sts mini-planted --data paper/sts --tasks sickr,stsb --fixes raw,clip --clip 8,24 --layers 2,3",
+        ),
     ),
     Experiment(
         "wic", "embed",
-        "Say whether a word means the same in two sentences by the cosine of its vectors: all layers, thresholds and fixes.",
+        "Judge by the cosine of its vectors whether a word means the same in two sentences: all layers, thresholds, fixes.",
         home="experiments.similarity", python=".wic:wic", measure=".wic", options="WicCall", takes=groups.VECTORS,
         shared={"verbose": Other(help="Show the accuracy of every layer too.")}, result="WordInContext",
         picture="wic_layers",
+        examples=(
+            "wic mini-planted --data paper/wic --fixes clip --clip 8",
+            "wic mini-planted --data paper/wic --fixes raw --layers 3",
+        ),
     ),
     Experiment(
         "origin", "explain",
-        "Say where outlier dimensions come from: embedding tables row by row, and every norm by layer.",
+        "Trace outlier dimensions to their origin: embedding tables row by row, and every norm by layer.",
         home="experiments.origin", python="origin", options="Traced", takes=groups.WEIGHTS,
         shared={"no_progress": None}, result="Origin", picture=".view:picture",
+        examples=(
+            "origin mini-planted",
+            "origin mini-planted --dims 8,24 --picture ranks --chart origin.html",
+        ),
     ),
     Experiment(
         "detectors", "find",
-        "Apply every published definition of an outlier dimension; say where they agree and what they find in nulls.",
+        "Apply every published definition of an outlier dimension: where they agree, and what they find in nulls.",
         home="experiments.detectors", python="detectors", options="Asked",
         result="Detectors", picture="detectors",
         pictures={"super_chart": ".charts:super_weights"},
+        examples=(
+            "detectors mini-planted --data reviews --limit 4 --nulls none",
+            "detectors mini-planted --data reviews --limit 4 --nulls shuffled --no-special",
+        ),
     ),
     Experiment(
         "geometry", "explain",
         "Measure how vectors lie in space: anisotropy, self-similarity, isotropy, by layer, before and after fixes.",
         home="experiments.geometry", python="geometry", options="GeometryOptions", takes=groups.REPAIRED,
         shared={
-            "data": Other(REQUIRED, help="Sentences, a row each: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
+            "data": Other(REQUIRED, help="Sentences, one per row: .txt, .jsonl, .csv, .tsv, .parquet, or a hub id."),
             "limit": Other(least=4, help="Draw from the first N sentences."),
         },
         result="Geometry", picture="geometry",
+        examples=(
+            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw,clip --clip 8 --bootstrap 20",
+            "geometry mini-planted --data texts.txt --limit 8 --words 0 --fixes raw --skip-first 1 --bootstrap 20  # "
+            "without each text's first token",
+        ),
     ),
     Experiment(
         "frequency", "explain",
@@ -281,6 +409,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.frequency", python="frequency", options="FrequencyCall", takes=groups.TOKENS,
         shared={"data": groups.TEXT},
         result="Frequency", picture="frequency",
+        examples=(
+            "frequency mini-planted --counts counts.parquet --data texts.txt --bootstrap 50",
+            "frequency mini-planted --counts counts.parquet --data texts.txt --dims 8 --bootstrap 50 -o "
+            "frequency.json  # `layer-story` reads it",
+        ),
     ),
     Experiment(
         "frequency-geometry", "explain",
@@ -290,49 +423,84 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         takes=groups.TOKENS,
         shared={"data": groups.TEXT, "limit": Other(least=4)},
         result="FrequencyBands", picture="frequency_geometry",
+        examples=(
+            "frequency-geometry mini-planted --counts counts.parquet --data texts.txt --bands 2 --tokens-per-band 8 "
+            "--random 1 --bootstrap 20",
+            "frequency-geometry mini-planted --counts counts.parquet --data texts.txt --bands 2 --tokens-per-band 8 "
+            "--no-off --bootstrap 20  # the intact model alone",
+        ),
     ),
     Experiment(
         "predictions", "explain",
         "Compare what a model predicts intact, with dimensions off and with random ones off: frequent tokens, or rare ones?",
         home="experiments.predictions", python="predictions", options="PredictionsCall", shared={"limit": Other(200)},
         result="Predictions", picture="predictions",
+        examples=(
+            "predictions mini-planted --counts counts.parquet --data texts.txt --limit 4 --random 1 --bootstrap 20",
+            "predictions mini-planted --counts counts.parquet --data texts.txt --limit 4 --dims 8 --input masked "
+            "--random 1 --bootstrap 20",
+        ),
     ),
     Experiment(
         "attention", "explain",
         "Measure attention received by each token, its correlation with every dimension, and attention sinks.",
         home="experiments.attention", python="attention", options="AttentionOptions", result="Attention",
         picture="attention",
+        examples=(
+            "attention mini-planted --data texts.txt --limit 4 --random 1 --bootstrap 20",
+            "attention mini-planted --data texts.txt --limit 4 --dims 8,24 --sink-threshold 0.2 --random 1 --bootstrap 20",
+        ),
     ),
     Experiment(
         "probe", "embed",
-        "Train a linear probe a layer that predicts each token's position, and say which dimensions it reads (Luo et al. "
-        "2021).",
+        "Train one linear probe per layer that predicts each token's position, and name the dimensions it reads (Luo et "
+        "al. 2021).",
         home="experiments.probe", python="probe_positions", options="ProbeCall", takes=groups.REPAIRED,
         shared={
             "data": Other(REQUIRED, help="Texts to train on: .txt, .jsonl, .csv, .tsv, .parquet or a hub id."),
             "limit": None, "fixes": None, "verbose": Other(help="Show every dimension that is clipped somewhere."),
         },
         result="PositionProbe", picture="probe",
+        examples=(
+            "probe mini-planted --data texts.txt --limit 8 --max-length 16 --no-retrain",
+            "probe mini-planted --data texts.txt --limit 8 --max-length 16 --layers 3 --clip 8 --epochs 1",
+        ),
     ),
     Experiment(
         "quant", "compress",
         "Round weights and inputs to few bits: what it costs, where the error lies, and what keeping outliers gives back.",
         home="experiments.quantization", python="quantize", options="QuantizeOptions",
         shared={"limit": Other(64)}, result="Quantized", picture="quantization",
+        examples=(
+            "quant mini-planted --data reviews --limit 4 --schemes int8-tensor/none --random 1 --smooth none "
+            "--calibrate 0",
+            "quant mini-planted --data reviews --limit 4 --schemes int4-group64-asym/none --dims 8,24 --random 1 "
+            "--smooth none --calibrate 0",
+        ),
     ),
     Experiment(
         "plan", "compress",
-        "Say which linears must stay in high precision when a model is rounded, and how surely, beside random ones.",
+        "Find the linears that must stay in high precision when a model is rounded, and how surely, against random ones.",
         home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
+        examples=(
+            "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% "
+            "--candidates 1 --random 1",
+            "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% --bits"
+            " 8 --candidates 1 --random 1 -o plan.json",
+        ),
     ),
     Experiment(
         "range", "compress",
-        "Find the largest |x| of every tensor, layer by layer, and say which number formats hold it.",
+        "Find the largest |x| of every tensor, layer by layer, and the number formats that hold it.",
         home="experiments.range", needs=("quantization",), python="range_of", options="RangeOptions", takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(64), "verbose": Other(help="Show every layer of every kind too.")},
         result="Ranges", picture="ranges",
+        examples=(
+            "range mini-planted --data reviews --limit 4",
+            "range mini-planted --weights  # the checkpoint alone, without torch",
+        ),
     ),
     Experiment(
         "repair", "compress",
@@ -340,6 +508,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.repair", needs=("quantization", "range"), python="repair", options="RepairCall",
         takes=groups.EXAMPLES,
         shared=groups.UNLABELLED | {"limit": Other(16), "chart": None, "output": None}, result="Repaired",
+        examples=(
+            "repair decoder --fit fp8 --data texts.txt --limit 4 -o decoder-fp8",
+            "repair decoder --rotate --data texts.txt --limit 4 -o decoder-turned",
+        ),
     ),
     Experiment(
         "mask", "explain",
@@ -347,6 +519,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.mask", python="mask", options="MaskCall",
         shared={"limit": Other(64, least=4), "verbose": Other(help="Show every block too.")},
         result="Mask", picture="masks",
+        examples=(
+            "mask mini-planted --data texts.txt --limit 4",
+            "mask mini-planted --layer 3 --data texts.txt --limit 4 --for steering --to steering.py",
+        ),
     ),
     Experiment(
         "trace", "explain",
@@ -355,6 +531,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         takes=("subject", "reading", "options", "output", "loading"),
         shared={"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
         result="Trace", picture="life",
+        examples=(
+            "trace mini-planted --data texts.txt --limit 4",
+            "trace mini-planted --dim 45 --data texts.txt --limit 4 -o life.json",
+        ),
     ),
     Experiment(
         "count", "explain",
@@ -366,6 +546,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "tokenizer": Other(help="Model whose tokenizer counts: sample, directory or hub id."),
             "arch": None, "family": None, "device": None, "dtype": None,
         },
+        examples=(
+            "count --tokenizer mini-planted --data texts.txt -o counts.parquet",
+            "count --tokenizer mini-planted --data texts.txt --limit 8 --workers 1 -o few.parquet",
+        ),
     ),
     Experiment(
         "frozen", "embed",
@@ -375,7 +559,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         takes=("subject", "task", "options", "vectors", "fitting", "output", "loading"),
         shared={
             "task": Other(REQUIRED, help="sst2, sst5, imdb, cola, …; or classify."),
-            "data": Other(None, help="Folder with a file a split, or hub id. Default: the hub's own copy."),
+            "data": Other(None, help="Folder with a file per split, or hub id. Default: the hub's own copy."),
             "text_column": Other(help="classify: the text."), "label_column": Other(help="classify: the label."),
             "metric": Other(help="macro f1, … Default: the task's first."),
             "verbose": Other(help="Show the dev and training splits by layer too."),
@@ -383,6 +567,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             **dict.fromkeys(("max_length", "fit_data", "fit_column")),
         },
         result="FrozenScores", picture="frozen",
+        examples=(
+            "frozen mini-planted --task classify --data labelled --limit 8 --epochs 1 --fixes raw --clip none",
+            "frozen mini-planted --task classify --data labelled --limit 8 --epochs 1 --fixes raw,clip --clip 8 "
+            "--layers 3",
+        ),
     ),
     Experiment(
         "export-embedder", "embed",
@@ -390,6 +579,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.embedder", python="export_embedder", needs=("similarity",), options="EmbedderCall",
         takes=("subject", "options", "fitting", "output", "loading"),
         shared=dict.fromkeys(("fixes", "chart", "output", "verbose")), result="Exported",
+        examples=(
+            "export-embedder mini-planted --fix centre -o embedder",
+            "export-embedder mini-planted --fix clip --clip 8 --layer 2 -o embedder-clipped",
+        ),
     ),
     Experiment(
         "layer-story", "explain",
@@ -398,6 +591,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         options="LayerStoryOptions",
         takes=("options", "output"), shared={"no_progress": None}, result="LayerStory",
         picture="layer_story",
+        examples=(
+            "layer-story by-layer/sweep.json --frequency frequency.json",
+            "layer-story by-layer/sweep.json --frequency frequency.json --special -o story.json",
+        ),
     ),
     Experiment(
         "attack", "guard",
@@ -405,6 +602,12 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.attack", needs=("integrity",), python="attack", options="AttackAndSave",
         shared={"data": Other(REQUIRED, help="Text to measure damage on: a file or a hub id."), "limit": Other(28)},
         result="Attack", picture="attack",
+        examples=(
+            "attack mini-planted --data reviews --limit 6 --budget 1 --kinds zero --tries 2 --sets 1 --random 1 "
+            "--search-texts 2",
+            "attack mini-planted --dims 8 --data reviews --limit 6 --budget 1 --kinds \"sign flip\" --tries 2 --sets 1 "
+            "--random 1 --search-texts 2",
+        ),
     ),
     Experiment(
         "update-check", "guard",
@@ -412,6 +615,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         home="experiments.attack", measure=".updates", python=".updates:update_check", options="Updates",
         takes=groups.MODELS, shared=dict.fromkeys(("chart", "verbose", "no_progress", "revision", "subfolder")),
         result=".result_updates:UpdateCheck", gate="flagged",
+        examples=(
+            "update-check mini-planted mini-planted --draws 19",
+            "update-check mini-planted tuned/seed-42/model --dims 8,24 --draws 99",
+        ),
     ),
     Experiment(
         "report", "show",
@@ -425,6 +632,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "chart": None, "json": None, "verbose": None,
         },
         result=".result:ReportData",
+        examples=(
+            "report mini-planted --limit 4 --random 1 --matched 0",
+            "report runs/mini-planted/results.json -o again  # the page again, without torch",
+        ),
     ),
     Experiment(
         "explore", "show",
@@ -435,6 +646,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
             "chart": None, "verbose": None, "no_progress": None,
         },
         result="Explored",
+        examples=(
+            "explore mini-planted --show loss --text 'A film worth seeing.'  # no page: one comparison, printed",
+            "explore mini-planted --show attention --dims 8 --text 'A film worth seeing.' -o seen.json",
+        ),
     ),
     Experiment(
         "doctor", "show",
@@ -442,19 +657,31 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "Exit code 0; 1 where something that is installed is broken.",
         home="cli", measure=".doctor", odd=True, options=".doctor:DoctorOptions", takes=("options", "output"),
         shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose", "no_progress")),
+        examples=(
+            "doctor",
+            "doctor --devices",
+        ),
     ),
     Experiment(
         "samples", "show",
         "List the sample models: what they are, their licence, and whether they are there.",
         home="cli", measure=".samples:samples", odd=True, takes=("output",),
         shared=dict.fromkeys(("chart", "output", "overwrite", "quiet", "verbose", "no_progress")),
+        examples=(
+            "samples",
+            "samples --json",
+        ),
     ),
     Experiment(
         "fetch", "show",
-        "Fetch sample models into the user's cache, verified by hash; what is there already is kept.",
+        "Fetch sample models into the user's cache, verified by hash; existing files are kept.",
         home="cli", measure=".samples:fetch", odd=True, options=".samples:FetchOptions",
         takes=("options", "output"),
         shared=dict.fromkeys(("chart", "output", "overwrite", "json", "verbose", "no_progress")),
+        examples=(
+            "fetch mini-planted",
+            "fetch mini-planted mini-bert",
+        ),
     ),
 )  # fmt: skip
 BY_NAME = {row.name: row for row in EXPERIMENTS}

@@ -187,7 +187,7 @@ def loss(view: Loss) -> str:
     heads = "".join(f'<th scope="col">{escaped(name)}</th>' for name in columns)
     over = (
         f"{escaped(view.task)} over {view.n_tokens} predicted tokens; intervals are over them, as if each were independent: "
-        "they say nothing of other texts"
+        "they do not cover other texts"
         if is_loss
         else "This model predicts no words of a text: shown is how far its outputs move from the intact model's. One text "
         "has no interval"

@@ -154,7 +154,7 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
             # A step above the median leaves half of the entries no code but 0. What that costs, size does not say, nor what
             # keeping the dimensions gives back: of SmolLM2-135M's loss a third.
             coarse = (
-                f"Give 8-bit activations a scale for each token, and measure what one scale a tensor costs and how much of it "
+                f"Give 8-bit activations one scale per token. Measure what one scale per tensor costs, and how much of it "
                 f"comes back with {held} in 16 bits."
             )
             fine = (
@@ -207,7 +207,7 @@ def _coarse(data: ReportData, found: Ranges) -> Iterator[Advice]:
     fitted = (_fitted(data, "int8"),) if top.kind == "MLP inner" and _has_pairs(found) else ()
     yield Advice(
         "quantize",
-        f"Give 8-bit activations a scale for each token, or measure what one scale a tensor costs: it is coarsest for the "
+        f"Give 8-bit activations a scale for each token, or measure what one scale per tensor costs: it is coarsest for the "
         f"{top.kind} of layer {top.layer}{why}.",
         f"one step there is {number(top.int8_coarseness)} times the median |x|, over {found.n_texts:,} {found.inputs}",
         (_command(data, "quant"), *fitted),

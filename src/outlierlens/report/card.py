@@ -88,7 +88,7 @@ def _damage(damage: Damage) -> Iterator[str]:
     yield from _table(("condition", "value", "perplexity", "change, 95 % interval"), rows)
     if damage.controls:
         yield ""
-        heads = ("control", "sets", "median change", "95th percentile", "rank p of the chosen set")
+        heads = ("control", "sets", "median change", "95th percentile", "rank p")
         controls = [
             (
                 one.kind,

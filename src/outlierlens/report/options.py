@@ -34,9 +34,9 @@ class ReportOptions:
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     sweeps: Annotated[tuple[Path, ...], Flag("--sweep")] = ()
-    """Show this sweep.json as well; give it once a sweep."""
+    """Show this sweep.json as well. Repeatable."""
     results: Annotated[tuple[Path, ...], Flag("--result")] = ()
-    """Show this result of another command too (its -o FILE); once a result."""
+    """Show this result of another command too (its -o FILE). Repeatable."""
     compare: tuple[str, str] | None = None
     """Two models side by side: named as MODEL, or run directories, or a scan's JSON."""
     card: Path | None = None

@@ -116,8 +116,8 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
         made.append(Tile(chosen, f"{unit} with {few(damage.chosen.dims)} off", verdict(damage) == "damaging"))
         if control is not None:
             n = len(control.conditions)
-            rank = "" if control.p is None else f" (rank p of the chosen {control.p:.2g})"
-            beside = f"with as many at random off: {n} {sets_of(size)}, median{rank}"
+            rank = "" if control.p is None else f" (rank p = {control.p:.2g})"
+            beside = f"median of {n} random {sets_of(size)}{rank}"
             made.append(Tile(show(control.median), beside))
     elif data.sweeps:
         made += _sweep_tiles(data.sweeps[0])

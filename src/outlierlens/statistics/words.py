@@ -18,7 +18,7 @@ def unseen_note(n: int, plural: str = "texts") -> str:
     """What an interval over `n` texts leaves open, in words."""
     return (
         f"among {n:,} {plural} a kind that makes up less than {unseen(n):.1%} of all may be missing (at 95 %): "
-        "the interval says nothing of it"
+        "the interval does not cover it"
     )
 
 

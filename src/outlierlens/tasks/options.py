@@ -64,7 +64,7 @@ class TaskReading(Reading):
     label_column: str = "label"
     """Your own data: the label."""
     max_seconds: Annotated[float | None, Gt(0)] = None
-    """Of a recording that is read. Default: 30."""
+    """Seconds of a recording that are read. Default: 30."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -171,7 +171,7 @@ class SplitReading(TaskReading):
     task: str = "auto"
     """sst2, cola, rte, hans, …; or classify, regress."""
     data: str = ""
-    """Folder with a file a split, or hub id: both splits. Default: the hub's own copy."""
+    """Folder with a file per split, or hub id: both splits. Default: the hub's own copy."""
     text_column: str | None = None
     """classify, regress: the text."""
     label_column: str = "label"

@@ -43,7 +43,7 @@ class Curve:
         object.__setattr__(self, "values", np.asarray(self.values, dtype=np.float64))
         if self.steps.ndim != 1 or self.values.shape != self.steps.shape:
             raise BadInput(
-                f"a curve has {self.steps.shape} steps and {self.values.shape} values; give one value a step"
+                f"a curve has {self.steps.shape} steps and {self.values.shape} values; give one value per step"
             )
         if (np.diff(self.steps) <= 0).any():
             raise BadInput("the steps of a curve must ascend, each once")

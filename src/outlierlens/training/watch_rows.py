@@ -55,7 +55,7 @@ class StreamRow:
     tokens: np.ndarray = field(default_factory=nothing)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: long vectors in base64, one number a layer as it is."""
+        """Plain values: long vectors in base64, one number per layer as it is."""
         return {
             f.name: _pack(getattr(self, f.name)) if f.name in PACKED else np.asarray(getattr(self, f.name)).tolist()
             for f in fields(self)

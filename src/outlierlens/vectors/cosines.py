@@ -1,6 +1,6 @@
 """Cosines of vectors, as statistics that take weights of sentences: one call gives the value and its bootstrap.
 
-    units = unit(vectors)                                    # [token, dim], one token a sentence
+    units = unit(vectors)                                    # [token, dim], one token per sentence
     mean_cosine(units)                                       # [1]; or with weights [replicate, token]: [replicate]
     contributions(units).sum() == mean_cosine(units)[0]      # what every dimension adds to it
     self_similarity(units, word, weights)

@@ -224,7 +224,7 @@ def make_fix(spec: FixSpec, width: int, *, moments: Moments | None = None, dims:
 
 
 def chosen_shrinkage(moments: Moments) -> float:
-    """0 with 10 vectors a dimension or more, else the oracle approximating shrinkage (Chen et al. 2010, eq. 23)."""
+    """0 with 10 vectors per dimension or more, else the oracle approximating shrinkage (Chen et al. 2010, eq. 23)."""
     if moments.n >= ENOUGH * moments.width:
         return 0.0
     covariance = moments.scatter / max(moments.n, 1)

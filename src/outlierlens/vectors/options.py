@@ -46,7 +46,7 @@ class VectorReading:
     batch_size: Annotated[int, Ge(1)] = 32
     """Texts in one forward pass."""
     cache_gb: Annotated[float, Gt(0)] = 8.0
-    """Gigabytes that vectors may take in memory."""
+    """Memory for vectors, in gigabytes."""
 
     def __post_init__(self) -> None:
         check(self)

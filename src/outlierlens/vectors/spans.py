@@ -32,11 +32,11 @@ class Drawing:
     n_words: Annotated[int, Flag("--words"), Ge(0)] = 1000
     """Words whose self-similarity is measured, as written: "The" and "the" are two."""
     min_sentences: Annotated[int, Ge(2)] = 10
-    """Sentences that a word must occur in."""
+    """Fewest sentences in which a word must occur."""
     max_contexts: Annotated[int, Ge(2)] = 20
-    """Sentences of a word at most, drawn from all it occurs in."""
+    """At most N sentences per word, drawn at random."""
     max_tokens: Annotated[int, Flag("--tokens"), Ge(2)] = 20_000
-    """Tokens of whole sentences at most: intra-sentence similarity, IsoScore."""
+    """At most N tokens of whole sentences for intra-sentence similarity and IsoScore."""
     special: bool = False
     """Draw special tokens too (words never hold any)."""
     skip_first: Annotated[int, Ge(0)] = 0

@@ -488,7 +488,7 @@ def test_the_command_measures_draws_and_writes(folder: tuple[Path, Path], tmp_pa
         (["--task", "masked-loss"], "label_column belong to a labelled task|belong to a labelled task|has no labels"),
         (["--task", "sst2", "--text-column", "a"], "belong to classify, regress, tokens, not to sst2"),
         (["--task", "classify", "--fixes", "clap"], "unknown fix 'clap'"),
-        (["--task", "classify", "--data", "FILE"], "is one file; give a folder with a file a split"),
+        (["--task", "classify", "--data", "FILE"], "is one file; give a folder with a file per split"),
     ],
 )
 def test_what_the_command_refuses(more: list[str], message: str, folder: tuple[Path, Path], run: Any) -> None:

@@ -195,7 +195,7 @@ def test_what_cannot_be_probed(words: Any) -> None:
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
         ({"positions": 1}, "positions is 1; it must be at least 2"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be more than 0"),
-        ({"redraws": 1}, "redraws is 1; use 2 at least, for one says nothing of a spread, or 0 for none"),
+        ({"redraws": 1}, "redraws is 1; use 2 or more, for one has no spread, or 0 for none"),
     ):
         with pytest.raises(BadInput, match=message):
             ProbeOptions(**options)  # type: ignore[arg-type]

@@ -575,7 +575,7 @@ def test_charts_and_sections_say_what_the_results_say() -> None:
         "Safe to prune except position 1: +1.500 nats per token with 4 weights forced"
     )
     assert measured.sentences[2:] == (
-        "Random position: median +0.02 nats per token, rank p of the chosen positions 0.25.",
+        "Random position: median +0.02 nats per token, rank p = 0.25.",
         "Scattered: median +0.005 nats per token.",
     )
     conditions, controls, every = measured.tables

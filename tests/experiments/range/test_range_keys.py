@@ -71,7 +71,7 @@ def test_keys_between_queries_and_values_are_taken_out() -> None:
 
 
 def test_rounding_by_hand() -> None:
-    # int8, one step a token: 127 and 0.25 share a step of 1, so 0.25 is lost; padding counts nowhere.
+    # int8, one step per token: 127 and 0.25 share a step of 1, so 0.25 is lost; padding counts nowhere.
     keys = torch.tensor([[[127.0, 0.25], [127.0, -0.25], [900.0, 900.0]]])
     errors = CacheErrors()
     errors.add("4", "k", keys, torch.tensor([[True, True, False]]))

@@ -134,7 +134,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         sts_tasks("stsb,sts17")
     with pytest.raises(BadInput, match="no folder of a similarity task in it; it should hold stsb"):
         found_in(tmp_path)
-    with pytest.raises(BadInput, match="no such folder; --data holds one folder a task"):
+    with pytest.raises(BadInput, match="no such folder; --data holds one folder per task"):
         read_sts(TASKS["stsb"], tmp_path)
     write(tmp_path, "sickr", "test", pairs_of(("a", "b"), ("c", "d"), [0.5, 3], "sickr"))
     with pytest.raises(BadInput, match=r"row 1: score 0\.5 is off the scale of sickr, 1 to 5"):

@@ -141,7 +141,7 @@ def test_accuracies_are_those_of_a_plain_loop(words: Callable[..., Any]) -> None
     assert found.layers == ("embeddings", "0", "1", "2")
 
     def states(texts: tuple[str, ...], places: list[tuple[int, int]]) -> np.ndarray:
-        """[layer, word, dim]; the tokenizer has one token a word, and a [CLS] in front."""
+        """[layer, word, dim]; the tokenizer has one token per word, and a [CLS] in front."""
         oracle = Oracle(loaded, Texts("t", texts), 128)
         (stack,) = oracle.by_text
         number = [len(text[:start].split()) + 1 for text, (start, _) in zip(texts, places, strict=True)]

@@ -166,7 +166,7 @@ def test_sentences_claim_no_more_than_the_numbers_hold(found: Track) -> None:
     planted = track_sentences(changed(found, step=0, after=None))
     assert "dimension 7 stands from the first of them on 3 sigma out" in planted[0]
     assert len(planted) == 3
-    assert planted[-1] == "What stood out at the first recorded step says nothing about the loss."
+    assert planted[-1] == "Dimensions that stood out at the first recorded step have no onset to compare with the loss."
     alone = track_sentences(changed(found, passes="scale"))
     assert "no dimension passes for scale and bias both; 7 (scale alone)" in alone[0]
 

@@ -1,4 +1,4 @@
-"""The average vector of every layer over its dimensions, a panel a layer: `vector_panels(stack)`.
+"""The average vector of every layer over its dimensions, a panel per layer: `vector_panels(stack)`.
 
 As in Luo et al. (2021), Figures 1, 2 and 7 to 10, which draw all layers into one panel; `average_vectors` draws the same means
 over layers instead.
@@ -23,7 +23,7 @@ MAX_STICKS = 1100  # dimensions drawn in a panel; beyond it the smallest are lef
 def vector_panels(
     stack: StackObservation, named: Sequence[int], *, view: str = "all", prefix: str = "", per_layer: int = 2
 ) -> Chart:
-    """Mean over tokens of every dimension (across), a panel a layer, on one scale.
+    """Mean over tokens of every dimension (across), a panel per layer, on one scale.
 
     `named` are the dimensions with a name, the strongest first; in each panel the `per_layer` lowest and highest averages are
     numbered.
@@ -37,7 +37,7 @@ def vector_panels(
     panels = [_panel(stack, row, mean[row], dims, shown, domain, per_layer) for row in range(len(stack.layers))]
     inks = " or in ink" if inked_dims(shown) else ""
     reading = (
-        f"Mean over tokens of every dimension, a panel a layer, all on one scale; coloured{inks}: the named dimensions; "
+        f"Mean over tokens of every dimension, a panel per layer, all on one scale; coloured{inks}: the named dimensions; "
         "numbered: the lowest and highest averages. "
     ) + _reading(stack, mean, dims, shown)
     numbers = [

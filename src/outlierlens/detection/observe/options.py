@@ -24,7 +24,7 @@ class ObserveOptions:
     batch_size: Annotated[int, Ge(1)] = 32
     """Texts in one forward pass."""
     n_sigma: Annotated[float, Gt(0), Lt(float("inf"))] = Rule.n_sigma
-    """Distance from the vector's own mean, in its standard deviations, that counts (--verbose shows who is beyond it)."""
+    """Threshold on the distance from the vector's own mean, in standard deviations (--verbose lists what exceeds it)."""
     rules: ActivationRules = ActivationRules()
     """Thresholds of the rules on top."""
     histogram_bytes: int = 200_000_000
@@ -34,9 +34,9 @@ class ObserveOptions:
     passage: str | None = None
     """The text whose token vectors are recorded; the first text where none is given."""
     passage_tokens: Annotated[int, Ge(0)] = 24
-    """At most so many tokens of it; 0 records none."""
+    """At most N tokens of it; 0 records none."""
     progress: Callable[[str, int, int], None] | None = field(default=None, compare=False, repr=False)
-    """Called with what is done, texts done and texts in all."""
+    """Called with the stage, texts done and texts in all."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -26,11 +26,11 @@ class SearchOptions:
     """How much is tried."""
 
     bound: Annotated[float, Gt(0), Lt(float("inf"))] = 10.0
-    """Exponent flips stay below this times their tensor's largest value."""
+    """Exponent flips stay below N times their tensor's largest value."""
     n_single: Annotated[int, Flag("--tries"), Ge(1)] = 12
-    """Edits that are tried alone before they are joined."""
+    """Edits tried alone before they are joined."""
     n_sets: Annotated[int, Flag("--sets"), Ge(1)] = 12
-    """Sets of edits that are tried at each budget."""
+    """Sets of edits tried at each budget."""
     n_groups: Annotated[int, Ge(0)] = 1
     """Dimensions whose values make a set of their own, beside the outlier dimensions."""
 
@@ -45,7 +45,7 @@ class AttackOptions:
     budget: Annotated[int, Ge(1)] = 48
     """Values that may be changed; a swap changes two."""
     kinds: Annotated[tuple[str, ...], Flag(read="experiments.attack.options:parse_kinds", words=_WORDS)] = KINDS
-    """Of zero, swap, sign-flip and exponent-flip, by commas; each is measured by itself."""
+    """zero, swap, sign-flip, exponent-flip, separated by commas; each is measured alone."""
     dims: DimsOrFind = FIND
     """The outlier dimensions: 100,247; find: what the weights name."""
     anywhere: bool = False
@@ -55,9 +55,9 @@ class AttackOptions:
     search: Annotated[SearchOptions, Flat("bound", "n_single", "n_sets")] = SearchOptions()
     """How much is tried."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 3
-    """Draws of random edits, of each kind."""
+    """Random sets of edits, per kind."""
     factor: Annotated[float, Gt(1)] = 2.0
-    """The fewest edits are sought that multiply a loss so."""
+    """Find the fewest edits that multiply the loss by this factor."""
     row: Annotated[RowChoice, Flag(hidden=True)] = None
     """TOML file of the architecture, where the table has none."""
     task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions(max_length=32)
@@ -87,7 +87,7 @@ class AttackAndSave(AttackOptions):
     save: Path | None = None
     """Write the model with the strongest edits to this folder; needs --yes."""
     yes: bool = False
-    """Do write a damaged copy, marked as one."""
+    """Confirm that a damaged copy, marked as one, may be written."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,17 +102,17 @@ class UpdateOptions:
     dims: DimsOrFind = FIND
     """The outlier dimensions: 100,247; find: what the weights name."""
     deep: bool = False
-    """Read every tensor, not the stream's norms and biases alone."""
+    """Read every tensor, not only norms and biases of the stream."""
     n_top: Annotated[int, Flag("--top"), Ge(1)] = 48
-    """Largest entries of each update that are looked at."""
+    """Number of largest entries looked at in each update."""
     alpha: Annotated[float, Gt(0), Lt(1)] = 0.01
-    """Flag a client alone at this p-value or below …"""
+    """Flag a client when its p-value is at most this …"""
     least_ratio: Annotated[float, Ge(1)] = 10.0
-    """… and from this many times the share of parameters on (or half of the squared norm)."""
+    """… and its share is at least N times the share of parameters (or half of the squared norm)."""
     least_peak: Annotated[float, Ge(1)] = 3.0
-    """Flag a change of an outlier entry this many times as large as the largest elsewhere."""
+    """Flag a change of an outlier entry N times as large as the largest elsewhere."""
     least_z: Annotated[float, Gt(0)] = 3.5
-    """Of three clients or more: robust standard deviations above the median."""
+    """With three or more clients: robust standard deviations above the median."""
     n_draws: Annotated[int, Flag("--draws"), Ge(1)] = 1999
     """Random sets of dimensions."""
     seed: Annotated[int, Ge(0)] = 0
@@ -131,4 +131,4 @@ class Updates(UpdateOptions):
     before: Annotated[str, Flag(argument=True)]
     """The round's model before: sample, directory, file or hub id."""
     after: Annotated[tuple[str, ...], Flag(argument=True)]
-    """Models after training, one a client."""
+    """Models after training, one per client."""

@@ -3,8 +3,8 @@
 attention(found)                               # all below as one picture
 attention_correlation(found, "all")            # r of the named dimensions by layer, over the band of all other dimensions
 attention_sinks(found)                         # shares of attention by layer: intact, outliers off, random dimensions off
-attention_heads(found)                         # correlations by head, head × layer, a panel a named dimension
-attention_example(found)                       # one text's maps, query × key, a panel a head; intact above, outliers off below
+attention_heads(found)                         # correlations by head, head × layer, a panel per named dimension
+attention_example(found)                       # one text's maps, query × key, a panel per head; intact above, off below
 """
 
 import math
@@ -84,7 +84,7 @@ def attention_heads(found: Attention, keys: Keys = "without_first", *, name: str
 
 
 def attention_example(found: Attention, *, name: str = "attention-example") -> Chart:
-    """One text's attention maps in one layer, a panel a head: intact above, with the outliers off below.
+    """One text's attention maps in one layer, a panel per head: intact above, with the outliers off below.
 
     Of more than a dozen heads those that change most.
 

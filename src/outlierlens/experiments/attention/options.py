@@ -24,7 +24,7 @@ class AttentionOptions:
     embeddings: bool = False
     """Mode writes: the embeddings' writes too."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-    """Draws of as many random dimensions."""
+    """Random sets of the same size."""
     threshold: Annotated[float, Flag("--sink-threshold"), Gt(0), Lt(1)] = 0.3
     """Mean attention on the first token that makes a head a sink."""
     paper_compat: bool = False
@@ -34,13 +34,13 @@ class AttentionOptions:
     example_layer: Annotated[int | None, Ge(0)] = None
     """Layer of the maps. Default: the last but one."""
     example_tokens: Annotated[int, Ge(3)] = 32
-    """Tokens of it at most."""
+    """Most tokens of that text."""
     max_length: Annotated[int, Ge(2)] = 128
     """Tokens of a text (or window) at most."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Texts in one forward pass."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 200
-    """Times that texts are drawn again."""
+    """Bootstrap draws of the texts."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

@@ -33,10 +33,10 @@ class BeyondOptions:
     """What is done to which dimensions."""
 
     find: Finder = "auto"
-    """Who names the dimensions where none are given: scan (of the weights), observe (on the texts); auto: scan, else
-    observe. Where nothing is found it is the strongest in the weights."""
+    """What names the dimensions when none are given: scan (the weights), observe (the texts); auto: scan, else observe. If
+    nothing is found: the strongest in the weights."""
     each: bool = False
-    """Also each dimension alone."""
+    """Measure each dimension alone too."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Layers to treat: 0-3,7. Default: all."""
     stack: str | None = None
@@ -46,7 +46,7 @@ class BeyondOptions:
     ] = SCALES
     """Factors of the scale sweep, beside 0 and 1."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-    """Random sets of as many dimensions, treated alike."""
+    """Random sets of the same size, treated alike."""
     n_folds: Annotated[int, Flag("--folds"), Ge(2)] = 4
     """Parts of the texts; each gets the means of the others."""
     task: Annotated[TaskOptions, Flat("mask_fraction", "batch_size")] = TaskOptions()

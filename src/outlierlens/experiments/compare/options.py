@@ -19,7 +19,7 @@ class CompareOptions:
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, and what it may read."""
     values: bool = False
-    """Also hold sensitive values against each other; exit code 3 if any moved."""
+    """Also compare sensitive values; exit code 3 if any moved."""
     dims: DimsOrFind = FIND
     """The dangerous dimensions: 308,381; find: what scan finds."""
     deep: bool = False

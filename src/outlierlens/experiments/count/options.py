@@ -17,7 +17,7 @@ class CountOptions:
     max_length: Annotated[int | None, Ge(2)] = None
     """Cut texts at N tokens, those put around them included. Default: texts are counted whole."""
     workers: Annotated[int, Ge(0)] = 0
-    """Processes; 0: one a core. 1: none but this one."""
+    """Processes; 0: one per core. 1: this one alone."""
     text_column: Annotated[str | None, Flag(hidden=True)] = None
     """Column that holds the text; None finds it by its usual names."""
     limit: Annotated[int | None, Flag(hidden=True), Ge(1)] = None
@@ -36,7 +36,7 @@ class CountCall:
     """What the command is asked."""
 
     data: tuple[str, ...] = ()
-    """Text: .txt (a text a line), .jsonl, .csv, .tsv, .parquet, a folder or glob of these, or a hub id
+    """Text: .txt (a text per line), .jsonl, .csv, .tsv, .parquet, a folder or glob of these, or a hub id
     owner/name:config:split. Repeatable."""
     merge: str | None = None
     """Add these up instead: a.parquet,b.parquet; published ones need --tokenizer."""

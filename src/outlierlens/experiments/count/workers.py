@@ -138,7 +138,7 @@ def _ask(process: "subprocess.Popen[bytes]", *parts: bytes) -> list[bytes]:
         told, *answer = receive(process.stdout)
     except (EOFError, BrokenPipeError, ValueError):
         raise OutlierlensError(
-            f"a counting process ended (exit code {process.poll()}), perhaps for want of memory; the same command goes on "
+            f"a counting process ended (exit code {process.poll()}), perhaps for want of memory; the same command continues "
             f"where it stopped, --workers 1 takes the least memory"
         ) from None
     if told == b"error":

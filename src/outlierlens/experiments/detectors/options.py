@@ -183,7 +183,7 @@ class DetectorOptions:
     prompt: str | None = None
     """Text of the search for super weights. Default: the first text."""
     trial_texts: Annotated[int, Ge(0)] = 0
-    """Test super weights on N texts: zero, restore, scale. 0: do not."""
+    """Test super weights on N texts: zero, restore, scale. 0 skips the test."""
     trials: Annotated[TrialOptions, Flag(hidden=True)] = TrialOptions()
     """How they are tested."""
     seed: Annotated[int, Ge(0)] = 0
@@ -200,8 +200,8 @@ class Asked(DetectorOptions):
     """What the command is asked beside that: what it shows and draws."""
 
     thresholds: Annotated[tuple[str, ...], Flag("--threshold")] = ()
-    """NAME=VALUE, again and again; the table of rules lists the names."""
+    """NAME=VALUE. Repeatable; the table of rules lists the names."""
     layer: str | None = None
     """Also show the agreement in this layer."""
     super_chart: Path | None = None
-    """Draw the super weights to this file: likewise."""
+    """Draw the super weights to this file: .html, .svg, .png or .json."""

@@ -44,7 +44,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "|z| >= n_sigma over the entries of a layer's vector",
             "in min_layer_fraction of the blocks, scale and bias both",
             "BERT Busters, section 3",
-            "" if stack.ends_in_norm else "how a linear's weights become one number a dimension",
+            "" if stack.ends_in_norm else "how a linear's weights become one number per dimension",
         ),
         one(
             "puccetti",
@@ -154,7 +154,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "mean(s²) / mean(s)² >= he_kurtosis, s the second moments of dimensions; those that carry carrier_share of it",
             UNION,
             "Understanding and Minimising Outlier Features",
-            "both thresholds and the dimensions: the paper has one number a layer",
+            "both thresholds and the dimensions: the paper has one number per layer",
         ),
         one(
             "bondarenko-out",
@@ -164,7 +164,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "mean over texts of the kurtosis of all entries >= bondarenko_kurtosis; dimensions that carry carrier_share of it",
             UNION,
             "Quantizable Transformers; released code, validate_mlm.py",
-            "both thresholds and the dimensions: the paper has one number a layer",
+            "both thresholds and the dimensions: the paper has one number per layer",
         ),
         one(
             "bondarenko-ffn",

@@ -62,7 +62,7 @@ def reading(damage: Damage) -> str:
         text += (
             f"{control.kind.capitalize()} sets of the same size: median {control.median:+.3g}, "
             f"95th percentile {control.percentile_95:+.3g}, mean {control.mean:+.3g}"
-            + ("" if control.p is None else f"; rank p of the chosen set {control.p:.3g}")
+            + ("" if control.p is None else f"; rank p = {control.p:.3g}")
             + ". "
         )
     return text.strip()

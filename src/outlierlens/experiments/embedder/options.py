@@ -52,7 +52,7 @@ class EmbedderCall(EmbedderOptions):
     """What is exported, and where."""
 
     k: Annotated[int | None, Ge(1)] = None
-    """Of abtt and whiten, as in abtt:3."""
+    """Number of directions for abtt and whiten, as in abtt:3."""
     folder: Annotated[Path, Flag("-o", "--output")]
     """Folder to write; it must not exist."""
     check_data: Path | None = None

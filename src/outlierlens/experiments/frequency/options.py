@@ -18,9 +18,9 @@ class FrequencyOptions:
     """What is measured, and how."""
 
     dims: DimsOrFind = FIND
-    """Hold these against all others: 308,381; find: what the weights name."""
+    """Compare these with all others: 308,381; find: what the weights name."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(FEWEST_DRAWS)] = 200
-    """Times that texts are drawn again."""
+    """Bootstrap draws of the texts."""
     n_sample: Annotated[int, Flag("--sample"), Ge(FEWEST)] = 2048
     """Tokens of the rank correlations."""
     n_types: Annotated[int, Flag("--types"), Ge(FEWEST)] = 4000

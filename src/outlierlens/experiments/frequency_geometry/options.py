@@ -29,9 +29,9 @@ class FrequencyGeometryOptions:
     embeddings: bool = False
     """Mode writes: the embeddings' writes too."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
-    """Random sets of as many dimensions to clip."""
+    """Random sets of the same size to clip."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 500
-    """Times that texts are drawn again."""
+    """Bootstrap draws of the texts."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()

@@ -35,7 +35,7 @@ class Banding:
     n_bands: Annotated[int, Flag("--bands"), Ge(2)] = 5
     """Bands of frequency, with as many occurrences each."""
     tokens_per_band: Annotated[int, Ge(LEAST)] = 1000
-    """Tokens drawn from each band, one a text, at most."""
+    """At most N tokens from each band, one per text."""
     special: bool = False
     """Draw special tokens too."""
     skip_first: Annotated[int, Ge(0)] = 0
@@ -194,7 +194,7 @@ class BandMeasure:
             found["cosine"].append(mean_cosine(units[mine], often))
             found["cosine_types"].append(of_other_types(units[mine], often, alike))
             whole, size = np.zeros((texts.shape[1], units.shape[1])), np.zeros(texts.shape[1])
-            whole[self.text[mine]], size[self.text[mine]] = units[mine], 1.0  # a band has at most one token a text
+            whole[self.text[mine]], size[self.text[mine]] = units[mine], 1.0  # a band has at most one token per text
             sums.append(whole)
             sizes.append(size)
         every, n_every = np.sum(sums, axis=0), np.sum(sizes, axis=0)

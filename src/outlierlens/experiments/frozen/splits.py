@@ -74,7 +74,7 @@ def read_frozen(
     seed: int = 0,
     offline: bool = False,
 ) -> Splits:
-    """Train, dev and test examples of `task`; `data` is a folder with a file a split, or a hub id, None the hub's own copy.
+    """Train, dev and test examples of `task`; `data` is a folder with a file per split, or a hub id, None the hub's own copy.
 
     At most `limit` training examples and `test_limit` test examples, drawn by `seed`; None takes all.
 
@@ -86,7 +86,7 @@ def read_frozen(
             f"{task.name}: classifiers on frozen vectors read one text and say one class; use sst2, sst5, imdb"
         )
     if data is not None and Path(data).is_file():
-        raise BadInput(f"{data} is one file; give a folder with a file a split ({task.trained}, {task.evaluated})")
+        raise BadInput(f"{data} is one file; give a folder with a file per split ({task.trained}, {task.evaluated})")
     protocol = protocol_of(task)
     train = read_examples(task, data, split=task.trained, offline=offline)
     known = () if task.labels else train.task.labels

@@ -23,7 +23,7 @@ class GeometryOptions:
     dims: Annotated[tuple[int, ...], Flag(read="options:plain_dims")] = ()
     """308,381: say their share of the cosine too, beside those that the weights and the clipping name."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 500
-    """Times that sentences are drawn again."""
+    """Bootstrap draws of the sentences."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
     fixes: Annotated[tuple[FixSpec, ...], Flag(hidden=True)] = parse_fixes(USUAL)
@@ -31,7 +31,7 @@ class GeometryOptions:
     clip: Annotated[str, Flag(hidden=True)] = "auto"
     """Of fix "clip", as `vectors.clip.resolve_clipping` takes it."""
     fit_limit: Annotated[int, Flag(hidden=True), Ge(2)] = 10_000
-    """Texts to fit on, at most; reading ends before, at 20 token vectors a dimension."""
+    """Texts to fit on, at most; reading ends before, at 20 token vectors per dimension."""
     read: Annotated[ReadOptions, Flag(hidden=True)] = ReadOptions()
     """How the model is run."""
     max_length: Annotated[int, Flag(hidden=True), Ge(2)] = 128

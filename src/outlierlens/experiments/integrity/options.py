@@ -25,7 +25,7 @@ class VerifyOptions:
     """What a model is held against."""
 
     baseline: Path
-    """The fingerprint to hold it against."""
+    """The fingerprint to compare with."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
     restore: Path | None = None

@@ -1,6 +1,6 @@
 """Damage by layer above the correlations of those layers: `layer_story(story)`.
 
-One panel of damage, then one for each link, all over the same layers; a line a dimension or set, with its 95 % interval.
+One panel of damage, then one for each link, all over the same layers; a line per dimension or set, with its 95 % interval.
 """
 
 import math

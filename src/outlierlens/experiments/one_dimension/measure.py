@@ -158,7 +158,7 @@ class _Reader:
         return found
 
     def _pool(self, states: "Tensor", mask: "Tensor") -> "Tensor":
-        """One vector a row [row, dim] of states [row, token, dim], padded on either side."""
+        """One vector per row [row, dim] of states [row, token, dim], padded on either side."""
         import torch
 
         if states.shape[:2] != mask.shape:

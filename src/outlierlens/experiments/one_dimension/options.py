@@ -25,7 +25,7 @@ class OneDimOptions:
     pooling: Pooling = "auto"
     """first, last (token) or mean; auto: first where there is a [CLS], else last."""
     by_class: Annotated[bool | None, Flag("--by-class/--by-example")] = None
-    """Fit with all classes counting alike. Default: unless the metric is accuracy."""
+    """Give all classes the same weight. Default: unless the metric is accuracy."""
     stack: str | None = None
     """Which stream, where there are several."""
     limit: Annotated[int | None, Ge(2)] = 5000

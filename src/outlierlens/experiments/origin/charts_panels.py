@@ -28,7 +28,7 @@ class Panel:
         values: of each named dimension its value; of a table its mean over rows.
         counts: of each named dimension its own entries [bin], of tables of more than one row.
         shares: which share of these lies outside, in [0, 1].
-        outside: the share of all values; n_outside: their number where there is one value a dimension.
+        outside: the share of all values; n_outside: their number where there is one value per dimension.
     """
 
     title: str

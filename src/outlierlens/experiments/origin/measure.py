@@ -93,7 +93,7 @@ class _Measurement:
         self.rule = options.scan.rule
         self.digest = hashlib.sha256(checkpoint.header_digest().encode())
         self.tables: dict[tuple[str, tuple[int, ...]], TableOrigin | None] = {}
-        self.read: dict[str, np.ndarray] = {}  # one value a dimension, by parameter
+        self.read: dict[str, np.ndarray] = {}  # one value per dimension, by parameter
 
     def run(self, bound: Sequence[BoundStack], command: str = "") -> Origin:
         """The measurement of every stack."""

@@ -34,9 +34,9 @@ class Traced:
     observed: Annotated[Path | None, Flag("--from")] = None
     """JSON of observe: follow what its rules found."""
     picture: Literal["all", "rows", "histograms", "ranks"] = "all"
-    """Of --chart: all, rows, histograms or ranks."""
+    """What --chart draws: all, rows, histograms or ranks."""
     stack: str | None = None
-    """Of --chart: which stream, where there are several."""
+    """Stream that --chart draws, where there are several."""
 
     def __post_init__(self) -> None:
         if self.how.dims != FIND and self.observed is not None:

@@ -49,7 +49,7 @@ class PlanOptions:
     exact: bool = False
     """Measure every entry at every step, on all texts that choose."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-    """Draws of as many random linears of the same sizes, kept."""
+    """Random sets of linears of the same sizes, kept."""
     stack: str | None = None
     """Which stream, where there are several."""
     seed: Annotated[int, Ge(0)] = 0

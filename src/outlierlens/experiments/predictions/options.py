@@ -27,7 +27,7 @@ class PredictionOptions:
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 19
-    """Random sets of as many dimensions."""
+    """Random sets of the same size."""
     smoothing: Annotated[float, Gt(0), Lt(float("inf"))] = 1.0
     """Occurrences added to every token of the corpus, so that rare ones have a logarithm."""
     task: Annotated[TaskOptions, Flat("mask_fraction", "max_length", "batch_size")] = TaskOptions()
@@ -37,9 +37,9 @@ class PredictionOptions:
     tagged: Annotated[int, Ge(1)] = 2000
     """Predictions that are tagged, at most."""
     paper_compat: bool = False
-    """As released: counts by text, BERT's head loses the dimensions too, tokens tagged alone."""
+    """As in the released code: counts by text, dimensions off in BERT's head too, tokens tagged alone."""
     n_bootstrap: Annotated[int, Flag("--bootstrap"), Ge(20)] = 1000
-    """Times that texts are drawn again."""
+    """Bootstrap draws of the texts."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

@@ -93,7 +93,7 @@ def _measured(found: Predictions) -> str:
 def _what_is_told(found: Predictions) -> str:
     note = (
         "Times: how much more frequent in the corpus (geometric mean). Intervals over texts; p by rank of the size among "
-        "random sets, whose median stands beside."
+        "random sets, whose median is in the next column."
     )
     sizes = {
         found.of(one.input).n_texts

@@ -1,4 +1,4 @@
-"""A token's position, predicted from its hidden state by one linear probe a layer (Luo et al. 2021, section 3).
+"""A token's position, predicted from its hidden state by one linear probe per layer (Luo et al. 2021, section 3).
 
     split = split_texts(read_texts("train.jsonl"), read_texts("dev.jsonl"), seed=0)
     found = probe_positions(loaded, split, resolve_clipping("557", loaded), ProbeOptions())

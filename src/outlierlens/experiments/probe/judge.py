@@ -102,7 +102,7 @@ class Probes:
 def scales_of(states: "Tensor") -> "Tensor":
     """Median over tokens of a vector's root mean square, of states [layer, token, dim]: [layer]; 1 where that is 0.
 
-    One number a layer brings all layers to the size that a learning rate is made for, and |w · v| stays what it is, for w
+    One number per layer brings all layers to the size that a learning rate is made for, and |w · v| stays what it is, for w
     grows as v shrinks. A median, because single tokens may be a thousand times as large as the others.
     """
     import torch

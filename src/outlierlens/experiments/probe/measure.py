@@ -1,4 +1,4 @@
-"""The measure itself: texts in, one probe a layer trained and evaluated, a `PositionProbe` out.
+"""The measure itself: texts in, one probe per layer trained and evaluated, a `PositionProbe` out.
 
 found = probe_positions(loaded, split, clipping, ProbeOptions(epochs=1))
 

@@ -35,7 +35,7 @@ class ProbeOptions:
     batch: Annotated[int, Flag("--probe-batch"), Ge(1)] = 128
     """Tokens of a training step."""
     positions: Annotated[int | None, Ge(2)] = None
-    """Positions at most. Default: as the longest text has tokens."""
+    """Most positions. Default: the tokens of the longest text."""
     row: str = "gold"
     """Contributions from the row of the gold or of the predicted position."""
     retrain: Annotated[bool, Flag("--retrain/--no-retrain")] = True
@@ -50,9 +50,9 @@ class ProbeOptions:
         if self.row not in ROWS:
             raise BadInput(f"row is {self.row!r}; use one of {', '.join(ROWS)}")
         if self.redraws == 1:
-            raise BadInput("redraws is 1; use 2 at least, for one says nothing of a spread, or 0 for none")
+            raise BadInput("redraws is 1; use 2 or more, for one has no spread, or 0 for none")
         if self.whole and self.limit is not None:
-            raise BadInput("--full takes all texts and --limit some; give one of them")
+            raise BadInput("--full takes all texts and --limit some; give one of the two")
 
     @property
     def passes(self) -> int:

@@ -40,9 +40,9 @@ class CheckOptions(Outliers):
     rule: Annotated[Removal, Flat("min_layer_fraction", "row_fraction", "scale_alone")] = Removal()
     """When a position is removed and what breaks the constraint."""
     reading: Annotated[Held, Flag("--as")] = "auto"
-    """What the pruned file holds; auto says it by names and types."""
+    """What the pruned file holds; auto decides by names and types."""
     positions: Path | None = None
-    """JSON list: the old position of each one of a narrower stream."""
+    """JSON list: the old position of each dimension of a narrower stream."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)
     """How models are opened and outliers found; revision and subfolder are of the first model."""
 
@@ -67,13 +67,13 @@ class ExperimentOptions(Outliers):
     """What to force the budget onto, and beside what; 0 sets of a control family leave it out."""
 
     sparsity: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Share of the last operations' weights to prune; 0: as many as of --dims."""
+    """Share of the last operations' weights to prune; 0: the number of weights of --dims."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
     """Random positions, the same in all layers."""
     n_scattered: Annotated[int, Flag("--scattered"), Ge(0)] = 5
     """Random positions that differ by layer."""
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 5
-    """Positions about as large that differ by layer."""
+    """Positions of similar size that differ by layer."""
     task: Annotated[TaskOptions, Flat("max_length", "batch_size")] = TaskOptions()
     """How texts become numbers; its seed is this one."""
     seed: Annotated[int, Ge(0)] = 0
@@ -88,7 +88,7 @@ class ProtectOptions(Outliers):
     """What to protect."""
 
     layers: Annotated[Which | tuple[int, ...] | None, Flag(read="experiments.pruning.options:parse_which")] = None
-    """enough (so many that pruning the others cannot break the constraint), flagged (where the scan finds outliers), all, or
+    """enough (the fewest that keep the constraint whatever else is pruned), flagged (where the scan finds outliers), all, or
     0-3,7. Default: enough for pruners, flagged for quantizers."""
     rule: Annotated[Removal, Flat("min_layer_fraction")] = Removal()
     """The constraint that "enough" is about."""

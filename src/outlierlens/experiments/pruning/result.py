@@ -41,7 +41,7 @@ class Removal:
     scale_alone: bool = False
     """A norm's scale counts as removed even where its bias stays."""
     min_layer_fraction: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Share of layers in which a position may not be removed."""
+    """Removed in this share of the layers, a position counts as lost."""
     scope: Scope = "all"
     """Whether the constraint is about all positions or about outliers alone."""
 

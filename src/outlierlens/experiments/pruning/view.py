@@ -61,7 +61,7 @@ def _experiment(found: PruneExperiment, verbose: bool) -> Section:
         f"dimensions {', '.join(map(str, found.dims))} ({found.dims_source}).",
         *(
             f"{begun(one.kind)}: median {one.median:+.3g} {found.unit}"
-            + ("." if one.p is None else f", rank p of the chosen positions {one.p:.3g}.")
+            + ("." if one.p is None else f", rank p = {one.p:.3g}.")
             for one in found.controls
         ),
     )

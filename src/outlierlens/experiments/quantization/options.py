@@ -26,7 +26,7 @@ class QuantizeOptions:
     stack: str | None = None
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
-    """Draws of as many random dimensions, kept."""
+    """Random sets of the same size, kept."""
     threshold: Annotated[float | None, Flag(read="options:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))] = (
         LARGE
     )

@@ -151,7 +151,7 @@ def fake_quantize(values: "Tensor", scheme: Scheme, *, exempt: "Tensor | None" =
 def fake_quantize_inputs(
     values: "Tensor", scheme: Scheme, valid: "Tensor | None" = None, *, exempt: "Tensor | None" = None
 ) -> "Tensor":
-    """Inputs [text, token, in] rounded, per token or with one step a text; padding (not `valid`) takes part in no range.
+    """Inputs [text, token, in] rounded, per token or with one step per text; padding (not `valid`) takes part in no range.
 
     One step a text is what a model computes that reads texts one by one: no number depends on which texts share a batch.
 

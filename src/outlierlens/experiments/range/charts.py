@@ -1,4 +1,4 @@
-"""The largest |x| by layer: `ranges`, a panel each for stream, attention and MLP, a line a kind; of weights a mark a tensor.
+"""The largest |x| by layer: `ranges`, a panel each for stream, attention and MLP, a line per kind; of weights a mark a tensor.
 
 charts.ranges(found)                          # one picture
 """
@@ -25,7 +25,7 @@ LIMITS = {form.name: form.largest for form in FORMATS if form.name in ("fp16", "
 
 
 def ranges(found: Ranges, *, name: str = "ranges") -> Chart:
-    """Largest |x| of plain texts by layer on a log scale, a line a kind, with the limits of fp16 and fp8; or of weights."""
+    """Largest |x| of plain texts by layer on a log scale, a line per kind, with the limits of fp16 and fp8; or of weights."""
     if found.weights:
         return _weights(found, name)
     rows = [_row(row) for row in found.rows if math.isfinite(row.largest) and row.largest > 0]
@@ -90,7 +90,7 @@ def _limits(y: Spec) -> list[Spec]:
 
 
 def _reading(found: Ranges) -> str:
-    text = "Largest |x| over all tokens by layer, a line a kind of tensor, log scale; dashed: where fp16 and fp8 e4m3 end. "
+    text = "Largest |x| over all tokens by layer, one line per kind of tensor, log scale; dashed: where fp16 and fp8 e4m3 end. "
     for kind in found.kinds:
         top = found.top(kind)
         text += f"{kind}: {number(top.largest)} in layer {top.layer}. "

@@ -24,7 +24,7 @@ class RangeOptions:
     cache: bool = False
     """Round keys and values to int8 and int4 too, and measure what that loses."""
     weights: bool = False
-    """Run nothing: read the weights alone, without torch, and hold them against each format."""
+    """Run nothing: compare the weights alone with each format, without torch."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -127,7 +127,7 @@ class Tally:
             kept.counts = self._last.counts.clone() if kept.counts is None else kept.counts.add_(self._last.counts)
 
     def add_rows(self, key: Key, module: str, sizes: "Tensor") -> None:
-        """Take one number a token [batch, token], not below 0: only its maximum is kept."""
+        """Take one number per token [batch, token], not below 0: only its maximum is kept."""
         assert self.rows is not None, "begin() comes first"
         self._largest(key, module, sizes.flatten(), None, sizes.shape == self.rows.valid.shape)
 

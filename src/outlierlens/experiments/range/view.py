@@ -85,7 +85,7 @@ def _sentences(found: Ranges) -> Iterator[str]:
     if known:
         coarse = max(known, key=lambda row: row.int8_coarseness)
         yield (
-            f"int8 with one scale a tensor is coarsest for the {coarse.kind} of layer {coarse.layer}: one step is "
+            f"int8 with one scale per tensor is coarsest for the {coarse.kind} of layer {coarse.layer}: one step is "
             f"{number(coarse.int8_coarseness)} times the median |x|"
             f"{', so more than half of the values round to 0' if coarse.int8_coarseness > 2 else ''}."
         )
@@ -208,7 +208,7 @@ def _keys_said(found: Ranges) -> Iterator[str]:
     )
     alarms = [str(one.layer) for one in found.keys if one.alarm]
     said = (
-        f"keys rounded with one step a token lose most in layer{'s' if len(alarms) > 1 else ''} {', '.join(alarms)}"
+        f"keys rounded with one step per token lose most in layer{'s' if len(alarms) > 1 else ''} {', '.join(alarms)}"
         if alarms
         else "no alarm"
     )

@@ -21,13 +21,13 @@ class RecoverOptions:
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 1
     """Random sets of the same size, treated alike."""
     seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
-    """Of fine-tuning, one run of each kind: 42,43."""
+    """Seeds of fine-tuning, one run of each kind: 42,43."""
     settings: Annotated[
         FinetuneSettings, Flat("epochs", "learning_rate", "batch", "max_length", "train_limit", "precision")
     ] = FinetuneSettings(epochs=3)
     """Of every fine-tuning; `off`, `hold`, `stack` and `seed` are set by the others."""
     seed: Annotated[int, Ge(0)] = 0
-    """Of the random sets and of intervals."""
+    """Seed of the random sets and of intervals."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,7 +1,7 @@
 """A model as it runs in the format that it must fit.
 
 fp16, bf16: all of it. fp8: hidden states after each block are rounded to e4m3 without a scale, as where they are kept in it.
-int8: weights and inputs of every linear inside the blocks, one scale a tensor each.
+int8: weights and inputs of every linear inside the blocks, one scale per tensor each.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """How well vectors say what is alike, by layer.
 
-sts_layers(found)              # Spearman's ρ × 100 of sentences, a panel a task, a line a fix
-wic_layers(found)              # accuracy of words in context, a panel a split, a line a fix
+sts_layers(found)              # Spearman's ρ × 100 of sentences, a panel per task, a line a fix
+wic_layers(found)              # accuracy of words in context, a panel per split, a line a fix
 """
 
 import math
@@ -47,7 +47,7 @@ class _Panel:
 
 
 def sts_layers(found: Similarity, *, name: str = "sts") -> Chart:
-    """Spearman's ρ × 100 of every layer, a line a fix and a panel a task; the largest of each line is ringed.
+    """Spearman's ρ × 100 of every layer, a line a fix and a panel per task; the largest of each line is ringed.
 
     Dashed are vectors without a context, raw. All pairs of a task together (mteb's way). The first six fixes are drawn.
     """
@@ -74,7 +74,7 @@ def sts_layers(found: Similarity, *, name: str = "sts") -> Chart:
 
 
 def wic_layers(found: WordInContext, *, name: str = "wic") -> Chart:
-    """Accuracy × 100 of every layer at its best threshold from 0.1 to 0.9, a line a fix and a panel a split."""
+    """Accuracy × 100 of every layer at its best threshold from 0.1 to 0.9, a line a fix and a panel per split."""
     panels = [
         _Panel(
             f"WiC, {split.split}",

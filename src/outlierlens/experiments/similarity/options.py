@@ -61,7 +61,7 @@ class StsCall:
     """The pairs that `sts` reads, and how it measures."""
 
     data: Path | None = None
-    """Folder with a folder a task (stsb/test.parquet). Default: the hub's own copies."""
+    """Folder with a folder per task (stsb/test.parquet). Default: the hub's own copies."""
     tasks: str | None = None
     """stsb,sickr,sts12, … sts16. Default: all that --data holds; of the hub, all."""
     pooling: str = "mean"

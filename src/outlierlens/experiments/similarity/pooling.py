@@ -51,7 +51,7 @@ WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 @dataclass(frozen=True)
 class Pooling:
-    """One vector a sentence.
+    """One vector per sentence.
 
     Attributes:
         mode: "mean" over tokens; "mean_sqrt_len", their sum over the square root of their number; the "first" token, with
@@ -82,7 +82,7 @@ class Pooling:
 
 
 def sentence_vectors(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling, options: ReadOptions) -> Vectors:
-    """One vector a text at every layer, from one forward pass.
+    """One vector per text at every layer, from one forward pass.
 
     Raises:
         BadInput: as `gather`.

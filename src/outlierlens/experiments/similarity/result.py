@@ -83,7 +83,7 @@ class TaskScores:
         name, title, source: the row of the table and where its pairs are from.
         n_pairs, n_sentences: evaluated, sentences counted once. n_families: of pairs that hang together by shared sentences.
         subsets, sizes: its parts, with their pairs. missing: parts of the complete data set that are not among them.
-        layers: scores with a row a layer. static: with a row for each of the result's static vectors; no clip: NaN.
+        layers: scores with a row per layer. static: with a row for each of the result's static vectors; no clip: NaN.
         choices: one for each fix and way to choose a layer.
     """
 

@@ -220,7 +220,7 @@ def _dev_notes(dev: Sequence[StsPairs], kept: Sequence[StsPairs]) -> list[str]:
     notes = []
     for one, left in zip(dev, kept, strict=True):
         if len(left) < len(one):
-            unused = "" if len(left) >= MIN_DEV else "; so few are left that no layer is chosen on them"
+            unused = "" if len(left) >= MIN_DEV else "; too few are left to choose a layer on them"
             notes.append(
                 f"{one.task.title}, {one.split}: {len(one) - len(left):,} of {len(one):,} pairs share a sentence with an "
                 f"evaluated pair and are left out{unused}"

@@ -4,7 +4,7 @@
     pairs.first, pairs.second, pairs.gold, pairs.subset                            # of equal length
     found_in("sts/")                                                               # names of those that a folder holds
 
-A folder has one folder a data set, with a file a split; without a folder the hub's own copies are read.
+A folder has one folder per data set, with a file per split; without a folder the hub's own copies are read.
 """
 
 from collections.abc import Sequence
@@ -179,7 +179,7 @@ def read_sts(
     """
     data = None if folder is None else Path(folder) / task.name
     if data is not None and not data.is_dir():
-        raise BadInput(f"{data}: no such folder; --data holds one folder a task, with {split}.parquet in it")
+        raise BadInput(f"{data}: no such folder; --data holds one folder per task, with {split}.parquet in it")
     asked = LabelledTask(
         f"sts:{task.name}", "sentence1", "sentence2", (), ("spearman",), task.hub, label="score", regression=True
     )

@@ -63,7 +63,7 @@ class SweepOptions:
     with_found: Annotated[bool, Flag("--found-set/--no-found-set")] = True
     """Also the set of all that the weights name, where they name two or more."""
     windows: Windows = "all"
-    """Layers that each is off in: all together, each single one, from each on, or upto each."""
+    """Layers in which each is off: all together, single (each alone), from each on, or upto each."""
     layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
     """Restrict to layers 0-3,7. Default: all."""
     mode: Mode = "weights"
@@ -77,25 +77,25 @@ class SweepOptions:
     exact: bool = False
     """Measure every effect on every text."""
     tolerance: Annotated[float, Gt(0), Lt(INFINITE)] = 0.01
-    """Stop at an interval within ± this, in the task's unit …"""
+    """Stop when the interval is within ± this, in the task's unit …"""
     relative: Annotated[float, Ge(0), Lt(INFINITE)] = 0.1
     """… or ± this share of the change."""
     top: Annotated[int, Ge(0)] = 5
-    """Tell so many of the strongest apart, from each other and from the rest."""
+    """Separate the N strongest from each other and from the rest."""
     max_texts: Annotated[int | None, Ge(2)] = None
     """No effect is measured on more texts. Default: all there are."""
     level: Annotated[float, Ge(0.5), Lt(1)] = 0.95
     """Confidence of the intervals."""
     anytime: bool = False
-    """Intervals that hold at any look for any reason to stop; twice the texts."""
+    """Intervals that stay valid whenever and why you stop; they take twice the texts."""
     gradients: Annotated[int, Ge(0)] = 256
-    """Texts of the gradient pass, the control variate; 0 does without."""
+    """Texts of the gradient pass (the control variate); 0 skips it."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
     """Random sets for each set or listed dimension. Default: 200, or 19 in several windows."""
     n_matched: Annotated[int | None, Flag("--matched"), Ge(0)] = None
     """Sets with as extreme weights, at other positions. Default: 19, or 0 in several windows."""
     random_texts: Annotated[int, Ge(1)] = 16
-    """Texts that sets and their controls are compared on."""
+    """Texts on which sets and their controls are compared."""
     batch_size: Annotated[int | None, Flag(read="experiments.sweep.options:batch_size", words="auto"), Ge(1)] = None
     """Rows of a forward pass over the longest texts, halved when memory runs out. Default: auto, which finds it."""
     seed: Annotated[int, Ge(0)] = 0
@@ -151,7 +151,7 @@ class SweepCall:
     max_length: Annotated[int | None, Ge(2)] = None
     """Tokens of a block, or of a line at most. Default: 128; labelled: 256."""
     mask_seed: Annotated[int | None, Ge(0)] = None
-    """Of masked tokens. Default: --seed."""
+    """Seed of the masked tokens. Default: --seed."""
     mark: Literal["rank", "5x"] = "rank"
     """Stars in the table: rank (p-values) or 5x (Puccetti's 5 × random)."""
     machines: Annotated[Machines, Flat()] = Machines()

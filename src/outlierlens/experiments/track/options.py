@@ -37,7 +37,7 @@ class TrackOptions:
     steps: Annotated[tuple[int, ...], Flag(read="options:parse_steps")] = ()
     """Steps of the checkpoints in their order, where names do not say: 0,500,1000."""
     log: Path | None = None
-    """trainer_state.json, or JSON lines with step and loss. Default: found."""
+    """trainer_state.json, or JSON lines with step and loss. Default: the one in the run."""
     emergence: Annotated[EmergenceOptions, Flat()] = EmergenceOptions()
     """What is followed."""
     stack: str | None = None

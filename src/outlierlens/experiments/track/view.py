@@ -149,7 +149,7 @@ def _signs(track: Track, passing: list[Emergence]) -> Iterator[str]:
     """Whether the emergence says something about the loss, which is asked of the first dimension to emerge."""
     emerged = [one for one in passing if one.after is not None]
     if passing and not emerged:
-        yield "What stood out at the first recorded step says nothing about the loss."
+        yield "Dimensions that stood out at the first recorded step have no onset to compare with the loss."
     if not emerged:
         return
     one = emerged[0]

@@ -257,7 +257,7 @@ def _integer_keys(config: Mapping[str, Any], value: int, prefix: str = "") -> li
 
 
 def _with(config: Mapping[str, Any], key: str, value: int) -> dict[str, Any]:
-    """`config` with the dotted `key` changed, and without lists that have one entry a layer."""
+    """`config` with the dotted `key` changed, and without lists that have one entry per layer."""
     head, _, rest = key.partition(".")
     copy = {name: item for name, item in config.items() if not (isinstance(item, list) and len(item) == value - 1)}
     copy[head] = _with(config[head], rest, value) if rest else value

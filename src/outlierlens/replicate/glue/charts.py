@@ -1,6 +1,6 @@
 """Tasks with one dimension off at a time, as in Kovaleva et al. (2021), figure 2; and outliers against random sets.
 
-figure2([swept_rte, swept_cola])                     # a panel a task, two a row
+figure2([swept_rte, swept_cola])                     # a panel per task, two a row
 figure2(sweeps, named=(143, 283, 557), model="distilbert-base-cased")
 outliers_against_random(replications)                # several models and tasks at once
 
@@ -88,7 +88,7 @@ class _Panel:
 def figure2(
     sweeps: Sequence[Sweep], named: Sequence[int] | None = None, *, model: str = "", name: str = "figure-2"
 ) -> Chart:
-    """The task's metric with every dimension off in turn, a panel a task (Kovaleva et al. 2021, figure 2).
+    """The task's metric with every dimension off in turn, a panel per task (Kovaleva et al. 2021, figure 2).
 
     The line is the intact model, the band where random dimensions lie: the 5th to 95th percentile of the random single
     dimensions of the sweep, or else of the swept ones that nothing names. `named` are the outliers, in colour, those that the

@@ -1,6 +1,6 @@
 """Where the fine-tuned models come from: made by `finetune`, or named.
 
-    tuned = find_tuned("glue:rte", "runs/distilbert-rte")       # a run of finetune: one model a seed; or a model's folder
+    tuned = find_tuned("glue:rte", "runs/distilbert-rte")       # a run of finetune: one model per seed; or a model's folder
     tuned = make_tuned(base, train, dev, folder, how)
 
 A run of fine-tuning that was stopped goes on, and a finished one is read.
@@ -164,7 +164,7 @@ def shortened(task: str) -> str:
 
 
 def examples_of(task: LabelledTask, data: str | None, split: str, *, limit: int | None, offline: bool) -> Examples:
-    """The examples of a task's split in a folder with one folder a task (`data`/rte), or from the hub.
+    """The examples of a task's split in a folder with one folder per task (`data`/rte), or from the hub.
 
     Raises:
         BadInput: no folder of that task, and what `read_examples` raises.
@@ -180,4 +180,4 @@ def examples_of(task: LabelledTask, data: str | None, split: str, *, limit: int 
         raise BadInput(
             f"{data}: no folder {names[0]} with the examples of {task.name}; it has {', '.join(there) or 'none'}"
         )
-    raise BadInput(f"{data}: no such folder; --data takes a folder with one folder a task, such as {data}/{names[0]}")
+    raise BadInput(f"{data}: no such folder; --data takes a folder with one folder per task, such as {data}/{names[0]}")

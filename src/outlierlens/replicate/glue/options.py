@@ -20,7 +20,7 @@ class GlueOptions:
     )
     """Labelled tasks: rte,cola,stsb,sst2, …"""
     data: str | None = None
-    """Folder with one folder a task. Default: the hub's copies."""
+    """Folder with one folder per task. Default: the hub's copies."""
     tuned: Annotated[dict[str, tuple[str, ...]], Flag(hidden=True)] = field(default_factory=dict)
     """{task: its fine-tuned models}: runs of finetune, folders or hub ids; others are trained."""
     settings: Annotated[FinetuneSettings, Flat("epochs", "learning_rate", "max_length", "train_limit")] = (
@@ -28,15 +28,15 @@ class GlueOptions:
     )
     """Of fine-tuning."""
     seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
-    """Of fine-tuning, one model each: 42,43."""
+    """Seeds of fine-tuning, one model each: 42,43."""
     dims: Annotated[tuple[int, ...] | str, Flag(read="options:dims_or_strongest")] = ()
     """Switch off these (308,381) in place of the rule's; strongest: the two largest |z|."""
     outliers_of: str = "tuned"
-    """Whose weights name the outliers: tuned or base."""
+    """Model whose weights name the outliers: tuned or base."""
     n_sigma: Annotated[float | None, Gt(0), Lt(float("inf"))] = None
     """Threshold of the rule. Default: 3 (Kovaleva), 2.5 (Puccetti)."""
     relax_to: Annotated[float | None, Gt(0)] = None
-    """Lower it to this until something is found; said in the result."""
+    """Lower the threshold to this until something is found; the result says so."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None
     """Random sets (and dimensions). Default: the paper's 1,000."""
     n_matched: Annotated[int, Flag("--matched"), Ge(0)] = 19
@@ -52,7 +52,7 @@ class GlueOptions:
     batch_size: Annotated[int | None, Ge(1)] = None
     """Rows of a forward pass."""
     seed: Annotated[int, Ge(0)] = 42
-    """Of the control sets."""
+    """Seed of the control sets."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -13,7 +13,7 @@ FAMILIES = "Of control sets: the median, and the 5th to 95th percentile over set
 
 
 def sections(found: Replication, *, verbose: bool = False) -> Iterator[Section]:
-    """Whether the papers' effect holds, and a table a task; `verbose` says no more."""
+    """Whether the papers' effect holds, and a table per task; `verbose` says no more."""
     charts: tuple[Chart, ...] = ()
     if any(one.family("random") for one in found.tables):
         charts = (outliers_against_random((found,), name="replications"),)

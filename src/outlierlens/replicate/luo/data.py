@@ -1,4 +1,4 @@
-"""Data sets of Luo et al. (2021), in one folder with a folder a data set or the hub's own copies; and the paper's numbers.
+"""Data sets of Luo et al. (2021), in one folder with a folder per data set or the hub's own copies; and the paper's numbers.
 
 data = LuoData("data/")                 # data/sst2 or data/glue/sst2, data/sts/stsb or data/stsb, data/wic, …
 data.sentences(limit=20_000)            # SST-2's training sentences
@@ -66,7 +66,7 @@ class LuoData:
     def __post_init__(self) -> None:
         if self.root is not None and not Path(self.root).is_dir():
             raise BadInput(
-                f"{self.root}: no such folder; --data takes a folder with one folder a data set (sst2, wic, …)"
+                f"{self.root}: no such folder; --data takes a folder with one folder per data set (sst2, wic, …)"
             )
 
     def folder(self, name: str) -> str | None:

@@ -19,13 +19,13 @@ class LuoOptions:
     clip: str = "auto"
     """auto (Luo's rule; where it names nothing the most extreme), none, 557, 0-9:896;10-16:678, a name."""
     full: bool = False
-    """Everything the paper reads, for hours; else subsets that are stated."""
+    """Everything that the paper reads, for hours; else the subsets that the result states."""
     stack: str | None = None
     """Which stream, where there are several."""
     batch_size: Annotated[int, Ge(1)] = 32
     """Texts in one forward pass."""
     cache_gb: Annotated[float, Gt(0)] = 8.0
-    """Gigabytes that vectors may take in memory."""
+    """Memory for vectors, in gigabytes."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of everything random."""
 

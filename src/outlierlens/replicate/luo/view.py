@@ -95,7 +95,7 @@ def sentences(found: LuoReplication) -> tuple[str, ...]:
 
 
 def effect_table(effects: Sequence[Effect], title: str) -> Rows:
-    """A row a data set: raw, repaired, their difference, and the paper's numbers where there are any."""
+    """A row per data set: raw, repaired, their difference, and the paper's numbers where there are any."""
     known = any(one.published for one in effects)
     heads = ("data", "layer chosen", "raw layer", "raw", "layer", "repaired", "change", "95 %", "says")
     rows = []

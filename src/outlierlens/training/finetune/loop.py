@@ -1,4 +1,4 @@
-"""Fine-tuning with Hugging Face's Trainer: one folder a seed, continued where it was stopped.
+"""Fine-tuning with Hugging Face's Trainer: one folder per seed, continued where it was stopped.
 
     tuned = finetune("minilm-l6", train, dev, Path("runs/minilm-l6-rte"), FinetuneSettings(), seeds=(42, 43))
 

@@ -28,7 +28,7 @@ class FinetuneSettings:
     batch: Annotated[int, Flag("--batch-size"), Ge(1)] = 32
     """Examples of a step."""
     weight_decay: Annotated[float, Ge(0), Lt(1)] = 0.01
-    """Of AdamW; not on norms and biases."""
+    """Weight decay of AdamW; norms and biases have none."""
     warmup: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of the steps in which the rate rises."""
     max_length: Annotated[int, Ge(2)] = LABELLED_TOKENS
@@ -36,7 +36,7 @@ class FinetuneSettings:
     train_limit: Annotated[int | None, Ge(2)] = None
     """Train on N examples drawn at random."""
     precision: str = "float32"
-    """Of a training: float32 or bfloat16; weights stay float32."""
+    """Precision of training: float32 or bfloat16; weights stay float32."""
     seed: int = 42
     """Seed of the head's first weights, of the order of examples and of dropout."""
     save_steps: Annotated[int | None, Ge(1)] = None

@@ -58,7 +58,7 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class FineTuned(Result):
-    """A model fine-tuned on a task, one run a seed.
+    """A model fine-tuned on a task, one run per seed.
 
     Attributes:
         base: the model that was fine-tuned. task: its name in the table. metric: what the best epoch was chosen by.
@@ -81,7 +81,7 @@ class FineTuned(Result):
     notes: tuple[str, ...] = ()
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat row a seed."""
+        """One flat row per seed."""
         return [
             {
                 "base": self.base,

@@ -5,7 +5,7 @@
 `sentences`  every sentence keeps its [CLS] and [SEP]; all are concatenated and cut (the usual `group_texts`).
 `split`      SPLIT: [CLS] of every sentence dropped, every [SEP] kept, concatenated, cut to length − 1, one [CLS] in front.
 `one-sep`    ONE_SEP: both dropped, concatenated, cut to length − 2, one [CLS] in front and one [SEP] at the end.
-`lines`      a sentence a row: [CLS] … [SEP], cut at `length`, padded on the right.
+`lines`      a sentence per row: [CLS] … [SEP], cut at `length`, padded on the right.
 
 As in the released code the last, incomplete row is dropped, except for `lines`, where no row is incomplete.
 """

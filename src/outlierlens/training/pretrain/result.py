@@ -1,7 +1,7 @@
 """What came of a pre-training run, and of several side by side: plain data, without torch.
 
 outcome.worst.change                       # nats per token that the worst single dimension costs
-print(list(outcomes.records()))            # one row a recipe: mean over its seeds, and their range
+print(list(outcomes.records()))            # one row per recipe: mean over its seeds, and their range
 """
 
 import json

@@ -29,7 +29,7 @@ NOTE = (
 
 
 def sections(found: Outcome | Outcomes, *, verbose: bool = False) -> Iterator[Section]:
-    """A sentence a run, and a row a recipe, its seeds together; of a single run also what each change costs."""
+    """A sentence per run, and a row per recipe, its seeds together; of a single run also what each change costs."""
     runs = found.runs if isinstance(found, Outcomes) else (found,)
     heads = ("recipe", "steps", "seeds", *(head for head, _ in MEASURES.values()))
     tables = [Rows("Recipes", heads, tuple(map(_recipe, found.records())), NOTE)]

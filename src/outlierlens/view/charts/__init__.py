@@ -15,7 +15,7 @@ sweep_effects    every dimension switched off in turn: change by dimension, with
 sweep_ranked     the same from the largest down; sweep_first_order beside the gradient's estimate
 sweep_map        layers × dimensions damage map; sweep_windows its named dimensions and sets as lines
 sweep_nulls      sets of a sweep among their control sets
-figure2          tasks with one dimension off at a time, a panel a task
+figure2          tasks with one dimension off at a time, a panel per task
 outliers_against_random   several models and tasks, their outliers off, beside random sets
 survival         z before against z after fine-tuning
 one_dimension    a task's metric from each dimension alone
@@ -32,9 +32,9 @@ prune_check      layers in which pruning removed each position; prune_experiment
 quantization     rounding to few bits: quantization_losses by scheme above quantization_errors by layer
 precision_plan   what a plan of kept linears gives back, beside random linears and rules
 recovery         a model with dimensions off, and fine-tuned again
-vector_panels    mean of each layer over all dimensions, a panel a layer
+vector_panels    mean of each layer over all dimensions, a panel per layer
 origin           where dimensions come from: origin_rows, origin_histograms and origin_ranks in one picture
-sts_layers       sentence similarity by layer, a panel a task, a line a fix; wic_layers words in context
+sts_layers       sentence similarity by layer, a panel per task, a line a fix; wic_layers words in context
 emergence        outliers over training: loss_panel, sigma_panel, norm_panel, token_panel and state_panel in one picture
 """
 

@@ -27,7 +27,7 @@ class Words:
 
 
 def token_lines(states: np.ndarray, dims: np.ndarray, tokens: list[str], named: Sequence[int], words: Words) -> Chart:
-    """A line a token through `states` [token, column]."""
+    """A line per token through `states` [token, column]."""
     if len(dims) > MAX_COLUMNS:
         size = np.abs(states).max(axis=0) + np.where(np.isin(dims, named), np.inf, 0)
         kept = np.sort(np.argsort(-size)[:MAX_COLUMNS])
