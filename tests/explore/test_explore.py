@@ -11,6 +11,7 @@ import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +41,11 @@ STATES = st.builds(
     last=st.none() | st.integers(0, 99),
     mode=st.sampled_from(["weights", "scale", "mean"]),
     factor=st.floats(-3, 3),
+    left=st.floats(0, 1),
     stack=st.sampled_from(["", "encoder"]),
     seed=st.integers(0, 999),
     blank=st.integers(0, 9),
+    dimension=st.none() | st.integers(0, 99),
     vector_layer=st.sampled_from(["", "embeddings", "3"]),
     vector_token=st.none() | st.integers(0, 9),
     attention_layer=st.none() | st.integers(0, 9),
@@ -115,7 +118,11 @@ def test_the_page_lists_what_the_scan_finds(planted: Explorer) -> None:
     assert all(one.found and one.layers == (0, 1, 2, 3) and abs(one.strongest) > 3 for one in listed)
     assert re.fullmatch(r"\d+ · layers 0–3 of 4 · \|z\| up to \d\.\d", listed[0].label)
     assert planted.verdict().startswith("8 outlier dimensions of 128: past 3 sigma in at least 2 of 4 layers")
-    assert planted.start().dims == PLANTED
+    assert planted.start().dims == ()
+    assert planted.standing_out() == PLANTED
+    assert abs(next(one.strongest for one in listed if one.dim == planted.strongest())) == max(
+        abs(one.strongest) for one in listed
+    )
 
 
 def test_without_outliers_the_strongest_are_listed_and_it_says_so(causal: Explorer) -> None:
@@ -146,7 +153,7 @@ def test_outliers_break_the_text_and_random_dimensions_do_not(planted: Explorer)
 
 
 def test_the_life_of_the_first_dimension_adds_up(planted: Explorer) -> None:
-    seen = planted.look(SHORT, ("life",)).life
+    seen = planted.look(replace(SHORT, dimension=SHORT.dims[0]), ("life",)).life
     assert seen.dim == SHORT.dims[0]
     values = seen.values[:, seen.at]
     assert np.abs(seen.values).max() == np.abs(values).max()
@@ -200,7 +207,46 @@ def test_nothing_chosen_shows_the_intact_model_alone(planted: Explorer) -> None:
     found = planted.look(replace(SHORT, dims=()))
     assert [one.label for one in found.conditions] == ["intact"]
     assert len(found.loss.rows) == 1
-    assert "Nothing is off" in html.said(found)
+    assert "Everything is on" in html.said(found)
+
+
+def test_the_strongest_dimension_is_turned_down_and_nothing_is_left_of_what_is_off(planted: Explorer) -> None:
+    strongest, on = planted.strongest(), replace(SHORT, dims=())
+
+    def loss(state: State) -> list[float]:
+        return [row.value for row in planted.look(state, ("loss",)).loss.rows]
+
+    half, none = planted.look(replace(on, left=0.5), ("loss",)), planted.look(replace(on, left=0.0), ("loss",))
+    assert half.conditions[2] == Off("chosen", (), (0, 1, 2, 3), (strongest,), 0.5)
+    assert half.conditions[1].turned[0] not in PLANTED
+    assert f"{strongest} × 0.5" in html.said(half)
+    assert loss(on)[0] < half.loss.rows[2].value < none.loss.rows[2].value
+    assert none.loss.rows[2].value == loss(replace(on, dims=(strongest,), mode="zero"))[2]
+    assert loss(replace(on, left=1.0)) == loss(on)
+    both = planted.look(replace(on, dims=(strongest,), left=0.3), ("loss",))
+    assert both.state.left == 1
+    assert both.conditions[2].names == (str(strongest),)
+    other = next(dim for dim in PLANTED if dim != strongest)
+    assert loss(replace(on, dims=(other,), left=0.5))[2] > half.loss.rows[2].value
+    assert fingerprint(planted.loaded.model) == planted.fingerprint
+
+
+def test_one_dimension_says_where_it_fires_and_what_it_breaks(planted: Explorer) -> None:
+    import torch
+
+    one = planted.look(replace(SHORT, dims=(), dimension=24), ("dimension",)).dimension
+    encoded = planted.loaded.tokenizer(SHORT.text, return_tensors="pt")
+    with torch.inference_mode():
+        states = torch.stack(planted.loaded.model(**encoded, output_hidden_states=True).hidden_states)[:, 0].numpy()
+    np.testing.assert_allclose(one.values, states[..., 24], atol=1e-5)
+    np.testing.assert_allclose(one.shares, np.abs(states[..., 24]) / np.linalg.norm(states, axis=-1), atol=1e-5)
+    assert one.peak == np.unravel_index(np.abs(states[..., 24]).argmax(), states.shape[:2])
+    off = planted.look(replace(SHORT, dims=(24,), dimension=24))
+    assert [row.value for row in one.loss.rows] == [row.value for row in off.loss.rows if row.label != "random"]
+    changed = [blank for blank in off.passage.fills[2].blanks if blank.kind != "same"]
+    assert list(one.words) == changed
+    with pytest.raises(BadInput, match="dimension 128 does not exist"):
+        planted.look(replace(SHORT, dimension=128))
 
 
 def test_scale_by_one_changes_nothing_and_another_seed_draws_another_set(planted: Explorer) -> None:
@@ -228,6 +274,9 @@ def outcome(found: Explored, view: str) -> dict[str, Any]:
         }
     if view == "guesses":
         return {one.label: one.guesses for one in found.guesses.lists}
+    if view == "dimension":
+        one = found.dimension
+        return {row.label: (row.value, row.change) for row in one.loss.rows} | {"intact values": one.values}
     if view == "anisotropy":
         seen = found.anisotropy
         pairs = zip(labels, seen.cosine, seen.share, strict=True)
@@ -246,19 +295,31 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-MODES = ("weights", "norms", "zero", "mean", "scale", "resample", "writes")
+MODES = ("weights", "norms", "zero", "mean", "scale", "resample", "writes", "zero")
 
 
 @pytest.mark.parametrize(("view", "mode"), list(zip(VIEWS, MODES, strict=True)))
 def test_the_python_of_a_view_gives_its_numbers(planted: Explorer, view: str, mode: str) -> None:
     state = replace(
-        SHORT, dims=(8, 120), first=1, last=2, mode=mode, factor=0.25, blank=1, vector_layer="embeddings", head=1
+        SHORT,
+        dims=(8, 120),
+        first=1,
+        last=2,
+        mode=mode,
+        factor=0.25,
+        blank=1,
+        vector_layer="embeddings",
+        head=1,
+        left=0.4,
     )
     found = planted.look(state, (view,))
     known: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(snippets.python(planted, found, view), view, "exec"), known)
-    assert same(outcome(found, view), known["result"])
+    result = known["result"]
+    if view == "dimension":
+        result = {label: said[1:] for label, said in result.items()} | {"intact values": result["intact"][0]}
+    assert same(outcome(found, view), result)
 
 
 @pytest.mark.parametrize("view", ["passage", "loss", "attention"])
@@ -289,10 +350,12 @@ def test_the_command_of_all_views_prints_them(planted: Explorer, run: Any) -> No
             if view in ("vectors", "attention", "life")
             else []
         )
-        assert same(ours, theirs) or flat or view == "anisotropy"
+        assert same(ours, theirs) or flat or view in ("anisotropy", "dimension")
         for one, other in flat:
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(found.anisotropy.cosine, again.anisotropy.cosine, rtol=1e-6)
+    np.testing.assert_allclose(found.dimension.values, again.dimension.values, rtol=1e-6)
+    assert (found.dimension.loss, found.dimension.words) == (again.dimension.loss, again.dimension.words)
 
 
 def test_commands_quote_texts_and_hide_tokens() -> None:
@@ -468,11 +531,24 @@ def test_pictures_show_the_numbers() -> None:
     import struct
     import zlib
 
-    content = base64.b64decode(drawing.png(np.array([[0.0, 1.0], [0.5, 0.25]])))
+    content = base64.b64decode(drawing.png(np.array([[0.0, 1.0], [0.5, 0.25]]), "#ffffff", "#102030"))
     assert content.startswith(b"\x89PNG")
+    palette = content[content.index(b"PLTE") + 4 :]
+    assert (palette[:3], palette[765:768]) == (b"\xff\xff\xff", b"\x10\x20\x30")
     at = content.index(b"IDAT")
     (length,) = struct.unpack(">I", content[at - 4 : at])
     assert zlib.decompress(content[at + 4 : at + 4 + length]) == bytes([0, 0, 255, 0, 128, 64])
+    shares = np.array([[1.0, 0.0, 0.0], [0.25, 0.7504, 0.0]])
+    drawn = drawing.heat(shares, ["a", "<b>"], ["x", "y", "z"], "m", ("from", "to"))
+    cells = json.loads(unescape(re.findall(r'data-cells="([^"]*)"', drawn)[0]))
+    assert cells["parts"] == [[1000, 0, 0], [250, 750, 0]]
+    assert (cells["rows"], cells["columns"], cells["units"]) == (["a", "<b>"], ["x", "y", "z"], ["from", "to"])
+    assert "<b>" not in drawn
+    assert drawn.count("<image") == 2
+    legend = drawing.heat_legend("share")
+    assert re.findall(r"left:([\d.]+)%\">(\d+)%", legend) == [
+        ("0.0", "0"), ("10.0", "1"), ("31.6", "10"), ("50.0", "25"), ("70.7", "50"), ("100.0", "100"),
+    ]  # fmt: skip
     values = np.zeros(5000)
     values[[7, 4321]] = 9, -9
     drawn = drawing.spikes(values, -9, 9, (7, 4321), "v")
@@ -508,7 +584,15 @@ def test_the_command_prints_views_for_people(run: Any) -> None:
     assert (code, err) == (0, "")
     assert "chosen: 8, 24, 40, 56, 72, 88, 104, 120 off in layers 0–3, mode weights" in out
     assert re.search(r"chosen\s+\d\.\d{3}", out)
-    for said in ("Masked loss", "in the text:", "Vectors after layer 3", "Layer 3, head 0", "Mean cosine"):
+    for said in (
+        "Masked loss",
+        "alone off",
+        "is largest after layer",
+        "in the text:",
+        "Vectors after layer 3",
+        "Layer 3, head 0",
+        "Mean cosine",
+    ):
         assert said in out
 
 
@@ -695,6 +779,7 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
 
     shown = _Page(gradio(), planted, SHORT)
     asked = {"wrong": "", "listed": [8], "others": "", "text": "A film.", "mode": "weights", "factor": 0.5, "stack": ""}
+    asked |= {"left": 1, "dimension": 8}
     asked |= {"vector_token": "", "vector_layer": "3", "first": 0, "last": 3, "head": 0, "blank": 0, "seed": 0}
     asked["attention_layer"] = "3"
 
@@ -702,9 +787,12 @@ def test_a_failure_is_said_and_the_next_request_is_answered(
         raise failure
 
     monkeypatch.setattr(planted, "look", fail)
-    alert = str(shown._shown(dict(asked)))
+    alert = str(list(shown._shown(dict(asked))))
     assert "This cannot be shown" in alert
     assert type(failure).__name__ in alert
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.undo()
-    assert "This cannot be shown" not in str(shown._shown(dict(asked)))
+    first, rest = shown._shown(dict(asked))
+    assert "This cannot be shown" not in str([first, rest])
+    assert "off in layers" in str(first)
+    assert State.from_query(rest[-1][1:]).dims == (24, 40, 56, 72, 88, 104, 120)

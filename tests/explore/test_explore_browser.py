@@ -4,6 +4,7 @@ Screenshots and the log of requests go to `runs/explore/` (or $OUTLIERLENS_ARTEF
 """
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -22,7 +23,7 @@ from closed import sitecustomize as network
 from conftest import needs_chromium
 from moments import HANGS, until
 from outlierlens.errors import BadInput
-from outlierlens.explore.result import State
+from outlierlens.explore.result import VIEWS, State
 
 ARTEFACTS = Path(os.environ.get("OUTLIERLENS_ARTEFACTS") or Path(__file__).parents[2] / "runs" / "explore")
 TEXT = (
@@ -76,7 +77,7 @@ def unclaimed_port() -> int:
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The command, serving the packaged model with outliers; a Space's variables do not open it to others."""
     port = unclaimed_port()
-    words = ("-m", "outlierlens", "explore", "mini-planted", "--text", TEXT, "--dims", "", "--port", str(port))
+    words = ("-m", "outlierlens", "explore", "mini-planted", "--text", TEXT, "--port", str(port))
     server = Server(
         tmp_path_factory.mktemp("explore"), *words, "--dtype", "float32", port=port, GRADIO_SERVER_NAME="0.0.0.0"
     )
@@ -172,6 +173,12 @@ class Visitor:
         rows = self.page.locator("#ol-loss tr[data-condition]")
         return {row.get_attribute("data-condition"): float(row.locator("td").first.inner_text()) for row in rows.all()}
 
+    def number(self) -> float:
+        return float(self.page.locator("#ol-big").inner_text())
+
+    def slider(self) -> float:
+        return float(self.page.locator("#ol-left input[type=range]").input_value())
+
     def words(self, condition: str) -> list[str]:
         return self.page.locator(f"#ol-passage tr[data-condition={condition}] button").all_inner_texts()
 
@@ -213,34 +220,130 @@ def test_an_outlier_changes_the_text_and_raises_the_loss_and_a_random_dimension_
     assert boxes.count() == 8
     assert page.locator("#ol-listed label").first.inner_text().startswith("8 · layers 0–3 of 4 · |z| up to")
     assert list(one.losses()) == ["intact"]
-    assert "Nothing is off" in page.locator("#ol-said").inner_text()
+    assert "Everything is on" in page.locator("#ol-said").inner_text()
+    assert page.locator("#ol-listed input:checked").count() == 8
     intact = one.losses()["intact"]
+    assert one.number() == round(intact, 2)
     for number in range(8):
-        one.changed(boxes.nth(number).check)
+        one.changed(boxes.nth(number).uncheck)
     assert one.dims() == (8, 24, 40, 56, 72, 88, 104, 120)
     losses = one.losses()
     assert losses["intact"] == intact
     assert losses["chosen"] > intact + 1
     assert abs(losses["random"] - intact) < 0.3
     assert one.words("chosen") != one.words("intact")
+    assert one.number() == round(losses["chosen"], 2)
+    assert one.slider() == 0
     one.changed(page.get_by_role("button", name="A random one instead").click)
     assert len(one.dims()) == 1
     assert not set(one.dims()) & {8, 24, 40, 56, 72, 88, 104, 120}
-    assert page.locator("#ol-listed input:checked").count() == 0
+    assert page.locator("#ol-listed input:checked").count() == 8
+    assert one.slider() == 1
     assert abs(one.losses()["chosen"] - intact) < 0.3
     assert one.words("chosen") == one.words("intact")
+
+
+def test_the_slider_turns_the_strongest_down_and_its_switch_agrees(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["planted"])
+    page, boxes = one.page, one.page.locator("#ol-listed input[type=checkbox]")
+    slider = page.locator("#ol-left input[type=range]")
+    intact = one.number()
+    assert "dimension 40, the strongest" in page.locator("#ol-left").inner_text()
+    one.changed(lambda: slider.press("Home"))
+    assert (one.query()["left"], one.dims()) == ("0.0", ())
+    assert "chosen: 40 × 0" in page.locator("#ol-said").inner_text()
+    assert one.number() > intact
+    one.changed(boxes.nth(2).uncheck)
+    assert one.dims() == (40,)
+    assert "left" not in one.query()
+    one.changed(lambda: slider.press("ArrowRight"))
+    assert (one.query()["left"], one.dims()) == ("0.05", ())
+    assert boxes.nth(2).is_checked()
+    one.changed(boxes.nth(2).uncheck)
+    assert one.slider() == 0
+    one.changed(boxes.nth(2).check)
+    assert one.slider() == 1
+    assert one.number() == intact
+    one.changed(page.get_by_role("button", name="All off").click)
+    assert one.dims() == (8, 24, 40, 56, 72, 88, 104, 120)
+    assert (one.slider(), page.locator("#ol-listed input:checked").count()) == (0, 0)
+    one.changed(page.get_by_role("button", name="All on").click)
+    assert (one.dims(), one.slider(), one.number()) == ((), 1, intact)
+
+
+def test_an_example_is_one_press_and_ctrl_enter_shows_what_is_typed(servers: dict[str, str], visit: Any) -> None:
+    from outlierlens.explore.page import EXAMPLES
+
+    one = visit(servers["planted"])
+    for name, text in EXAMPLES.items():
+        one.changed(one.page.get_by_role("button", name=name, exact=True).click)
+        assert one.query()["text"] == text
+    typed = one.page.locator("#ol-text textarea")
+    typed.fill("A film that nobody should have to see, I would say.")
+    one.changed(lambda: typed.press("Control+Enter"))
+    assert one.query()["text"] == "A film that nobody should have to see, I would say."
+
+
+def test_a_map_says_what_a_cell_holds_to_pointer_and_keys_in_both_themes(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["planted"], State(text="A good film.", attention_layer=0))
+    page = one.page
+    held = page.locator("#ol-attention svg").first
+    said = page.locator("#ol-attention .ol-readout").first
+    parts = json.loads(held.get_attribute("data-cells"))
+    n = len(parts["rows"])
+    box = held.locator(".ol-frame").bounding_box()
+    held.scroll_into_view_if_needed()
+    box = held.locator(".ol-frame").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 1.5 / n, box["y"] + box["height"] * 2.5 / n)
+    assert said.inner_text() == f"from {parts['rows'][2]}, to {parts['columns'][1]}: {parts['parts'][2][1] / 10:.1f} %"
+    page.mouse.move(0, 0)
+    held.press("ArrowDown")
+    assert said.inner_text().startswith(f"from {parts['rows'][3]}, to {parts['columns'][1]}: ")
+    shown = [held.locator(f".ol-by-{when}").is_visible() for when in ("day", "night")]
+    assert shown == [True, False]
+    page.emulate_media(color_scheme="dark")
+    page.goto(page.url)
+    page.wait_for_selector("#ol-anisotropy h2")
+    one.settle()
+    assert [held.locator(f".ol-by-{when}").is_visible() for when in ("day", "night")] == [False, True]
+    one.changed(lambda: (page.locator("#ol-one input").fill("24"), page.locator("#ol-one input").press("Enter")))
+    assert "Dimension 24 is largest after" in page.locator("#ol-dimension").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(servers: dict[str, str], visit: Any, width: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    one = visit(servers["planted"], State(text=TEXT, dims=(8, 24), left=0.5), width=width)
+    one.page.emulate_media(color_scheme=scheme)
+    one.page.goto(one.page.url)
+    one.page.wait_for_selector("#ol-anisotropy h2")
+    one.settle()
+    found = axe.Axe().run(one.page, options={"exclude": []}).response["violations"]
+    assert [(rule["id"], [node["html"][:300] for node in rule["nodes"]]) for rule in found] == []
+
+
+def test_on_a_phone_results_come_first_and_the_number_stays_in_sight(servers: dict[str, str], visit: Any) -> None:
+    one = visit(servers["planted"], width=390, height=844)
+    page = one.page
+    assert page.locator("#ol-passage").bounding_box()["y"] < page.locator("#ol-text").bounding_box()["y"]
+    page.locator("#ol-text").scroll_into_view_if_needed()
+    number = page.locator("#ol-big").bounding_box()
+    assert 0 <= number["y"] < 200
 
 
 def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None:
     state = State(
         text=TEXT, dims=(8, 17), first=1, last=2, mode="scale", factor=-0.5, seed=3, blank=1,
-        vector_layer="embeddings", vector_token=2, attention_layer=1, head=1,
+        vector_layer="embeddings", vector_token=2, attention_layer=1, head=1, left=0.35, dimension=24,
     )  # fmt: skip
     one = visit(servers["planted"], state)
     page = one.page
     assert State.from_query(one.query() | {"stack": ""}) == state
     assert page.locator("#ol-text textarea").input_value() == TEXT
-    assert page.locator("#ol-listed input:checked").count() == 1
+    assert page.locator("#ol-listed input:not(:checked)").count() == 1
+    assert page.locator("#ol-one input").input_value() == "24"
+    assert one.slider() == 0.35
     assert page.locator("#ol-others :is(input, textarea)").input_value() == "17"
     assert page.locator("#ol-factor").is_visible()
     assert "mode scale × -0.5" in page.locator("#ol-said").inner_text()
@@ -261,8 +364,8 @@ def test_a_link_restores_everything(servers: dict[str, str], visit: Any) -> None
 AGREES = r"""() => {
   const value = (id) => document.querySelector(`#ol-${id} :is(input, textarea)`).value;
   const numbers = (text) => (text || '').split(',').filter((one) => one.trim()).map(Number);
-  const ticked = [...document.querySelectorAll('#ol-listed label')].filter((one) => one.querySelector('input').checked);
-  const dims = ticked.map((one) => parseInt(one.innerText)).concat(numbers(value('others'))).sort((a, b) => a - b);
+  const off = [...document.querySelectorAll('#ol-listed label')].filter((one) => !one.querySelector('input').checked);
+  const dims = off.map((one) => parseInt(one.innerText)).concat(numbers(value('others'))).sort((a, b) => a - b);
   const chosen = /chosen: ([0-9, ]+)/.exec(document.querySelector('#ol-said').innerText);
   const shown = new URLSearchParams(location.search);
   const said = (id, text) => document.querySelector(`#ol-${id}`).innerText.includes(text);
@@ -288,7 +391,7 @@ def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str
     page.evaluate(FAST, [list(range(8)), gap])
     page.wait_for_function(AGREES)
     assert one.dims() == ()
-    assert "Nothing is off" in page.locator("#ol-said").inner_text()
+    assert "Everything is on" in page.locator("#ol-said").inner_text()
     assert list(one.losses()) == ["intact"]
     page.evaluate(FAST, [[0, 3, 3, 5, 0, 3], gap])
     page.locator("#ol-passage button").nth(1).click()
@@ -308,10 +411,10 @@ def test_clicks_faster_than_answers_end_at_what_is_ticked(servers: dict[str, str
 
 def test_what_two_people_choose_stays_apart(servers: dict[str, str], visit: Any) -> None:
     one, other = visit(servers["planted"]), visit(servers["planted"])
-    one.changed(one.page.locator("#ol-listed input").nth(0).check)
+    one.changed(one.page.locator("#ol-listed input").nth(0).uncheck)
     one.page.locator("#ol-text textarea").fill("A film that nobody should have to see, I would say.")
     one.changed(one.page.get_by_role("button", name="Show", exact=True).click)
-    other.changed(other.page.locator("#ol-listed input").nth(3).check)
+    other.changed(other.page.locator("#ol-listed input").nth(3).uncheck)
     assert (one.dims(), other.dims()) == ((8,), (56,))
     assert other.query()["text"] == TEXT
     assert other.page.locator("#ol-text textarea").input_value() == TEXT
@@ -338,6 +441,11 @@ def test_the_keyboard_is_enough(servers: dict[str, str], visit: Any) -> None:
                 return
         raise AssertionError(f"{wanted} cannot be reached by the tab key; last was {focused()}")
 
+    tab_to("ol-left")
+    one.changed(lambda: page.keyboard.press("ArrowLeft"))
+    assert one.query()["left"] == "0.95"
+    tab_to("ol-all-on")
+    one.changed(lambda: page.keyboard.press("Enter"))
     tab_to("ol-text")
     tab_to("ol-listed")
     one.changed(lambda: page.keyboard.press("Space"))
@@ -420,7 +528,7 @@ def test_it_fits_and_is_photographed(servers: dict[str, str], visit: Any, name: 
         servers["planted"], State(text=TEXT, dims=(8, 24, 40, 56, 72, 88, 104, 120)), width=width, height=height
     )
     assert one.page.evaluate("document.documentElement.scrollWidth") <= width
-    for view in ("passage", "loss", "guesses", "vectors", "attention", "anisotropy", "life"):
+    for view in VIEWS:
         assert one.page.locator(f"#ol-{view} h2").count() == 1
         assert one.page.locator(f"#ol-{view} details.ol-copy").count() == 2
     assert one.page.locator("#ol-vectors svg").count() == one.page.locator("#ol-attention svg").count() == 3

@@ -34,7 +34,7 @@ def run(session: Session, options: ExploreOptions) -> None:
     from outlierlens.explore.look import open_explorer
 
     explorer = open_explorer(model, session.load)
-    state = options.looked_at(explorer.start())
+    state = options.looked_at(explorer.start(), explorer.standing_out())
     if options.views is not None:
         found = explorer.look(state, options.views)
         tell(session, found, file=output.output)

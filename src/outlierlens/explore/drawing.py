@@ -1,7 +1,7 @@
 """Small pictures as SVG: a vector with marked dimensions, an attention map, lines over layers. No torch, nothing loaded.
 
 spikes(values, low, high, marked, about)       # one vector, dimension by dimension
-heat(weights, tokens, about)                   # one attention map
+heat(shares, rows, columns, about, units)      # a map, such as one head's attention, and its `heat_legend`
 lines(layers, {"intact": values, ...}, about)  # a value by layer
 
 Text goes through `escaped`, which also keeps what the page's templates would read as code.
@@ -9,14 +9,17 @@ Text goes through `escaped`, which also keeps what the page's templates would re
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from outlierlens.view.charts.palette import DARK, LIGHT
 from outlierlens.view.charts.png import indexed
 
 COLUMNS = 400  # of a drawn vector: dimensions that share a column show their smallest and largest value
-LABELLED = 32  # tokens that an attention map names at most
+LABELLED = 32  # rows or columns that a map names at most
+HEAT = {"day": (LIGHT["surface"], "#003e6e"), "night": (DARK["surface"], "#b5e3ff")}  # no share, and all of it
 COLOURS = {"intact": "var(--ol-ink)", "random": "var(--ol-dim-2)", "chosen": "var(--ol-dim-1)"}
 DASHES = {"intact": "", "random": "6 4", "chosen": "2 3"}
 
@@ -75,33 +78,71 @@ def _thinned(values: np.ndarray) -> list[tuple[float, float]]:
     return points
 
 
-def heat(weights: np.ndarray, tokens: Sequence[str], about: str) -> str:
-    """One map [query, key] of shares in [0, 1]: queries downwards, keys to the right; the square root is what is coloured."""
-    n = len(tokens)
-    step = -(-n // LABELLED)
-    margin, side = 86, 320
-    cell = side / n
-    size = min(11.0, cell * step * 0.95)
-    names = []
-    for i in range(0, n, step):
-        middle = margin + (i + 0.5) * cell
-        name = escaped(tokens[i] if len(tokens[i]) <= 12 else tokens[i][:11] + "…")
-        names.append(f'<text x="{margin - 4}" y="{middle + size / 3:.1f}" text-anchor="end">{name}</text>')
-        names.append(f'<text transform="translate({middle + size / 3:.1f} {margin - 4}) rotate(-90)">{name}</text>')
-    whole = margin + side
+def heat(shares: np.ndarray, rows: Sequence[str], columns: Sequence[str], about: str, units: tuple[str, str]) -> str:
+    """One map of shares [row, column] in [0, 1], drawn for a light and a dark page; the square root is what is coloured.
+
+    It can be focused, and the page's script says what the cell at the pointer holds: `units` are the two words before the names
+    of its row and its column.
+    """
+    n_rows, n_columns = shares.shape
+    side, width = 320, 320
+    margin_left, margin_top = 86, 86 if max(map(len, columns)) > 3 else 30
+    height = min(side, max(90, 16 * n_rows)) if n_rows != n_columns else side
+    whole_width, whole_height = margin_left + width, margin_top + height
+    place = f'x="{margin_left}" y="{margin_top}" width="{width}" height="{height}"'
+    names = [
+        *_names(
+            rows,
+            height / n_rows,
+            lambda at, size: f'x="{margin_left - 4}" y="{margin_top + at + size / 3:.1f}" text-anchor="end"',
+        ),
+        *_names(
+            columns,
+            width / n_columns,
+            lambda at, size: f'transform="translate({margin_left + at + size / 3:.1f} {margin_top - 4}) rotate(-90)"',
+        ),
+    ]
+    images = "".join(
+        f'<image class="ol-by-{when}" {place} preserveAspectRatio="none" style="image-rendering:pixelated" '
+        f'href="data:image/png;base64,{png(np.sqrt(np.clip(shares, 0, 1)), *colours)}"/>'
+        for when, colours in HEAT.items()
+    )
+    cells = {
+        "rows": list(rows),
+        "columns": list(columns),
+        "units": list(units),
+        "parts": np.nan_to_num(shares * 1000).round().astype(int).tolist(),
+    }
     return (
-        f'<svg viewBox="0 0 {whole} {whole}" role="img" aria-label="{escaped(about)}" class="ol-heat">'
-        f'<g font-size="{size:.1f}">{"".join(names)}</g>'
-        f'<image x="{margin}" y="{margin}" width="{side}" height="{side}" preserveAspectRatio="none" '
-        f'style="image-rendering:pixelated" href="data:image/png;base64,{png(np.sqrt(np.clip(weights, 0, 1)))}"/>'
-        f'<rect x="{margin}" y="{margin}" width="{side}" height="{side}" class="ol-frame"/></svg>'
+        f'<svg viewBox="0 0 {whole_width} {whole_height}" role="img" aria-label="{escaped(about)}" class="ol-heat" '
+        f'tabindex="0" data-cells="{escaped(json.dumps(cells, separators=(",", ":")))}">{"".join(names)}{images}'
+        f'<rect {place} class="ol-frame"/><rect class="ol-cursor"/></svg>'
+        '<p class="ol-small ol-readout" aria-live="polite">Point at a cell, or focus the map and press the arrow keys.</p>'
     )
 
 
-def png(shares: np.ndarray) -> str:
-    """Shares [row, column] in [0, 1] as a picture from white to dark blue, base64 of a PNG."""
+def _names(names: Sequence[str], cell: float, put: Callable[[float, float], str]) -> Iterator[str]:
+    """Every name, or every so manyth where they are more than `LABELLED`; `put` gives the place of a middle and a size."""
+    step = -(-len(names) // LABELLED)
+    size = min(11.0, cell * step * 0.95)
+    for i in range(0, len(names), step):
+        name = names[i] if len(names[i]) <= 12 else names[i][:11] + "…"
+        yield f'<text style="font-size:{size:.1f}px" {put((i + 0.5) * cell, size)}>{escaped(name)}</text>'
+
+
+def heat_legend(what: str) -> str:
+    """The colours of `heat`, with the share that each of five stands for."""
+    ticks = "".join(
+        f'<span style="left:{100 * np.sqrt(share):.1f}%">{share:.0%}</span>' for share in (0, 0.01, 0.1, 0.25, 0.5, 1)
+    )
+    return f'<div class="ol-legend" role="img" aria-label="Colours: {escaped(what)}, from 0 to 100 %"><div></div>{ticks}</div>'
+
+
+def png(shares: np.ndarray, low: str, high: str) -> str:
+    """Shares [row, column] in [0, 1] as a picture from the colour `low` to `high` ("#rrggbb"), base64 of a PNG."""
     levels = np.linspace(0, 1, 256)[:, None]
-    palette = (np.array([255, 255, 255]) * (1 - levels) + np.array([0, 62, 110]) * levels).astype(np.uint8)
+    ends = [np.frombuffer(bytes.fromhex(colour[1:]), dtype=np.uint8) for colour in (low, high)]
+    palette = (ends[0] * (1 - levels) + ends[1] * levels).round().astype(np.uint8)
     pixels = (np.nan_to_num(shares) * 255).round().astype(np.uint8)
     return base64.b64encode(indexed(pixels, palette)).decode()
 

@@ -22,6 +22,7 @@ from outlierlens.explore.result import (
     Loss,
     LossRow,
     Off,
+    OneDimension,
     Passage,
     Vectors,
     spans,
@@ -36,6 +37,7 @@ TITLES = {
     "passage": "What it says",
     "loss": "Loss of this text",
     "guesses": "Guesses for one blank",
+    "dimension": "One dimension by itself",
     "vectors": "Token vectors",
     "attention": "Attention",
     "anisotropy": "Anisotropy of this text's tokens",
@@ -51,6 +53,7 @@ def drawn(explorer: "Explorer", found: Explored) -> dict[str, str]:
         "passage": lambda: passage(found.passage or Passage(), found.conditions),
         "loss": lambda: loss(found.loss or Loss()),
         "guesses": lambda: guesses(found.guesses or Guesses()),
+        "dimension": lambda: dimension(found.dimension or OneDimension()),
         "vectors": lambda: vectors(found.vectors or Vectors(), found),
         "attention": lambda: attention(found.attention or AttentionMaps(), found),
         "anisotropy": lambda: anisotropy(found.anisotropy or Anisotropy(), found),
@@ -86,14 +89,43 @@ def said(found: Explored) -> str:
     """What is off, and notes; read out by screen readers when it changes."""
     text = []
     for one in found.conditions[1:]:
-        text.append(f"<b>{one.label}</b>: {escaped(', '.join(map(str, one.dims)))}")
+        text.append(f"<b>{one.label}</b>: {escaped(', '.join(one.names))}")
     if not text:
-        text.append("Nothing is off: choose a dimension to see the model without it")
+        text.append("Everything is on: move the slider or a switch to see the model without a dimension")
     else:
         where = f"off in layers {spans(found.conditions[-1].layers)}, mode {found.state.mode}"
         text.append(where + (f" × {found.state.factor:g}" if found.state.mode == "scale" else ""))
     notes = "".join(f"<p>Note: {escaped(note)}.</p>" for note in found.notes)
     return f'<div class="ol ol-said" role="status"><p>{" · ".join(text)}</p>{notes}</div>'
+
+
+def number(found: Explored) -> str:
+    """The loss with what is chosen off, large, and beside it that of the intact model and of the random control."""
+    if found.loss is None or found.loss.missing or not found.loss.rows:
+        return f'<div class="ol ol-number">{_missing(found.loss.missing if found.loss else "")}</div>'
+    intact, *others = found.loss.rows
+    last = found.loss.rows[-1]
+    is_loss = found.loss.unit == "nats per token"
+    lines = [f"{'loss' if is_loss else 'outputs move'}, {found.loss.unit}"]
+    if others:
+        random = others[0]
+        harm = "harm" if last.change_low > 0 or not is_loss else ""
+        lines = [
+            f'{lines[0]}: <span class="{harm}">{last.change:+.2f}</span> against everything on',
+            f"as many random dimensions: {random.change:+.2f}",
+        ]
+        if is_loss:
+            lines.insert(1, f"perplexity {_perplexity(intact)} → {_perplexity(last)}")
+    else:
+        harm = ""
+        lines += [f"perplexity {_perplexity(intact)}"] if is_loss else []
+        lines.append("everything is on")
+    said = "".join(f"<span>{line}</span>" for line in lines)
+    return f'<div class="ol ol-number"><b id="ol-big" class="{harm}">{last.value:.2f}</b><p>{said}</p></div>'
+
+
+def _perplexity(row: LossRow) -> str:
+    return f"{np.exp(min(row.value, 700)):,.4g}"
 
 
 def alert(message: str) -> str:
@@ -111,10 +143,8 @@ def _missing(text: str) -> str:
 
 
 def _named(label: str, conditions: tuple[Off, ...]) -> str:
-    dims = next((one.dims for one in conditions if one.label == label), ())
-    off = (
-        f"<small>{escaped(', '.join(map(str, dims[:8])) + (' …' if len(dims) > 8 else ''))} off</small>" if dims else ""
-    )
+    names = next((one.names for one in conditions if one.label == label), ())
+    off = f"<small>{escaped(', '.join(names[:8]) + (' …' if len(names) > 8 else ''))} off</small>" if names else ""
     return f"<b>{label}</b>{off}"
 
 
@@ -139,7 +169,7 @@ def passage(view: Passage, conditions: tuple[Off, ...]) -> str:
         for one in view.continuations
     )
     if more:
-        table += f'<h3>… and goes on to say</h3><table class="ol-fills ol-says">{more}</table>'
+        table = f'<h3>It goes on to say</h3><table class="ol-fills ol-says">{more}</table><h3>It fills in</h3>{table}'
     return (_missing(view.missing) if view.missing else "") + table
 
 
@@ -201,7 +231,7 @@ def _loss_row(row: LossRow, most: float, *, is_loss: bool) -> str:
     intact = row.label == "intact"
     cells = [f"{row.value:.3f}", _interval(row.low, row.high)]
     if is_loss:
-        cells.append(f"{np.exp(min(row.value, 700)):,.4g}")
+        cells.append(_perplexity(row))
     cells += ["", ""] if intact else [f"{row.change:+.3f}", _interval(row.change_low, row.change_high, "+")]
     bar = f'<span class="ol-bar ol-{row.label}" style="width:{max(share, 0):.1f}%"></span>'
     body = "".join(f"<td>{cell}</td>" for cell in cells)
@@ -225,6 +255,35 @@ def guesses(view: Guesses) -> str:
     return (
         f'<p>Blank {view.number + 1}; the text says “<b id="ol-original">{escaped(view.original)}</b>”.</p>'
         f'<div class="ol-columns ol-guesses">{columns}</div>'
+    )
+
+
+def dimension(view: OneDimension) -> str:
+    """Where one dimension fires, and what breaks when it alone is off."""
+    layer, token = view.peak
+    after = "the embeddings" if layer == 0 else f"layer {view.layers[layer]}"
+    where = (
+        f"<p>Dimension {view.dim} is largest after {after}, at token {token} “{escaped(view.tokens[token])}”: "
+        f"{view.values[layer, token]:.2f}, {view.shares[layer, token]:.0%} of the length of that vector.</p>"
+    )
+    about = f"Dimension {view.dim}: largest after {after}, at token {token}, with {view.shares[layer, token]:.0%} of the length"
+    names = [name if place else "emb." for place, name in enumerate(view.layers)]
+    picture = drawing.heat(view.shares, names, view.tokens, about, ("layer", "token"))
+    words = "".join(
+        f'<tr><th scope="row">{escaped(word.original)}</th><td>{escaped(word.intact)}</td>'
+        f'<td><mark class="{word.kind}"><i>{SIGNS[word.kind]}</i> {escaped(word.filled)}</mark></td></tr>'
+        for word in view.words
+    )
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("the text says", "intact", f"without {view.dim}"))
+    table = (
+        f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{words}</table></div>'
+        if words
+        else _missing(f"no word of {view.n_words} blanks changes" if view.n_words else "the model says no words")
+    )
+    return (
+        f'<div class="ol-columns"><div><h3>Where it fires</h3>{where}{picture}'
+        f"{drawing.heat_legend('its share of the length of a vector')}</div>"
+        f"<div><h3>What breaks when it alone is off</h3>{loss(view.loss)}{table}</div></div>"
     )
 
 
@@ -275,7 +334,7 @@ def attention(view: AttentionMaps, found: Explored) -> str:
         first, onto = float(weights[:, 0].mean()), float(weights[:, special].sum(1).mean())
         own = float(np.diagonal(weights).mean())
         about = f"{label}: {first:.0%} of the attention goes to the first token, {onto:.0%} to special tokens"
-        picture = drawing.heat(weights, view.tokens, about)
+        picture = drawing.heat(weights, view.tokens, view.tokens, about, ("from", "to"))
         figures.append(
             f'<figure data-condition="{label}"><figcaption>{_named(label, found.conditions)}</figcaption>{picture}</figure>'
         )
@@ -284,8 +343,8 @@ def attention(view: AttentionMaps, found: Explored) -> str:
         f'<th scope="col">{name}</th>' for name in ("", "to the first token", "to special tokens", "to itself")
     )
     return (
-        f"<p>Layer {view.layer}, head {view.head} of 0–{view.n_heads - 1}. A row is a token that asks, a column one that is "
-        f'looked at; darker is more (square root).</p><div class="ol-columns">{"".join(figures)}</div>'
+        f"<p>Layer {view.layer}, head {view.head} of 0–{view.n_heads - 1}. A row is a token that attends, a column one that is "
+        f'attended to.</p>{drawing.heat_legend("share of a row’s attention")}<div class="ol-columns">{"".join(figures)}</div>'
         f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{"".join(rows)}</table></div>'
     )
 

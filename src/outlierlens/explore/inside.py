@@ -1,10 +1,11 @@
 """What happens inside: token vectors after a layer, one head's attention, and the anisotropy of the text's tokens.
 
-vectors(comparison, layer, token), attention(comparison, layer, head), anisotropy(comparison)
+dimension(comparison, dim), vectors(comparison, layer, token), attention(comparison, layer, head), anisotropy(comparison)
 
 Each condition is one forward pass without the head; see `language.Comparison`.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch
 from outlierlens.errors import BadInput
-from outlierlens.explore.language import LENGTH, Comparison
-from outlierlens.explore.result import Anisotropy, AttentionMaps, Vectors
+from outlierlens.explore.language import LENGTH, Comparison, loss, passage
+from outlierlens.explore.result import Anisotropy, AttentionMaps, Off, OneDimension, Vectors
 from outlierlens.models.attention_maps import check_eager, tapped_attention
 from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped
 from outlierlens.models.passes import TextReading
@@ -35,6 +36,35 @@ def _tokens(comparison: Comparison, reading: TextReading, batch: Batch) -> tuple
     return reading.words(ids[0].tolist()), tuple(special[0].tolist())
 
 
+def dimension(comparison: Comparison, dim: int, layers: tuple[int, ...]) -> OneDimension:
+    """Where `dim` fires in the intact model on this text, and what its being off alone in `layers` breaks."""
+    reading, batch = _read(comparison)
+    tokens, _ = _tokens(comparison, reading, batch)
+    names, values, shares = [], [], []
+
+    def look(_: BoundStack, at: int, states: "Tensor") -> None:
+        seen = states[0].float().cpu().numpy()  # [token, dim]
+        names.append(layer_name(at))
+        values.append(seen[:, dim])
+        shares.append(np.abs(seen[:, dim]) / np.maximum(np.linalg.norm(seen, axis=-1), np.finfo(np.float32).tiny))
+
+    with tapped(comparison.loaded.model, [comparison.ablation.stack], look):
+        reading(batch)
+    alone = replace(comparison, conditions=(Off("intact", (), ()), Off("alone", (dim,), layers)))
+    fills = passage(alone).fills
+    blanks = fills[-1].blanks if fills else ()
+    return OneDimension(
+        dim=dim,
+        layers=tuple(names),
+        tokens=tokens,
+        values=np.stack(values),
+        shares=np.stack(shares),
+        loss=loss(alone),
+        words=tuple(blank for blank in blanks if blank.kind != "same"),
+        n_words=sum(blank.kind != "changed" for blank in blanks),
+    )
+
+
 def vectors(comparison: Comparison, layer: int, token: int | None) -> Vectors:
     """Vectors after `layer` under each condition: that of `token` whole (None: their mean), of all tokens the named dimensions.
 
@@ -53,7 +83,7 @@ def vectors(comparison: Comparison, layer: int, token: int | None) -> Vectors:
 
     for condition in comparison.conditions:
         with (
-            comparison.ablation.off(condition.plan),
+            comparison.off(condition),
             tapped(comparison.loaded.model, [comparison.ablation.stack], look),
         ):
             reading(batch)
@@ -86,7 +116,7 @@ def attention(comparison: Comparison, layer: int, head: int) -> AttentionMaps:
             found.append(weights[0, :, :n, :n].float().cpu().numpy())  # [head, query, key]
 
     for condition in comparison.conditions:
-        with comparison.ablation.off(condition.plan), tapped_attention(comparison.loaded, stack, look):
+        with comparison.off(condition), tapped_attention(comparison.loaded, stack, look):
             reading(batch)
     maps = np.stack(found)  # [condition, head, query, key]
     n_heads = maps.shape[1]
@@ -104,7 +134,7 @@ def anisotropy(comparison: Comparison) -> Anisotropy:
     kept = np.flatnonzero(~np.array(special))
     if len(kept) < 2:
         return Anisotropy(missing="a mean cosine needs at least two tokens; write a longer text")
-    chosen = list(comparison.conditions[-1].dims)
+    chosen = list(comparison.conditions[-1].changed)
     layers = [EMBEDDINGS, *range(comparison.ablation.stack.n_layers)]
     cosine = np.full((len(comparison.conditions), len(layers)), np.nan)
     share = np.full_like(cosine, np.nan)
@@ -116,7 +146,7 @@ def anisotropy(comparison: Comparison) -> Anisotropy:
             share[row, layers.index(at)] = contributions(units)[chosen].sum() if chosen else 0.0
 
         with (
-            comparison.ablation.off(condition.plan),
+            comparison.off(condition),
             tapped(comparison.loaded.model, [comparison.ablation.stack], look),
         ):
             reading(batch)

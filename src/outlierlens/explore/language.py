@@ -6,7 +6,8 @@ A `Comparison` is one text under some conditions; every function enters each con
 gives the same numbers as all of them.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +30,24 @@ BEST = 8  # guesses that are listed
 
 @dataclass(frozen=True)
 class Comparison:
-    """One text under the conditions of a state: `text` is cut to what is read, `named` dimensions are marked."""
+    """One text under the conditions of a state: `text` is cut to what is read, `named` dimensions are marked.
+
+    Attributes:
+        ablation: switches a condition's dimensions off. turning: turns its one dimension down.
+    """
 
     loaded: LoadedModel
     ablation: Ablation
+    turning: Ablation
     text: str
     conditions: tuple[Off, ...]
     named: tuple[int, ...] = ()
+
+    @contextlib.contextmanager
+    def off(self, condition: Off) -> Iterator[None]:
+        """The model under `condition` inside the block."""
+        with self.ablation.off(condition.plan), self.turning.off(condition.turned_plan):
+            yield
 
     @property
     def work(self) -> Exercise | None:
@@ -49,7 +61,7 @@ def passage(comparison: Comparison) -> Passage:
     missing = _no_blanks(comparison) if work is None else ""
     fills, said, intact = [], [], None
     for condition in comparison.conditions:
-        with comparison.ablation.off(condition.plan):
+        with comparison.off(condition):
             now = fill(comparison.loaded, work) if work else None
             more = continuation(comparison.loaded, comparison.text)
         intact = intact or now
@@ -80,7 +92,7 @@ def guesses(comparison: Comparison, number: int) -> Guesses:
     number = min(number, len(work.blanks) - 1)
     lists = []
     for condition in comparison.conditions:
-        with comparison.ablation.off(condition.plan):
+        with comparison.off(condition):
             now = fill(comparison.loaded, work)
         lists.append(GuessList(condition.label, best(comparison.loaded, now, number)))
     return Guesses(number, work.originals[number].strip(), tuple(lists))
@@ -108,7 +120,7 @@ def loss(comparison: Comparison) -> Loss:
     rows: list[LossRow] = []
     intact = np.zeros(0)
     for condition in comparison.conditions:
-        with comparison.ablation.off(condition.plan):
+        with comparison.off(condition):
             values, _ = measure()
         intact = intact if len(intact) else values
         rows.append(_row(condition.label, values, intact))

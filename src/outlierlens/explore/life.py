@@ -1,6 +1,6 @@
 """A dimension's life on one text, in the intact model: its value by layer and token, and what adds up to it.
 
-life(comparison)                               # of the first dimension chosen, or listed
+life(comparison, dim)
 """
 
 import numpy as np
@@ -14,17 +14,14 @@ from outlierlens.models.hooks import EMBEDDINGS, layer_name
 from outlierlens.models.passes import TextReading
 
 
-def life(comparison: Comparison) -> Life:
+def life(comparison: Comparison, dim: int) -> Life:
     """The account of a dimension; each token of the text is a group of its own."""
     import torch
 
-    if not comparison.named:
-        return Life(missing="no dimension is chosen or listed")
     stack: BoundStack = comparison.ablation.stack
     reading = TextReading(comparison.loaded, LENGTH)
     (batch,) = reading.batches([comparison.text], batch_size=1)
     tokens = reading.words(reading.sides(batch)[stack.name][0][0].tolist())
-    dim = comparison.named[0]
     try:
         found = account(
             comparison.loaded, stack, dim, reading, [batch], lambda one: torch.eye(one.valid.shape[1])[:, None]

@@ -43,8 +43,14 @@ MOST = 64  # dimensions that are off at once
 STRONGEST = 3  # listed where the rule finds none
 KEPT = 96  # results of views that are kept
 
-_OWN = {"guesses": ("blank",), "vectors": ("vector_layer", "vector_token"), "attention": ("attention_layer", "head")}
-_SHARED = ("text", "dims", "first", "last", "mode", "factor", "stack", "seed")
+_OWN = {
+    "guesses": ("blank",),
+    "dimension": ("dimension",),
+    "life": ("dimension",),
+    "vectors": ("vector_layer", "vector_token"),
+    "attention": ("attention_layer", "head"),
+}
+_SHARED = ("text", "dims", "first", "last", "mode", "factor", "left", "stack", "seed")
 
 
 @dataclass(frozen=True)
@@ -113,12 +119,19 @@ class Explorer:
         listed = f" Listed are the {STRONGEST} strongest." if scanned.strongest_dims(STRONGEST) else ""
         return f"No outlier dimension: none of {scanned.hidden_size} is {where}.{listed}"
 
+    def strongest(self, name: str = "") -> int:
+        """The listed dimension of largest |z|; 0 in a stream that has none to list."""
+        return max(self.listed(name), key=lambda one: abs(one.strongest), default=Listed(0, False, (), 0, 0.0)).dim
+
     def start(self) -> State:
-        """The state of a new page: a text, and the dimensions that the rule found (or the one strongest) off."""
+        """The state of a new page: a text, and every dimension on."""
         source = texts_for(self.loaded.name) if self.loaded.name in SAMPLES else "excerpt"
-        found = [one.dim for one in self.listed() if one.found][:MOST]
-        text = _first_words(read_texts(source).passage)
-        return State(text=text, dims=tuple(sorted(found)) or tuple(one.dim for one in self.listed()[:1]))
+        return State(text=_first_words(read_texts(source).passage))
+
+    def standing_out(self) -> tuple[int, ...]:
+        """The dimensions that the rule found, in order; the one strongest where it found none."""
+        found = sorted(one.dim for one in self.listed() if one.found)[:MOST]
+        return tuple(found) or tuple(one.dim for one in self.listed()[:1])
 
     def look(self, state: State, views: Sequence[str] = VIEWS) -> Explored:
         """Measure `views` of `state`.
@@ -157,6 +170,8 @@ class Explorer:
         check_mode(state.mode, state.factor, False)
         stack = self.stack(state.stack)
         state = replace(state, stack=stack.name, last=stack.n_layers - 1 if state.last is None else state.last)
+        if self.strongest(stack.name) in state.dims:  # nothing is left of what is off
+            state = replace(state, left=State.left)
         if state.mode != "scale":
             state = replace(state, factor=State.factor)
         last = stack.n_layers - 1
@@ -176,23 +191,29 @@ class Explorer:
         )
         if not 0 <= (state.attention_layer or 0) <= last:
             raise BadInput(f"layer {state.attention_layer} does not exist; {stack.name} has layers 0 to {last}")
+        if state.dimension is None:
+            state = replace(state, dimension=self.strongest(stack.name))
+        plan_dims(stack, self.width(stack.name), (state.dimension or 0,), range(state.first, state.last + 1))
         named = tuple(dict.fromkeys((*state.dims, *(one.dim for one in self.listed(stack.name)))))[:MOST]
         settings = EditSettings(factor=state.factor)
-        if state.mode == "mean" and state.dims:
+        if state.mode == "mean":
             settings = EditSettings(means=self._mean(stack))
         ablation = Ablation(self.loaded, stack, state.mode, settings=settings)  # type: ignore[arg-type]
         ablation.check(conditions[-1].plan)
-        return _Settled(state, Comparison(self.loaded, ablation, text, conditions, named), notes)
+        turning = Ablation(self.loaded, stack, "scale", settings=EditSettings(factor=state.left))
+        return _Settled(state, Comparison(self.loaded, ablation, turning, text, conditions, named), notes)
 
     def _conditions(self, state: State, stack: BoundStack) -> tuple[Off, ...]:
         intact = Off("intact", (), ())
-        if not state.dims:
+        turned = () if state.left == State.left else (self.strongest(stack.name),)
+        if not (state.dims or turned):
             return (intact,)
-        assert state.last is not None
-        layers = tuple(range(state.first, state.last + 1))
-        plan_dims(stack, self.width(stack.name), state.dims, layers)
-        drawn = self.random_dims(state, len(state.dims))
-        return (intact, Off("random", drawn, layers), Off("chosen", state.dims, layers))
+        layers = _layers(state)
+        plan_dims(stack, self.width(stack.name), state.dims + turned, layers)
+        n = len(state.dims)
+        drawn = self.random_dims(state, n + len(turned))
+        random = Off("random", drawn[:n], layers, drawn[n:], state.left)
+        return (intact, random, Off("chosen", state.dims, layers, turned, state.left))
 
     def _cut(self, text: str) -> tuple[str, tuple[str, ...]]:
         """(the part of `text` that is read, notes); raises BadInput for no text or too long a one."""
@@ -251,12 +272,17 @@ def _measure(view: str, state: State, comparison: Comparison) -> Any:
         "passage": lambda: language.passage(comparison),
         "loss": lambda: language.loss(comparison),
         "guesses": lambda: language.guesses(comparison, state.blank),
+        "dimension": lambda: inside.dimension(comparison, state.dimension or 0, _layers(state)),
         "vectors": lambda: inside.vectors(comparison, at, state.vector_token),
         "attention": lambda: inside.attention(comparison, state.attention_layer or 0, state.head),
         "anisotropy": lambda: inside.anisotropy(comparison),
-        "life": lambda: life(comparison),
+        "life": lambda: life(comparison, state.dimension or 0),
     }
     return measures[view]()
+
+
+def _layers(state: State) -> tuple[int, ...]:
+    return tuple(range(state.first, (state.last or 0) + 1))
 
 
 def _layer(name: str, stack: BoundStack) -> str:

@@ -55,17 +55,18 @@ class ExploreOptions:
     space: Path | None = None
     """Write a folder to push as a hub Space, and start nothing."""
     views: Annotated[tuple[str, ...] | None, Flag("--show", read="explore.options:views")] = None
-    """Print views and start no page: passage, loss, guesses, vectors, attention, anisotropy, life, all."""
+    """Print views and start no page: passage, loss, guesses, dimension, vectors, attention, anisotropy, life, all."""
     text: str | None = None
     """Text to look at. Default: a shipped one."""
     dims: Annotated[tuple[int, ...] | Find, Flag(read="explore.options:shown_dims", words=FIND)] = FIND
-    """308,381, or '' for none; find: what scan finds, or the strongest."""
+    """308,381, or '' for none; find: what scan finds, or the strongest, which a page opens with switched on."""
     layers: Annotated[tuple[int, int] | None, Flag(read="explore.options:span")] = None
     """Layers to switch off in: 0-3. Default: all."""
     state: Annotated[
         State,
         Flat(
-            *("mode", "factor", "stack", "seed", "blank", "vector_layer", "vector_token", "attention_layer", "head"),
+            *("mode", "factor", "left", "stack", "seed", "blank", "dimension", "vector_layer", "vector_token"),
+            *("attention_layer", "head"),
         ),
     ] = State()
     """The rest of what a permalink holds."""
@@ -74,10 +75,10 @@ class ExploreOptions:
         if self.space is not None and (self.views is not None or self.place.share or self.place.port is not None):
             raise BadInput("--space writes a folder and starts nothing; leave out --show, --share and --port")
 
-    def looked_at(self, start: State) -> State:
-        """The state asked for; `start` has the text and the dimensions where none are given."""
+    def looked_at(self, start: State, found: tuple[int, ...]) -> State:
+        """The state asked for: `start`'s text where none is given, and for "find" `found`, but nothing off on a page."""
         first, last = self.layers or (0, None)
         text = start.text if self.text is None else self.text
-        return replace(
-            self.state, text=text, dims=start.dims if self.dims == FIND else self.dims, first=first, last=last
-        )
+        standing_out = found if self.views is not None else ()
+        dims = standing_out if self.dims == FIND else self.dims
+        return replace(self.state, text=text, dims=dims, first=first, last=last)

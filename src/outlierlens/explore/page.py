@@ -8,12 +8,13 @@ Controls hold a person's state in their browser; the server keeps none. Each cha
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,17 @@ from outlierlens.explore.result import VIEWS, State, parse_dims
 from outlierlens.view.charts.palette import DARK, LIGHT, css
 
 HERE = Path(__file__).parent
+EXAMPLES = {
+    "A review": (
+        "I went into this movie with low expectations and came out smiling. The story is simple, but the actors are so good "
+        "that you care about every one of them."
+    ),
+    "An article": (
+        "The river rises in the mountains and flows south for two hundred miles before it reaches the sea. In the spring, when "
+        "the snow melts, it floods the fields on both banks."
+    ),
+    "A list": "One day has one night, two days have two nights, three days have three nights, and four days have four nights.",
+}
 MODES = {
     "weights": "weights: scale and bias of each block’s last operation are 0",
     "norms": "norms: scale and bias of every norm are 0",
@@ -35,6 +47,8 @@ MODES = {
     "resample": "resample: the activation of another token of the text",
     "writes": "writes: nothing writes to the dimension",
 }
+AT_ONCE = ("passage", "loss")  # what changes beside the hand; the other views follow
+PIECES = ("head", "number", "said", *VIEWS)
 # The address always holds the state; what comes back is the whole link, for the box that shows it.
 _ADDRESS = "(query) => { history.replaceState(null, '', query || location.pathname); return location.href; }"
 
@@ -112,13 +126,24 @@ class _Page:
         """Lay out the page and wire it."""
         gr = self.gr
         self.pieces["head"] = self._piece("head")
+        with gr.Row(elem_id="ol-hand"):
+            with gr.Column(scale=1, min_width=280):
+                self.pieces["number"] = self._piece("number")
+            with gr.Column(scale=1, min_width=280):
+                self.controls["left"] = gr.Slider(0, 1, 1, step=0.05, label=self._slider_label(""), elem_id="ol-left")
+                with gr.Row():
+                    self.all_on = gr.Button("All on", size="sm", min_width=100, elem_id="ol-all-on")
+                    self.all_off = gr.Button("All off", size="sm", min_width=100, elem_id="ol-all-off")
         with gr.Row():
             with gr.Column(scale=1, min_width=300):
                 self._controls()
-            with gr.Column(scale=2, min_width=320):
+            with gr.Column(scale=2, min_width=320, elem_id="ol-results"):
                 self.pieces["said"] = self._piece("said")
                 for view in ("passage", "loss", "guesses"):
                     self.pieces[view] = self._piece(view)
+        self.controls["dimension"] = gr.Number(0, label="Dimension by itself", precision=0, minimum=0, elem_id="ol-one")
+        self.pieces["dimension"] = self._piece("dimension")
+        self.pieces["life"] = self._piece("life")
         last = self.explorer.stack().n_layers - 1
         layers = ["embeddings", *map(str, range(max(stack.n_layers for stack in self.explorer.stacks)))]
         with gr.Row():
@@ -132,7 +157,6 @@ class _Page:
             self.controls["head"] = gr.Number(0, label="Head", precision=0, minimum=0)
         self.pieces["attention"] = self._piece("attention")
         self.pieces["anisotropy"] = self._piece("anisotropy")
-        self.pieces["life"] = self._piece("life")
         self._wire(blocks)
 
     def _piece(self, name: str) -> Any:
@@ -141,9 +165,20 @@ class _Page:
 
     def _controls(self) -> None:
         gr, put = self.gr, self.controls
-        put["text"] = gr.Textbox(label="Text", lines=4, max_lines=10, elem_id="ol-text")
-        put["listed"] = gr.CheckboxGroup(self._choices(""), label="Dimensions that stand out", elem_id="ol-listed")
-        put["others"] = gr.Textbox(label="Other dimensions, such as 17, 78", max_lines=1, elem_id="ol-others")
+        with gr.Row():
+            self.examples = {name: gr.Button(name, size="sm", min_width=80) for name in EXAMPLES}
+        put["text"] = gr.Textbox(label="Text (Ctrl+Enter shows it)", lines=4, max_lines=10, elem_id="ol-text")
+        self.run = gr.Button("Show", variant="primary", elem_id="ol-run")
+        choices = self._choices("")
+        put["listed"] = gr.CheckboxGroup(
+            choices,
+            value=[dim for _, dim in choices],
+            label="Dimensions that stand out, on or off",
+            elem_id="ol-listed",
+        )
+        put["others"] = gr.Textbox(
+            label="Other dimensions to switch off, such as 17, 78", max_lines=1, elem_id="ol-others"
+        )
         with gr.Row():
             self.draw = gr.Button("A random one instead", size="sm", min_width=120, elem_id="ol-draw")
             self.again = gr.Button("Another random control", size="sm", min_width=120, elem_id="ol-again")
@@ -157,7 +192,6 @@ class _Page:
             put["last"] = gr.Number(most, label="to layer", precision=0, minimum=0, maximum=most, min_width=100)
         names = [stack.name for stack in self.explorer.stacks]
         put["stack"] = gr.Dropdown(names, value=names[0], label="Stream", visible=len(names) > 1)
-        self.run = gr.Button("Show", variant="primary", elem_id="ol-run")
         self.link = gr.Textbox(
             label="Link to what you see", interactive=False, max_lines=1, buttons=["copy"], elem_id="ol-link"
         )
@@ -169,6 +203,9 @@ class _Page:
     def _number(self, name: str) -> Any:
         """A number that is part of the state and that nobody sees."""
         return self.gr.Number(0, precision=0, visible="hidden", elem_id=f"ol-{name}")
+
+    def _slider_label(self, stack: str) -> str:
+        return f"What is left of dimension {self.explorer.strongest(stack)}, the strongest"
 
     def _choices(self, stack: str) -> list[tuple[str, int]]:
         return [(html.listed_label(one), one.dim) for one in self.explorer.listed(stack)]
@@ -182,17 +219,25 @@ class _Page:
         gr, put, last = self.gr, self.controls, {"trigger_mode": "always_last"} | _QUIETLY
         every = list(put.values())
         # `input` is what a person does; what the page itself sets does not come back to it, but for the turn.
-        typed, silent = ("text", "others", "vector_token"), ("seed", "stack", "wrong")
+        typed, silent = ("text", "others", "vector_token"), ("seed", "stack", "wrong", "left", "listed")
         chosen = [one.input for name, one in put.items() if name not in (*typed, *silent)]
         triggers = [self.run.click, *(put[name].submit for name in typed), *chosen, self.turn.change]
-        shown = [*(self.pieces[name] for name in ("head", "said", *VIEWS)), self.query, put["wrong"]]
-        done = gr.on(triggers, lambda *values: [*self._shown(self._given(values)), ""], every, shown, **last)
+        shown = [*(self.pieces[name] for name in PIECES), self.query, put["wrong"]]
+
+        def show(*values: Any) -> Iterator[list[Any]]:
+            for pieces in self._shown(self._given(values)):
+                yield [*pieces, ""]
+
+        done = gr.on(triggers, show, every, shown, **last)
         done.then(None, self.query, self.link, js=_ADDRESS, **_QUIETLY)
 
         def then_show(first: Any) -> None:
             """Show the page once all that `first` sets is set: what one change sets off sees half of the others."""
             first.then(None, self.turn, self.turn, js="(turn) => turn + 1", **_QUIETLY)
 
+        self._wire_switches(then_show)
+        for name, button in self.examples.items():
+            then_show(button.click(None, None, put["text"], js=f"() => {json.dumps(EXAMPLES[name])}", **_QUIETLY))
         put["mode"].change(lambda mode: gr.update(visible=mode == "scale"), put["mode"], put["factor"], **_QUIETLY)
         then_show(self.again.click(None, put["seed"], put["seed"], js="(seed) => seed + 1", **_QUIETLY))
 
@@ -200,12 +245,14 @@ class _Page:
             given = self._given(values)
             seed = given["seed"] = given["seed"] + 1
             try:
-                state = replace(_state(self.explorer, given | {"listed": [], "others": ""}), dims=())
-                return [[], ", ".join(map(str, self.explorer.random_dims(state))), seed, ""]
+                state = replace(_state(self.explorer, given | {"others": ""}), dims=())
+                every_one = [one.dim for one in self.explorer.listed(state.stack)]
+                return [every_one, 1, ", ".join(map(str, self.explorer.random_dims(state))), seed, ""]
             except OutlierlensError as error:
-                return [given["listed"], given["others"], seed, str(error)]
+                return [given["listed"], given["left"], given["others"], seed, str(error)]
 
-        then_show(self.draw.click(drawn, every, [put[name] for name in ("listed", "others", "seed", "wrong")], **last))
+        set_by_draw = [put[name] for name in ("listed", "left", "others", "seed", "wrong")]
+        then_show(self.draw.click(drawn, every, set_by_draw, **last))
 
         def streamed(*values: Any) -> list[Any]:
             given = self._given(values)
@@ -229,6 +276,28 @@ class _Page:
         opened.__annotations__["request"] = gr.Request
         then_show(blocks.load(opened, None, every, **_QUIETLY))
 
+    def _wire_switches(self, then_show: Callable[[Any], None]) -> None:
+        """The slider and the strongest dimension's switch say one thing: off is 0, and whoever moves the slider switches it on.
+
+        All of it happens in the browser, so that no answer of the server overtakes a hand.
+        """
+        put, explorer = self.controls, self.explorer
+        names = [stack.name for stack in explorer.stacks]
+        streams = {name: [explorer.strongest(name), *(one.dim for one in explorer.listed(name))] for name in names}
+        knows = f"const [strongest, ...every] = ({json.dumps(streams)})[stack] || [];"
+        both, stack = [put["listed"], put["left"]], put["stack"]
+        on = "listed.includes(strongest)"
+        slid = f"(listed, left, stack) => {{ {knows} return [{on} ? listed : [...listed, strongest], left]; }}"
+        switched = f"(listed, left, stack) => {{ {knows} return [listed, {on} ? left || 1 : 0]; }}"
+        then_show(put["left"].input(None, [*both, stack], both, js=slid, **_QUIETLY))
+        then_show(put["listed"].input(None, [*both, stack], both, js=switched, **_QUIETLY))
+        all_on, all_off = (
+            f"(stack) => {{ {knows} return [every, 1, '']; }}",
+            f"(stack) => {{ {knows} return [[], 0]; }}",
+        )
+        then_show(self.all_on.click(None, stack, [*both, put["others"]], js=all_on, **_QUIETLY))
+        then_show(self.all_off.click(None, stack, both, js=all_off, **_QUIETLY))
+
     def _given(self, values: Sequence[Any]) -> dict[str, Any]:
         """{name of a control: what it holds}."""
         return dict(zip(self.controls, values, strict=True))
@@ -242,7 +311,12 @@ class _Page:
         last = str(stack.n_layers - 1)
         values = {
             "text": state.text,
-            "listed": gr.update(choices=choices, value=[dim for dim in state.dims if dim in listed]),
+            "listed": gr.update(choices=choices, value=[dim for dim in listed if dim not in state.dims]),
+            "left": gr.update(
+                value=0 if explorer.strongest(stack.name) in state.dims else state.left,
+                label=self._slider_label(stack.name),
+            ),
+            "dimension": explorer.strongest(stack.name) if state.dimension is None else state.dimension,
             "others": ", ".join(str(dim) for dim in state.dims if dim not in listed),
             "mode": state.mode if state.mode in MODES else "weights",
             "factor": gr.update(value=state.factor, visible=state.mode == "scale"),
@@ -259,28 +333,35 @@ class _Page:
         }
         return [values[name] for name in self.controls]
 
-    def _shown(self, given: dict[str, Any]) -> list[Any]:
-        """The head, what is said, the views and the link of what the controls hold; or the message that says what is wrong."""
+    def _shown(self, given: dict[str, Any]) -> Iterator[list[Any]]:
+        """`PIECES` and the link of what the controls hold, what is beside the hand first; or the message of what is wrong."""
+        skip = self.gr.skip()
         try:
             if given["wrong"]:
                 raise BadInput(given["wrong"])
-            found = self.explorer.look(_state(self.explorer, given))
-            pieces, said = html.drawn(self.explorer, found), html.said(found)
+            state = _state(self.explorer, given)
+            found = self.explorer.look(state, AT_ONCE)
+            first = {"head": html.head(self.explorer, found.state.stack), "said": html.said(found)}
+            first |= {"number": html.number(found)} | html.drawn(self.explorer, found)
+            yield [*(first.get(name, skip) for name in PIECES), skip]
+            rest = html.drawn(self.explorer, self.explorer.look(state, [view for view in VIEWS if view not in AT_ONCE]))
+            query = found.state.query()
+            yield [*(rest.get(name, skip) for name in PIECES), f"?{query}" if query else ""]
         except OutlierlensError as error:
-            return self._failed(error)
-        except BaseException as error:  # the queue's only worker runs this: what ended it would leave others waiting
+            yield self._failed(error)
+        except (
+            Exception,
+            KeyboardInterrupt,
+            SystemExit,
+        ) as error:  # what ended the queue's only worker would end the page
             traceback.print_exc()
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
-            return self._failed(
-                BadInput(f"this cannot be shown ({what}); the terminal that serves the page says where")
-            )
-        query = found.state.query()
-        head = html.head(self.explorer, found.state.stack)
-        return [head, said, *(pieces[view] for view in VIEWS), f"?{query}" if query else ""]
+            yield self._failed(BadInput(f"this cannot be shown ({what}); the terminal that serves the page says where"))
 
     def _failed(self, error: OutlierlensError) -> list[Any]:
         # Numbers of an earlier state beside the message would be taken for those of this one.
-        return [html.head(self.explorer, ""), html.alert(str(error)), *("" for _ in VIEWS), self.gr.skip()]
+        said = {"head": html.head(self.explorer, ""), "said": html.alert(str(error))}
+        return [*(said.get(name, "") for name in PIECES), self.gr.skip()]
 
 
 _QUIETLY: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
@@ -288,9 +369,13 @@ _QUIETLY: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "priva
 
 def _state(explorer: Explorer, given: dict[str, Any]) -> State:
     """The state that the controls hold; raises BadInput for what cannot be one."""
-    dims = tuple(dict.fromkeys((*(int(dim) for dim in given["listed"] or ()), *parse_dims(str(given["others"] or "")))))
+    stack = explorer.stack(str(given["stack"] or "")).name
+    on = {int(dim) for dim in given["listed"] or ()}
+    off = (one.dim for one in explorer.listed(stack) if one.dim not in on)
+    dims = dict.fromkeys((*off, *parse_dims(str(given["others"] or ""))))
     token = str(given["vector_token"] or "").strip()
     whole = {"first": given["first"], "last": given["last"], "head": given["head"], "blank": given["blank"]}
+    whole["dimension"] = given["dimension"]
     whole["attention_layer"] = given["attention_layer"]
     if token:
         whole["vector_token"] = token
@@ -306,7 +391,8 @@ def _state(explorer: Explorer, given: dict[str, Any]) -> State:
         dims=tuple(sorted(dims)),
         mode=str(given["mode"]),
         factor=float(given["factor"]),
-        stack=explorer.stack(str(given["stack"] or "")).name,
+        left=float(given["left"]),
+        stack=stack,
         seed=int(given["seed"]),
         vector_layer=str(given["vector_layer"] or ""),
         **{**numbers, "last": last},

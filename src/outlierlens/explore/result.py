@@ -13,15 +13,15 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
-from outlierlens.ablation.damage import Continuation, Filled
+from outlierlens.ablation.damage import Blank, Continuation, Filled
 from outlierlens.errors import BadInput
 from outlierlens.options import check, options_of
 from outlierlens.results.document import Provenance, Result
 
 LABELS = ("intact", "random", "chosen")
-VIEWS = ("passage", "loss", "guesses", "vectors", "attention", "anisotropy", "life")
+VIEWS = ("passage", "loss", "guesses", "dimension", "vectors", "attention", "anisotropy", "life")
 KINDS = ("embedding", "head", "neuron", "bias", "norm bias", "norm mean")  # parts of an account, without what was there
 _LONGEST = 10  # digits of a number in a link
 
@@ -42,12 +42,16 @@ class State:
     """weights, norms, zero, mean, scale, resample or writes."""
     factor: float = 0.5
     """Factor of mode scale."""
+    left: Annotated[float, Ge(0), Le(1)] = 1.0
+    """What is left of the strongest dimension, in [0, 1]: each block's output there times this."""
     stack: str = ""
     """Which stream, where there are several: encoder, decoder."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the random control."""
     blank: Annotated[int, Ge(0)] = 0
     """Blank whose guesses are shown, from 0."""
+    dimension: Annotated[int | None, Ge(0)] = None
+    """The dimension of the panel about one. Default: the strongest."""
     vector_layer: str = ""
     """embeddings, 0, 1, …: vectors after it. Default: the last."""
     vector_token: Annotated[int | None, Ge(0)] = None
@@ -150,16 +154,37 @@ def spans(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Off:
-    """A condition: its label ("intact", "random", "chosen") and what is off in which layers."""
+    """A condition: its label ("intact", "random", "chosen", "alone") and what is off in which layers.
+
+    Attributes:
+        turned: the dimension that is turned down, if any; `left` of its values is left, in [0, 1].
+    """
 
     label: str
     dims: tuple[int, ...]
     layers: tuple[int, ...]
+    turned: tuple[int, ...] = ()
+    left: float = 1.0
 
     @property
     def plan(self) -> dict[int, tuple[int, ...]]:
         """{layer: dimensions off}."""
         return dict.fromkeys(self.layers, self.dims) if self.dims else {}
+
+    @property
+    def turned_plan(self) -> dict[int, tuple[int, ...]]:
+        """{layer: dimensions turned down}."""
+        return dict.fromkeys(self.layers, self.turned) if self.turned else {}
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """Dimensions that are off or turned down."""
+        return self.dims + self.turned
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """("24", "8 × 0.4"): what is off, and what is left of the one that is turned down."""
+        return (*map(str, self.dims), *(f"{dim} × {self.left:g}" for dim in self.turned))
 
 
 @dataclass(frozen=True)
@@ -224,6 +249,34 @@ class Guesses:
     original: str = ""
     lists: tuple[GuessList, ...] = ()
     missing: str = ""
+
+
+@dataclass(frozen=True)
+class OneDimension:
+    """One dimension by itself: where it fires in the intact model, and what breaks when it alone is off.
+
+    Attributes:
+        layers: "embeddings", "0", …. tokens: as the vocabulary writes them.
+        values: [layer, token], its value after each layer. shares: [layer, token], |value| / length of the vector, in [0, 1].
+        loss: with the conditions "intact" and "alone".
+        words: the words of the text that the model says otherwise then, of `n_words` that it was asked for.
+    """
+
+    dim: int = 0
+    layers: Annotated[tuple[str, ...], "layer"] = ()
+    tokens: Annotated[tuple[str, ...], "token"] = ()
+    values: Annotated[np.ndarray, "layer token, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
+    shares: Annotated[np.ndarray, "layer token, or empty"] = field(default_factory=lambda: np.zeros((0, 0)))
+    loss: Loss = Loss()
+    words: tuple[Blank, ...] = ()
+    n_words: int = 0
+    missing: str = ""
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """(layer, token), as places in `layers` and `tokens`, of the largest |value|."""
+        layer, token = np.unravel_index(np.nan_to_num(np.abs(self.values)).argmax(), self.values.shape)
+        return int(layer), int(token)
 
 
 @dataclass(frozen=True)
@@ -323,6 +376,7 @@ class Explored(Result):
     passage: Passage | None = None
     loss: Loss | None = None
     guesses: Guesses | None = None
+    dimension: OneDimension | None = None
     vectors: Vectors | None = None
     attention: AttentionMaps | None = None
     anisotropy: Anisotropy | None = None
@@ -332,7 +386,6 @@ class Explored(Result):
         """One row per condition: what is off where and, where it was asked for, the loss."""
         losses = {row.label: vars(row) for row in self.loss.rows} if self.loss else {}
         return [
-            {"label": one.label, "dims": ", ".join(map(str, one.dims)), "layers": spans(one.layers)}
-            | losses.get(one.label, {})
+            {"label": one.label, "dims": ", ".join(one.names), "layers": spans(one.layers)} | losses.get(one.label, {})
             for one in self.conditions
         ]

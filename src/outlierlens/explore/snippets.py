@@ -7,13 +7,13 @@ The Python uses the library's own pieces and not the page; tests run both and co
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.explore.language import BEST, COPIES, LENGTH
 from outlierlens.explore.options import ExploreOptions
-from outlierlens.explore.result import VIEWS, Explored, State
+from outlierlens.explore.result import VIEWS, Explored, Off, State
 from outlierlens.models.load import LoadOptions
 from outlierlens.options import options_of
 
@@ -30,6 +30,10 @@ _IMPORTS = {
         "from outlierlens.tasks.choice import make_task"
     ),
     "guesses": "from outlierlens.explore.language import best\nfrom outlierlens.ablation.fill import exercise, fill",
+    "dimension": (
+        "import numpy as np\n\nfrom outlierlens.models.hooks import tapped\nfrom outlierlens.models.passes import TextReading\n"
+        "from outlierlens.tasks.base import TaskOptions\nfrom outlierlens.tasks.choice import make_task"
+    ),
     "vectors": "from outlierlens.models.hooks import tapped\nfrom outlierlens.models.passes import TextReading",
     "attention": (
         "from outlierlens.models.attention_maps import tapped_attention\nfrom outlierlens.models.passes import TextReading"
@@ -44,15 +48,17 @@ _IMPORTS = {
     ),
 }
 _READ = f"reading = TextReading(loaded, {LENGTH})\n(batch,) = reading.batches([text], batch_size=1)\n"
+_TASK = (
+    "task = make_task(loaded, [text] * {copies}, TaskOptions(max_length={length}, batch_size={batch}))\n"
+    "# nats of every predicted token; of a model without a head for words, the change of its outputs\n"
+    'measure = task.per_token if task.unit == "nats per token" else task.per_text\n'
+    "intact, _ = measure()\n"
+)
 _ONCE = {
     "passage": "work = exercise(loaded, text)  # where the blanks are\nintact = fill(loaded, work) if work else None\n",
-    "loss": (
-        "task = make_task(loaded, [text] * {copies}, TaskOptions(max_length={length}, batch_size={batch}))\n"
-        "# nats of every predicted token; of a model without a head for words, the change of its outputs\n"
-        'measure = task.per_token if task.unit == "nats per token" else task.per_text\n'
-        "intact, _ = measure()\n"
-    ),
+    "loss": _TASK,
     "guesses": "work = exercise(loaded, text)  # where the blanks are\n",
+    "dimension": _READ + _TASK,
     "vectors": _READ,
     "attention": _READ,
     "anisotropy": _READ + "special = reading.sides(batch)[stack.name][1][0].cpu().numpy()\n",
@@ -76,6 +82,18 @@ _UNDER = {
     with ablation.off(plan):
         now = fill(loaded, work)
     result[label] = best(loaded, now, {blank}, {best})  # the likeliest words of one blank
+""",
+    "dimension": """\
+    fires = []
+
+    def look(_, layer, seen):
+        fires.append(seen[0, :, {dim}].float().cpu().numpy())
+
+    with ablation.off(plan), tapped(loaded.model, [stack], look):
+        reading(batch)
+    with ablation.off(plan):
+        values, _ = measure()
+    result[label] = (np.stack(fires), values.mean(), (values - intact).mean())  # [layer, token], from the embeddings on
 """,
     "vectors": """\
     states = {{}}
@@ -119,13 +137,18 @@ _UNDER = {
 def python(explorer: "Explorer", found: Explored, view: str) -> str:
     """A script that computes one view of `found` anew; it leaves {condition: numbers} in `result`."""
     state = found.state
-    conditions = "".join(
-        f"    {one.label!r}: dict.fromkeys(range({state.first}, {(state.last or 0) + 1}), {one.dims!r}),\n"
-        if one.dims
-        else f"    {one.label!r}: {{}},\n"
-        for one in found.conditions
-    )
-    settings, imports = _settings(state)
+    under = found.conditions
+    if view == "dimension":
+        under = (Off("intact", (), ()), Off("alone", (state.dimension or 0,), ()))
+    turning, turned = "", ""
+    if any(one.turned for one in under):
+        turned = ", turning.off(turned[label])"
+        turning = (
+            f"turned = {{  # layer: the dimension of which {state.left:g} is left\n"
+            f"{_plans(state, {one.label: one.turned for one in under})}}}\n"
+            f'turning = Ablation(loaded, stack, "scale", settings=EditSettings(factor={state.left!r}))\n'
+        )
+    settings, imports = _settings(state, edits=bool(turning))
     layer = -1 if state.vector_layer == "embeddings" else int(state.vector_layer or 0)
     values: dict[str, Any] = {
         "copies": COPIES if explorer.loaded.head == "masked" else 1,
@@ -134,31 +157,40 @@ def python(explorer: "Explorer", found: Explored, view: str) -> str:
         "blank": found.guesses.number if found.guesses else state.blank,
         "best": BEST,
         "layer": layer,
+        "dim": state.dimension,
         "which": ".mean(0)" if state.vector_token is None else f"[{state.vector_token}]",
         "attention_layer": state.attention_layer,
         "head": found.attention.head if found.attention else state.head,
-        "chosen": list(state.dims),
-        "dim": found.life.dim if found.life else 0,
+        "chosen": list(found.conditions[-1].changed),
     }
     return (
         f"{_IMPORTS[view]}\nfrom outlierlens.models.load import LoadOptions, load_model\n{imports}"
-        f"\ntext = {found.read!r}\nconditions = {{  # layer: dimensions that are off\n{conditions}}}\n"
+        f"\ntext = {found.read!r}\nconditions = {{  # layer: dimensions that are off\n"
+        f"{_plans(state, {one.label: one.dims for one in under})}}}\n"
         f"loaded = load_model({explorer.loaded.name!r}, {_options(explorer.options)})\n"
         f"stack = loaded.stack({state.stack!r})\n"
-        f"ablation = Ablation(loaded, stack, {state.mode!r}{settings})\n"
+        f"ablation = Ablation(loaded, stack, {state.mode!r}{settings})\n{turning}"
         f"{_ONCE[view].format(**values)}"
-        f"result = {{}}\nfor label, plan in conditions.items():\n{_UNDER[view].format(**values)}"
+        "result = {}\nfor label, plan in conditions.items():\n"
+        f"{_UNDER[view].format(**values).replace('ablation.off(plan)', 'ablation.off(plan)' + turned)}"
         "print(result)\n"
     )
 
 
-def _settings(state: State) -> tuple[str, str]:
+def _plans(state: State, dims: Mapping[str, tuple[int, ...]]) -> str:
+    """The lines of a dictionary {condition: {layer: dimensions}}."""
+    layers = f"range({state.first}, {(state.last or 0) + 1})"
+    plans = {label: f"dict.fromkeys({layers}, {off!r})" if off else "{}" for label, off in dims.items()}
+    return "".join(f"    {label!r}: {plan},\n" for label, plan in plans.items())
+
+
+def _settings(state: State, *, edits: bool) -> tuple[str, str]:
     """(what the ablation is made with beside its mode, the imports that it needs)"""
     modes = "from outlierlens.ablation.modes import Ablation\n"
     edit = "from outlierlens.ablation.switches import EditSettings\n"
     if state.mode == "scale":
         return f", settings=EditSettings(factor={state.factor!r})", edit + modes
-    if state.mode == "mean" and state.dims:
+    if state.mode == "mean":
         means = (
             f', settings=EditSettings(means=means_over(loaded, stack, read_texts("excerpt", limit={MEAN_TEXTS}), '
             f"length={LENGTH}, batch_size={MEAN_TEXTS}))"
@@ -167,7 +199,7 @@ def _settings(state: State) -> tuple[str, str]:
             "from outlierlens.ablation.switches import EditSettings\nfrom outlierlens.data.texts import read_texts\n"
             "from outlierlens.ablation.modes import Ablation, means_over\n"
         )
-    return "", modes
+    return "", (edit if edits else "") + modes
 
 
 def _options(options: LoadOptions) -> str:
@@ -202,8 +234,7 @@ def command(model: str, options: LoadOptions, state: State, views: Sequence[str]
 
 def _state_words(state: State) -> list[str]:
     words = [f"--text={state.text}"]
-    if state.dims:
-        words += ["--dims", ",".join(map(str, state.dims)), "--layers", f"{state.first}-{state.last}"]
+    words += ["--dims", ",".join(map(str, state.dims)), "--layers", f"{state.first}-{state.last}"]
     for option in options_of(ExploreOptions):
         if option.path[0] == "state" and (value := getattr(state, option.name)) != option.default:
             words += [option.spelt, str(value)]

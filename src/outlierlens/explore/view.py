@@ -2,7 +2,18 @@
 
 from collections.abc import Iterator
 
-from outlierlens.explore.result import KINDS, Anisotropy, AttentionMaps, Explored, Guesses, Life, Loss, Vectors, spans
+from outlierlens.explore.result import (
+    KINDS,
+    Anisotropy,
+    AttentionMaps,
+    Explored,
+    Guesses,
+    Life,
+    Loss,
+    OneDimension,
+    Vectors,
+    spans,
+)
 from outlierlens.view.section import Change, Interval, Rows, Section
 
 
@@ -13,8 +24,7 @@ def sections(found: Explored, *, verbose: bool = False) -> Iterator[Section]:
 
 def _sentences(found: Explored) -> Iterator[str]:
     for one in found.conditions[1:]:
-        off = ", ".join(map(str, one.dims))
-        yield f"{one.label}: {off} off in layers {spans(one.layers)}, mode {found.state.mode}"
+        yield f"{one.label}: {', '.join(one.names)} off in layers {spans(one.layers)}, mode {found.state.mode}"
     if found.passage:
         for filled in found.passage.fills:
             yield f"{filled.label:>7}: {filled.line}"
@@ -22,15 +32,10 @@ def _sentences(found: Explored) -> Iterator[str]:
             yield f"{said.label:>7}: {said.prompt} → {said.text}"
     if found.guesses and not found.guesses.missing:
         yield from _guesses(found.guesses)
-    for view in (
-        found.passage,
-        found.loss,
-        found.guesses,
-        found.vectors,
-        found.attention,
-        found.anisotropy,
-        found.life,
-    ):
+    if found.dimension:
+        yield from _one_dimension(found.dimension)
+    missing = (found.passage, found.loss, found.guesses, found.vectors, found.attention, found.anisotropy, found.life)
+    for view in missing:
         if view is not None and view.missing:
             yield f"note: {view.missing}"
 
@@ -42,10 +47,24 @@ def _guesses(guesses: Guesses) -> Iterator[str]:
         yield f"{one_list.label:>7}: {', '.join(words)}"
 
 
+def _one_dimension(one: OneDimension) -> Iterator[str]:
+    layer, token = one.peak
+    where = "the embeddings" if layer == 0 else f"layer {one.layers[layer]}"
+    yield (
+        f"dimension {one.dim} is largest after {where} at token {token} ({one.tokens[token]}): {one.values[layer, token]:.2f}, "
+        f"{one.shares[layer, token]:.0%} of the vector's length"
+    )
+    if one.n_words:
+        said = "; ".join(f"{word.original}: {word.intact} → {word.filled}" for word in one.words)
+        yield f"with it alone off {len(one.words)} words change, of {one.n_words} blanks: {said or 'none'}"
+
+
 def _tables(found: Explored) -> Iterator[Rows]:
     labels = [one.label for one in found.conditions]
     if found.loss and not found.loss.missing:
         yield _loss(found.loss)
+    if found.dimension and not found.dimension.loss.missing:
+        yield _loss(found.dimension.loss, f"Dimension {found.dimension.dim} alone off")
     if found.vectors and not found.vectors.missing:
         yield _vectors(found.vectors, labels)
     if found.attention and not found.attention.missing:
@@ -56,13 +75,13 @@ def _tables(found: Explored) -> Iterator[Rows]:
         yield _life(found.life)
 
 
-def _loss(loss: Loss) -> Rows:
+def _loss(loss: Loss, title: str = "") -> Rows:
     rows = tuple(
         (row.label, row.value, row.low, row.high, Change(row.change), Interval(row.change_low, row.change_high))
         for row in loss.rows
     )
     columns = ("condition", loss.unit, "95 % from", "to", "change", "95 % of it")
-    return Rows(f"{loss.task[:1].upper()}{loss.task[1:]}", columns, rows, f"{loss.n_tokens} predictions.")
+    return Rows(title or f"{loss.task[:1].upper()}{loss.task[1:]}", columns, rows, f"{loss.n_tokens} predictions.")
 
 
 def _vectors(seen: Vectors, labels: list[str]) -> Rows:
