@@ -8,9 +8,11 @@ loss. A line is appended for each copy and scheme, and a rerun goes on.
 """
 
 import argparse
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +44,41 @@ def elsewhere(exponents: torch.Tensor, top: torch.Tensor, seed: int) -> torch.Te
     return made
 
 
-def fitted(loaded: Any, check: Check, seed: int | None = None) -> Plan | None:
-    """The plan of `--fit int8`, or with a seed that of the control; None where no factor helps."""
+@dataclass(frozen=True)
+class Fitted:
+    """The factors that `--fit int8` chooses, with the largest inputs of each linear's neurons; none where no factor helps."""
+
+    factors: list[Any]
+    tops: dict[str, torch.Tensor]
+
+    def plan(self, seed: int | None = None) -> Plan:
+        """Its plan, or with a seed that of a control."""
+        plan = Plan()
+        for pair, exponents in self.factors:
+            moved = exponents if seed is None else elsewhere(exponents, self.tops[pair.where], seed)
+            plan.pair(pair, moved)
+        return plan
+
+
+def fitted(loaded: Any, check: Check) -> Fitted:
+    """What `--fit int8` does to the model as it is."""
     seen = seen_of(loaded, check)
     try:
-        plan, _, factors = plan_for(loaded, seen, RepairOptions(fit="int8"), check)
+        _, _, factors = plan_for(loaded, seen, RepairOptions(fit="int8"), check)
     except BadInput as error:
         print(error)
-        return None
-    if seed is None:
-        return plan
-    tops = {pair.where: top for pair, top in seen.inputs}
-    plan = Plan()
-    for pair, exponents in factors:
-        plan.pair(pair, elsewhere(exponents, tops[pair.where], seed))
-    return plan
+        factors = []
+    return Fitted(factors, {pair.where: top for pair, top in seen.inputs})
 
 
 def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[str, Callable[[ExitStack], bool]]]:
     """(name, what makes the model that copy until a stack is closed, and says whether it can)."""
     check = check_of(loaded, texts, max_length=how.max_length, seed=0)
+    intact = functools.cache(lambda: fitted(loaded, check))
 
-    def fit(open_: ExitStack, seed: int | None = None) -> bool:
-        plan = fitted(loaded, check, seed)
-        if plan is not None:
-            open_.enter_context(repaired(loaded, plan))
-        return plan is not None
+    def fit(open_: ExitStack, found: Fitted, seed: int | None = None) -> bool:
+        open_.enter_context(repaired(loaded, found.plan(seed)))
+        return bool(found.factors)
 
     def turn(open_: ExitStack) -> bool:
         try:
@@ -78,11 +89,11 @@ def copies(loaded: Any, texts: Any, how: argparse.Namespace) -> Iterator[tuple[s
         return True
 
     yield "as it is", lambda open_: True
-    yield "--fit int8", fit
+    yield "--fit int8", lambda open_: fit(open_, intact())
     for seed in range(how.controls):
-        yield f"control {seed}", lambda open_, seed=seed: fit(open_, seed)
+        yield f"control {seed}", lambda open_, seed=seed: fit(open_, intact(), seed)
     yield "--rotate", turn
-    yield "--rotate --fit int8", lambda open_: turn(open_) and fit(open_)
+    yield "--rotate --fit int8", lambda open_: turn(open_) and fit(open_, fitted(loaded, check))
 
 
 def main() -> None:

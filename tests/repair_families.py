@@ -4,13 +4,14 @@
     tried.verdict, tried.difference          # "exact", 0.0
     paired(FAMILIES["bart"], "values")       # Tried("exact", 0.0), or None where a family has no such pair
 
-`table()` is what docs/repair.md shows.
+`table()` is what docs/repair.md shows; `python tests/repair_families.py` writes it there.
 """
 
 import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -137,22 +138,28 @@ def _rescaled(name: str) -> Tried:
     return Tried(verdict, 0.0 if torch.equal(wanted, found) else far, "; ".join(plan.reasons))
 
 
+START, END = "<!-- python tests/repair_families.py -->\n", "<!-- end -->"
+
+
 def table() -> str:
     """Every family in a row of Markdown."""
-    lines = ["| family | stream | pairs | largest difference | why |", "|---|---|---|---|---|"]
+    lines = ["| family | stream | largest difference | pairs | why |", "|---|---|---|---|---|"]
     for name, family in sorted(FAMILIES.items()):
         tried = rescaled(family)
         pairs = {kind: one for kind in KINDS if (one := paired(name, kind)) is not None}
-        if "neurons" not in pairs and any(stack.stack.rectified for stack in load(family).stacks):
-            words = ["neurons of a ReLU"]
-        else:
-            words = []
-        words += [kind if one.verdict == "exact" else f"{kind} ({one.verdict})" for kind, one in pairs.items()]
+        words = [kind if one.verdict == "exact" else f"{kind} ({one.verdict})" for kind, one in pairs.items()]
+        if "neurons" not in pairs and any(bound.stack.rectified for bound in load(family).stacks):
+            words = ["neurons with a ReLU", *words]
         # Machines differ in the digits of a difference, not in the verdict.
         far = {"exact": "0", "near": f"≤ {NEAR:g}"}.get(
             tried.verdict, "" if math.isnan(tried.difference) else f"> {NEAR:g}"
         )
-        lines.append(
-            f"| {name} | {tried.verdict} | {', '.join(words) or 'none'} | {far} | {tried.why.replace('|', '')} |"
-        )
+        why = "post-norm" if "(post-norm)" in tried.why else tried.why.replace("|", "")
+        lines.append(f"| {name} | {tried.verdict} | {far} | {', '.join(words)} | {why} |")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    page = Path(__file__).parents[1] / "docs" / "repair.md"
+    before, _, rest = page.read_text("utf-8").partition(START)
+    page.write_text(f"{before}{START}{table()}{END}{rest.partition(END)[2]}", "utf-8")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
-from outlierlens.architectures import Param, bind, live_parameters, load_toml, stacks_of
+from outlierlens.architectures import Param, bind, live_parameters, load_toml, stacks_of, to_toml
+from outlierlens.architectures.heads import Heads
 from outlierlens.architectures.rows_decoders import GPT2
 from outlierlens.architectures.rows_encoders import BERT
 from outlierlens.architectures.rows_llama import LLAMA, MIXTRAL
@@ -135,6 +136,8 @@ last_linear = ["output.dense"]
 norm_offset = 1
 axes = { "output.dense.weight" = -1 }
 stored_as = { "output.dense.weight" = ["fc.weight"] }
+readers = { "norm" = ["fc", "gate[1/2]"] }
+heads = [{ output = "out", value = ["qkv[head v]", "v_bias()"], key = ["k"], query = ["q"], rotary = "neighbours" }]
 """
 
 
@@ -142,12 +145,17 @@ def test_rows_from_toml(tmp_path: Any) -> None:
     path = tmp_path / "row.toml"
     path.write_text(ROW)
     (stack,) = load_toml(path)
+    path.write_text(to_toml((stack,)))
+    assert load_toml(path) == (stack,)
     assert stack == replace(
         BERT,
         other_writes=(),
         other_norms=(),
         embeddings=(),
         embedding_norm="",
+        rectified={},
+        readers={"norm": ("fc", "gate[1/2]")},
+        heads=(Heads("out", ("qkv[head v]", "v_bias()"), ("k",), ("q",), rotary="neighbours"),),
         norm_offset=1.0,
         axes={"output.dense.weight": -1},
         stored_as={"output.dense.weight": ("fc.weight",)},
@@ -165,6 +173,8 @@ def test_rows_from_toml(tmp_path: Any) -> None:
         ("norm_offset = 1", "norm_offset = true", "norm_offset = True has the wrong type"),
         ('["fc.weight"]', '"fc.weight"', "stored_as = .* has the wrong type"),
         ("= -1 }", '= "last" }', "axes = .* has the wrong type"),
+        ('"neighbours"', '"others"', "heads = .* has the wrong type"),
+        ('key = ["k"]', 'key = "k"', "heads = .* has the wrong type"),
         ("norm_offset = 1", "norm_ofset = 1", "unknown key 'norm_ofset'"),
         ('"stream"', '"both"', "norm_site is 'both'; use stream, write or read"),
         ('last_norm = "output.LayerNorm"', "", "needs last_norm"),

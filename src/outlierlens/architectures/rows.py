@@ -11,14 +11,14 @@ A row lies with those it resembles, in a file `rows_….py`. To add a family: on
 
 import difflib
 
-from outlierlens.architectures import rows_decoders, rows_encoders, rows_llama
+from outlierlens.architectures import rows_decoders, rows_encoder_decoders, rows_encoders, rows_llama
 from outlierlens.architectures.family import Family
 from outlierlens.architectures.stack import Config, Stack
 from outlierlens.errors import UnknownArchitecture
 
 ARCHITECTURES: dict[str, Family] = {
     model_type: row.named(model_type)
-    for rows in (rows_llama.ROWS, rows_decoders.ROWS, rows_encoders.ROWS)
+    for rows in (rows_llama.ROWS, rows_decoders.ROWS, rows_encoder_decoders.ROWS, rows_encoders.ROWS)
     for model_type, row in rows.items()
 }
 

@@ -119,10 +119,7 @@ CLIP_TEXT = Stack(
     final_norm="final_layer_norm",
     rectified={"mlp.fc2": "mlp.fc1"},
     heads=(heads("self_attn", "q_proj k_proj v_proj out_proj"),),
-    readers={
-        "layer_norm1": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "layer_norm2": ("mlp.fc1",),
-    },
+    readers={"layer_norm1": tuple(f"self_attn.{one}_proj" for one in "qkv"), "layer_norm2": ("mlp.fc1",)},
 )
 CLIP_VISION = replace(
     CLIP_TEXT,

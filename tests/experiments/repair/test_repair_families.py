@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from outlierlens.experiments.repair.pairs import Kind, pairs_of
 from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.models.load import LoadedModel
-from repair_families import EXPONENT, KINDS, load, output, paired, rectified, rescaled, seen
+from repair_families import END, EXPONENT, KINDS, START, load, output, paired, rectified, rescaled, seen, table
 
 TOP = 65504.0
 POST = {name for name, one in FAMILIES.items() if "(post-norm)" in rescaled(one).why}
@@ -73,6 +74,11 @@ RELU = sorted(
 )
 NEAR_PAIRS = {("gemma", "norms"), ("gemma2", "norms"), ("gemma3", "norms"), ("gemma3_text", "norms")}
 NEAR_PAIRS |= {("gemma3", "keys"), ("gemma3_text", "keys")}
+
+
+def test_the_page_shows_every_family() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "repair.md").read_text("utf-8")
+    assert START + table() + END in page, "python tests/repair_families.py writes the table anew"
 
 
 def test_every_family_has_pairs() -> None:
@@ -177,7 +183,7 @@ def test_who_sets_which_epsilon() -> None:
 def test_values_that_would_vanish_are_refused() -> None:
     plan = Plan({"weight": (-4,)})
     tiny = torch.tensor([2.0**-24, 1.0], dtype=torch.float16)
-    with pytest.raises(BadInput, match="weight: 1 values times a power of two lie outside what float16 holds"):
+    with pytest.raises(BadInput, match="weight: values times a power of two lie outside what float16 holds"):
         plan.changed("weight", tiny)
     assert torch.equal(plan.changed("weight", tiny[1:]), torch.tensor([2.0**-4], dtype=torch.float16))
 

@@ -77,28 +77,38 @@ class Plan:
         self.offsets |= {name for name in names if name.endswith("weight")}
         self.reasons += () if OFFSET in self.reasons else (OFFSET,)
 
-    def changed(self, name: str, values: "Tensor") -> "Tensor":
-        """The new values of parameter `name`; raises BadInput where its type cannot hold them, as when small ones vanish."""
+    def exponent(self, name: str) -> "Tensor":
+        """What parameter `name` is multiplied by, as one exponent, or some that broadcast to its shape."""
         import torch
 
-        terms = self.exponents[name]
-        exponent = sum(terms[1:], start=torch.as_tensor(terms[0], dtype=torch.int)).to(values.device)
+        first, *rest = self.exponents[name]
+        return sum(rest, start=torch.as_tensor(first, dtype=torch.int))
+
+    def changed(self, name: str, values: "Tensor", exponent: "Tensor | None" = None) -> "Tensor":
+        """The new values of parameter `name`, or of some of its rows with their exponents.
+
+        Raises:
+            BadInput: their type cannot hold them, as when small ones vanish.
+        """
+        import torch
+
+        exponent = (self.exponent(name) if exponent is None else exponent).to(values.device)
         if name in self.offsets:
             return ((1 + values.double()) * torch.exp2(exponent.double()) - 1).to(values.dtype)
         most = 14 if values.dtype == torch.float16 else 126  # exponents whose powers, up and down, the type holds
         if exponent.abs().max() <= most:
             up, down = (torch.exp2(sign * exponent.double()).to(values.dtype) for sign in (1, -1))
             made = values * up
-            lost = made * down != values
+            same = torch.equal(made * down, values)
         else:
             wide = values.double() * torch.exp2(exponent.double())
             made = wide.to(values.dtype)
-            lost = made.double() != wide
-        if lost.any():
+            same = torch.equal(made.double(), wide)
+        if not same:
             kind = str(values.dtype).removeprefix("torch.")
             raise BadInput(
-                f"{name}: {int(lost.sum()):,} values times a power of two lie outside what {kind} holds; use a smaller "
-                f"--margin, or a copy of the model in float32"
+                f"{name}: values times a power of two lie outside what {kind} holds; use a smaller --margin, or a copy of the "
+                f"model in float32"
             )
         return made
 

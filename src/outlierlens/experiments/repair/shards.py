@@ -1,4 +1,4 @@
-"""The weight files of a source, written anew with some tensors changed: one pass that holds one tensor at a time.
+"""The weight files of a source, written anew with some tensors changed: one pass that holds some rows at a time.
 
     shards = find_shards(source, model, plan)            # None where files hold the weights under other names
     write_shards(shards, part, plan)
@@ -9,8 +9,9 @@ Headers are those of the source, byte for byte, unless the head is untied: it is
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from outlierlens.architectures import live_parameters
 from outlierlens.checkpoints.base import INDEX
@@ -18,12 +19,9 @@ from outlierlens.checkpoints.safetensors import Placed, header_length, parse_hea
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.results.json_toml import read_json
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 ONE = "model.safetensors"
 SHARDED = f"{ONE}{INDEX}"
-CHUNK = 2**24  # bytes that are copied at once
+CHUNK = 2**20  # bytes that are read and changed at once: as much as a processor's cache holds
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,15 @@ def write_shards(shards: Shards, part: Path, plan: Plan) -> None:
     """Write every file into the folder `part`."""
     last = max(shards.files)
     for name, (header, tensors) in shards.files.items():
-        added = _bytes_of(shards, shards.table) if shards.head and name == last else b""
+        added = _head(shards) if shards.head and name == last else b""
         raw = _with(header, shards, tensors) if added else header
-        with (shards.folder / name).open("rb") as source, (part / name).open("xb") as target:
+        with (shards.folder / name).open("rb") as source, (part / name).open("xb", buffering=0) as target:
             target.write(len(raw).to_bytes(8, "little") + raw)
             for stored, placed in tensors.items():
                 if stored in shards.changed:
-                    values = _tensor(_read(source, placed), placed)
-                    target.write(_bytes(plan.changed(shards.changed[stored], values)))
+                    _change(source, target, placed, plan, shards.changed[stored])
                 else:
-                    for block in _blocks(source, placed):
-                        target.write(block)
+                    _copy(source, target, placed)
             target.write(added)
     if (shards.folder / SHARDED).is_file():
         index = read_json(shards.folder / SHARDED, "fetch it again", a=dict)
@@ -125,36 +121,43 @@ def _placed(shards: Shards, name: str) -> Placed:
     return next(tensors[name] for _, tensors in shards.files.values() if name in tensors)
 
 
-def _bytes_of(shards: Shards, name: str) -> bytes:
-    file = next(file for file, (_, tensors) in shards.files.items() if name in tensors)
+def _head(shards: Shards) -> bytes:
+    """The values that an untied head gets."""
+    file = next(file for file, (_, tensors) in shards.files.items() if shards.table in tensors)
+    placed = _placed(shards, shards.table)
     with (shards.folder / file).open("rb") as source:
-        return bytes(_read(source, _placed(shards, name)))
+        source.seek(placed.start)
+        return source.read(placed.end - placed.start)
 
 
-def _read(source: BinaryIO, placed: Placed) -> bytearray:
-    values = bytearray(placed.end - placed.start)
+def _copy(source: BinaryIO, target: FileIO, placed: Placed) -> None:
+    """Append a tensor's bytes as they are."""
     source.seek(placed.start)
-    source.readinto(values)  # type: ignore[attr-defined]
-    return values
+    for size in _sizes(placed.end - placed.start, CHUNK):
+        target.write(source.read(size))
 
 
-def _blocks(source: BinaryIO, placed: Placed) -> Iterator[bytes]:
-    source.seek(placed.start)
-    left = placed.end - placed.start
-    while left:
-        block = source.read(min(CHUNK, left))
-        left -= len(block)
-        yield block
-
-
-def _tensor(values: bytearray, placed: Placed) -> "Tensor":
+def _change(source: BinaryIO, target: FileIO, placed: Placed, plan: Plan, name: str) -> None:
+    """Append a tensor's new bytes, some rows at a time."""
     import torch
 
-    kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    return torch.frombuffer(values, dtype=kinds[placed.info.dtype]).reshape(placed.info.shape)
+    kind = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[placed.info.dtype]
+    shape, exponent = placed.info.shape, plan.exponent(name)
+    by_row = exponent.ndim > 0 and len(exponent) > 1
+    row = (placed.end - placed.start) // max(1, shape[0])
+    source.seek(placed.start)
+    done = 0
+    buffer = bytearray(max(row, CHUNK // row * row))
+    for size in _sizes(placed.end - placed.start, len(buffer)):
+        source.readinto(memoryview(buffer)[:size])  # type: ignore[attr-defined]
+        values = torch.frombuffer(buffer, dtype=kind, count=size // kind.itemsize).reshape(-1, *shape[1:])
+        some = exponent[done : done + len(values)] if by_row else exponent
+        done += len(values)
+        made = plan.changed(name, values, some).contiguous()
+        target.write(memoryview(made.view(torch.uint8).numpy()).cast("B"))
 
 
-def _bytes(values: "Tensor") -> memoryview:
-    import torch
-
-    return memoryview(values.contiguous().view(torch.uint8).numpy()).cast("B")
+def _sizes(total: int, most: int) -> Iterator[int]:
+    """Parts of `total`, none above `most`."""
+    for start in range(0, total, most):
+        yield min(most, total - start)
