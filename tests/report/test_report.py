@@ -16,6 +16,7 @@ import pytest
 import quantized_results
 import range_results
 import synthetic_report as synthetic
+import trace_results
 from browser import CHROMIUM, HOSTILE, Page, browse
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
@@ -63,6 +64,7 @@ def test_found_and_damaging(data):
         "prune": ("outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507",),
         "quantize": ("outlierlens range smollm2-135m", "outlierlens quant smollm2-135m --dims 507"),
         "compare": ("outlierlens export-embedder smollm2-135m --layer 6 --fix clip --clip 507 -o embedder",),
+        "explain": ("outlierlens trace smollm2-135m --dim 507",),
     }
     assert "leave dimensions 100, 247 and 507 alone, in mlp.down_proj of every layer" in steps["prune"].text
     assert steps["quantize"].because == "one step of an 8-bit scale over layer 6 is 177, the median |h| there 0.98"
@@ -170,7 +172,7 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
-        "protect", "quant", "export-embedder", "detectors", "report", "range", "repair",
+        "protect", "quant", "export-embedder", "detectors", "report", "range", "repair", "trace",
     }  # fmt: skip
     assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:
@@ -314,6 +316,17 @@ def test_massive_activations_of_an_unnamed_dimension_are_said():
     text = finding(synthetic.report_data(scan_result=scan, damages=()))
     assert "|h| reaches 22,500 in dimension 507 after layer 6, at the first token" in text[-1]
     assert text[-1].endswith("; the rule on weights does not name this dimension.")
+
+
+def test_a_massive_dimension_is_traced_and_then_linked():
+    data = synthetic.report_data()
+    (step,) = (one for one in advice(data) if one.topic == "explain")
+    assert step.commands == ("outlierlens trace smollm2-135m --dim 507",)
+    traced = replace(trace_results.found(), dim=507, stack=data.observation.stacks[0].stack)
+    told = replace(data, joined=Joined((traced,)))
+    assert not any(one.topic == "explain" for one in advice(told))
+    assert finding(told)[-1].endswith("“The life of dimension 507” below says who writes and who reads it.")
+    assert "The life of dimension 507</h2>" in render(told)
 
 
 def test_words_for_numbers():

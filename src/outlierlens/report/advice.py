@@ -13,6 +13,7 @@ from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.experiments.range.result import Ranges
 from outlierlens.experiments.repair.options import RepairOptions
 from outlierlens.experiments.sweep.result import Effect, Sweep
+from outlierlens.experiments.trace.result import Trace
 from outlierlens.report.result import ReportData
 from outlierlens.report.words import SMALL, largest, significant_dims, verdict
 from outlierlens.view.charts.base import place
@@ -33,8 +34,9 @@ NEURONS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do: for whom ("prune", "quantize", "range", "compare", "trust"), what, and the number it rests on.
+    """One thing to do, and the number it rests on.
 
+    `topic` is for whom: "prune", "quantize", "range", "compare", "explain", "trust".
     `commands` are the command lines that do it, or look further.
     """
 
@@ -46,7 +48,7 @@ class Advice:
 
 def advice(data: ReportData) -> tuple[Advice, ...]:
     """What to do about it, by rule; never empty."""
-    steps = [*_prune(data), *_quantize(data), *_range(data), *_compare(data)]
+    steps = [*_prune(data), *_quantize(data), *_range(data), *_compare(data), *_explain(data)]
     if not steps:
         why = "none stands out" if not significant_dims(data) else "no damage beyond chance was shown"
         ask = _command(data, "detectors")  # fourteen definitions instead of one
@@ -269,6 +271,21 @@ def _compare(data: ReportData) -> Iterator[Advice]:
                 f"{these([dim])} out, and measure whether it helps (outlierlens sts).",
                 f"dimension {dim} alone holds {percent(share[row, column])} of the mean squared length after {layer}",
                 _repair(data, stack.layers[row], dim),
+            )
+
+
+def _explain(data: ReportData) -> Iterator[Advice]:
+    """Who writes the largest activation, where nothing says it yet."""
+    traced = {(found.stack, found.dim) for found in data.joined.of(Trace)}
+    for stack in data.observation.stacks if data.observation else ():
+        peak = largest(stack)
+        massive = {one.dim for one in stack.outliers if one.rule == "massive"}
+        if peak is not None and peak.dim in massive and (stack.stack, peak.dim) not in traced:
+            yield Advice(
+                "explain",
+                f"To say where dimension {peak.dim} comes from, name the weights that write it and the heads that read it.",
+                f"it reaches {number(peak.value)} after {place(peak.layer)}",
+                (_command(data, "trace", "--dim", str(peak.dim), stream=stack.stack),),
             )
 
 
