@@ -430,7 +430,9 @@ def test_real_sizes_cost_a_thousandth_at_most(hub: FakeHub, tmp_path: Path) -> N
             add(f"{at}.attention.self.{name}.bias", width)
             add(f"{at}.attention.self.{name}.weight", width, width)
         for name, outputs, inputs in (
-            ("attention.output.dense", width, width), ("intermediate.dense", 4 * width, width), ("output.dense", width, 4 * width),
+            ("attention.output.dense", width, width),
+            ("intermediate.dense", 4 * width, width),
+            ("output.dense", width, 4 * width),
         ):  # fmt: skip
             add(f"{at}.{name}.bias", outputs)
             add(f"{at}.{name}.weight", outputs, inputs)
