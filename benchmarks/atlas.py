@@ -4,6 +4,7 @@
     python benchmarks/atlas.py --models 1000            # the same, smaller: memory beside that of 10,000
     python benchmarks/atlas.py --kills 30 --models 1000 # killed with SIGKILL 30 times on the way; then every row once
     python benchmarks/atlas.py --ray --models 300       # one Ray worker of one thread, then two, then one again
+    python benchmarks/atlas.py --sizes                  # requests and bytes of models of real size (files with holes)
 
 One in a hundred models is broken in each of the ways of `atlas_hub.WAYS`; of a thousand requests five get 429, five 503, and
 five are cut off. The hub is a process of its own, on the same processors. What is not planted is normal noise, so that
@@ -29,9 +30,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from atlas_hub import Catalogue, Faults
+from atlas_hub import SIZES, Catalogue, Faults, real_size
 from hub_server import FakeHub, Handler, Seen
-from outlierlens.experiments.atlas.rows import read_rows
+from outlierlens.checkpoints.courtesy import Turns
+from outlierlens.experiments.atlas.look import Manner, look
+from outlierlens.experiments.atlas.names import Named
+from outlierlens.experiments.atlas.rows import read_rows, write_part
 
 LATENCY = 0.05  # seconds before each answer
 
@@ -130,13 +134,36 @@ def check(catalogue: Catalogue, folder: Path) -> dict[str, Any]:
     return {"models with rows": len(seen), "rows twice": sum(n - 1 for n in keys.values()), **found}
 
 
+def sizes() -> None:
+    """A line for each shape of `atlas_hub.SIZES`: what one model costs."""
+    os.environ["NO_PROXY"] = "*"
+    with FakeHub() as hub, tempfile.TemporaryDirectory() as place:
+        os.environ |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": f"{place}/cache"}
+        for name in SIZES:
+            config, path = real_size(Path(place) / name, name, planted=309)
+            hub.models[f"org/{name}"] = {"config.json": config, "model.safetensors": path}
+            hub.seen.clear()
+            (row,) = look(Named(f"org/{name}"), Manner(), Turns())
+            to_hub = sum(seen.server == "hub" for seen in hub.seen)
+            part = write_part(Path(place) / f"{name}.parquet", [row]).stat().st_size
+            print(
+                f"{name}: {row.requests} requests ({to_hub} to the hub, others to its store), {row.bytes_read:,} of "
+                f"{row.bytes_total:,} bytes ({row.bytes_read / row.bytes_total:.4%}), a row of {part:,} bytes, "
+                f"found {[one.dim for one in row.outliers]}"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--parallel", type=int, default=24)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--sizes", action="store_true")
     options = parser.parse_args()
+    if options.sizes:
+        sizes()
+        return
     catalogue = Catalogue(options.models, normal=True)
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     hub = multiprocessing.get_context("spawn").Process(target=serve, args=(options.models, theirs), daemon=True)

@@ -12,6 +12,7 @@ hundred is broken in each of the ways of `WAYS`. Weights of one family are the s
 import functools
 import json
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,59 @@ def packed(tensors: dict[str, np.ndarray]) -> bytes:
     """A safetensors file of float16."""
     header = write_header({name: ("F16", values.shape, values.nbytes) for name, values in tensors.items()})
     return header + b"".join(values.tobytes() for values in tensors.values())
+
+
+# Real shapes: family, layers, width, inner width, vocabulary.
+SIZES = {
+    "bert-base": ("bert", 12, 768, 3072, 30_522),
+    "bert-large": ("bert", 24, 1024, 4096, 30_522),
+    "llama-2-7b": ("llama", 32, 4096, 11_008, 32_000),
+}
+
+
+def real_size(path: Path, name: str, planted: int) -> tuple[bytes, Path]:
+    """(config.json, a file of the size of the real model in float32, of which only the norms are written).
+
+    The dimension `planted` stands out in every norm; all other weights are holes in the file, which read as zeros.
+    """
+    family, layers, width, inner, vocabulary = SIZES[name]
+    shapes: dict[str, tuple[int, ...]] = {}
+    if family == "bert":
+        shapes["embeddings.word_embeddings.weight"] = (vocabulary, width)
+        for layer in range(layers):
+            at = f"encoder.layer.{layer}"
+            for linear, size in (
+                ("attention.self.query", (width, width)), ("attention.self.key", (width, width)),
+                ("attention.self.value", (width, width)), ("attention.output.dense", (width, width)),
+                ("intermediate.dense", (inner, width)), ("output.dense", (width, inner)),
+            ):  # fmt: skip
+                shapes |= {f"{at}.{linear}.bias": size[:1], f"{at}.{linear}.weight": size}
+            for norm in ("attention.output.LayerNorm", "output.LayerNorm"):
+                shapes |= {f"{at}.{norm}.bias": (width,), f"{at}.{norm}.weight": (width,)}
+    else:
+        shapes["model.embed_tokens.weight"] = (vocabulary, width)
+        for layer in range(layers):
+            at = f"model.layers.{layer}"
+            shapes |= {f"{at}.{norm}.weight": (width,) for norm in ("input_layernorm", "post_attention_layernorm")}
+            shapes |= {f"{at}.self_attn.{one}_proj.weight": (width, width) for one in "qkvo"}
+            shapes |= {f"{at}.mlp.{one}_proj.weight": (inner, width) for one in ("gate", "up")}
+            shapes[f"{at}.mlp.down_proj.weight"] = (width, inner)
+        shapes |= {"model.norm.weight": (width,), "lm_head.weight": (vocabulary, width)}
+    # As it is saved: in the order of names.
+    sizes = {one: ("F32", shapes[one], 4 * int(np.prod(shapes[one]))) for one in sorted(shapes)}
+    header, random = write_header(sizes), np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(header)
+        at_byte = len(header)
+        for one, (_, shape, size) in sizes.items():
+            if "norm" in one.lower():
+                values = random.normal(float(one.endswith("weight")), 0.02, shape)
+                values[planted] += 1
+                file.seek(at_byte)
+                file.write(values.astype(np.float32).tobytes())
+            at_byte += size
+        file.truncate(at_byte)
+    return json.dumps({"model_type": family, "num_hidden_layers": layers}).encode(), path
 
 
 class Faults:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atlas_hub import WAYS, Catalogue, Faults
+from atlas_hub import SIZES, WAYS, Catalogue, Faults, real_size
 from hub_server import COMMIT, FakeHub, Handler, Seen
 from outlierlens.checkpoints.courtesy import Turns, seconds_asked
 from outlierlens.cli.app import run
@@ -413,49 +413,15 @@ def test_samples_and_files_of_this_machine(tmp_path: Path) -> None:
     assert planted.origin
 
 
-def test_real_sizes_cost_a_thousandth_at_most(hub: FakeHub, tmp_path: Path) -> None:
-    """BERT-large as it lies on a hub, with nothing but its norms and key biases other than zero: a file with holes."""
-    from outlierlens.checkpoints.safetensors import write_header
-
-    layers, width = 24, 1024
-    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
-
-    def add(name: str, *shape: int) -> None:
-        entries[name] = ("F32", shape, 4 * int(np.prod(shape)))
-
-    add("embeddings.word_embeddings.weight", 30_522, width)
-    for layer in range(layers):
-        at = f"encoder.layer.{layer}"
-        for name in ("query", "key", "value"):
-            add(f"{at}.attention.self.{name}.bias", width)
-            add(f"{at}.attention.self.{name}.weight", width, width)
-        for name, outputs, inputs in (
-            ("attention.output.dense", width, width), ("intermediate.dense", 4 * width, width), ("output.dense", width, 4 * width),
-        ):  # fmt: skip
-            add(f"{at}.{name}.bias", outputs)
-            add(f"{at}.{name}.weight", outputs, inputs)
-        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-            add(f"{at}.{name}.bias", width)
-            add(f"{at}.{name}.weight", width)
-    path = tmp_path / "model.safetensors"
-    header = write_header(entries)
-    random, planted = np.random.default_rng(0), 929
-    with path.open("wb") as file:
-        file.write(header)
-        at = len(header)
-        for name, (_, shape, size) in entries.items():
-            if ".output.LayerNorm." in name:
-                values = random.normal(float(name.endswith("weight")), 0.02, shape)
-                values[planted] += 1
-                file.seek(at)
-                file.write(values.astype(np.float32).tobytes())
-            at += size
-        file.truncate(at)
-    config = b'{"model_type": "bert", "num_hidden_layers": 24}'
-    hub.models = {"org/bert-large": {"config.json": config, "model.safetensors": path}}
-    (row,) = look(Named("org/bert-large"), Manner(), Turns())
-    assert [one.dim for one in row.outliers] == [planted]
-    assert row.bytes_total == path.stat().st_size > 1.3e9
+@pytest.mark.parametrize("name", SIZES)
+def test_real_sizes_cost_a_thousandth_at_most(hub: FakeHub, tmp_path: Path, name: str) -> None:
+    family, layers, width, *_ = SIZES[name]
+    config, path = real_size(tmp_path / "model.safetensors", name, planted=309)
+    hub.models = {"org/real": {"config.json": config, "model.safetensors": path}}
+    (row,) = look(Named("org/real"), Manner(), Turns())
+    assert [one.dim for one in row.outliers] == [309]
+    assert (row.family, row.layers, row.width) == (family, layers, width)
+    assert row.bytes_total == path.stat().st_size
     assert row.bytes_read <= 0.001 * row.bytes_total
     assert row.requests == len(hub.seen) <= 3 + 2 * layers
 

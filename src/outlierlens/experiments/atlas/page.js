@@ -42,8 +42,9 @@ function find(text) {
   const all = text.toLowerCase().split(/\s+/).filter(Boolean);
   const dims = all.filter(word => /^\d+$/.test(word)).map(Number), parts = all.filter(word => !/^\d+$/.test(word));
   const named = models.filter(model => parts.every(word => (model[0] + " " + model[1]).toLowerCase().includes(word)));
+  const begins = model => parts.some(word => model[0].toLowerCase().split("/").pop().startsWith(word)) ? 1 : 0;
   const found = named.filter(model => dims.every(dim => dimsOf(model).includes(dim)));
-  return {parts, dims, named, found: found.sort((a, b) => (b[4] || 0) - (a[4] || 0))};
+  return {parts, dims, named, found: found.sort((a, b) => begins(b) - begins(a) || (b[4] || 0) - (a[4] || 0))};
 }
 
 function showFound(text) {
@@ -110,6 +111,7 @@ function show() {
   try { text = decodeURIComponent(asked.slice(at + 1)); } catch { text = ""; }
   answer.replaceChildren();
   const kind = at > 0 ? asked.slice(0, at) : "";
+  if (!kind && models.length && shards.length) showFound("");  // a page of models alone: without a question, all of them
   if (kind === "q" && text.trim()) { words.value = text; showFound(text); }
   if (kind === "m" && text) { showModel(text); answer.scrollIntoView(); }
 }
