@@ -22,6 +22,8 @@ SMALL = (
 RUNS: dict[str, tuple[str, ...]] = {
     "scan": (M,),
     "lookup": (M,),
+    "atlas build": ("names.txt", "-o", "atlas", "--no-progress"),
+    "atlas page": ("atlas",),
     "compare": (M, M, "--values"),
     "fingerprint": (M, "-o", "print.json"),
     "verify": (M, "--baseline", "print.json"),
@@ -90,6 +92,7 @@ def fill(folder: Path) -> None:
     kinds = ("film", "book", "song", "play")
     said = [f"The {kinds[i % 4]} was {'good' if i % 3 else 'bad'}, and number {i} of it was better." for i in range(24)]
     (folder / "texts.txt").write_text("\n".join(said) + "\n")
+    (folder / "names.txt").write_text(f"{M}\n")
 
     def rows(path: str, made: list[dict[str, Any]]) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -8,20 +8,22 @@ import pytest
 from huggingface_hub import constants
 
 from hub_server import FakeHub
-from outlierlens.checkpoints import ranges
+from outlierlens.checkpoints import courtesy
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[float]]:
     """No waiting (what would have been waited is listed), no proxy, no token, an empty cache."""
     recorded: list[float] = []
-    monkeypatch.setattr(ranges, "_sleep", recorded.append)
+    monkeypatch.setattr(courtesy, "_sleep", lambda seconds, ended: recorded.append(seconds))
+    monkeypatch.setattr(courtesy, "_clock", lambda: sum(recorded))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     huggingface_hub.close_session()
     yield recorded
     huggingface_hub.close_session()

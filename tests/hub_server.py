@@ -14,13 +14,13 @@ and returns True where it has answered.
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from moments import until
 
@@ -47,7 +47,11 @@ class FakeHub:
     def __init__(self, *, redirect: bool = True):
         self.redirect = redirect
         self.together = 1  # so many requests must have been there at once before one is answered
-        self.models: dict[str, dict[str, bytes | Path]] = {}
+        self.models: MutableMapping[str, Mapping[str, bytes | Path]] = {}
+        self.cards: dict[
+            str, dict[str, Any]
+        ] = {}  # by model: what the list says: sha, downloads, tags, pipeline_tag, …
+        self.page = 1000  # models of one page of the list
         self.tamper: dict[str, Callable[[Handler, Seen], bool]] = {}
         self.headers: dict[str, str] = {}
         self.token: str | None = None
@@ -136,6 +140,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def from_hub(self, seen: Seen) -> None:
         fake = self.server.fake
+        if seen.path == "/api/models":
+            return self.listed(dict(parse_qsl(seen.query)))
         if seen.path.startswith("/api/models/"):
             model, _, revision = seen.path.removeprefix("/api/models/").partition("/revision/")
             listing = {"siblings": [{"rfilename": name} for name in fake.models.get(model, ())]}
@@ -156,9 +162,29 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(302, b"Found", {"Location": target, "X-Repo-Commit": COMMIT, "X-Linked-Size": size})
         return self.file(fake.models[model][name], {"X-Repo-Commit": COMMIT})
 
+    def listed(self, asked: dict[str, str]) -> None:
+        """A page of the models that have a card and fit, most downloads first, with a link to the next one."""
+        fake = self.server.fake
+        fits = [
+            {"id": model, **card}
+            for model, card in fake.cards.items()
+            if asked.get("pipeline_tag") in (None, card.get("pipeline_tag"))
+            and asked.get("filter") in (None, *card.get("tags", ()))
+            and model.startswith(asked.get("author", ""))
+            and asked.get("search", "") in model
+        ]
+        fits.sort(key=lambda card: -card.get("downloads", 0))
+        start = int(asked.get("cursor", 0))
+        following = urlencode(asked | {"cursor": start + fake.page})
+        more = (
+            {"Link": f'<{fake.endpoint}/api/models?{following}>; rel="next"'} if len(fits) > start + fake.page else {}
+        )
+        self.reply(200, json.dumps(fits[start : start + fake.page]).encode(), more)
+
     def from_store(self, seen: Seen) -> None:
-        for model, files in self.server.fake.models.items():
-            name = seen.path[1:].removeprefix(model + "/")
+        parts = seen.path[1:].split("/")
+        for model, name in (("/".join(parts[:n]), "/".join(parts[n:])) for n in (2, 1)):
+            files = self.server.fake.models.get(model, {})
             if name in files:
                 return self.file(files[name], {})
         return self.reply(404, b"no such object")

@@ -2,6 +2,7 @@
 
 OutlierlensError
 ├── BadFile                 a malformed, truncated or hostile file
+│   └── NoSafetensors       a model on a hub in other formats alone, which ranges do not serve
 ├── BadInput                an argument that cannot be used
 ├── MissingExtra            an optional library is not installed
 ├── UnknownArchitecture     no row of `arch.ARCHITECTURES` fits
@@ -9,6 +10,7 @@ OutlierlensError
 ├── TooMuchToRead           a rule would read more bytes than `--max-read` allows
 ├── Offline                 the network would be needed and is switched off
 └── RemoteError             a server answered with an error
+    └── Gated               it answered that the user has no right to the model
 """
 
 import errno
@@ -29,6 +31,10 @@ class OutlierlensError(Exception):
 
 class BadFile(OutlierlensError):
     """A file that is malformed, truncated or hostile."""
+
+
+class NoSafetensors(BadFile):
+    """A model on a hub whose weights lie in pickled or other files, of which no part can be had."""
 
 
 class BadInput(OutlierlensError):
@@ -57,6 +63,10 @@ class Offline(OutlierlensError):
 
 class RemoteError(OutlierlensError):
     """A server could not be reached or answered with an error."""
+
+
+class Gated(RemoteError):
+    """A server that knows the model does not give it to this user."""
 
 
 # What files, disks, memory and encodings do to a program that is right: the command line says them in one line too.

@@ -14,6 +14,7 @@ import pytest
 
 from moments import until
 from outlierlens.checkpoints import pace, ranges, samples
+from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.checkpoints.hub import HubCheckpoint
 from outlierlens.checkpoints.samples import SAMPLES, Member, Sample, Wheel, download
 from outlierlens.errors import RemoteError
@@ -108,7 +109,7 @@ def test_a_hub_that_drips_is_given_up(drip: Drip, waits: list[float]) -> None:
     assert str(caught.value).endswith(
         ", 4 times; check the network and HF_ENDPOINT, or pass --offline to use a copy in the local hub cache"
     )
-    assert len(waits) == ranges.RETRIES
+    assert len(waits) == Courtesy().retries
     drip.ended.set()
     huggingface_hub.close_session()
 

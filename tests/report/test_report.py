@@ -21,11 +21,11 @@ from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
 from outlierlens.report.figures import all_charts, streams
-from outlierlens.report.page import escaped_json
 from outlierlens.report.pair_page import render_pair
 from outlierlens.report.result import Joined
 from outlierlens.report.words import verdict
 from outlierlens.results import document as results
+from outlierlens.view.html import escaped_json
 from outlierlens.view.section import percent
 from outlierlens.view.words import factor, listed
 

@@ -22,7 +22,6 @@ import numpy as np
 from outlierlens.checkpoints import formats
 from outlierlens.checkpoints.base import (
     ITEM_BYTES,
-    MAX_CONFIG_BYTES,
     Checkpoint,
     TensorInfo,
     parse_config,
@@ -41,7 +40,7 @@ from outlierlens.checkpoints.safetensors import (
     parse_header,
     shard_names,
 )
-from outlierlens.errors import BadFile, BadInput, Offline, OutlierlensError
+from outlierlens.errors import BadFile, BadInput, NoSafetensors, Offline, OutlierlensError
 
 HEADER_GUESS = 65_536  # bytes; the header of BERT-base is 20 kB
 MAX_HEADER_GUESS = 4 * 2**20
@@ -76,11 +75,13 @@ class HubCheckpoint(Checkpoint):
         subfolder: str = "",
         token: str | None = None,
         offline: bool = False,
+        repository: Repository | None = None,
     ):
+        """Open `model`; `repository`, where it was looked at before, says where it is in place of the other arguments."""
         self.name = model
         self.bytes_read = self.total_bytes = self.requests = 0
         self.config, self.tensors = {}, {}
-        self._repository = Repository(model, revision=revision, subfolder=subfolder, token=token)
+        self._repository = repository or Repository(model, revision=revision, subfolder=subfolder, token=token)
         self._local: Checkpoint | None = None  # where the cache holds everything, the local readers do the rest
         self._shards: dict[str, _Shard] = {}  # by file name
         self._shard_of: dict[str, str] = {}  # file name by tensor, from the index
@@ -195,7 +196,7 @@ class HubCheckpoint(Checkpoint):
         complete = (SAFETENSORS.file, SAFETENSORS.index)
         if self.commit and self._open_cached(complete):
             return
-        raw = self._repository.small("config.json", MAX_CONFIG_BYTES)
+        raw = self._repository.config
         if self.commit and self._open_cached(complete):
             return
         self.config = parse_config(raw, f"{self.name}/config.json") if raw is not None else {}
@@ -254,7 +255,7 @@ class HubCheckpoint(Checkpoint):
         endings = tuple(ending for row in formats.FORMATS if row is not SAFETENSORS for ending in row.endings)
         others = [name for name in listing if name.endswith(endings)]
         if others:
-            return BadFile(
+            return NoSafetensors(
                 f"{self.name}: holds {', '.join(others[:3])} but no safetensors, and only those can be read by byte "
                 f"ranges; run `{self._repository.download}` and then the same command again"
             )

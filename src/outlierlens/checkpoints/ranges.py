@@ -5,14 +5,13 @@
     first = file.head(65_536)                      # the first bytes; now file.size is known
     for run in merge(spans): file.read(run.start, run.end)
 
-`Wire` makes single GETs (redirects, retries, counts, where the token may go), `RemoteFile` and `LocalFile` read
-ranges, `merge` says which ranges are worth one request.
+`Wire` makes single GETs (redirects, retries, counts, where the token may go), as often as its `Courtesy` allows;
+`RemoteFile` and `LocalFile` read ranges, `merge` says which ranges are worth one request.
 """
 
 import importlib
 import re
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -23,14 +22,13 @@ from urllib.parse import urljoin, urlsplit
 
 from outlierlens import __version__
 from outlierlens.checkpoints import pace
+from outlierlens.checkpoints.courtesy import Courtesy, seconds_asked
 from outlierlens.checkpoints.pace import Pace, TooSlow, within
-from outlierlens.errors import BadFile, RemoteError
+from outlierlens.errors import BadFile, Gated, RemoteError, TooMuchToRead
 
 GAP_BYTES = 256_000  # below this, reading on is cheaper than another round trip
 RUN_BYTES = 32 * 2**20  # a longer run is cut between tensors, so that it loads in parallel and in bounded memory
 PARALLEL = 8
-RETRIES = 3
-MAX_WAIT = 30.0  # seconds that a server may ask us to wait before a retry
 MAX_REDIRECTS = 5
 MAX_PEEK = 65_536  # body bytes of a redirect or an error that are read to keep the connection
 
@@ -38,7 +36,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (408, 429, 500, 502, 503, 504)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})\Z")
 _NUMBER = re.compile(r"[0-9]{1,18}\Z")  # str.isdigit also takes superscripts, which int refuses
-_sleep = time.sleep
 
 
 @dataclass(frozen=True)
@@ -62,10 +59,10 @@ class Wire:
         received: body bytes received so far.
     """
 
-    def __init__(self, endpoint: str, token: str | None):
+    def __init__(self, endpoint: str, token: str | None, courtesy: Courtesy | None = None):
         from huggingface_hub.utils import get_session
 
-        self.endpoint, self._token = endpoint, token
+        self.endpoint, self._token, self._courtesy = endpoint, token, courtesy or Courtesy()
         self.requests = self.received = 0
         self._client: Any = get_session()
         self._library = _library_of(self._client)
@@ -77,7 +74,11 @@ class Wire:
         Raises:
             RemoteError: unreachable, busy after all retries, too many redirects, a whole body of more than `limit`
                 bytes, or an answer that is not the `span` asked for.
+            TooMuchToRead: with it, more bytes would be received than the courtesy allows.
         """
+        most = self._courtesy.max_bytes
+        if most is not None and self.received + (span[1] - span[0] if span else 0) > most:
+            raise TooMuchToRead(f"{shown(url)}: more than {most:,} bytes would be read of this model; raise the limit")
         commit = ""
         for hop in range(hops + 1):
             answer = self._patiently(url, span, limit)
@@ -88,8 +89,10 @@ class Wire:
         raise RemoteError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects; check HF_ENDPOINT")
 
     def _patiently(self, url: str, span: tuple[int, int] | None, limit: int) -> Answer:
-        for attempt in range(RETRIES + 1):
-            wait = 0.5 * 2**attempt
+        courtesy, host = self._courtesy, _origin(url)
+        for attempt in range(courtesy.retries + 1):
+            asked = None
+            courtesy.turn(host, limited=host == _origin(self.endpoint))
             try:
                 answer = self._once(url, span, limit)
             except self._library.TransportError as error:
@@ -102,15 +105,13 @@ class Wire:
                 if answer.status not in _BUSY:
                     return answer
                 problem = f"status {answer.status}"
-                asked = answer.headers.get("retry-after", "").strip()
-                if _NUMBER.match(asked):
-                    wait = float(asked)
-            if wait > MAX_WAIT:
-                raise RemoteError(f"{shown(url)}: {problem}; the server asks to wait {wait:,.0f} s; try again then")
-            if attempt < RETRIES:
-                _sleep(wait)
+                asked = seconds_asked(answer.headers.get("retry-after", ""))
+            if asked is not None and asked > courtesy.max_wait:
+                raise RemoteError(f"{shown(url)}: {problem}; the server asks to wait {asked:,.0f} s; try again then")
+            if attempt < courtesy.retries:
+                courtesy.back_off(host, attempt, asked)
         raise RemoteError(
-            f"{shown(url)}: {problem}, {RETRIES + 1} times; check the network and HF_ENDPOINT, or pass --offline "
+            f"{shown(url)}: {problem}, {courtesy.retries + 1} times; check the network and HF_ENDPOINT, or pass --offline "
             "to use a copy in the local hub cache"
         )
 
@@ -268,13 +269,16 @@ def refused(answer: Answer, endpoint: str) -> RemoteError:
     """What a status other than the hoped-for one means, and what to do about it."""
     where, said = shown(answer.url), answer.headers.get("x-error-message", "")[:200]
     detail = f" ({''.join(c for c in said if c.isprintable())})" if said else ""
+    kind: type[RemoteError] = RemoteError
     if answer.headers.get("x-error-code") == "GatedRepo":
+        kind = Gated
         remedy = "the model is gated: accept its terms on its page, then run `hf auth login` or set HF_TOKEN"
     elif answer.status in (401, 403) and _origin(answer.url) == _origin(endpoint):
+        kind = Gated
         remedy = "check the model's name; if it is private or gated, run `hf auth login` or set HF_TOKEN"
     else:
         remedy = "try again later, or download the model (`hf download`) and pass the directory"
-    return RemoteError(f"{where}: status {answer.status}{detail}; {remedy}")
+    return kind(f"{where}: status {answer.status}{detail}; {remedy}")
 
 
 def shown(url: str) -> str:
@@ -311,6 +315,13 @@ def _checked_span(headers: Mapping[str, str], span: tuple[int, int], url: str) -
             "download the model (`hf download`) and pass the directory"
         )
     return end - start, total
+
+
+def transport_errors() -> tuple[type[Exception], ...]:
+    """What the hub library's own calls raise where a server cannot be reached."""
+    from huggingface_hub.utils import get_session
+
+    return (_library_of(get_session()).TransportError,)
 
 
 def _library_of(client: Any) -> ModuleType:

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from outlierlens.checkpoints.base import MAX_CONFIG_BYTES, parse_config
+from outlierlens.checkpoints.courtesy import Courtesy
 from outlierlens.checkpoints.ranges import LocalFile, RemoteFile, Wire, refused
 from outlierlens.errors import BadInput, UnknownModel
 
@@ -34,7 +35,9 @@ class Repository:
         confirmed: whether the hub has named a commit, so that model and revision exist.
     """
 
-    def __init__(self, model: str, *, revision: str | None, subfolder: str, token: str | None):
+    def __init__(
+        self, model: str, *, revision: str | None, subfolder: str, token: str | None, courtesy: Courtesy | None = None
+    ):
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id
 
@@ -48,21 +51,12 @@ class Repository:
                 raise BadInput(f"{model}: the {what} {value!r} is not a plain name; see the model's page for its files")
         self.commit = self.revision if _COMMIT.match(self.revision) else ""
         self.confirmed = False
-        self._token = token
+        self._token, self._courtesy = token, courtesy
 
     @cached_property
     def endpoint(self) -> str:
         """The hub's address without a slash at its end."""
-        from huggingface_hub import constants
-
-        endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-        try:
-            sound = urlsplit(endpoint).scheme in ("http", "https") and bool(urlsplit(endpoint).hostname)
-        except ValueError:
-            sound = False
-        if not sound:
-            raise BadInput(f"HF_ENDPOINT is {endpoint!r}; set it to an address such as https://huggingface.co")
-        return endpoint
+        return hub_endpoint()
 
     @cached_property
     def wire(self) -> Wire:
@@ -72,7 +66,7 @@ class Repository:
         token = self._token or (None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token())
         if token and not (token.isascii() and token.isprintable()):
             raise BadInput("the hub token holds characters that no token has; check HF_TOKEN or run `hf auth login`")
-        return Wire(self.endpoint, token)
+        return Wire(self.endpoint, token, self._courtesy)
 
     @property
     def requests(self) -> int:
@@ -93,6 +87,11 @@ class Repository:
         """Name `commit` in all later requests, unless one is named already."""
         if _COMMIT.match(commit):
             self.commit, self.confirmed = self.commit or commit, True
+
+    @cached_property
+    def config(self) -> bytes | None:
+        """The whole config.json, or None where there is none; the commit is known once it was asked for."""
+        return self.small("config.json", MAX_CONFIG_BYTES)
 
     def small(self, file_name: str, limit: int) -> bytes | None:
         """The whole of a file of at most `limit` bytes, or None where the model has no such file.
@@ -167,6 +166,20 @@ class Repository:
             "spelling, or run `hf auth login` (or set HF_TOKEN) if it is private"
             + (f"; near: the sample {near[0]!r}" if near else "")
         )
+
+
+def hub_endpoint() -> str:
+    """The hub's address by HF_ENDPOINT, without a slash at its end; raises BadInput where that is no address."""
+    from huggingface_hub import constants
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    try:
+        sound = urlsplit(endpoint).scheme in ("http", "https") and bool(urlsplit(endpoint).hostname)
+    except ValueError:
+        sound = False
+    if not sound:
+        raise BadInput(f"HF_ENDPOINT is {endpoint!r}; set it to an address such as https://huggingface.co")
+    return endpoint
 
 
 def offline_by_environment() -> bool:

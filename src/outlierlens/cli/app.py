@@ -19,7 +19,14 @@ from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_NAME, EXPERIMENTS, GROUP_NAMES
 
 ABOUT = "Find the handful of dimensions a Transformer cannot live without, switch them off, measure what breaks."
-PAPERS = "A paper's experiments for any model."
+# Commands of two words, by the first: what its help says, and the heading of the second words there.
+FAMILIES = {
+    "replicate": ("A paper's experiments for any model.", "Papers"),
+    "atlas": (
+        "The outlier dimensions of many models, from a few kilobytes of each, and a site that shows them.",
+        "Atlas",
+    ),
+}
 
 
 @cache
@@ -31,17 +38,19 @@ def program() -> App:
         group_commands=Group("This program", sort_key=len(GROUP_NAMES)),
     )  # fmt: skip
     groups = {name: Group(name[:1].upper() + name[1:], sort_key=place) for place, name in enumerate(GROUP_NAMES)}
-    papers = App(
-        name="replicate", help=PAPERS, version_flags=[], help_flags=["--help", "-h"], help_format="plaintext",
-        result_action="return_value",
-        group=groups["compare with papers"], group_commands=Group("Papers"),
-    )  # fmt: skip
-    app.command(papers)
+    families: dict[str, App] = {}
     for place, row in enumerate(EXPERIMENTS):
         family, _, name = row.name.rpartition(" ")
+        if family and family not in families:
+            about, heading = FAMILIES[family]
+            families[family] = App(
+                name=family, help=about, version_flags=[], help_flags=["--help", "-h"], help_format="plaintext",
+                result_action="return_value", group=groups[row.group], group_commands=Group(heading),
+            )  # fmt: skip
+            app.command(families[family])
         group = None if family else groups[row.group]
         where = f"outlierlens.cli.experiment:{row.name}"
-        (papers if family else app).command(where, name=name, help=row.about, sort_key=place, group=group)
+        families.get(family, app).command(where, name=name, help=row.about, sort_key=place, group=group)
     app.command(_install, name="--install-completion", help="Set up completion by Tab in this shell, and exit.")
     app.command(_show, name="--show-completion", help="Print what sets up completion, and exit.")
     return app
@@ -81,7 +90,7 @@ _WORDS = {word for name in BY_NAME for word in name.split()}
 def _named(words: Sequence[str]) -> str:
     """The command that the words name, as far as there is one."""
     for n in (2, 1):
-        if " ".join(words[:n]) in {*BY_NAME, "replicate"}:
+        if " ".join(words[:n]) in {*BY_NAME, *FAMILIES}:
             return " ".join(words[:n])
     return ""
 

@@ -34,6 +34,22 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         result="Comparison", gate="values_moved",
     ),
     Experiment(
+        "atlas build", "find",
+        "Find the outlier dimensions of thousands of models on a hub, from a few kilobytes of each; stopped builds go on.\n\n"
+        "A model that cannot be read gets a row with the reason. The same command looks only at what has no row yet.",
+        home="experiments.atlas", odd=True, options="BuildCall", takes=groups.MODELS, needs=("range", "sweep"),
+        shared=dict.fromkeys(("chart", "overwrite", "verbose", "arch", "family", "revision", "subfolder", "offline"))
+        | {"output": Other(REQUIRED, help="Folder of the atlas.")},
+    ),
+    Experiment(
+        "atlas page", "find",
+        "Write a searchable site of an atlas: by model, family and dimension; it loads nothing from elsewhere.",
+        home="experiments.atlas", measure=".command:page", options="PageCall", takes=("options", "output"), odd=True,
+        needs=("range", "sweep"),
+        shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
+        | {"output": Other(help="Folder of the site. Default: site, in the atlas's folder.")},
+    ),
+    Experiment(
         "fingerprint", "guard",
         "Record the sensitive values of a model, for `verify` to hold copies against.",
         home="experiments.integrity", measure=".fingerprint", python=".fingerprint:fingerprint",

@@ -4,10 +4,7 @@ The page loads nothing. Its policy allows exactly its own two scripts, by hash, 
 model or a data set reaches it through Jinja's escaping or inside JSON with every "<", ">" and "&" written as an escape.
 """
 
-import base64
 import functools
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +27,7 @@ from outlierlens.results.document import FORMAT_VERSION, Provenance
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.view.charts.base import CONFIG, Chart, Spec, visible
 from outlierlens.view.charts.palette import COLOURED, DARK, LIGHT, css
+from outlierlens.view.html import escaped_json, policy
 from outlierlens.view.section import Rows, cell_text, notes_of
 from outlierlens.view.words import TASKS, factor, few, number
 
@@ -92,23 +90,6 @@ def document(template: str, charts: Sequence[Chart], **values: Any) -> str:
     )
     # A lone surrogate, which a JSON file can hold, is no character and cannot be written as UTF-8.
     return page.encode("utf-8", "replace").decode("utf-8")
-
-
-def policy(*scripts: str) -> str:
-    """The page's Content-Security-Policy: nothing from anywhere, and of scripts these alone."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; connect-src 'none'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def escaped_json(value: Any) -> str:
-    """JSON that is safe inside a script element: no text in it can end the element or open another."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 @dataclass(frozen=True)

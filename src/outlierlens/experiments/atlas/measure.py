@@ -39,7 +39,7 @@ def rows_of(checkpoint: Checkpoint, rule: Rule = RULE) -> tuple[AtlasRow, ...]:
     began = time.monotonic()
     bound = arch.bind(arch.stacks_for(checkpoint, None), checkpoint.tensors, checkpoint.config)
     digest = hashlib.sha256(checkpoint.header_digest().encode())
-    measured = [(stack, site, measure(checkpoint, site, digest)[0]) for stack in bound for site in _site(stack)]
+    measured = [(stack, site, measure(checkpoint, site, digest)[0]) for stack in bound for site in measured_site(stack)]
     if not measured:
         raise BadInput(f"{checkpoint.name}: its blocks have no norm on the stream that every layer has")
     keys = tuple(float(one.norm) for one in key_biases(checkpoint))
@@ -91,7 +91,7 @@ def stored_as(checkpoint: Checkpoint, site: Site) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def _site(stack: BoundStack) -> list[Site]:
+def measured_site(stack: BoundStack) -> list[Site]:
     """What is measured of a stream: its last norm, or the first that reads it; [] where it has none."""
     return sites_of(stack, "last" if stack.ends_in_norm else "reading")[:1]
 

@@ -1,7 +1,7 @@
 """The atlas's rows: what is kept of a model, and a folder of Parquet files that only grows.
 
     with Store.open(Path("atlas")) as store:
-        if ("bert-base-uncased", commit) not in store.done:
+        if commit not in store.done.get("bert-base-uncased", ()):
             store.append(rows)                       # all rows of one model at once: a killed process loses none of them
     for row in read_rows(Path("atlas")): row.model, [one.dim for one in row.outliers]
 
@@ -11,7 +11,7 @@ Parquet file, so that memory and the number of files stay small.
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -69,8 +69,8 @@ class AtlasRow:
         license, origin, created, downloads: as the hub tells; origin is where the model came from; created a day, 2019-10-04.
         bytes_read, bytes_total, requests, seconds: of the whole model, the same in each of its rows.
         outliers: strongest first.
-        scale: the norm's factors float16 [layers, width], as they act (1 + w where the family's norms add 1); bias likewise, None
-            without one. Beyond ±65,504 they are infinite.
+        scale: the norm's factors float16 [layers, width], as they act (1 + w where the family's norms add 1); bias
+            likewise, None without one. Beyond ±65,504 they are infinite.
         k_bias_norms: Euclidean norm of each layer's key bias; () where keys have none.
         failure: why the model could not be read, one line; None where it was. reason: in one or two words, to count by.
         version: of these columns.
@@ -247,14 +247,15 @@ class Store:
     """The folder that `atlas build` writes: Parquet files, and a journal of models that are in none yet.
 
     Attributes:
-        done: (model, revision) of every row that stays. retry: those whose failure passes, to be tried again.
+        done: revisions of every model with rows that stay.
+        retry: of those whose failure may be over by now, to be looked at again.
     """
 
     folder: Path
     journal: RowStore
-    done: set[tuple[str, str]]
-    retry: set[tuple[str, str]]
-    _lock: ExitStack
+    done: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    retry: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _lock: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
@@ -266,46 +267,51 @@ class Store:
         need("pyarrow", "models", "the atlas")
         with ExitStack() as lock:
             lock.enter_context(alone_in(folder, "atlas build", JOURNAL, PARTS))
-            done, retry, last = set[tuple[str, str]](), set[tuple[str, str]](), set[tuple[str, str]]()
+            journal = lock.enter_context(RowStore.open(folder / JOURNAL, IDENTITY))
+            store = cls(folder, journal)
+            last = set[tuple[str, str]]()
             for file in sorted(folder.glob(PARTS)):
                 last = set()
                 for plain in _plain_rows(file, ["model", "revision", "reason"]):
-                    key = (plain["model"], plain["revision"])
-                    last.add(key)
-                    (retry if plain["reason"] in PASSING else done).add(key)
-            journal = lock.enter_context(RowStore.open(folder / JOURNAL, IDENTITY))
-            store = cls(folder, journal, done, retry, lock.pop_all())
+                    last.add((plain["model"], plain["revision"]))
+                    store._note(plain["model"], plain["revision"], plain["reason"])
             waiting = [row for value in journal.done.values() for row in _from_journal(value)]
             if any(row.key in last for row in waiting):
                 journal.restart()  # the process ended between writing the part and emptying the journal
             else:
                 for row in waiting:
-                    (retry if row.reason in PASSING else done).add(row.key)
+                    store._note(row.model, row.revision, row.reason)
+            store._lock = lock.pop_all()
         return store
 
+    def _note(self, model: str, revision: str, reason: str | None) -> None:
+        where = self.retry if reason in PASSING else self.done
+        where[model] = tuple(dict.fromkeys((*where.get(model, ()), revision)))
+
     def append(self, rows: Sequence[AtlasRow]) -> None:
-        """Keep all rows of one model: a killed process no longer loses them."""
-        key = rows[0].key
-        self.journal.append("@".join(key), _journal_line(rows))
-        self.done.add(key)
+        """Keep all rows of one model at a revision that has none: a killed process no longer loses them."""
+        first = rows[0]
+        if first.revision in self.done.get(first.model, ()):
+            return  # of a name whose revision came to be known by looking
+        self.journal.append("@".join(first.key), _journal_line(rows))
+        self._note(*first.key, first.reason)
         if len(self.journal.done) >= PART_MODELS or self.journal.file.tell() > PART_BYTES:
             self.flush()
 
-    def forget(self, keys: set[tuple[str, str]]) -> None:
-        """Drop the rows of these models, which are about to be made again."""
-        if not keys:
+    def forget(self, models: Collection[str]) -> None:
+        """Drop the rows of these models that are to be tried again, which is about to happen."""
+        gone = {(model, revision) for model in models for revision in self.retry.pop(model, ())}
+        if not gone:
             return
         self.flush()
         for file in sorted(self.folder.glob(PARTS)):
             found = {(plain["model"], plain["revision"]) for plain in _plain_rows(file, ["model", "revision"])}
-            if found & keys:
-                kept = [row for row in map(from_plain, _plain_rows(file, None)) if row.key not in keys]
+            if found & gone:
+                kept = [row for row in map(from_plain, _plain_rows(file, None)) if row.key not in gone]
                 if kept:
                     write_part(file, kept)
                 else:
                     file.unlink()
-        self.done -= keys
-        self.retry -= keys
 
     def flush(self) -> None:
         """Make a Parquet file of what the journal holds, and empty it."""
