@@ -1,6 +1,8 @@
 """What an atlas knows of a model: lineage from norms against permutations, the packaged rows, and answers without reading."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,3 +177,9 @@ def test_rows_against_plain_numpy(name: str, sample: Any) -> None:
         z = (values - values.mean(axis=1, keepdims=True)) / values.std(axis=1, keepdims=True)
         passing.append((abs(z) >= 3).sum(axis=0) >= row.layers / 2)
     assert sorted(one.dim for one in row.outliers) == np.flatnonzero(passing[0] & passing[1]).tolist()
+
+
+def test_the_page_of_the_atlas_is_what_its_script_says() -> None:
+    script = Path(__file__).parents[3] / "scripts/atlas_science.py"
+    made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert made.stdout == (script.parents[1] / "docs/atlas-science.md").read_text("utf-8")

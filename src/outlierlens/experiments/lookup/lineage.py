@@ -41,34 +41,22 @@ def likeness(one: AtlasRow, other: AtlasRow) -> Likeness | None:
     """The comparison of two streams; None where their widths differ, or either has no finite vectors that vary."""
     if one.width != other.width or one.width < LEAST_WIDTH or one.scale is None or other.scale is None:
         return None
-    ours, theirs = _vectors(one, other)
-    if not np.isfinite(ours).all() or not np.isfinite(theirs).all():
+    kinds = [kind for kind in ("scale", "bias") if getattr(one, kind) is not None and getattr(other, kind) is not None]
+    ours, theirs = ([getattr(row, kind).astype(np.float64) for kind in kinds] for row in (one, other))
+    if not all(np.isfinite(values).all() for values in (*ours, *theirs)):
         return None
-    a, b = _scores(ours), _scores(theirs)  # [vector, dim]
+    a, b = _scores(ours, whole=one.layers == other.layers), _scores(theirs, whole=one.layers == other.layers)
     variance = float(((a @ a.T) * (b @ b.T)).sum()) / (one.width - 1)
     if variance <= 0:
         return None
     z = float((a * b).sum()) / math.sqrt(variance)
-    return Likeness(math.erfc(z / math.sqrt(2)) / 2, z, _closeness(ours, theirs))
+    closest = np.concatenate([_closest(*pair) for pair in zip(ours, theirs, strict=True)])
+    return Likeness(math.erfc(z / math.sqrt(2)) / 2, z, float(closest.mean()))
 
 
-def _vectors(one: AtlasRow, other: AtlasRow) -> tuple[np.ndarray, np.ndarray]:
-    """What is compared, float64 [vector, dim] each: scales, then biases where both have them."""
-    ours, theirs = [], []
-    for name in ("scale", "bias"):
-        mine, its = getattr(one, name), getattr(other, name)
-        if mine is None or its is None:
-            continue
-        mine, its = mine.astype(np.float64), its.astype(np.float64)
-        if len(mine) != len(its):
-            mine, its = mine.mean(axis=0, keepdims=True), its.mean(axis=0, keepdims=True)
-        ours.append(mine)
-        theirs.append(its)
-    return np.concatenate(ours), np.concatenate(theirs)
-
-
-def _scores(vectors: np.ndarray) -> np.ndarray:
-    """Normal scores of each vector's ranks, with mean 0; zeros of one that does not vary."""
+def _scores(parts: list[np.ndarray], *, whole: bool) -> np.ndarray:
+    """Normal scores of the ranks of each vector, or of each part's mean over layers, float64 [vector, dim] with mean 0."""
+    vectors = np.concatenate([part if whole else part.mean(axis=0, keepdims=True) for part in parts])
     width = vectors.shape[1]
     table = np.array(
         [NormalDist().inv_cdf(rank / (2 * width + 2)) for rank in range(1, 2 * width + 2)]
@@ -77,9 +65,14 @@ def _scores(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(scores - scores.mean(axis=1, keepdims=True))
 
 
-def _closeness(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Mean over vectors of the correlation of their values."""
-    a, b = (one - one.mean(axis=1, keepdims=True) for one in (ours, theirs))
-    sizes = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
-    vary = sizes > 0
-    return float(((a * b).sum(axis=1)[vary] / sizes[vary]).mean()) if vary.any() else 0.0
+def _closest(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Correlation of each layer with the other model's same layer, or with its nearest where they differ in number."""
+    a, b = (_unit(values) for values in (ours, theirs))
+    return np.asarray((a * b).sum(axis=1) if len(a) == len(b) else (a @ b.T).max(axis=int(len(a) < len(b))))
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    """Each vector centred and of length 1; zeros of one that does not vary."""
+    centred = values - values.mean(axis=1, keepdims=True)
+    size = np.sqrt((centred**2).sum(axis=1, keepdims=True))
+    return np.asarray(np.divide(centred, size, out=np.zeros_like(centred), where=size > 0))

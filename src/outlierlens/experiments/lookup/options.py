@@ -13,7 +13,7 @@ class LookupOptions:
 
     atlas: Path | None = None
     """Rows of `atlas build`: its folder or a Parquet file. Default: the atlas that comes with the package."""
-    level: Annotated[float, Gt(0), Lt(1)] = 0.001
+    level: Annotated[float, Gt(0), Lt(1)] = 1e-6
     """Name a parent where the p-value, corrected over all models compared, is at most this."""
     nearest: Annotated[int, Ge(1)] = 5
     """Show this many relatives."""

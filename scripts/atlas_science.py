@@ -1,0 +1,259 @@
+"""What the rows of an atlas say together: how often dimensions stand out, where, how much, and what of the papers holds.
+
+python scripts/atlas_science.py --write               # docs/atlas-science.md, of the package's atlas
+python scripts/atlas_science.py DIR                   # of the rows of an `atlas build`, to stdout
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb, sqrt
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from outlierlens.detection.rules import Measured, Rule, find, zscore  # noqa: E402
+from outlierlens.experiments.atlas.rows import AtlasRow, read_rows  # noqa: E402
+from outlierlens.experiments.lookup.lineage import likeness  # noqa: E402
+from outlierlens.experiments.lookup.measure import ATLAS, costs  # noqa: E402
+from outlierlens.experiments.lookup.options import LookupOptions  # noqa: E402
+
+PAGE = ROOT / "docs/atlas-science.md"
+RULE = Rule()
+NULLS = 200
+SITES = {"stream": "post-norm", "write": "normed writes", "read": "pre-norm (its reading norm)"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Models with one origin, of which one speaks for all: that with the most layers, then the first by name."""
+
+    row: AtlasRow
+    others: tuple[str, ...]
+
+
+def origins(rows: Sequence[AtlasRow]) -> list[Origin]:
+    """Rows grouped by lineage: two that are alike at the level of `lookup` count once."""
+    level = LookupOptions().level
+    group = {row.model: row.model for row in rows}
+    for one, other in combinations(rows, 2):
+        found = likeness(one, other)
+        if one.model != other.model and found and found.p <= level:
+            old, new = group[other.model], group[one.model]
+            group = {name: new if root == old else root for name, root in group.items()}
+    found_groups = []
+    for root in sorted(set(group.values())):
+        some = sorted((row for row in rows if group[row.model] == root), key=lambda row: (-row.layers, row.model))
+        names = dict.fromkeys(row.model for row in some)
+        for row in some:
+            if row.model == some[0].model:
+                found_groups.append(Origin(row, tuple(name for name in names if name != row.model)))
+    return found_groups
+
+
+def share(found: int, of: int) -> str:
+    """A share with its 95 % interval (Wilson 1927)."""
+    if not of:
+        return "–"
+    p, z = found / of, 1.959964
+    middle = (p + z * z / (2 * of)) / (1 + z * z / of)
+    reach = z * sqrt(p * (1 - p) / of + z * z / (4 * of * of)) / (1 + z * z / of)
+    return f"{found} of {of} ({max(0, middle - reach):.0%} to {min(1, middle + reach):.0%})".replace("%", " %")
+
+
+def median(values: Sequence[float], form: str = ".1f") -> str:
+    """A median with the 95 % interval that order statistics give; the range where there are too few."""
+    ordered = sorted(values)
+    n = len(ordered)
+    if not n:
+        return "–"
+    tail, at = 0.0, 0
+    while at < n // 2 and tail + comb(n, at) / 2**n <= 0.025:
+        tail += comb(n, at) / 2**n
+        at += 1
+    low, high = (ordered[at - 1], ordered[n - at]) if at else (ordered[0], ordered[-1])
+    return f"{np.median(ordered):{form}} ({low:{form}} to {high:{form}}{'' if at else ', all'})"
+
+
+def null_rate(row: AtlasRow) -> float:
+    """Share of draws with an outlier where each layer's dimensions are permuted by themselves."""
+    random = np.random.default_rng(0)
+    assert row.scale is not None
+    found = 0
+    for _ in range(NULLS):
+        parts = [
+            None if values is None else np.stack([random.permutation(layer) for layer in values.astype(np.float64)])
+            for values in (row.scale, row.bias)
+        ]
+        assert parts[0] is not None
+        found += bool(find(Measured(parts[0], parts[1]), RULE)[0])
+    return found / NULLS
+
+
+def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
+    """The page, paragraph by paragraph."""
+    known = origins(rows)
+    n_models = len({row.model for row in rows})
+    with_outliers = [one for one in known if one.row.outliers]
+    asked = RULE.asks(12, has_bias=True).replace("6 of 12 layers", "half of the layers")
+    yield "# What the atlas says"
+    yield (
+        f"Made by `python scripts/atlas_science.py{where}` from {n_models} real models of "
+        f"{len({row.family for row in rows})} families. Models with one origin, as [lookup](lookup.md) tells it, count once: "
+        f"{len(known)} streams. The rule is that of `scan`: an outlier {asked} (without a bias, in the scale alone). Of "
+        "pre-norm models the norm that attention reads is looked at, where `scan` looks at the last linear. Intervals are 95 %: of "
+        "shares Wilson's, of medians from order statistics. These models are what can be had from PyPI; they are few, and no random "
+        "sample of anything."
+    )
+    yield "## The models"
+    yield table(
+        ("model", "family", "layers × width", "norm", "site", "dimensions found", "largest abs. z", "one origin with"),
+        [
+            (f"`{one.row.model}`", one.row.family, f"{one.row.layers} × {one.row.width}", one.row.norm,
+             SITES[one.row.norm_site],
+             ", ".join(str(each.dim) for each in one.row.outliers) or "none",
+             f"{max(abs(each.z_scale) for each in one.row.outliers):.1f}" if one.row.outliers else "–",
+             ", ".join(f"`{name}`" for name in one.others) or "–")
+            for one in known
+        ],
+    )  # fmt: skip
+    yield "## How often"
+    split: list[tuple[str, Callable[[AtlasRow], str]]] = [
+        ("norm", lambda row: row.norm), ("site", lambda row: SITES[row.norm_site]), ("family", lambda row: row.family),
+        ("width", lambda row: "up to 256" if row.width <= 256 else "more than 256"),
+    ]  # fmt: skip
+    lines = [
+        ("all", "", share(len(with_outliers), len(known)), f"{np.mean([null_rate(one.row) for one in known]):.2f}")
+    ]
+    for title, of in split:
+        for value in sorted({of(one.row) for one in known}):
+            some = [one.row for one in known if of(one.row) == value]
+            by_chance = f"{np.mean([null_rate(row) for row in some]):.2f}"
+            lines.append((title, value, share(sum(bool(row.outliers) for row in some), len(some)), by_chance))
+    yield table(("by", "", "streams with an outlier dimension", "the same in permuted layers"), lines)
+    yield (
+        "The last column is what the rule finds where each layer's dimensions are permuted by themselves: one or two layers "
+        "agree on a position by chance, twelve do not. A model of one or two layers says little."
+    )
+    deep = [one for one in with_outliers if one.row.layers >= 3]
+    found = [(one.row, each) for one in deep for each in one.row.outliers]
+    yield "## Where, and how large"
+    yield f"Of the {len(deep)} streams of three layers and more that have any ({len(found)} dimensions):"
+    signs = [constant_sign(row, each.dim) for row, each in found]
+    places = np.array([each.dim / row.width for row, each in found])
+    passing = [100 * len(each.layers) / row.layers for row, each in found]
+    sizes = {kind: [abs(each.z_scale) for row, each in found if row.norm == kind] for kind in ("layernorm", "rmsnorm")}
+    yield table(
+        ("what", "median, or share"),
+        [
+            ("outlier dimensions a stream", median([len(one.row.outliers) for one in deep], ".0f")),
+            ("share of the width", median([100 * len(one.row.outliers) / one.row.width for one in deep], ".2f") + " %"),
+            ("share of layers in which the scale passes", median(passing, ".0f") + " %"),
+            ("largest abs. z of the scale, LayerNorm", median(sizes["layernorm"])),
+            ("largest abs. z of the scale, RMSNorm", median(sizes["rmsnorm"])),
+            (
+                "scales below the mean where they are largest",
+                share(sum(each.sign < 0 for _, each in found), len(found)),
+            ),
+            ("the scale's z has one sign in all layers", share(sum(signs), len(signs))),
+            ("in the first half of the width", share(int((places < 0.5).sum()), len(places))),
+        ],
+    )
+    yield "## The papers' claims, on all of them"
+    yield table(("claim", "seen here"), list(claims(known, rows)))
+    measured = costs()
+    if measured:
+        yield "## What they cost"
+        yield table(
+            ("model", "dimensions off", "task", "intact", "change", "random sets, median", "p among random sets", "texts"),
+            [
+                (f"`{one.model}`", ", ".join(map(str, one.dims)), one.task, f"{one.intact:.3g}", f"{one.change:+.3g}",
+                 f"{one.random:+.3g}", f"{one.p:.2g}", f"{one.n_texts} of {one.texts}")
+                for one in measured
+            ],
+        )  # fmt: skip
+        yield (
+            "Few texts and nine random sets, of which p can be no smaller than 0.1: a first look, not a finding. Where the "
+            "weights name no dimension, two arbitrary ones (1 and 2) were switched off."
+        )
+
+
+def constant_sign(row: AtlasRow, dim: int) -> bool:
+    """Whether the scale's z has one sign in all layers that pass."""
+    assert row.scale is not None
+    z = zscore(row.scale.astype(np.float64))[:, dim]
+    passing = z[np.abs(z) >= RULE.n_sigma]
+    return bool((passing > 0).all() or (passing < 0).all())
+
+
+def claims(known: Sequence[Origin], rows: Sequence[AtlasRow]) -> Iterator[tuple[str, str]]:
+    """(claim, what is seen)."""
+    deep = [one.row for one in known if one.row.layers >= 3]
+    post = [row for row in deep if row.norm_site == "stream" and row.norm == "layernorm"]
+    yield (
+        "BERT-like models have dimensions that stand out in scale and bias of the output LayerNorm, at one place in most "
+        "layers (Kovaleva et al. 2021)",
+        f"{share(sum(bool(row.outliers) for row in post), len(post))} of the post-norm models of three layers and more",
+    )
+    counts = [100 * len(row.outliers) / row.width for row in deep if row.outliers]
+    few = f"{median(counts, '.2f')} % of the width where there are any; at most {max(counts, default=0):.1f} %"
+    yield "They are very few (Kovaleva et al. 2021)", few
+    signs = [constant_sign(row, each.dim) for row in deep for each in row.outliers]
+    yield (
+        "They have one sign over layers (Luo et al. 2021, of hidden states)",
+        f"{share(sum(signs), len(signs))} of dimensions, of the norms' scales",
+    )
+    shared = pairs = 0
+    expected = 0.0
+    for one, other in combinations([one.row for one in known], 2):
+        if one.width == other.width and one.outliers and other.outliers:
+            pairs += 1
+            shared += len({each.dim for each in one.outliers} & {each.dim for each in other.outliers})
+            expected += len(one.outliers) * len(other.outliers) / one.width
+    yield (
+        "Their places are arbitrary: another training has others (Puccetti et al. 2022)",
+        f"{shared} places in common in {pairs} pairs of models as wide and of other origin; {expected:.1f} by chance",
+    )
+    kept = total = 0
+    by_name = {row.model: row for row in rows}
+    for one in known:
+        for name in one.others:
+            other = by_name[name]
+            if other.width == one.row.width and one.row.outliers:
+                total += len(one.row.outliers)
+                kept += len({each.dim for each in one.row.outliers} & {each.dim for each in other.outliers})
+    yield (
+        "They survive fine-tuning (Kovaleva et al. 2021)",
+        f"{kept} of {total} are outliers in the others of the same origin too" if total else
+        "no origin with an outlier has a second model here: not seen",
+    )  # fmt: skip
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows in Markdown."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *rows))
+
+
+def main() -> None:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("atlas", type=Path, nargs="?", default=ATLAS)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    rows = sorted(
+        (row for row in read_rows(asked.atlas) if row.scale is not None), key=lambda row: (row.model, row.stack)
+    )
+    text = "\n\n".join(page(rows, " --write" if asked.atlas == ATLAS else f" {asked.atlas}")) + "\n"
+    if asked.write:
+        PAGE.write_text(text, "utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
