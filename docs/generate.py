@@ -6,6 +6,8 @@ python docs/generate.py --check    # exit 1 when something is stale
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from _site import names, terms
@@ -74,6 +76,7 @@ EXAMPLE_FILES = """`mini-planted`, `mini-bert` and the texts `reviews` come with
 `labelled/` and `paper/` (data sets, a file per split) and `decoder/` (a model) are yours. Examples of other commands write the
 other files.
 """
+MANY = 10
 BY_HAND = "Generated from the options' declarations; run `make docs` after a change.\n"
 
 
@@ -108,24 +111,41 @@ def cli() -> dict[str, str]:
     said = dict(
         zip(parts[::2], parts[1::2], strict=True)
     )  # completion is of the shell, and `replicate` alone a heading
-    made = {f"cli/{name.replace(' ', '-')}.md": command_page(row, said[name]) for name, row in BY_NAME.items()}
+    shared = shared_options(said.values())
+    made = {f"cli/{name.replace(' ', '-')}.md": command_page(row, said[name], shared) for name, row in BY_NAME.items()}
     for name in sorted(BY_NAME, key=len, reverse=True):
         front = front.replace(f"(#outlierlens-{name.replace(' ', '-')})", f"(cli/{name.replace(' ', '-')}.md)")
     papers = [
         f"* [`{name}`](cli/{name.replace(' ', '-')}.md): {summary(row)}" for name, row in BY_NAME.items() if " " in name
     ]
     front = re.sub(r"^\* \[`replicate`\].*$", lambda _: "\n".join(papers), front, flags=re.MULTILINE)
-    return {"cli.md": front.strip() + "\n", **made}
+    listed = "\n".join(sorted(shared))
+    return {"cli.md": f"{front.strip()}\n\n## Options that many commands share\n\n{listed}\n", **made}
 
 
-def command_page(row: Experiment, said: str) -> str:
-    """The page of one command: what it does, examples, options."""
+def shared_options(pages: Iterable[str]) -> set[str]:
+    """Lines about an option that stand, word for word, in the help of ten commands or more."""
+    lines = Counter(line for page in pages for line in page.splitlines() if line.startswith("* `--"))
+    often = [line for line, times in lines.items() if times >= MANY]
+    names = Counter(line.split()[1].strip("`,:") for line in often)  # one that means two things is said on each page
+    return {line for line in often if names[line.split()[1].strip("`,:")] == 1}
+
+
+def command_page(row: Experiment, said: str, shared: set[str]) -> str:
+    """The page of one command: what it does, examples, its own options, and the names of those that many have."""
     usage, options = re.split(r"(?=^\*\*\w+\*\*:$)", said.strip() + "\n", maxsplit=1, flags=re.MULTILINE)
     calls = "\n".join(f"$ outlierlens {one}" for one in row.examples)
     about = f"# outlierlens {row.name}\n\n{row.about}\n"
     usage = usage[: usage.index("```", 3) + 3]
-    examples = f"## Examples\n\n```console\n{calls}\n```\n\n{EXAMPLE_FILES}"
-    return f"{about}\n{usage}\n\n{examples}\n## Options\n\n{options}\n[All commands](../cli.md)\n"
+    note = EXAMPLE_FILES if re.search(r"texts\.txt|labelled|paper|decoder", calls) else ""
+    examples = f"## Examples\n\n```console\n{calls}\n```\n\n{note}"
+    own = "\n".join(line for line in options.splitlines() if line not in shared)
+    own = re.sub(r"\*\*\w+\*\*:\n+(?=\*\*|\Z)", "", own)  # headings that have nothing left
+    names = ", ".join(
+        f"`{line[3:].split('`')[0].split()[0].strip(',')}`" for line in options.splitlines() if line in shared
+    )
+    rest = f"Also {names}: [what they mean](../cli.md#options-that-many-commands-share).\n\n" if names else ""
+    return f"{about}\n{usage}\n\n{examples.strip()}\n\n## Options\n\n{own.strip()}\n\n{rest}[All commands](../cli.md)\n"
 
 
 def summary(row: Experiment) -> str:

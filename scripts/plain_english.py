@@ -3,7 +3,7 @@
     python scripts/plain_english.py          # one line per finding; exit code 1 if there is any
 
 Texts are those of `src` (messages, sentences of reports, templates, and the help below options, without other docstrings), of
-`docs`, README, CONTRIBUTING and the examples' page, without code. CONTRIBUTING.md has the rules in words.
+`docs`, README, CONTRIBUTING and the examples' page, without code and quotations. CONTRIBUTING.md has the rules.
 """
 
 import ast
@@ -24,9 +24,10 @@ THING = (
 )
 # What is wrong, what to write instead.
 PATTERNS = {
-    rf"\b(?:an?|one|two|three|four|five|ten|twelve|\d+) (?:[\w-]+ )?(?:{THING})s? an? (?:{UNIT})\b": 'write "per": one scale per tensor',
-    rf"^(?:an?|one) (?:{THING})s? an? (?:{UNIT})\b": 'write "per": one scale per tensor',
-    r"\bso (?:many|few)\b(?! (?:that|as)\b)": 'write the number, or "N"',
+    rf"\b(?:[Aa]n?|[Oo]ne|[Tt]wo|three|four|five|ten|twelve|\d+) (?:[\w-]+ )?(?:{THING})s? an? (?:{UNIT})\b": (
+        'write "per": one scale per tensor'
+    ),
+    r"(?<!, )\bso (?:many|few)\b(?! (?:that|as)\b)": 'write the number, or "N"',
     r"\b(?:is|are|was|were) sought\b": "write who finds it: `attack` finds",
     r"\b(?:multipl\w+|chang\w+|los\w+|fall\w*) (?:\w+ ){0,3}so(?=[.;:]|$)": 'say by how much, or "by that factor"',
     r"^Say (?:whether|which|how|what|where|when)\b": "begin a description with what it does: Compare, Find, Measure",
@@ -98,7 +99,7 @@ def paragraphs(page: str) -> Iterator[tuple[int, str]]:
             gathered = []
         if line.strip():
             number = number if gathered else place
-            gathered.append(re.sub(r"`[^`]*`", "`x`", line.strip()))
+            gathered.append(re.sub(r"`[^`]*`|“[^”]*”", "`x`", line.strip()))
 
 
 def findings() -> list[str]:

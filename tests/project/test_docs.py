@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import plain_english
 import pytest
 
 import outlierlens
-import plain_english
 from documented import ROOT, command_of, options_in, options_of
 from outlierlens.cli.app import read
 from outlierlens.experiments import BY_NAME

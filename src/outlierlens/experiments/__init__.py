@@ -118,7 +118,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "sweep", "switch off",
         "Switch off every dimension in turn (or sets, or layer by layer) and rank what breaks, with intervals.\n\n"
-        "Every measurement is kept in the run directory as it is made: the same command goes on where a run was stopped.",
+        "Every measurement is kept in the run directory as it is made: the same command continues a stopped run.",
         home="experiments.sweep", odd=True, python="sweep", options="SweepCall", takes=groups.EXAMPLES,
         shared={
             "output": Other(help="Run directory. Default: runs/MODEL-sweep."),
@@ -198,7 +198,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "pretrain", "train",
-        "Pre-train a masked language model by recipe, with its outlier dimensions watched; stopped runs go on.\n\n"
+        "Pre-train a masked language model by recipe, with its outlier dimensions watched; stopped runs continue.\n\n"
         "Several processes: `accelerate launch -m outlierlens pretrain …`.",
         home="training.pretrain", python=".loop:pretrain", odd=True, options="PretrainOptions", takes=("options",
         "output", "loading"),
@@ -228,7 +228,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "finetune", "train",
-        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs go on.",
+        "Fine-tune a model on a labelled task, the best epoch of each seed kept; stopped runs continue.",
         home="training.finetune", python=".loop:finetune", odd=True, options="Finetuning", takes=groups.SPLITS,
         shared=groups.WHOLE | {
             "task": Other(REQUIRED, help="sst2, cola, rte, hans, superglue:wic, …; or classify, regress, tokens."),
@@ -276,7 +276,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "replicate luo", "compare with papers",
         "Positions, geometry, clipping and what vectors are good for: all tables and figures of Luo et al. (2021).\n\n"
-        "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
+        "Each part is kept in the run directory when it is measured: the same command continues a stopped run.",
         home="replicate.luo", python="replicate_luo", odd=True, options="LuoOptions",
         shared=groups.RUN_DIRECTORY | {
             "data": Other(None, help="Folder with sst2, sts, wic, sst5 and imdb in it. Default: the hub's copies."),
@@ -292,7 +292,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(
         "replicate puccetti", "compare with papers",
         "Frequency, vertical attention, damage by layer and what ablated models say: Puccetti et al. (2022).\n\n"
-        "Each part is kept in the run directory when it is measured: the same command goes on where a run was stopped.",
+        "Each part is kept in the run directory when it is measured: the same command continues a stopped run.",
         home="replicate.puccetti", python="replicate_puccetti", odd=True, options="PuccettiOptions",
         shared=groups.RUN_DIRECTORY | {
             "data": groups.TEXT,
@@ -317,8 +317,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "recover", "train",
-        "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs go "
-        "on.",
+        "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs "
+        "continue.",
         home="experiments.recover", python="recover", odd=True, options="RecoverOptions", takes=groups.SPLITS,
         shared=groups.WHOLE | {
             "model": Other(help="Fine-tuned: directory or hub id."), "task": Other(REQUIRED), "dtype": None,
@@ -538,7 +538,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "count", "explain",
-        "Count how often every token id occurs in a corpus, on all cores; a stopped count goes on with the same command.",
+        "Count how often every token id occurs in a corpus, on all cores; a stopped count continues with the same command.",
         home="experiments.count", python="count_tokens", odd=True, options="CountCall", takes=("reading", "options",
         "output", "loading"),
         shared={

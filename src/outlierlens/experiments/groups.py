@@ -26,6 +26,6 @@ GLUE_MODEL: dict[str, Other | None] = {
 }  # fmt: skip
 GLUE = (
     "fine-tune, switch them off without training again, beside random sets.\n\n"
-    "Everything is kept in the run directory as it is made: the same command goes on where a run was stopped."
+    "Everything is kept in the run directory as it is made: the same command continues a stopped run."
 )
 WHOLE: dict[str, Other | None] = dict.fromkeys(("limit", "measure", "labels", "split", "max_seconds"))  # none of SPLITS
