@@ -344,11 +344,15 @@ def test_a_copy_that_reads_back_otherwise_is_not_kept(
     assert {one.name for one in tmp_path.iterdir()} == {"llama"}
 
 
-def test_a_kill_leaves_no_folder(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "name"), [(shards, "_copy"), (measure, "check_unchanged")])
+def test_a_kill_leaves_no_folder(
+    module: Any, name: str, write: Callable[..., Path], texts: Texts, tmp_path: Path
+) -> None:
+    """In the midst of a weight file, and when all are written."""
     source, target = write("llama"), tmp_path / "fits"
     child = os.fork()
     if not child:
-        measure.check_unchanged = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        setattr(module, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         try:
             repair(str(source), target, FP16, texts=texts)
         finally:

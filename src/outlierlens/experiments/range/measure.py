@@ -203,7 +203,8 @@ class Pass:
         sides = self.reading.sides(batch)
         tokens = {name: numbers for name, (numbers, _) in sides.items()}
         self.tally.begin(BatchRows(batch.valid, tokens, batch.texts))
-        looks, experts = {}, {}
+        looks = {}
+        experts: dict[str, Callable[[int, Tensor, Tensor], None]] = {}
         for one in self.running:
             one.layer, one.states = -1, None
             for place in self.places[one.stack.name]:

@@ -138,7 +138,8 @@ class _Block:
     @property
     def config(self) -> Any:
         """The part of the config that is about this stream."""
-        return reduce(getattr, self.bound.stack.layers.split(".")[:-1], self.loaded.model.config)
+        whole: Any = self.loaded.model.config
+        return reduce(getattr, self.bound.stack.layers.split(".")[:-1], whole)
 
     def has(self, name: str, leaf: str = "weight") -> bool:
         """Whether the block has this linear."""
