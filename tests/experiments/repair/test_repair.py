@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from outlierlens.experiments.repair.pairs import Pair, Side, Sight, pairs_of, ro
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.experiments.repair.rotation import TOLERANCE
+from outlierlens.experiments.repair.view import sections
 from outlierlens.models.load import load_model
 from planted import some_texts, wrap
 from repair_families import load
+from repair_results import repaired as repaired_by_hand
 
 FP16 = RepairOptions(fit="fp16", max_length=16)
 READ = """
@@ -180,6 +183,15 @@ def test_pictures_are_read_too(tmp_path: Path, run: Any) -> None:
     assert found["before"]["finite"] < 1
     assert found["after"]["finite"] == 1
     assert (target / "preprocessor_config.json").is_file()
+
+
+def test_what_no_factor_reaches_is_said() -> None:
+    found = repaired_by_hand()
+    after = replace(found.after, kinds={"stream": 11875.0, "gate/up": 70000.0, "q·k": 1e6})
+    (section,) = sections(replace(found, after=after))
+    assert "Still beyond fp16: gate/up. No factor passes there." in section.sentences
+    (section,) = sections(found)
+    assert not [line for line in section.sentences if "Still beyond" in line]
 
 
 def test_neurons_lose_their_spikes(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
