@@ -20,7 +20,7 @@ BERT = Stack(
     embedding_norm="embeddings.LayerNorm",
     rectified={"output.dense": "intermediate.dense"},
     heads=tuple(
-        replace(heads(f"{around}.self", "query key value query", rotary="halves"), output=f"{around}.output.dense")
+        replace(heads(f"{around}.self", "query key value query"), output=f"{around}.output.dense")
         for around in ("attention", "crossattention")
     ),
 )
@@ -148,11 +148,12 @@ _DEBERTA_V2 = Heads(
 
 def variant(config: Config) -> tuple[Stack, ...]:
     """BERT, or its pre-norm sibling; the names of norms are the same for LayerNorm and RMSNorm."""
+    stack = replace(BERT, heads=tuple(replace(one, rotary="halves") for one in BERT.heads))
     if config.get("norm_order", "post") == "post":
-        return (BERT,)
+        return (stack,)
     return (
         replace(
-            BERT,
+            stack,
             norm_site="read",
             last_norm="",
             other_norms=(),

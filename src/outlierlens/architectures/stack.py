@@ -53,7 +53,7 @@ class Stack:
         neurons: last linear -> linear whose outputs multiply what it reads, neuron by neuron (the up projection of a gated
             MLP), where a block has both; "[1/2]" behind the second name is the second half of what that linear gives.
         rectified: last linear -> the linear before it, with nothing but the activation between them.
-        activation: config key of that activation, beside the key of `layers`; a ReLU lets factors above 0 pass.
+        activation: config key of that activation, beside that of `layers`; a ReLU lets factors above 0 pass.
         heads: each attention of a block (see `heads`).
         readers: reading norm -> all that reads what it gives.
         fixed_scale: why no factor passes through a pre-norm stream, "" where one does.

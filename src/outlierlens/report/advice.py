@@ -20,11 +20,11 @@ from outlierlens.view.charts.base import place
 from outlierlens.view.section import percent
 from outlierlens.view.words import number, these
 
-# What `repair` scales as a whole; and of each last linear the one whose neurons multiply what it reads.
+# What `repair` scales as a whole; and each last linear with one whose neurons multiply what it reads.
 STREAM = ("stream", "stream after attention", "attention output", "MLP output")
 HEADS = ("q", "k", "v", "attention mix")  # likewise, dimension by dimension, on any stream
 NEURONS = {
-    last: first.partition("[")[0].removesuffix("()")
+    (last, first.partition("[")[0].removesuffix("()"))
     for family in ARCHITECTURES.values()
     if not callable(family.stacks)
     for stack in family.stacks
@@ -183,7 +183,11 @@ def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:
     if top.inputs <= read:
         return
     parts = {one.part for one in known}
-    paired = top.writes and NEURONS.get(top.part) in parts and worst.scheme.partition("/")[2].startswith("int8")
+    paired = (
+        top.writes
+        and any((top.part, one) in NEURONS for one in parts)
+        and worst.scheme.partition("/")[2].startswith("int8")
+    )
     because = f"{worst.scheme}: {worst.rounded.change:+.3g} {found.unit}"
     if worst.mixed is not None:
         because += f"; with every large input kept, wherever it is: {worst.mixed.change:+.3g}"
@@ -248,7 +252,7 @@ def _range(data: ReportData) -> Iterator[Advice]:
 def _has_pairs(found: Ranges) -> bool:
     """Whether a linear was seen whose neurons multiply what the last linear reads: factors pass from one to the other."""
     modules = [row.module for row in found.rows if row.kind == "gate/up"]
-    return any(module.endswith(f".{first}") for module in modules for first in NEURONS.values())
+    return any(module.endswith(f".{first}") for module in modules for _, first in NEURONS)
 
 
 def _fitted(data: ReportData, form: str) -> str:

@@ -7,18 +7,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from architectures import FAMILIES, build
+from media_models import pictures, save_vit
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.range.result import TensorRange
-from outlierlens.experiments.repair import measure
+from outlierlens.experiments.repair import measure, shards
 from outlierlens.experiments.repair.check import Seen, check_of, outputs, seen_of
 from outlierlens.experiments.repair.factors import balanced_exponents, pair_exponents, stream_exponent
 from outlierlens.experiments.repair.measure import repair
@@ -27,9 +31,11 @@ from outlierlens.experiments.repair.pairs import Pair, Side, Sight, pairs_of, ro
 from outlierlens.experiments.repair.plan import Plan
 from outlierlens.experiments.repair.rewriting import repaired
 from outlierlens.experiments.repair.rotation import TOLERANCE
+from outlierlens.experiments.repair.view import sections
 from outlierlens.models.load import load_model
 from planted import some_texts, wrap
 from repair_families import load
+from repair_results import repaired as repaired_by_hand
 
 FP16 = RepairOptions(fit="fp16", max_length=16)
 READ = """
@@ -56,6 +62,8 @@ def write(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
             for name, values in model.named_parameters():
                 if name.endswith(("layers.0.mlp.down_proj.weight", "h.0.mlp.c_proj.weight", "layers.0.fc2.weight")):
                     values[5] *= times
+                if name.endswith("layers.0.mlp.experts.down_proj"):
+                    values[:, 5] *= times
         folder = tmp_path / family
         model.to(dtype).save_pretrained(folder, max_shard_size="6KB" if family == "qwen3" else "1GB")
         words(kind="causal").save_pretrained(folder)
@@ -67,7 +75,13 @@ def write(tmp_path: Path, words: Callable[..., Any]) -> Callable[..., Path]:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("gpt2", torch.float32), ("gemma", torch.float32)],
+    [
+        ("qwen3", torch.float32),
+        ("qwen3", torch.bfloat16),
+        ("gpt2", torch.float32),
+        ("gemma", torch.float32),
+        ("mixtral", torch.float32),
+    ],
 )
 def test_plain_transformers_gives_the_same(
     family: str, dtype: torch.dtype, write: Callable[..., Path], texts: Texts, tmp_path: Path
@@ -109,6 +123,75 @@ def test_nothing_else_is_changed(write: Callable[..., Path], texts: Texts, tmp_p
         one.name for one in source.iterdir()
     }
     assert all((target / name).read_bytes() == (source / name).read_bytes() for name in same)
+
+
+@pytest.mark.parametrize("stored", ["without a prefix", "the head too", "in another type"])
+def test_however_the_source_names_its_weights(
+    stored: str, write: Callable[..., Path], texts: Texts, tmp_path: Path
+) -> None:
+    source, target = write("gpt2"), tmp_path / "fits"
+    values = load_file(source / "model.safetensors")
+    if stored == "without a prefix":
+        values = {name.removeprefix("transformer."): one for name, one in values.items()}
+    elif stored == "the head too":
+        values["lm_head.weight"] = values["transformer.wte.weight"].clone()
+    else:
+        values["transformer.h.1.ln_1.weight"] = values["transformer.h.1.ln_1.weight"].half()
+    save_file(values, source / "model.safetensors", {"format": "pt", "made": "by hand"})
+    found = repair(str(source), target, FP16, texts=texts)
+    assert found.exact
+    after = load_file(target / "model.safetensors")
+    assert after.keys() == values.keys()
+    assert all(after[name].dtype == one.dtype for name, one in values.items())
+    with safe_open(target / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "made": "by hand"}
+    if stored == "the head too":
+        assert torch.equal(after["lm_head.weight"], after["transformer.wte.weight"])
+
+
+def test_rows_that_are_read_one_by_one_give_the_same(
+    write: Callable[..., Path], texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, made = write("qwen3"), []
+    for size in (2**20, 1, 100):
+        monkeypatch.setattr(shards, "CHUNK", size)
+        repair(str(source), tmp_path / str(size), FP16, texts=texts)
+        made.append({file.name: file.read_bytes() for file in (tmp_path / str(size)).glob("*.safetensors")})
+    assert made[0] == made[1] == made[2]
+
+
+def test_pictures_are_read_too(tmp_path: Path, run: Any) -> None:
+    from PIL import Image
+
+    model, data, target = save_vit(tmp_path / "vit"), tmp_path / "data", tmp_path / "fits"
+    values = load_file(model / "model.safetensors")
+    name = next(
+        name for name in values if "layer.0" in name and name.endswith("output.dense.bias") and "attention" not in name
+    )
+    values[name][3] = 300000.0
+    save_file(values, model / "model.safetensors", {"format": "pt"})
+    data.mkdir()
+    for number, picture in enumerate(pictures(3, seed=1)[0]):
+        Image.fromarray(np.asarray(picture, dtype=np.uint8)).save(data / f"{number}.png")
+    asked = ("--data", str(data), "--fit", "fp16", "-o", str(target), "--no-progress", "--device", "cpu", "--json")
+    code, out, err = run("repair", str(model), *asked)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["exact"]
+    assert found["inputs"] == "images"
+    assert found["exponent"] == -5
+    assert found["before"]["finite"] < 1
+    assert found["after"]["finite"] == 1
+    assert (target / "preprocessor_config.json").is_file()
+
+
+def test_what_no_factor_reaches_is_said() -> None:
+    found = repaired_by_hand()
+    after = replace(found.after, kinds={"stream": 11875.0, "gate/up": 70000.0, "q·k": 1e6})
+    (section,) = sections(replace(found, after=after))
+    assert "Still beyond fp16: gate/up. No factor passes there." in section.sentences
+    (section,) = sections(found)
+    assert not [line for line in section.sentences if "Still beyond" in line]
 
 
 def test_neurons_lose_their_spikes(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
@@ -273,11 +356,15 @@ def test_a_copy_that_reads_back_otherwise_is_not_kept(
     assert {one.name for one in tmp_path.iterdir()} == {"llama"}
 
 
-def test_a_kill_leaves_no_folder(write: Callable[..., Path], texts: Texts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "name"), [(shards, "_copy"), (measure, "check_unchanged")])
+def test_a_kill_leaves_no_folder(
+    module: Any, name: str, write: Callable[..., Path], texts: Texts, tmp_path: Path
+) -> None:
+    """In the midst of a weight file, and when all are written."""
     source, target = write("llama"), tmp_path / "fits"
     child = os.fork()
     if not child:
-        measure.check_unchanged = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        setattr(module, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         try:
             repair(str(source), target, FP16, texts=texts)
         finally:

@@ -7,7 +7,6 @@ Maxima rest on every token that is no padding; medians and shares on a fixed sam
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -151,7 +150,7 @@ class Pass:
 
     Attributes:
         watched: (path of a module or of packed experts, "reads" or "gives") whose entries are kept apart.
-        peaks: largest |x| of each entry of these [entry], or [expert, entry].
+        peaks: largest |x| of each entry of these [expert, entry]; one row of what is no expert's.
     """
 
     loaded: "LoadedModel"
@@ -204,7 +203,8 @@ class Pass:
         sides = self.reading.sides(batch)
         tokens = {name: numbers for name, (numbers, _) in sides.items()}
         self.tally.begin(BatchRows(batch.valid, tokens, batch.texts))
-        looks, experts = {}, {}
+        looks = {}
+        experts: dict[str, Callable[[int, Tensor, Tensor], None]] = {}
         for one in self.running:
             one.layer, one.states = -1, None
             for place in self.places[one.stack.name]:
@@ -246,6 +246,7 @@ class Pass:
 
     def _look_at(self, one: _Running, place: "Place") -> Callable[["Tensor", "Tensor"], None]:
         """What takes the input and output of a module, in the layer that runs."""
+        from outlierlens.experiments.range.tally import add_peaks
 
         def look(given: "Tensor", made: "Tensor") -> None:
             layer = place.layer or one.running
@@ -253,7 +254,7 @@ class Pass:
             shown = self._as_rows(one.stack, given)
             for side, states in (("reads", given), ("gives", made)):
                 if (place.name, side) in self.watched:
-                    self._peak((place.name, side), _peaks(self._valid(self._as_rows(one.stack, states))))
+                    add_peaks(self.peaks, (place.name, side), self._valid(self._as_rows(one.stack, states)))
             # Where attention and MLP run side by side, the second norm reads the block's input too.
             beside = one.states is not None and given.data_ptr() == one.states.data_ptr()
             if place.reads and not (place.squares and beside):
@@ -271,7 +272,7 @@ class Pass:
         self, one: _Running, name: str, kinds: tuple[str, str]
     ) -> Callable[[int, "Tensor", "Tensor"], None]:
         """What takes the input and output of one expert's matrix; nobody knows whose tokens it has."""
-        import torch
+        from outlierlens.experiments.range.tally import add_peaks
 
         n_experts = self.loaded.model.get_parameter(name).shape[0]
 
@@ -279,9 +280,7 @@ class Pass:
             for side, kind, states in zip(("reads", "gives"), kinds, (given, made), strict=True):
                 self.tally.add((one.stack.name, kind, one.running), name, states)
                 if (name, side) in self.watched and len(states):
-                    top = torch.zeros(n_experts, states.shape[-1])
-                    top[expert] = _peaks(states)
-                    self._peak((name, side), top)
+                    add_peaks(self.peaks, (name, side), states, expert, n_experts)
 
         return look
 
@@ -290,9 +289,6 @@ class Pass:
         assert self.tally.rows is not None, "a batch runs"
         valid = self.tally.rows.valid
         return states[valid] if states.shape[:2] == valid.shape else states.flatten(0, -2)
-
-    def _peak(self, key: tuple[str, str], top: "Tensor") -> None:
-        self.peaks[key] = top.maximum(self.peaks[key]) if key in self.peaks else top
 
     def _squares(self, place: "Place", given: "Tensor", one: _Running) -> "Tensor":
         """Σx² of what a norm reads, or Σ(x − mean)² [batch, token]; of several heads the largest."""
@@ -382,11 +378,6 @@ class Pass:
                     f"gives it: {', '.join(missing)}"
                 )
         return tuple(said)
-
-
-def _peaks(rows: "Tensor") -> "Tensor":
-    """Largest |x| of each entry [entry] of rows, on the CPU; infinite where there is no number."""
-    return rows.float().abs().amax(0).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def run(session: "Session", options: RangeOptions) -> Ranges:

@@ -184,6 +184,15 @@ def _size(flat: "Tensor") -> "Tensor":
     return torch.maximum(flat.amax(-1), -flat.amin(-1))
 
 
+def add_peaks(
+    peaks: "dict[tuple[str, str], Tensor]", key: tuple[str, str], rows: "Tensor", expert: int = 0, n_experts: int = 1
+) -> None:
+    """Keep the largest |x| of each entry of `rows` [row, entry] in `peaks` [expert, entry]; infinite of what is no number."""
+    top = rows.float().abs().amax(0).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
+    kept = peaks.setdefault(key, top.new_zeros(n_experts, len(top)))
+    kept[expert] = kept[expert].maximum(top)
+
+
 def exponents(values: "Tensor") -> "Tensor":
     """How many values lie in each bin of |x| [bin], the float32's exponent and the first two bits of its fraction.
 

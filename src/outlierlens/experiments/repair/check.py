@@ -32,29 +32,29 @@ WRITES = ("attention output", "MLP output")
 
 @dataclass(frozen=True)
 class Check:
-    """Data as a model reads it.
+    """Data as a model reads it: each text, picture or recording, then random ones.
 
     Attributes:
         data, max_length, inputs: what is read, tokens of a text at most, and what it is: "texts".
-        batches: one of each text, picture or recording, then random ones, of `n_random` tokens.
-        arguments: of the model for each batch.
+        drawn: batches of the random ones, of `n_random` tokens; of all there are `n_tokens`.
+        arguments: of the model for each, the random ones last.
     """
 
     data: Data
     max_length: int
     inputs: str
-    batches: tuple[Batch, ...]
+    drawn: tuple[Batch, ...]
     arguments: tuple[dict[str, Any], ...]
-    n_random: int
+    n_tokens: int
 
     def every(self, first: int) -> "Check":
-        """Every other batch from `first` on."""
-        return replace(self, batches=self.batches[first::2], arguments=self.arguments[first::2])
+        """Every other of what is read, from `first` on; `drawn` and `n_tokens` stay those of all."""
+        return replace(self, arguments=self.arguments[first::2])
 
     @property
-    def n_tokens(self) -> int:
-        """Tokens of all batches, padding left out."""
-        return sum(int(batch.valid.sum()) for batch in self.batches)
+    def n_random(self) -> int:
+        """Random tokens."""
+        return sum(int(batch.valid.sum()) for batch in self.drawn)
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,10 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
         n_rows = loaded.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         rows = torch.randint(n_rows, (N_RANDOM, length), generator=random).to(loaded.device)
         drawn = [_tokens(rows[[row]], len(data) + row) for row in range(N_RANDOM)]
-    arguments = tuple(reading.arguments(batch) for batch in (*batches, *drawn))
-    n_random = sum(int(one.valid.sum()) for one in drawn)
-    return Check(data, max_length, reading.inputs, (*batches, *drawn), arguments, n_random)
+    whole = (*batches, *drawn)
+    arguments = tuple(reading.arguments(batch) for batch in whole)
+    n_tokens = sum(int(batch.valid.sum()) for batch in whole)
+    return Check(data, max_length, reading.inputs, tuple(drawn), arguments, n_tokens)
 
 
 def _tokens(ids: "Tensor", number: int) -> Batch:
@@ -152,7 +153,8 @@ def outputs(model: Any, check: Check) -> "list[Tensor]":
 
 def seen_of(loaded: LoadedModel, check: Check) -> Seen:
     """How large the tensors of a model get on a check; raises BadInput where hidden states are not finite."""
-    seen = seen_by(loaded, reading_of(loaded, check.data, check.max_length), check.batches)
+    reading = reading_of(loaded, check.data, check.max_length)
+    seen = seen_by(loaded, reading, (*reading.batches(check.data, batch_size=1), *check.drawn))
     if not math.isfinite(seen.of(*STREAM, *WRITES)):
         raise BadInput(f"{loaded.name}: hidden states are not finite in float32; {USE_FLOAT32}")
     return seen

@@ -8,6 +8,7 @@ with new_folder(Path("better")) as part:
 
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,16 @@ def write_manifest(part: Path, plan: Plan, about: dict[str, Any]) -> None:
     (part / MANIFEST).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
-def check_unchanged(part: Path, source: Path | None, changed: set[str]) -> None:
-    """Raise BadFile where a tensor of the source that no factor concerns was written otherwise."""
+def check_unchanged(part: Path, source: Path | None, same: Collection[str]) -> None:
+    """Raise BadFile where a tensor of the source that no factor concerns was written otherwise; `same` are their names."""
     import torch
     from safetensors import safe_open
 
     if source is None:
         return
     old, new = _places(source), _places(part)
-    for name, path in old.items():
-        if name not in new or any(name.endswith(one) or one.endswith(name) for one in changed):
-            continue
-        with safe_open(path, "pt") as before, safe_open(new[name], "pt") as after:
+    for name in sorted(old.keys() & new.keys() & set(same)):
+        with safe_open(old[name], "pt") as before, safe_open(new[name], "pt") as after:
             one, other = before.get_tensor(name), after.get_tensor(name)
         if one.dtype != other.dtype or not torch.equal(one, other):
             raise BadFile(f"{name} was written otherwise though no factor concerns it, so nothing is kept")

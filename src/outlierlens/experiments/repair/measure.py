@@ -87,7 +87,7 @@ def repair(
     wanted = outputs(loaded.model, check)
     before = _measured(loaded, seen, wanted, check, options.fit or FLOAT32)
     config: Any = loaded.model.config
-    tied = config.tie_word_embeddings
+    tied = getattr(config, "tie_word_embeddings", False)
     if options.rotate:
         rotate_(loaded, lambda: torch.cat([one.flatten() for one in outputs(loaded.model, check)]), seed=options.seed)
         seen = seen_of(loaded, check)
@@ -122,6 +122,7 @@ def repair(
     source = model_folder(name, subfolder=load.subfolder, offline=load.offline, notice=load.notice)
     # Turned weights are written as they were turned: rounded to a narrower type they would differ by more than is promised.
     shards = None if options.rotate else find_shards(source, loaded.model, plan)
+    same = shards.same if shards else plan.same(loaded.model)
     stored = loaded if shards or options.rotate else load_model(name, replace(load, dtype=STORED))
     again = _Again(type(loaded.model), loaded.tokenizer, loaded.processor, loaded.name, config._attn_implementation)
     del loaded
@@ -138,7 +139,7 @@ def repair(
         write_rest(part, source, settings_of(plan, made.epsilons, "float32" * options.rotate), _card(made, name))
         step("checked")
         if not options.rotate:
-            check_unchanged(part, source, set(plan.exponents))
+            check_unchanged(part, source, same)
         made = _checked(made, part, again, check, wanted)
         write_manifest(part, plan, _about(made, name))
         check_place(folder, overwrite=overwrite)  # once more: the checks took their time

@@ -19,7 +19,7 @@ class RepairOptions:
     """What the model must fit, and whether its stream is turned first."""
 
     fit: Fit | None = None
-    """fp16, bf16 and fp8 (e4m3): hidden states fit its range. int8: inputs of the MLPs' last linears lose their spikes."""
+    """fp16, bf16, fp8 (e4m3): hidden states and what blocks hold fit its range. int8: the MLPs' inner spikes come down."""
     rotate: bool = False
     """Turn the residual stream, so that no dimension stands out (RMS norms that read it). Outputs stay equal within 2e-4."""
     margin: Annotated[int, Ge(1)] = 4

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from outlierlens.architectures import BoundStack, live_parameters
 from outlierlens.architectures.heads import PART, Heads
 from outlierlens.architectures.stack import parameter
+from outlierlens.errors import BadInput
 from outlierlens.models.load import LoadedModel
 
 if TYPE_CHECKING:
@@ -134,6 +135,12 @@ class _Block:
     path: str
     live: dict[str, Any]
 
+    @property
+    def config(self) -> Any:
+        """The part of the config that is about this stream."""
+        whole: Any = self.loaded.model.config
+        return reduce(getattr, self.bound.stack.layers.split(".")[:-1], whole)
+
     def has(self, name: str, leaf: str = "weight") -> bool:
         """Whether the block has this linear."""
         return f"{self.path}.{parameter(_bare(name), leaf)}" in self.live
@@ -178,19 +185,20 @@ class _Block:
         return Sight(f"{self.path}.{_bare(name).removesuffix('()')}", side, channel)
 
     def head_width(self) -> int:
-        """Channels of a head, by the config; 0 where it does not say."""
-        config: Any = self.loaded.model.config
-        at: Any = reduce(getattr, self.bound.stack.layers.split(".")[:-1], config)
-        width, heads = getattr(at, "hidden_size", 0), getattr(at, "num_attention_heads", 0)
-        return int(getattr(at, "head_dim", None) or (width // heads if heads else 0))
+        """Channels of a head; raises BadInput where the config does not say."""
+        width, heads = (getattr(self.config, name, 0) for name in ("hidden_size", "num_attention_heads"))
+        found = getattr(self.config, "head_dim", None) or (width // heads if heads else 0)
+        if not found:
+            raise BadInput(
+                f"{self.loaded.name}: its config does not say how wide heads are, so that their factors cannot be told apart; "
+                f"add head_dim to it"
+            )
+        return int(found)
 
     def turned(self, width: int) -> int:
         """How many channels of a head positions turn."""
-        config: Any = self.loaded.model.config
-        at: Any = reduce(getattr, self.bound.stack.layers.split(".")[:-1], config)
-        rope = getattr(at, "rope_parameters", None) or {}
-        share = rope.get("partial_rotary_factor", getattr(at, "partial_rotary_factor", None) or 1.0)
-        return int(width * share)
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        return int(width * rope.get("partial_rotary_factor", 1.0))
 
     def part(self, name: str, n_query: int) -> "Tensor":
         """The channel of each thing that a linear gives, −1 for what its name leaves out; see `heads`."""
@@ -223,10 +231,8 @@ def _bare(name: str) -> str:
 
 def _neurons(block: _Block) -> Iterator[Pair]:
     stack = block.bound.stack
-    at: Any = block.loaded.config
-    for key in (*stack.layers.split(".")[:-1], stack.activation):
-        at = at.get(key) if isinstance(at, Mapping) else None
-    pairs = [*stack.neurons.items(), *(stack.rectified.items() if at in HOMOGENEOUS else ())]
+    homogeneous = getattr(block.config, stack.activation, "") in HOMOGENEOUS
+    pairs = [*stack.neurons.items(), *(stack.rectified.items() if homogeneous else ())]
     for last, first in pairs:
         if block.has(last) and block.has(first):
             takes, gives = block.channels(last, writes=True), block.part(first, 0)
@@ -241,16 +247,18 @@ def _neurons(block: _Block) -> Iterator[Pair]:
 
 
 def _values(block: _Block) -> Iterator[Pair]:
+    import torch
+
     for heads in block.bound.stack.heads:
         if not block.has(heads.output):
             continue
         n_query = block.channels(heads.output, writes=True).numel()
-        names = [name for name in heads.value if block.has(name) or _is_vector(block, name)]
+        names = [name for name in heads.value if block.has(name)]
+        if not names:
+            continue
         gives = [block.part(name, n_query) for name in names]
         n_values = int(gives[0].max()) + 1
-        takes = _shared(n_query, n_values, block.head_width())
-        import torch
-
+        takes = _shared(block, n_query, n_values)
         yield Pair(
             "values",
             f"{block.path}.{heads.output}",
@@ -261,16 +269,15 @@ def _values(block: _Block) -> Iterator[Pair]:
         )
 
 
-def _is_vector(block: _Block, name: str) -> bool:
-    return name.endswith("()") and block.leaf(name) in block.live
-
-
-def _shared(n_query: int, n_keys: int, width: int) -> "Tensor":
+def _shared(block: _Block, n_query: int, n_keys: int) -> "Tensor":
     """The channel of keys or values that each channel of queries, or of the mix, meets: several heads may share one."""
     import torch
 
     at = torch.arange(n_query)
-    return at if n_query == n_keys else at // width // (n_query // n_keys) * width + at % width
+    if n_query == n_keys:
+        return at
+    width = block.head_width()
+    return at // width // (n_query // n_keys) * width + at % width
 
 
 def _keys(block: _Block) -> Iterator[Pair]:
@@ -284,14 +291,16 @@ def _keys(block: _Block) -> Iterator[Pair]:
         if any(normed) and not all(normed):
             continue
         names = ((heads.key_norm,), (heads.query_norm,)) if all(normed) else (heads.key, heads.query)
-        keys, queries = ([name for name in some if block.has(name) or _is_vector(block, name)] for some in names)
+        keys, queries = ([name for name in some if block.has(name)] for some in names)
+        if not keys or not queries:
+            continue
         if all(normed):
             key, query = (block.live[block.leaf(some[0])].numel() for some in (keys, queries))
             given = [torch.arange(key)], [torch.arange(query)]
         else:
             given = [block.part(name, n_query) for name in keys], [block.part(name, n_query) for name in queries]
             key, query = (int(one[0].max()) + 1 for one in given)
-        meets = torch.cat([_shared(query, key, block.head_width()), torch.tensor([-1])])
+        meets = torch.cat([_shared(block, query, key), torch.tensor([-1])])
         given = given[0], [meets[one] for one in given[1]]
         sides = [
             [side for name, one in zip(some, channels, strict=True) for side in _any(block, name, one, all(normed))]

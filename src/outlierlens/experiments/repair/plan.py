@@ -112,6 +112,12 @@ class Plan:
             )
         return made
 
+    def same(self, model: "nn.Module") -> set[str]:
+        """Names of the parameters that stay as they are."""
+        live = live_parameters(model)
+        changed = {id(live[name]) for name in self.exponents}
+        return {name for name, values in live.items() if id(values) not in changed}
+
     def tensors(self, parameters: "dict[str, Tensor]") -> "dict[str, Tensor]":
         """{name: new values} of all that changes, from parameters or from a checkpoint under the same names."""
         return {name: self.changed(name, parameters[name]) for name in self.exponents}

@@ -40,6 +40,11 @@ class Shards:
     head: str = ""
     table: str = ""
 
+    @property
+    def same(self) -> set[str]:
+        """Stored names of what does not change."""
+        return {name for _, tensors in self.files.values() for name in tensors} - self.changed.keys()
+
 
 def find_shards(folder: Path | None, model: Any, plan: Plan) -> Shards | None:
     """The files of a source whose tensors a plan for the live model can change; None where one is not found there by name."""
