@@ -299,8 +299,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "plan", "compress",
-        "Say which linears must stay in high precision when a model is rounded, and how surely, beside random ones.",
-        home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanCall",
+        "Say what must stay in high precision when a model is rounded, and how surely, beside random choices.",
+        home="experiments.plan", python="plan", needs=("quantization", "range", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
     ),
