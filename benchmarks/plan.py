@@ -43,6 +43,9 @@ def greedy(asked: argparse.Namespace) -> None:
         )
     ours, exhaustive = found
     regained = [made.regained.value for made in found]
+    if not exhaustive.steps:
+        print("the exhaustive choice names nothing, so there is nothing to compare")
+        return
     print(
         f"gives back {regained[0] / regained[1]:.1%} of what the exhaustive choice does, "
         f"with 1/{exhaustive.evaluations / ours.evaluations:.1f} of its evaluations"

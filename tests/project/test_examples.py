@@ -116,6 +116,17 @@ def test_it_runs(
     assert capsys.readouterr().out.strip()
 
 
+def test_both_plans_are_made_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("outlierlens.view.charts.picture", lambda chart, kind: json.dumps(chart.plain()).encode())
+    module_of("plans/keep.py").main(["--limit", "64", "--candidates", "2", "-o", str(tmp_path / "made")])
+    assert {"column.png", "linear.png"} <= {path.name for path in (tmp_path / "made").iterdir()}
+    said = capsys.readouterr().out
+    assert said.startswith("column: ")
+    assert "linear: " in said
+
+
 def test_every_script_has_its_settings_here_and_its_line_in_the_index() -> None:
     assert sorted(CHEAPEST) == SCRIPTS
     assert sorted(re.findall(r"\]\((\w+_20\d\d/\w+\.py)\)", INDEX)) == SCRIPTS

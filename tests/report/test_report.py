@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import plan_results
 import quantized_results
 import range_results
 import synthetic_report as synthetic
@@ -20,6 +21,7 @@ import trace_results
 from browser import CHROMIUM, HOSTILE, Page, browse
 from outlierlens.detection.rules import Rule
 from outlierlens.errors import BadFile, BadInput
+from outlierlens.experiments.quantization.result import Difference
 from outlierlens.report import advice, bundle, files, finding, paired, render, rerender, write
 from outlierlens.report.figures import all_charts, streams
 from outlierlens.report.pair_page import render_pair
@@ -88,10 +90,27 @@ def test_what_quantization_was_measured_to_cost_stands_in_place_of_the_rule(data
     (step,) = (one for one in advice(replace(data, joined=Joined((measured,)))) if one.topic == "quantize")
     assert step.text.lower() == f"{measured.verdict}.".lower()
     assert step.because == "measured on 2 texts of d.txt (40 tokens)"
-    assert step.commands == ("outlierlens protect smollm2-135m --for llm-compressor --dims 5",)
+    assert step.commands == (
+        f"outlierlens plan smollm2-135m --scheme {measured.worst.scheme}",
+        "outlierlens protect smollm2-135m --for llm-compressor --dims 5",
+    )
     free = replace(measured, roundings=measured.roundings[1:2])
     (step,) = (one for one in advice(replace(data, joined=Joined((free,)))) if one.topic == "quantize")
     assert step.commands == ()
+
+
+def test_a_plan_is_the_advice_about_bits_where_there_is_one_and_says_where_nothing_helps(data):
+    planned = plan_results.found()
+    both = replace(data, joined=Joined((quantized_results.quantized(), planned)))
+    first, second, *_ = (one for one in advice(both) if one.topic == "quantize")
+    said = "Keep 1 entry (5.0 % of the weights) in 16 bits: +0.8 nats per token → +0.3 (random +0.8)."
+    assert first.text == said
+    assert "+0.48 of it with layers.1.mlp.down_proj (inputs)" in first.because
+    assert second.commands == ()  # the plan has it
+    none = replace(planned, steps=(), curve=(), kept=(), regained=Difference(0.0, 0.0, 0.0))
+    (only,) = (one for one in advice(replace(data, joined=Joined((none,)))) if one.topic == "quantize")
+    assert "no single entry gives back anything" in only.text
+    assert only.commands == ()
 
 
 def test_advice_names_where_int8_errs_most_when_that_is_inside_the_mlp(data):
@@ -175,7 +194,7 @@ def test_every_command_of_an_advice_can_be_run():
     cases += [synthetic.report_data(joined=Joined((ranges_of(sizes, "model.layers.1.mlp.up_proj"),)))]
     said = {command for data in cases for step in advice(data) for command in step.commands}
     assert {command.split()[1] for command in said} == {
-        "protect", "quant", "export-embedder", "detectors", "report", "range", "repair", "trace",
+        "plan", "protect", "quant", "export-embedder", "detectors", "report", "range", "repair", "trace",
     }  # fmt: skip
     assert "outlierlens protect smollm2-135m --for torch-pruning --dims 100,247,507 --stack decoder" in said
     for command in said:

@@ -480,8 +480,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "plan", "compress",
-        "Find the linears that must stay in high precision when a model is rounded, and how surely, against random ones.",
-        home="experiments.plan", python="plan", needs=("quantization", "sweep"), options="PlanCall",
+        "Find what must stay in high precision when a model is rounded, and how surely, against random choices.",
+        home="experiments.plan", python="plan", needs=("quantization", "range", "sweep"), options="PlanCall",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(64)},
         result="PrecisionPlan", picture="precision_plan",
         examples=(

@@ -9,6 +9,8 @@ import numpy as np
 
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
+from outlierlens.experiments.plan.result import PrecisionPlan
+from outlierlens.experiments.plan.view import verdict as plan_verdict
 from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.experiments.range.result import Ranges
 from outlierlens.experiments.repair.options import RepairOptions
@@ -129,17 +131,25 @@ def heavy(sweep: Sweep) -> tuple[Effect, ...]:
 
 
 def _quantize(data: ReportData) -> Iterator[Advice]:
+    plans = data.joined.of(PrecisionPlan)
+    for plan in sorted(plans, key=lambda one: -one.regained.value if one.steps else 0.0):
+        yield _planned(data, plan)
     for found in data.joined.of(Quantized):  # measured, which no rule about sizes can be
-        worth = any(one.says == "keep" for one in found.roundings)
-        kept = _command(data, "protect", "--for", "llm-compressor", stream=found.stack, dims=found.dims)
+        says = {one.says for one in found.roundings}
+        commands = []
+        if not plans and says & {"keep", "no use"}:  # what gives back most, in the stream or not, only a plan measures
+            commands.append(_command(data, "plan", "--scheme", found.worst.scheme))
+        if not plans and "keep" in says:
+            kept = ("protect", "--for", "llm-compressor")
+            commands.append(_command(data, *kept, stream=found.stack, dims=found.dims))
         yield Advice(
             "quantize",
             f"{found.verdict[:1].upper()}{found.verdict[1:]}.",
             f"measured on {found.n_texts:,} texts of {found.data} ({found.n_tokens:,} tokens)",
-            (kept,) if worth else (),
+            tuple(commands),
         )
         yield from _inside(data, found)
-    if data.joined.of(Quantized):
+    if data.joined.of(Quantized) or plans:
         return
     ranges = [found for found in data.joined.of(Ranges) if found.rows]
     for seen in ranges:
@@ -170,6 +180,18 @@ def _quantize(data: ReportData) -> Iterator[Advice]:
                 # What lies inside the MLPs may be coarser than the stream: `range` says so.
                 (_command(data, "range"), _command(data, "quant", stream=stack.stack, dims=dims)),
             )
+
+
+def _planned(data: ReportData, found: PrecisionPlan) -> Advice:
+    """What was measured to give back most, or that nothing does."""
+    said = f"{plan_verdict(found)}."
+    because = f"measured on {found.n_judging:,} texts of {found.data} that chose nothing"
+    if not found.steps:
+        return Advice("quantize", said, because)
+    gained, share = found.steps[0].confirmed.value, percent(found.share_regained.value)
+    first = found.steps[0].entry
+    because += f"; {share} of the cost comes back, {gained:+.3g} of it with {first.path} ({first.what})"
+    return Advice("quantize", said, because, (_fitted(data, "int8"),) if found.scheme.endswith("/int8-tensor") else ())
 
 
 def _inside(data: ReportData, found: Quantized) -> Iterator[Advice]:

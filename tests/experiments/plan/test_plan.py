@@ -1,5 +1,6 @@
 """Plans: the search on values made by hand, its error rate, a planted neuron, and the model left as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.entries import dimension
 from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
@@ -20,6 +22,7 @@ from outlierlens.experiments.plan.view import reason, sections
 from outlierlens.experiments.quantization.apply import Keeping, rounded
 from outlierlens.experiments.quantization.places import find_places
 from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.experiments.range.keys import key_biases
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
@@ -73,9 +76,15 @@ def test_the_budget_ends_the_search() -> None:
     assert [step.entry for step in found.steps] == [B, A]
 
 
-def test_half_of_the_gain_at_a_fraction_of_the_price_comes_first_and_less_than_half_does_not() -> None:
-    assert [step.entry for step in searched({A: 2.0, B: 1.2}, prices={"b": 1}).steps] == [B, A]
-    assert [step.entry for step in searched({A: 2.0, B: 0.8}, prices={"b": 1}).steps] == [A, B]
+def test_nearly_the_same_gain_at_a_fraction_of_the_price_comes_first_and_half_of_it_does_not() -> None:
+    assert [step.entry for step in searched({A: 2.0, B: 1.8}, prices={"b": 1}).steps] == [B, A]
+    assert [step.entry for step in searched({A: 2.0, B: 1.2}, prices={"b": 1}).steps] == [A, B]
+
+
+def test_a_cause_with_a_name_comes_before_a_cheaper_group_of_columns() -> None:
+    group, dim = ("every linear", "1 column"), ("3", "dimension")
+    found = searched({group: 2.0, dim: 1.9}, prices={"every linear": 9})  # type: ignore[arg-type]
+    assert found.steps[0].entry == dim
 
 
 def test_weights_and_inputs_of_one_linear_are_paid_once() -> None:
@@ -188,3 +197,42 @@ def test_a_tool_and_its_file_go_together() -> None:
         PlanCall(tool="torchao", to=Path("plan.py"))
     with pytest.raises(BadInput, match="columns stay in 16 bits"):
         PlanOptions(bits=8)
+
+
+LOUD = 3
+
+
+@pytest.fixture(scope="module")
+def loud() -> LoadedModel:
+    """A Qwen2 in which dimension 3 of the stream is large wherever it is read, read by nobody, and one key bias too."""
+    loaded = tiny("qwen2", kind="causal")
+    model = loaded.model
+    with torch.no_grad():
+        model.embed_tokens.weight[:, LOUD] = 1.0
+        model.norm.weight[LOUD] = 0.0
+        for layer in model.layers:
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                norm.weight[LOUD] = 1000.0
+            for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.mlp.gate_proj):
+                linear.weight[:, LOUD] = 0.0
+            layer.mlp.up_proj.weight[:, LOUD] = 0.0
+            for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                linear.weight[LOUD] = 0.0
+                linear.weight *= 20.0
+        for layer in model.layers:
+            layer.self_attn.k_proj.bias.normal_(0.0, 0.01)
+        model.layers[1].self_attn.k_proj.bias[2] = 5.0
+    return loaded
+
+
+def test_a_planted_dimension_and_a_planted_key_bias_are_named_and_nothing_else(loud: LoadedModel) -> None:
+    found = plan(loud, TEXTS, replace(options(0.2), n_candidates=16))
+    assert [(step.entry.path, step.entry.what) for step in found.steps] == [(str(LOUD), "dimension")]
+    assert [one.layer for one in found.keys] == [1]
+    assert any(sentence.startswith("The key bias of layer 1 is") for sentence in next(sections(found)).sentences)
+
+
+@pytest.mark.real
+def test_no_key_bias_of_smollm2_raises_an_alarm() -> None:
+    with open_checkpoint("smollm2-135m") as checkpoint:
+        assert not [one for one in key_biases(checkpoint) if one.alarm]

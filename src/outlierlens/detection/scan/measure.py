@@ -58,7 +58,7 @@ class ScanOptions:
 
 
 # What a command that scans has of it; the rest is said by where its model comes from.
-ASKED = Flat("rule", "view", "stack", "max_read")
+ASKED = Flat("rule", "view", "max_read")
 
 
 def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -> Scan:

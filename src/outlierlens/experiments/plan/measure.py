@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from outlierlens.ablation.bench import AblationBench, Progress, Steps, TextValues
+from outlierlens.checkpoints.live import LiveCheckpoint
 from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.experiments.plan.cheap import cheap
@@ -29,6 +30,7 @@ from outlierlens.experiments.plan.search import Chosen, Gain, Group, Search, Tri
 from outlierlens.experiments.quantization.places import Place, find_places
 from outlierlens.experiments.quantization.result import Difference
 from outlierlens.experiments.quantization.schemes import parse
+from outlierlens.experiments.range.keys import key_biases
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.safe_files import check_file, write_text
@@ -226,6 +228,7 @@ class _Study:
         weights = self.weights[judging]
         above, below = (plain - best) * weights, (plain - np.array(intact.per_text)) * weights
         share = Difference(float(above.sum() / below.sum()) if below.sum() else math.nan, *ratio_interval(above, below))
+        live = LiveCheckpoint(self.loaded.model, name=self.loaded.name, config=self.loaded.config)
         known = {one: self._sensitivity(one, rank, chosen.first.get(one)) for rank, one in enumerate(self.order, 1)}
         return PrecisionPlan(
             provenance=self.loaded.provenance(seed=options.seed, digest=self.bench.fingerprint),
@@ -260,6 +263,7 @@ class _Study:
             beyond_random=beyond,
             p=p,
             sensitivities=tuple(known.values()),
+            keys=tuple(one for one in key_biases(live) if one.alarm),
             evaluations=task.n_texts + len(self.estimating) + sum(self._measured.values()),
             notes=tuple(dict.fromkeys((*self.loaded.notes, *task.notes, *self._notes()))),
         )

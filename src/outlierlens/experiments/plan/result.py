@@ -17,6 +17,7 @@ import numpy as np
 from outlierlens.experiments.plan.kept import KeptLinear
 from outlierlens.experiments.plan.options import Grain
 from outlierlens.experiments.quantization.result import Difference, weighed
+from outlierlens.experiments.range.result import KeyBias
 from outlierlens.results.document import Provenance, Result
 
 What = Literal["weights", "inputs", "neuron", "dimension", "1 column", "4 columns", "16 columns"]
@@ -123,6 +124,7 @@ class PrecisionPlan(Result):
         beyond_random: mean value of the random draws − value with the plan; None and no p without draws.
         p: (1 + #{draws whose value is as small as the plan's}) / (1 + draws).
         sensitivities: every entry, in the cheap ordering.
+        keys: biases of keys so large that a cache of few bits fails in their layers (`range --cache`).
         evaluations: forward passes of a text that all of it took (those found in row files too).
     """
 
@@ -159,6 +161,7 @@ class PrecisionPlan(Result):
     p: float | None
     sensitivities: tuple[Sensitivity, ...]
     evaluations: int
+    keys: tuple[KeyBias, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

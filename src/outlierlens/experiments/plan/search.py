@@ -5,8 +5,8 @@
     chosen.refused                  # the first that was not, where the search ended
 
 The texts that choose are two groups. At each step the nominating texts name, of the entries that the budget still holds and
-that give back at least half as much as the best, the one that gives back most per weight (most per weight of all would name
-small ones, whose gains are too small to confirm).
+that give back at least four fifths of the most, a neuron or a dimension, which is a cause with a name, or else the one that
+gives back most per weight (most per weight of all would name small ones, whose gains are too small to confirm).
 The confirming texts, which had no part in that, say whether it gives anything back. What is nominated after what is a
 function of the nominating texts alone, and the first entry that is not confirmed ends the search. So the hypotheses
 are tested in an order fixed beforehand, each at the whole level, and the probability of naming any entry that gives
@@ -30,7 +30,8 @@ Group = Literal["nominating", "confirming"]
 Score = Callable[[frozenset[Entry], Group, int, int], np.ndarray]
 """The value of each text [text] of a group from one place to another, with these entries kept and all else rounded."""
 FIRST_LOOK = 4
-ENOUGH = 0.5  # of the best gain: what an entry has to give back to be chosen for its price
+ENOUGH = 0.8  # of the best gain: what an entry has to give back to be chosen for its name or its price
+NAMED = ("neuron", "dimension")
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,9 @@ class Search:
         return fitting if self.exact else fitting[: self.n_candidates]
 
     def _nominate(self, kept: frozenset[Entry], candidates: Sequence[Entry]) -> tuple[Entry, Gain] | None:
-        """The candidate that gives back most per weight, of those that give back half of the most; None where none does.
+        """The candidate to take, of those that give back `ENOUGH` of the most; None where none gives anything back.
 
-        After 4, 8, 16, … texts those go on whose gain is not below half of the best one's, by the 95 % interval of the
+        After 4, 8, 16, … texts those go on whose gain is not below four fifths of the best one's, by the 95 % interval of the
         difference on the same texts.
         """
         weights = self.weights["nominating"]
@@ -151,7 +152,8 @@ class Search:
         worthy = [
             entry for entry in found if found[entry].value >= ENOUGH * most and found[entry].n_texts == len(weights)
         ]
-        best = max(worthy, key=lambda entry: found[entry].value / max(1, self.price(kept | {entry}) - held))
+        named = [entry for entry in worthy if entry[1] in NAMED]
+        best = max(named or worthy, key=lambda entry: found[entry].value / max(1, self.price(kept | {entry}) - held))
         return best, found[best]
 
     def _looks(self, n_texts: int) -> list[int]:

@@ -6,6 +6,7 @@ from outlierlens.experiments.plan.charts import precision_plan
 from outlierlens.experiments.plan.result import Judged, PrecisionPlan, Sensitivity, Step
 from outlierlens.statistics.words import interval_text
 from outlierlens.view.section import Cell, Change, Count, FineShare, Interval, Rows, Section, cell_text
+from outlierlens.view.words import number
 
 STANDS_OUT = 20.0  # largest over median; of normal values it is about 6
 FEW = 20  # rows without --verbose
@@ -66,6 +67,11 @@ def _sentences(found: PrecisionPlan) -> Iterator[str]:
         share = found.share_regained
         ends = interval_text(100 * share.low, 100 * share.high, ".0f")
         yield f"The plan gives back {100 * share.value:.0f} % of the cost (95 % interval {ends})."
+    for one in found.keys:
+        yield (
+            f"The key bias of layer {one.layer} is {number(one.ratio)} times the median layer's (channel {one.channel} of head "
+            f"{one.head}): a cache of keys in few bits loses most there; `range --cache` measures it."
+        )
     yield (
         f"{found.provenance.model} on {found.data}: {found.n_nominating:,} texts nominate, {found.n_confirming:,} confirm, "
         f"{found.n_judging:,} judge; {found.evaluations:,} forward passes of a text."
@@ -91,8 +97,8 @@ def _settings(found: PrecisionPlan) -> Iterator[tuple[Cell, ...]]:
     yield _setting(found.rounded, "all rounded")
     if found.curve:
         yield _setting(found.plan, "plan")
-    for number, one in enumerate(found.random, 1):
-        yield _setting(one, f"random draw {number}")
+    for draw, one in enumerate(found.random, 1):
+        yield _setting(one, f"random draw {draw}")
     for one in found.rules:
         yield _setting(one, one.label)
 
