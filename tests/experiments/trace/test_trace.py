@@ -1,6 +1,9 @@
 """Traces: the account of every family against its states, planted writers by name, readers, and models without a writer."""
 
+import runpy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from outlierlens.experiments.trace.options import TraceOptions
 from outlierlens.experiments.trace.result import GROUPS, Trace
 from outlierlens.experiments.trace.view import sections
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
+from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
 from planted import TEXT_FAMILIES, Oracle, some_texts, tiny
 
@@ -179,6 +183,17 @@ def test_heads_that_read_it_lose_their_sink(words: Callable[..., Any]) -> None:
     assert len(random) == 4
     assert own.lost > 0.4  # of all heads that are sinks there
     assert all(abs(one.lost) < 0.1 for one in random)
+
+
+def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Path(__file__).parents[3] / "examples" / "traces" / "life.py"
+    monkeypatch.setattr(sys, "argv", ["life.py", "--limit", "4", "-o", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "mini-planted, dimension " in said
+    assert said.endswith("no single writer\n")
+    assert (tmp_path / "life.vl.json").exists()
+    assert isinstance(load(tmp_path / "trace.json"), Trace)
 
 
 def test_the_default_is_the_dimension_that_stands_out(words: Callable[..., Any]) -> None:
