@@ -59,7 +59,8 @@ class Account:
         values: of the dimension after the embeddings and after each block [layer + 1, group].
         entries: of each layer they sum to its value.
         error: the largest |sum − value| of a token, as a share of the sizes that are summed.
-        shares: of the norm that reads next, the share of its sum of squares that the dimension has [layer + 1, group].
+        shares: of each state's sum of squares, less its mean where norms take that away, what the dimension makes
+            [layer + 1, group].
     """
 
     values: np.ndarray

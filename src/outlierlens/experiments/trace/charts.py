@@ -36,7 +36,7 @@ def life(found: Trace, *, name: str = "life") -> Chart:
     bars = x | {"scale": {"type": "band", "padding": 0.2}}
     colour = draw.by("kind", {kind: look for kind, look in COLOURS.items() if any(row["kind"] == kind for row in rows)})
     said = draw.columns(layer="block:N", kind="part:N", added="adds")
-    of_value = draw.columns(layer="block:N", value="value after it", share="share of the norm's sum of squares")
+    of_value = draw.columns(layer="block:N", value="value after it", share="share of the sum of squares")
     y = field("added", "added by the block")
     level = field("value", "value")
     panels = [

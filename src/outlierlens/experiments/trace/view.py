@@ -19,7 +19,7 @@ BLOCK_HEADS = (
     "share, other tokens",
 )
 READER_HEADS = ("block", "head", "attention", "in keys", "in queries", "reads it in", "share lost", "95 %")
-NOTE = "Share of the norm: of the sum of squares that the norm that reads next divides by, what this dimension makes."
+NOTE = "Share of the norm: what this dimension makes of the state's sum of squares, by which a norm divides everything."
 AT_MEAN = "In keys: with the dimension at its mean at the token. In queries: at all other tokens."
 
 
@@ -107,7 +107,7 @@ def _sentences(found: Trace) -> Iterator[str]:
             f"{Change(min(one.change for one in drawn)).written()} to {Change(max(one.change for one in drawn)).written()}."
         )
     yield (
-        f"It makes {percent(peak.share_largest)} of the sum of squares that the next norm divides by at that token, and "
+        f"It makes {percent(peak.share_largest)} of the sum of squares that a norm divides by at that token, and "
         f"{percent(peak.share_others)} at the others."
     )
     if found.sinks:
