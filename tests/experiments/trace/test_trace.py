@@ -12,7 +12,7 @@ import torch
 
 from architectures import FAMILIES, build
 from outlierlens import trace
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.trace.options import TraceOptions
 from outlierlens.experiments.trace.result import GROUPS, Trace
@@ -226,3 +226,24 @@ def test_without_eager_attention_readers_are_not_known(words: Callable[..., Any]
 def test_bad_input(words: Callable[..., Any], texts: Texts, options: TraceOptions, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         trace(planted(words), texts, options)
+
+
+@pytest.mark.real
+def test_two_weights_write_the_super_activation_of_smollm2(sample: Callable[[str], str]) -> None:
+    loaded = load_model(sample("smollm2-135m"), LoadOptions(attention="eager"))
+    options = TraceOptions(dim=507, n_random=1, task=TaskOptions(max_length=16, batch_size=16))
+    found = trace(loaded, read_texts("excerpt", limit=16), options)
+    assert len(found.blocks) == 31
+    assert found.error < 1e-5
+    _sums(found)
+    assert (found.lifts, found.peak, found.falls) == ("11", "11", "28")
+    assert {(one.layer, one.index) for one in found.writers} == {("11", 1229), ("11", 1487)}
+    assert [one.place for one in found.weights] == [(507, 1229), (507, 1487)]
+    assert found.passed > 0.95
+    zeroed, restored, random = found.trials
+    assert zeroed.change > 1 > 10 * abs(restored.change)
+    assert abs(random.change) < 0.01
+    own, other = found.sinks
+    assert own.low > 0.05
+    assert abs(other.lost) < 0.01
+    assert any(one.reads == "keys" and one.lost > 0.5 for one in found.readers)
