@@ -99,12 +99,12 @@ def _sentences(found: Trace) -> Iterator[str]:
     zeroed, restored, *others = (*found.trials, None, None)
     if zeroed and restored:
         drawn = [one for one in others if one is not None]
-        several = len(found.weights) > 1
+        which = f"these {len(found.weights)} weights" if len(found.weights) > 1 else "this weight"
+        low, high = (Change(end(one.change for one in drawn)).written() for end in (min, max))
         yield (
-            f"With {f'these {len(found.weights)} weights' if several else 'this weight'} at 0 the {found.task} changes by "
-            f"{Change(zeroed.change).written()} ({Of95(zeroed.low, zeroed.high).written()}); with the dimension put back at "
-            f"its tokens by {Change(restored.change).written()}; with as many random weights of the same size at 0 by "
-            f"{Change(min(one.change for one in drawn)).written()} to {Change(max(one.change for one in drawn)).written()}."
+            f"{found.task.capitalize()} ({found.unit}) with {which} at 0: {Change(zeroed.change).written()} "
+            f"({Of95(zeroed.low, zeroed.high).written()}); with the dimension put back at its tokens: "
+            f"{Change(restored.change).written()}; with as many random weights of the same size at 0: {low} to {high}."
         )
     yield (
         f"It makes {percent(peak.share_largest)} of the sum of squares that a norm divides by at that token, and "
@@ -139,7 +139,7 @@ def _named(layer: str, kind: str, name: str, index: int) -> str:
     if kind in ("head", "neuron"):
         return f"{kind} {layer}.{index}"
     if kind == "embedding":
-        return name.rpartition(".")[2] if name != "rest" else "the rest of the embeddings"
+        return f"the row of {name.rpartition('.')[2]}" if name != "rest" else "the rest of the embeddings"
     last = name.rpartition(".")[2]
     return f"the {kind} of {last} in {_block(layer)}" if last else f"the {kind} of {_block(layer)}"
 
