@@ -100,11 +100,12 @@ def _sentences(found: Trace) -> Iterator[str]:
     if zeroed and restored:
         drawn = [one for one in others if one is not None]
         which = f"these {len(found.weights)} weights" if len(found.weights) > 1 else "this weight"
-        low, high = (Change(end(one.change for one in drawn)).written() for end in (min, max))
+        changes = [one.change for one in drawn]
         yield (
             f"{found.task.capitalize()} ({found.unit}) with {which} at 0: {Change(zeroed.change).written()} "
             f"({Of95(zeroed.low, zeroed.high).written()}); with the dimension put back at its tokens: "
-            f"{Change(restored.change).written()}; with as many random weights of the same size at 0: {low} to {high}."
+            f"{Change(restored.change).written()}; with as many random weights of the same size at 0: "
+            f"{Change(min(changes)).written()} to {Change(max(changes)).written()}."
         )
     yield (
         f"It makes {percent(peak.share_largest)} of the sum of squares that a norm divides by at that token, and "
