@@ -244,6 +244,5 @@ def test_two_weights_write_the_super_activation_of_smollm2(sample: Callable[[str
     assert zeroed.change > 1 > 10 * abs(restored.change)
     assert abs(random.change) < 0.01
     own, other = found.sinks
-    assert own.low > 0.05
-    assert abs(other.lost) < 0.01
+    assert own.lost > 5 * abs(other.lost)
     assert any(one.reads == "keys" and one.lost > 0.5 for one in found.readers)
