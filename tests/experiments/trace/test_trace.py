@@ -1,6 +1,9 @@
 """Traces: the account of every family against its states, planted writers by name, readers, and models without a writer."""
 
+import runpy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +12,13 @@ import torch
 
 from architectures import FAMILIES, build
 from outlierlens import trace
-from outlierlens.data.texts import Texts
+from outlierlens.data.texts import Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.trace.options import TraceOptions
 from outlierlens.experiments.trace.result import GROUPS, Trace
 from outlierlens.experiments.trace.view import sections
 from outlierlens.models.load import LoadedModel, LoadOptions, from_objects, load_model
+from outlierlens.results.document import load
 from outlierlens.tasks.base import TaskOptions
 from planted import TEXT_FAMILIES, Oracle, some_texts, tiny
 
@@ -181,6 +185,17 @@ def test_heads_that_read_it_lose_their_sink(words: Callable[..., Any]) -> None:
     assert all(abs(one.lost) < 0.1 for one in random)
 
 
+def test_the_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Path(__file__).parents[3] / "examples" / "traces" / "life.py"
+    monkeypatch.setattr(sys, "argv", ["life.py", "--limit", "4", "-o", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "mini-planted, dimension " in said
+    assert said.endswith("no single writer\n")
+    assert (tmp_path / "life.vl.json").exists()
+    assert isinstance(load(tmp_path / "trace.json"), Trace)
+
+
 def test_the_default_is_the_dimension_that_stands_out(words: Callable[..., Any]) -> None:
     assert trace(planted(words, "word"), TEXTS, TraceOptions(n_random=1)).dim == DIM
 
@@ -211,3 +226,23 @@ def test_without_eager_attention_readers_are_not_known(words: Callable[..., Any]
 def test_bad_input(words: Callable[..., Any], texts: Texts, options: TraceOptions, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         trace(planted(words), texts, options)
+
+
+@pytest.mark.real
+def test_two_weights_write_the_super_activation_of_smollm2(sample: Callable[[str], str]) -> None:
+    loaded = load_model(sample("smollm2-135m"), LoadOptions(attention="eager"))
+    options = TraceOptions(dim=507, n_random=1, task=TaskOptions(max_length=16, batch_size=16))
+    found = trace(loaded, read_texts("excerpt", limit=16), options)
+    assert len(found.blocks) == 31
+    assert found.error < 1e-5
+    _sums(found)
+    assert (found.lifts, found.peak, found.falls) == ("11", "11", "28")
+    assert {(one.layer, one.index) for one in found.writers} == {("11", 1229), ("11", 1487)}
+    assert [one.place for one in found.weights] == [(507, 1229), (507, 1487)]
+    assert found.passed > 0.95
+    zeroed, restored, random = found.trials
+    assert zeroed.change > 1 > 10 * abs(restored.change)
+    assert abs(random.change) < 0.01
+    own, other = found.sinks
+    assert own.lost > 5 * abs(other.lost)
+    assert any(one.reads == "keys" and one.lost > 0.5 for one in found.readers)

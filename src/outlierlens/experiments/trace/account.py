@@ -25,7 +25,7 @@ from outlierlens.models.load import LoadedModel
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Kind = Literal["carried", "embedding", "head", "neuron", "bias", "norm bias", "norm mean"]
+Kind = Literal["carried", "embedding", "head", "neuron", "bias", "norm bias", "norm mean", "norm scale"]
 TOLERANCE = 1e-5  # of the size of what is summed
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")  # how attention modules call their number of heads
 Weigh = Callable[[Batch], "Tensor"]
@@ -59,7 +59,8 @@ class Account:
         values: of the dimension after the embeddings and after each block [layer + 1, group].
         entries: of each layer they sum to its value.
         error: the largest |sum − value| of a token, as a share of the sizes that are summed.
-        shares: of the norm that reads next, the share of its sum of squares that the dimension has [layer + 1, group].
+        shares: of each state's sum of squares, less its mean where norms take that away, what the dimension makes
+            [layer + 1, group].
     """
 
     values: np.ndarray
@@ -104,7 +105,6 @@ class _Running:
     shares: dict[int, np.ndarray] = field(default_factory=dict)
     error: float = 0.0
     shape: tuple[int, int] = (0, 0)
-    last: "Tensor | None" = None
 
 
 def account(
@@ -123,7 +123,7 @@ def account(
     refuse(loaded, stack)
     state = _Running(loaded, stack, dim)
     for batch in batches:
-        state.shape, state.terms, state.fresh, state.last = tuple(batch.valid.shape), [], 0, None
+        state.shape, state.terms, state.fresh = (len(batch.valid), batch.valid.shape[1]), [], 0
         with _watched(state, batch, weigh(batch)):
             run(batch)
     entries = tuple(entry for key, sums in state.sums.items() for entry in _entries(key[0], sums))

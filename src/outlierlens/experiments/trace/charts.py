@@ -15,6 +15,7 @@ KINDS = {
 }  # fmt: skip
 COLOURS = dict(zip(KINDS.values(), (*DIM_COLOURS, MUTED), strict=True))
 WIDTH = 640
+INTACT, AT_MEAN = "intact", "dimension at its mean"
 
 
 def life(found: Trace, *, name: str = "life") -> Chart:
@@ -33,10 +34,11 @@ def life(found: Trace, *, name: str = "life") -> Chart:
         for one in found.blocks
     ]
     x = draw.layer_axis(layers, "block")
-    bars = x | {"scale": {"type": "band", "padding": 0.2}}
+    x["scale"] = x["scale"] | {"domain": layers}  # the same in every panel
+    bars = x | {"scale": {"type": "band", "padding": 0.2, "domain": layers}}
     colour = draw.by("kind", {kind: look for kind, look in COLOURS.items() if any(row["kind"] == kind for row in rows)})
     said = draw.columns(layer="block:N", kind="part:N", added="adds")
-    of_value = draw.columns(layer="block:N", value="value after it", share="share of the norm's sum of squares")
+    of_value = draw.columns(layer="block:N", value="value after it", share="share of the sum of squares")
     y = field("added", "added by the block")
     level = field("value", "value")
     panels = [
@@ -80,10 +82,8 @@ def _readers(found: Trace, layers: list[str], x: Spec) -> Spec:
         lost="share lost",
     )
     y = field("mass", "attention", scale={"domain": [0, 1]})
-    shape = draw.by("which", {"intact": INK, "with the dimension at its mean": ALARM})
-    both = [row | {"which": "intact"} for row in heads] + [
-        row | {"which": "with the dimension at its mean", "mass": row["left"]} for row in heads
-    ]
+    shape = draw.by("which", {INTACT: INK, AT_MEAN: ALARM})
+    both = [row | {"which": INTACT} for row in heads] + [row | {"which": AT_MEAN, "mass": row["left"]} for row in heads]
     return panel(
         [draw.points(both, x=x, y=y, color=shape, size=28, opacity=0.6, tooltip=what)], WIDTH, 120,
         "Heads that are sinks on that token",

@@ -20,7 +20,8 @@ class BlockValue:
 
     Attributes:
         layer: "embeddings", "0", …
-        share_first, share_largest, share_others: of the sum of squares in the norm that reads it next, in [0, 1].
+        share_first, share_largest, share_others: of the state's sum of squares, by which norms divide, in [0, 1]; of the
+            state less its mean where the stream's norms take that away.
     """
 
     layer: str

@@ -19,7 +19,7 @@ BLOCK_HEADS = (
     "share, other tokens",
 )
 READER_HEADS = ("block", "head", "attention", "in keys", "in queries", "reads it in", "share lost", "95 %")
-NOTE = "Share of the norm: of the sum of squares that the norm that reads next divides by, what this dimension makes."
+NOTE = "Share of the norm: what this dimension makes of the state's sum of squares, by which a norm divides everything."
 AT_MEAN = "In keys: with the dimension at its mean at the token. In queries: at all other tokens."
 
 
@@ -99,15 +99,16 @@ def _sentences(found: Trace) -> Iterator[str]:
     zeroed, restored, *others = (*found.trials, None, None)
     if zeroed and restored:
         drawn = [one for one in others if one is not None]
-        several = len(found.weights) > 1
+        which = f"these {len(found.weights)} weights" if len(found.weights) > 1 else "this weight"
+        changes = [one.change for one in drawn]
         yield (
-            f"With {f'these {len(found.weights)} weights' if several else 'this weight'} at 0 the {found.task} changes by "
-            f"{Change(zeroed.change).written()} ({Of95(zeroed.low, zeroed.high).written()}); with the dimension put back at "
-            f"its tokens by {Change(restored.change).written()}; with as many random weights of the same size at 0 by "
-            f"{Change(min(one.change for one in drawn)).written()} to {Change(max(one.change for one in drawn)).written()}."
+            f"{found.task.capitalize()} ({found.unit}) with {which} at 0: {Change(zeroed.change).written()} "
+            f"({Of95(zeroed.low, zeroed.high).written()}); with the dimension put back at its tokens: "
+            f"{Change(restored.change).written()}; with as many random weights of the same size at 0: "
+            f"{Change(min(changes)).written()} to {Change(max(changes)).written()}."
         )
     yield (
-        f"It makes {percent(peak.share_largest)} of the sum of squares that the next norm divides by at that token, and "
+        f"It makes {percent(peak.share_largest)} of the sum of squares that a norm divides by at that token, and "
         f"{percent(peak.share_others)} at the others."
     )
     if found.sinks:
@@ -139,7 +140,7 @@ def _named(layer: str, kind: str, name: str, index: int) -> str:
     if kind in ("head", "neuron"):
         return f"{kind} {layer}.{index}"
     if kind == "embedding":
-        return name.rpartition(".")[2] if name != "rest" else "the rest of the embeddings"
+        return f"the row of {name.rpartition('.')[2]}" if name != "rest" else "the rest of the embeddings"
     last = name.rpartition(".")[2]
     return f"the {kind} of {last} in {_block(layer)}" if last else f"the {kind} of {_block(layer)}"
 
