@@ -177,10 +177,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
                 for one in measured
             ],
         )  # fmt: skip
-        yield (
-            "Few texts and nine random sets, of which p can be no smaller than 0.1: a first look, not a finding. Where the "
-            "weights name no dimension, two arbitrary ones (1 and 2) were switched off."
-        )
+        yield "Few texts and nine random sets, with which p can be no smaller than 0.1: a first look, not a finding."
 
 
 def constant_sign(row: AtlasRow, dim: int) -> bool:

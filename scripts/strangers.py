@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+ARBITRARY = (1, 2)  # switched off where the weights name nothing
 SEVEN = ("scan", "observe", "disable", "sweep", "report", "fingerprint", "verify")
 ANTIBODIES = (
     "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
@@ -233,7 +234,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
     call("verify", "--baseline", str(out / "fingerprint.json"), "-o", str(out / "verify.json"))
     if one.data:
         few = (*data, "--limit", "8", "--max-length", "48")
-        dims = ",".join(map(str, named or (1, 2)))
+        dims = ",".join(map(str, named or ARBITRARY))
         call("observe", *few, "-o", str(out / "observe.json"))
         call("disable", *few, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
         call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
