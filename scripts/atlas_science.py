@@ -105,10 +105,10 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
     yield (
         f"Made by `python scripts/atlas_science.py{where}` from {n_models} real models of "
         f"{len({row.family for row in rows})} families. Models with one origin, as [lookup](lookup.md) tells it, count once: "
-        f"{len(known)} streams. The rule is that of `scan`: an outlier {asked} (without a bias, in the scale alone). Of "
-        "pre-norm models the norm that attention reads is looked at, where `scan` looks at the last linear. Intervals are 95 %: of "
-        "shares Wilson's, of medians from order statistics. These models are what can be had from PyPI; they are few, and no random "
-        "sample of anything."
+        f"{len(known)} streams. The rule is that of `scan`: an outlier {asked} (without a bias, in the scale alone). "
+        "Of pre-norm models the norm that attention reads is looked at, where `scan` looks at the last linear. "
+        "Intervals are 95 %: of shares Wilson's, of medians from order statistics. "
+        "These models are what can be had from PyPI; they are few, and no random sample of anything."
     )
     yield "## The models"
     yield table(
@@ -177,10 +177,7 @@ def page(rows: Sequence[AtlasRow], where: str) -> Iterator[str]:
                 for one in measured
             ],
         )  # fmt: skip
-        yield (
-            "Few texts and nine random sets, of which p can be no smaller than 0.1: a first look, not a finding. Where the "
-            "weights name no dimension, two arbitrary ones (1 and 2) were switched off."
-        )
+        yield "Few texts and nine random sets, with which p can be no smaller than 0.1: a first look, not a finding."
 
 
 def constant_sign(row: AtlasRow, dim: int) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
-from strangers import STRANGERS, place_of  # noqa: E402
+from strangers import ARBITRARY, STRANGERS, place_of  # noqa: E402
 
 from outlierlens.ablation.damage import Damage  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
@@ -54,7 +54,7 @@ def rows(folder: Path) -> Iterator[AtlasRow]:
 
 
 def costs(folder: Path) -> Iterator[Cost]:
-    """What `disable` measured of the models; of samples that the folder lacks it is measured now."""
+    """What `disable` measured of dimensions that the weights name; of samples that the folder lacks it is measured now."""
     for name in sorted((*SAMPLES, *STRANGERS)):
         path = folder / "out" / name / "disable.json"
         if name in SAMPLES and not path.is_file():
@@ -64,7 +64,7 @@ def costs(folder: Path) -> Iterator[Cost]:
         found = load(path)
         assert isinstance(found, Damage)
         control = found.control("random")
-        if control is None or control.p is None:
+        if control is None or control.p is None or found.chosen.dims == ARBITRARY:
             continue
         yield Cost(
             model=name, dims=found.chosen.dims, task=f"{found.task}, {found.unit}", intact=_short(found.intact.score.value),

