@@ -100,9 +100,9 @@ def train(folder: Path, accumulation: int) -> None:
 
 def alarm(folder: Path, accumulation: int) -> None:
     """As `train`, with a dimension that grows and a checkpoint where that is announced."""
-    trainer = ordered(folder, gradient_accumulation_steps=accumulation, max_steps=24)
+    trainer = ordered(folder, gradient_accumulation_steps=accumulation, max_steps=24, learning_rate=1e-6)
     trainer.add_callback(Pushed())
-    watch_in(trainer, folder, every=1, on_alarm="checkpoint")
+    watch_in(trainer, folder, every=EVERY, on_alarm="checkpoint")
     trainer.train()
 
 

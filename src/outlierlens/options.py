@@ -27,6 +27,7 @@ import inspect
 import math
 import operator
 import re
+import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -251,13 +252,22 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 
 
 @functools.cache
+def _classes(module: str) -> dict[str, ast.stmt]:
+    """The classes at the top of a module by name; `inspect` looks for each by reading every token, many times as slowly."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {found.name: found for found in tree.body if isinstance(found, ast.ClassDef)}
+
+
+@functools.cache
 def docstrings(cls: type) -> dict[str, str]:
     """Field -> the string below it, in one line; of base classes too."""
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(one):
             continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        body = _classes(one.__module__).get(one.__qualname__)
+        if body is None:  # of a function, as in tests
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):
             if (

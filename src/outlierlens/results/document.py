@@ -30,7 +30,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +98,11 @@ class OnTask:
         return f"{self.metric} on {self.task.removesuffix(f' {self.metric}')}" if self.metric else self.task
 
 
-_version = functools.cache(metadata.version)  # reading a package's metadata takes longer than many a measure
+@functools.cache
+def _version(name: str) -> str:
+    """What the loaded library says of itself; reading a package's metadata takes longer than many a measure."""
+    said = getattr(sys.modules[name], "__version__", None)
+    return str(said) if said else importlib.import_module("importlib.metadata").version(name)
 
 
 @dataclass(frozen=True)

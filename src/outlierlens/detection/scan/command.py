@@ -9,7 +9,6 @@ from outlierlens.detection.scan.options import Scanning
 from outlierlens.detection.scan.result import Scan, Scans
 from outlierlens.errors import BadInput, OutlierlensError, one_line
 from outlierlens.experiments import BY_NAME
-from outlierlens.models.proposal.propose import propose
 from outlierlens.results.safe_files import check_file, write_text
 from outlierlens.session import Session
 
@@ -46,6 +45,8 @@ def _raise(failed: list[OutlierlensError]) -> None:
 
 def _propose(session: Session, models: tuple[str, ...]) -> None:
     """Print draft rows, or write the one of one model to the file of --output."""
+    from outlierlens.models.proposal.propose import propose  # which a scan does not need, and waits for
+
     source, output = session.loading, session.output
     check_file(output.output, replace=output.overwrite)
     if output.output and len(models) > 1:
