@@ -102,7 +102,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "disable", "switch off",
-        "Switch dimensions off beside random and matched controls, and measure what breaks.",
+        "Switch dimensions off and measure what breaks, against random and matched controls.",
         home="experiments.disable", python="disable", options="Asked", takes=groups.CONDITIONS,
         shared={
             "limit": Other(help="Use the first N texts. Default: 64; of a labelled task all."),
@@ -134,7 +134,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "beyond-zero", "switch off",
-        "Set dimensions to zero, to means, shuffle, scale and restore them, beside random ones: fixed bias or information?",
+        "Tell a fixed bias from information: set dimensions to zero or means, shuffle, scale and restore them.",
         home="experiments.beyond_zero", python="beyond_zero", options="Asked", takes=groups.CONDITIONS,
         shared={
             **groups.UNLABELLED, "task": Other(help="auto, masked-loss, causal-loss, output-change or sentence-change."),
@@ -172,7 +172,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "prune-experiment", "compress",
-        "Prune the same number of weights by magnitude and forced onto one position, beside controls, and measure the loss.",
+        "Measure the loss when the same number of weights is pruned by magnitude, at one position, and at controls.",
         home="experiments.pruning", python=".experiment:prune_experiment", measure=".experiment", options="ExperimentOptions",
         takes=("subject", "reading", "options", "rows", "output", "loading"), shared={"limit": Other(24)},
         result="PruneExperiment", picture="prune_experiment",
@@ -317,7 +317,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "recover", "train",
-        "Switch dimensions off and fine-tune again, with them free and held at zero, beside random ones; stopped runs "
+        "Switch dimensions off and fine-tune again, free and held at zero, against random ones; stopped runs "
         "continue.",
         home="experiments.recover", python="recover", odd=True, options="RecoverOptions", takes=groups.SPLITS,
         shared=groups.WHOLE | {
@@ -405,7 +405,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "frequency", "explain",
-        "Measure how closely each dimension follows how frequent a token is: outliers beside all other dimensions.",
+        "Measure how closely each dimension follows how frequent a token is: outliers against all other dimensions.",
         home="experiments.frequency", python="frequency", options="FrequencyCall", takes=groups.TOKENS,
         shared={"data": groups.TEXT},
         result="Frequency", picture="frequency",
@@ -586,7 +586,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "layer-story", "explain",
-        "Put the damage of each layer beside its correlation with frequency and attention (Puccetti et al. 2022).",
+        "Compare the damage of each layer with its correlation with frequency and attention (Puccetti et al. 2022).",
         home="experiments.layer_story", python=".result:layer_story", needs=("attention", "frequency", "sweep"),
         options="LayerStoryOptions",
         takes=("options", "output"), shared={"no_progress": None}, result="LayerStory",
@@ -622,7 +622,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "report", "show",
-        "Find outliers, observe, switch off beside controls, and write one self-contained HTML report.\n\n"
+        "Find outliers, observe, switch off against controls, and write one self-contained HTML report.\n\n"
         "MODEL may also be the results.json of an earlier report: the page is then made again, without torch. With "
         "--compare A B each model that has no finished report is measured, in a folder of its own, and one page shows both.",
         home="report", odd=True, options="ReportOptions", takes=("options", "reading", "output", "loading"),
@@ -639,7 +639,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "explore", "show",
-        "Open a live page, on this machine alone: switch dimensions off and see the model with random ones off beside it.",
+        "Open a live page on this machine: switch dimensions off and compare with random ones off.",
         home="explore", odd=True, options="ExploreOptions", takes=("subject", "options", "output", "loading"),
         shared={
             "model": Other("mini-planted", help="Sample, directory or hub id; mini-* need no download."),
