@@ -201,9 +201,29 @@ def test_passage_shows_the_states_of_one_text(words: Callable[..., Any]) -> None
     assert encoder.tokens == ("[CLS]", "w1", "w2", "w3", "[SEP]")
     assert decoder.tokens == ("[SEP]", "[CLS]", "w1", "w2", "w3")  # BART's decoder starts with id 2
     for passage in (encoder, decoder):
-        np.testing.assert_allclose(passage.states, np.stack(oracle.by_text[passage.stack][0]), rtol=1e-5, atol=1e-6)
+        every = np.stack(oracle.by_text[passage.stack][0])
+        middle = len(every) // 2
+        assert passage.layers == ("embeddings", str(middle - 1), str(len(every) - 2))
+        np.testing.assert_allclose(passage.states, every[[0, middle, -1]], rtol=1e-5, atol=1e-6)
         assert passage.dims == tuple(range(16))
     assert observe(loaded, texts, ObserveOptions(passage_tokens=0)).passages == ()
+
+
+def test_without_special_tokens_there_is_one_view_and_a_file_keeps_the_digits_that_say_something(
+    words: Callable[..., Any],
+) -> None:
+    loaded = wrap(FAMILIES["gpt2"], words(kind="causal"))
+    found = observe(loaded, some_texts(6))
+    (stack,) = found.stacks
+    assert set(stack.views) == {"all"}
+    assert stack.view("without_special") is stack.view("all")
+    with pytest.raises(BadInput, match="views are all, without_special"):
+        stack.view("special")
+    again = from_json(to_json(found)).stacks[0].view("all")
+    np.testing.assert_allclose(again.mean, stack.view("all").mean, rtol=1e-6)
+    np.testing.assert_allclose(again.quantiles, stack.view("all").quantiles, rtol=1e-3)
+    written = json.loads(to_json(found))["stacks"][0]["views"]["all"]["quantiles"]
+    assert max(len(f"{abs(x):.9e}".split("e")[0].rstrip("0")) for row in written for cell in row for x in cell) <= 5
 
 
 def test_a_result_survives_json(words: Callable[..., Any]) -> None:

@@ -442,6 +442,9 @@ def test_the_keyboard_is_enough(servers: dict[str, str], visit: Any) -> None:
         raise AssertionError(f"{wanted} cannot be reached by the tab key; last was {focused()}")
 
     tab_to("ol-left")
+    while page.evaluate("document.activeElement.type") != "range":  # before it are its number and its reset
+        page.keyboard.press("Tab")
+        assert focused() == "ol-left"
     one.changed(lambda: page.keyboard.press("ArrowLeft"))
     assert one.query()["left"] == "0.95"
     tab_to("ol-all-on")
@@ -510,7 +513,10 @@ def test_a_decoder_goes_on_and_what_is_copied_is_what_is_shown(servers: dict[str
     one = visit(servers["decoder"])
     page = one.page
     one.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    assert page.locator(".ol-says tr").count() == 1
+    one.changed(page.get_by_role("button", name="All off").click)
     assert page.locator(".ol-says tr").count() == 3
+    assert page.locator(".ol-says").bounding_box()["y"] < page.locator("#ol-passage button").first.bounding_box()["y"]
     assert page.locator("#ol-loss").inner_text().count("causal loss") == 1
     page.locator("#ol-loss summary", has_text="Copy as command").click()
     page.get_by_role("button", name="Copy Loss of this text as command").click()

@@ -364,11 +364,12 @@ def test_words_for_numbers():
 def test_the_page_keeps_its_order(page):
     heads = re.findall(r"<h[123][^>]*>(.*?)</h[123]>", page.split("<script")[0])
     wanted = [
-        "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.", "What to do", "What else was found", "In the weights",
+        "smollm2-135m has 3 outlier dimensions: 100, 247 and 507.",
+        "Causal loss with dimensions off (zeroed_weights)", "What to do", "What else was found", "In the weights",
         "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
         "Token vectors of one input after layer 14", "Average vector, layer by layer",
         "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer", "What breaks",
-        "The same passage, filled in", "The same beginning, continued", "Causal loss with dimensions off (zeroed_weights)",
+        "The same passage, filled in", "The same beginning, continued",
         "Against controls of the same size", "The dimensions in numbers", "How each number was made", "Make it again",
     ]  # fmt: skip
     assert heads == wanted

@@ -207,7 +207,7 @@ def loss(view: Loss) -> str:
     most = max([*finite, 1e-9])
     rows = "".join(_loss_row(row, most, is_loss=is_loss) for row in view.rows)
     columns = [
-        "",
+        "model",
         view.unit,
         "95 % interval",
         *(["perplexity"] if is_loss else []),
@@ -340,7 +340,7 @@ def attention(view: AttentionMaps, found: Explored) -> str:
         )
         rows.append(f'<tr><th scope="row">{label}</th><td>{first:.1%}</td><td>{onto:.1%}</td><td>{own:.1%}</td></tr>')
     heads = "".join(
-        f'<th scope="col">{name}</th>' for name in ("", "to the first token", "to special tokens", "to itself")
+        f'<th scope="col">{name}</th>' for name in ("model", "to the first token", "to special tokens", "to itself")
     )
     return (
         f"<p>Layer {view.layer}, head {view.head} of 0–{view.n_heads - 1}. A row is a token that attends, a column one that is "

@@ -22,13 +22,13 @@ from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.report.advice import advice
 from outlierlens.report.figures import Stream, all_sections, damage_charts, streams
 from outlierlens.report.result import ReportData, joined_notes
-from outlierlens.report.words import finding, random_control, sets_of, verdict
+from outlierlens.report.words import finding, random_control, sets_of, significant_dims, verdict
 from outlierlens.results.document import FORMAT_VERSION, Provenance
 from outlierlens.statistics import SIGNIFICANT
 from outlierlens.view.charts.base import CONFIG, Chart, Spec, visible
 from outlierlens.view.charts.palette import COLOURED, DARK, LIGHT, css
 from outlierlens.view.html import escaped_json, policy
-from outlierlens.view.section import Rows, cell_text, notes_of
+from outlierlens.view.section import Rows, Section, cell_text, notes_of
 from outlierlens.view.words import TASKS, factor, few, number
 
 AXIS = 64  # pixels below the marks of a chart: labels, title, and the space above them
@@ -58,6 +58,7 @@ def render(data: ReportData) -> str:
         headline=sentences[0],
         sentences=sentences[1:],
         tiles=tiles(data),
+        verdicts=verdicts(data, sections),
         advice=advice(data),
         streams=found,
         damages=[_damage_view(damage, chart) for damage, chart in zip(data.damages, drawn, strict=True)],
@@ -122,6 +123,34 @@ def tiles(data: ReportData) -> tuple[Tile, ...]:
     elif data.sweeps:
         made += _sweep_tiles(data.sweeps[0])
     return tuple(made)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One question, its answer in a word, and the section that shows why."""
+
+    question: str
+    word: str
+    anchor: str
+    alarming: bool = False
+
+
+def verdicts(data: ReportData, sections: Sequence[Section]) -> tuple[Verdict, ...]:
+    """Have, hurt, act: whether the weights hold outlier dimensions, whether losing them hurts, and what is to be done."""
+    have = "yes" if significant_dims(data) else "no"
+    hurt, where = "not measured", "do"
+    if data.damages:
+        hurt, where = {"damaging": "yes", "harmless": "no"}.get(verdict(data.damages[0]), "unclear"), "damage-1"
+    elif data.sweeps:
+        alarming = any(tile.alarming for tile in _sweep_tiles(data.sweeps[0]))
+        hurt, where = "yes" if alarming else "unclear", next(one.name for one in sections if "sweep" in one.name)
+    topics = [step.topic for step in advice(data) if step.topic not in ("nothing", "trust")]
+    act = ", ".join(dict.fromkeys(topics)) or ("measure first" if hurt == "not measured" else "nothing")
+    return (
+        Verdict("Does it have outlier dimensions?", have, "dimensions"),
+        Verdict("Does it hurt to lose them?", hurt, where, hurt == "yes"),
+        Verdict("What needs care?", act, "do"),
+    )
 
 
 def _sweep_tiles(sweep: Sweep) -> list[Tile]:

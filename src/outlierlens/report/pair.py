@@ -192,7 +192,7 @@ def pair_sentences(pair: Pair) -> tuple[str, ...]:
     said = [_who(pair, match, f"{match.name}: " if several else "") for match in pair.matches]
     if not said:
         said = [f"{pair.names[0]} and {pair.names[1]} have no stream in common."]
-    said += [not_compared(pair)] if pair.texts else _damages(pair)
+    said[1:1] = [not_compared(pair)] if pair.texts else _damages(pair)  # the second stands on the first screen too
     for match in pair.matches:
         where = f" of {match.name}" if several else ""
         if not math.isnan(match.correlation):

@@ -1,4 +1,5 @@
-// Draw every chart of the page from its specification, inside the page and without eval; mark the section being read.
+// Draw every chart of the page from its specification, inside the page and without eval; mark the section being read;
+// copy commands; sort tables by a column.
 // Vega's own interpreter runs the expressions (`ast`), so the page's policy needs no 'unsafe-eval'.
 (() => {
   "use strict";
@@ -36,6 +37,55 @@
     document.documentElement.dataset.charts = "ready";
   };
   drawAll();
+
+  for (const block of document.querySelectorAll("pre")) {
+    const command = block.textContent;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "copy";
+    button.setAttribute("aria-label", `Copy ${command}`);
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(command);
+        button.textContent = "copied";
+      } catch {
+        getSelection().selectAllChildren(block.querySelector("code")); // ready for Ctrl+C
+        button.textContent = "selected";
+      }
+      setTimeout(() => (button.textContent = "copy"), 1500);
+    });
+    block.prepend(button);
+  }
+
+  // A cell's number, NaN where it does not begin with one: "×1.04", "3,553", "16 %", "3 of 12".
+  const numeric = (cell) => {
+    const [said] = cell.textContent.trim().replace(/^×/, "").replaceAll(",", "").replace("−", "-").match(/^[+-]?\d[\d.]*(e[+-]?\d+)?/) || [];
+    return said === undefined ? NaN : Number(said);
+  };
+  const sort = (heading, place) => {
+    const body = heading.closest("table").tBodies[0];
+    const rows = Array.from(body.rows, (row) => [row, numeric(row.cells[place]), row.cells[place].textContent.trim()]);
+    const numbers = rows.some(([, value]) => !Number.isNaN(value));
+    const before = heading.getAttribute("aria-sort");
+    const up = before ? before === "descending" : !numbers; // numbers begin with the largest
+    const empty = ([, value, text]) => (numbers ? Number.isNaN(value) : text === "–");
+    rows.sort((one, other) => {
+      if (empty(one) || empty(other)) return empty(one) - empty(other);
+      const order = numbers ? one[1] - other[1] : one[2].localeCompare(other[2]);
+      return up ? order : -order;
+    });
+    for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
+    heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+    body.append(...rows.map(([row]) => row));
+  };
+  for (const heading of document.querySelectorAll("table:not(.fills) thead th")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...heading.childNodes);
+    button.addEventListener("click", () => sort(heading, heading.cellIndex));
+    heading.append(button);
+  }
 
   const links = new Map(
     Array.from(document.querySelectorAll(".contents a"), (link) => [link.getAttribute("href").slice(1), link]),

@@ -141,12 +141,20 @@ class Provenance:
         )
 
 
+@dataclass(frozen=True)
+class Digits:
+    """Beside the type of an array: how many significant digits of it a file keeps. Seven say all of a float32."""
+
+    n: int = 7
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """One JSON document with `format_version` and `kind`; NaN and infinities are written as strings."""
     if type(value).__name__ not in _KINDS:
         raise BadInput(f"{type(value).__name__} is not a result; results are {', '.join(_KINDS)}")
     document = {"format_version": FORMAT_VERSION, "kind": type(value).__name__, **_encode(value)}
-    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False, separators=separators)
     # A file name that is no UTF-8 has lone surrogates, which no UTF-8 holds; JSON escapes them just so.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -203,7 +211,7 @@ def _encode(value: Any, wanted: Any = None) -> Any:
         hints = _hints(type(value))
         return kind | {f.name: _encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return _encode_array(value)
+        return _encode_array(value, next((mark.n for mark in _marks(wanted) if isinstance(mark, Digits)), Digits.n))
     if isinstance(value, np.generic):
         return _encode(value.item())
     if isinstance(value, float):
@@ -218,11 +226,10 @@ def _encode(value: Any, wanted: Any = None) -> Any:
     raise TypeError(f"cannot write {type(value).__name__} to JSON")
 
 
-def _encode_array(values: np.ndarray) -> Any:
+def _encode_array(values: np.ndarray, digits: int) -> Any:
     if values.dtype.kind != "f" or not values.size:
         return values.tolist()
-    # Seven significant digits say all of a float32; the file stays half as long.
-    flat: list[Any] = [float(f"{x:.7g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
+    flat: list[Any] = [float(f"{x:.{digits}g}") if math.isfinite(x) else str(x) for x in values.ravel().tolist()]
     for size in reversed(values.shape[1:]):
         flat = [flat[start : start + size] for start in range(0, len(flat), size)]
     return flat if values.ndim else flat[0]
@@ -317,7 +324,12 @@ def _decode_dataclass(cls: type, value: Any, where: str, outer: dict[str, int]) 
 
 def _axes(wanted: Any) -> str | None:
     """The axes that a field names, among what else stands beside its type."""
-    return next((mark for mark in getattr(wanted, "__metadata__", ()) if isinstance(mark, str)), None)
+    return next((mark for mark in _marks(wanted) if isinstance(mark, str)), None)
+
+
+def _marks(wanted: Any) -> tuple[Any, ...]:
+    """What stands beside the type of a field: its axes, its digits."""
+    return getattr(wanted, "__metadata__", ())
 
 
 @functools.cache

@@ -207,8 +207,8 @@ def extreme_shares(stack: StackObservation, named: Sequence[int], *, prefix: str
     tooltip = draw.columns(
         layer="layer:O", name="dimension:N", end="is the:N", share=field("share", "of token vectors", format=".1%")
     )
-    # The sentence below the picture says which is which, in less room than a legend.
-    dash = draw.by("end", {"smallest entry": [5, 3], "largest entry": [1, 0]}) | {"legend": None}
+    dashes = {"largest entry": [1, 0], "smallest entry": [5, 3], "any other, the most": [2, 3]}
+    dash = draw.by("end", dashes, symbolType="stroke", symbolStrokeWidth=2)
     layers = _plain_line(others, x, y, [tooltip[0], field("share", "most of any other", format=".1%")], dash=[2, 3])
     drawn = {dim: place for dim, place in shown.items() if any(row["name"] == label(dim) for row in rows)}
     lines = dim_lines(rows, drawn, x, y, tooltip, names_at_ends(rows, drawn, x, y, by=("end",)))

@@ -23,7 +23,14 @@ from outlierlens.detection.activation_rules import ActivationMeasures, activatio
 from outlierlens.detection.histogram import BIN_BYTES, BINS, QUANTILE_ERROR
 from outlierlens.detection.observe.imatrix import observe_imatrix
 from outlierlens.detection.observe.options import Asked, ObserveOptions
-from outlierlens.detection.observe.result import QUANTILES, Observation, Passage, StackObservation, Statistics
+from outlierlens.detection.observe.result import (
+    QUANTILES,
+    VIEWS,
+    Observation,
+    Passage,
+    StackObservation,
+    Statistics,
+)
 from outlierlens.detection.rules import zscore
 from outlierlens.detection.running_statistics import (
     GroupStats,
@@ -47,7 +54,6 @@ if TYPE_CHECKING:
     from outlierlens.session import Session
 
 PASSAGE_DIMS = 1024
-VIEWS = ("all", "without_special")
 TokenText = Callable[[list[int]], tuple[str, ...]]
 
 
@@ -210,12 +216,14 @@ class Observer:
         sides = self.reading.sides(batch)
         found = []
         for stack in self.stacks:
-            vectors = np.stack(states[stack.name])  # [layer, token, dim]
+            rows = _rows(stack)
+            shown = sorted({0, len(rows) // 2, len(rows) - 1})
+            vectors = np.stack(states[stack.name])[shown]  # [layer, token, dim]
             dims = np.arange(vectors.shape[2])
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
             tokens = self.reading.words(sides[self.sides[stack.name]][0][0, :limit].tolist())
-            layers = tuple(map(layer_name, _rows(stack)))
+            layers = tuple(layer_name(rows[row]) for row in shown)
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
         return tuple(found)
 
@@ -294,6 +302,8 @@ def summarise(
     names = tuple(layer_name(layer) for layer in numbers)
     columns = {view: every_statistic(layers, view) for view in VIEWS}
     every = columns["all"]
+    no_special = np.array_equal(every["tokens"], columns["without_special"]["tokens"])
+    kept_views = {"all": every} if no_special else columns
     inputs = rule_inputs(layers, every, large_shares)
     outliers = massive_neurons(inputs, options.rules) if stack.reads else activation_outliers(inputs, options.rules)
     top = every["abs_max"]
@@ -318,7 +328,7 @@ def summarise(
         layers=names,
         hidden_size=hidden_size,
         dims=tuple(dims.tolist()),
-        views={view: _statistics(values, dims, token_text) for view, values in columns.items()},
+        views={view: _statistics(values, dims, token_text) for view, values in kept_views.items()},
         outliers=outliers,
         quantile_error=QUANTILE_ERROR,
         notes=tuple(notes),

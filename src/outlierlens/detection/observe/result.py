@@ -14,12 +14,14 @@ import numpy as np
 
 from outlierlens.architectures.mlp import Neuron
 from outlierlens.errors import BadInput, need
-from outlierlens.results.document import Provenance, Result
+from outlierlens.results.document import Digits, Provenance, Result
 from outlierlens.results.safe_files import replacing
 
+VIEWS = ("all", "without_special")
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 # Few tokens carry the one, few dimensions the other, on most tokens.
 ATTENTION_SINK, RESIDUAL_SINK = "attention sink", "residual sink"
+SHAPE = Digits(4)  # of what a file holds to be drawn, or is known to a percent
 LARGE = 10.0  # times the median |h| of the layer
 FLAT = (
     "mean", "std", "skewness", "kurtosis", "min", "max", "abs_max", "abs_max_position", "abs_max_text",
@@ -49,8 +51,8 @@ class Statistics:
     tokens: Annotated[np.ndarray, "layer"]
     mean: Annotated[np.ndarray, "layer column"]
     std: Annotated[np.ndarray, "layer column"]
-    skewness: Annotated[np.ndarray, "layer column"]
-    kurtosis: Annotated[np.ndarray, "layer column"]
+    skewness: Annotated[np.ndarray, "layer column", SHAPE]
+    kurtosis: Annotated[np.ndarray, "layer column", SHAPE]
     min: Annotated[np.ndarray, "layer column"]
     max: Annotated[np.ndarray, "layer column"]
     abs_max: Annotated[np.ndarray, "layer column"]
@@ -61,7 +63,7 @@ class Statistics:
     argmax_share: Annotated[np.ndarray, "layer column"]
     sigma_token_share: Annotated[np.ndarray, "layer column"]
     sigma_input_share: Annotated[np.ndarray, "layer column"]
-    quantiles: Annotated[np.ndarray, "layer column 9, or empty"]
+    quantiles: Annotated[np.ndarray, "layer column 9, or empty", SHAPE]
     median_abs: Annotated[np.ndarray, "layer"]
 
 
@@ -81,7 +83,7 @@ class ActivationOutlier:
 
 @dataclass(frozen=True)
 class StackObservation:
-    """Statistics of one residual stream, with special tokens ("all") and without ("without_special").
+    """Statistics of one residual stream, with special tokens ("all") and, where there are any, without ("without_special").
 
     `layers` names the rows: "embeddings", then block numbers. `dims` names the columns: all dimensions, or the most
     extreme ones where the file would be too large. Of an MLP axis the rows are blocks alone and the columns numbers of
@@ -111,10 +113,10 @@ class StackObservation:
         return tuple((Neuron(int(self.layers[row]), self.dims[column]), row, column) for row, column in places)
 
     def view(self, name: str = "all") -> Statistics:
-        """Statistics of "all" or "without_special" tokens."""
-        if name not in self.views:
-            raise BadInput(f"no view {name!r}; views are {', '.join(self.views)}")
-        return self.views[name]
+        """Statistics of "all" or "without_special" tokens, which are the same where no token is special."""
+        if name not in VIEWS:
+            raise BadInput(f"no view {name!r}; views are {', '.join(VIEWS)}")
+        return self.views.get(name) or self.views["all"]
 
     def pooled_shares(self, name: str = "all") -> dict[str, np.ndarray]:
         """{"smallest entry", "largest entry"}: share of the token vectors of all blocks pooled [column], embeddings excluded.
@@ -177,7 +179,7 @@ class StackObservation:
 
 @dataclass(frozen=True)
 class Passage:
-    """Token vectors of one input, for the picture of Kovaleva et al.'s Figure 1.
+    """Token vectors of one input at its first, its middle and its last layer, for the picture of Kovaleva et al.'s Figure 1.
 
     `states` is [layer, token, column]; `layers` and `dims` name rows and columns (columns: all dimensions up to 1,024,
     else the most extreme).
@@ -187,7 +189,7 @@ class Passage:
     tokens: Annotated[tuple[str, ...], "token"]
     layers: Annotated[tuple[str, ...], "layer"]
     dims: Annotated[tuple[int, ...], "column"]
-    states: Annotated[np.ndarray, "layer token column"]
+    states: Annotated[np.ndarray, "layer token column", SHAPE]
 
 
 @dataclass(frozen=True)

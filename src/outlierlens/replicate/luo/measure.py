@@ -202,7 +202,7 @@ class _LuoRun:
         """
         seen = self.observed("observation-held-out", self.held_out) if self.job.full else self.observation
         (mine,) = (one for one in seen.stacks if one.stack == self.stack.name)
-        view = mine.view("without_special" if "without_special" in mine.views else "all")
+        view = mine.view("without_special")
         blocks = [row for row, layer in enumerate(mine.layers) if layer != "embeddings"]
         ends = [np.asarray(share)[blocks].mean(0) for share in (view.argmin_share, view.argmax_share)]
         places = [int(end.argmax()) for end in ends]
