@@ -34,7 +34,7 @@ class Experiment:
     """A row of the table.
 
     Attributes:
-        name: of the command; two words for a paper's.
+        name: of the command; two words of those that `cli.app.FAMILIES` puts together.
         group: its heading in `outlierlens --help`, of `GROUP_NAMES`.
         about: one sentence; below an empty line what more its own help says.
         home: package below outlierlens.
