@@ -134,7 +134,7 @@ def _candidate(parts: tuple[KeptLinear, ...], seen: Mapping[Entry, Cheap]) -> Ca
     ratio, at = 0.0, (parts[0].path, 0, None)
     for one in parts:
         for what in ("inputs", "weights"):
-            if (found := seen.get((one.path, what))) is None:  # type: ignore[arg-type]
+            if (found := seen.get((one.path, what))) is None:
                 continue
             shrunk = found.without(one.columns, one.rows if what == "weights" else ())
             promise += found.promise * (1 - shrunk**2)

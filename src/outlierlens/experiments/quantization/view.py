@@ -60,6 +60,11 @@ def _sentences(found: Quantized) -> Iterator[str]:
     if found.smoothing and found.alpha is not None:
         said = "; ".join(_scale(found, place, dim) for place, dim in enumerate(found.dims)) or "no outliers"
         yield f"SmoothQuant scales (alpha {found.alpha:g}), the largest beside the median: {said}."
+    if any(one.says in ("keep", "no use") for one in found.roundings):
+        yield (
+            "Only dimensions of the stream were kept here; `plan` measures neurons, columns and whole linears beside them, for "
+            "what gives back most."
+        )
 
 
 def _scale(found: Quantized, place: int, dim: int) -> str:
