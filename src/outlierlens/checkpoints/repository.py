@@ -93,6 +93,12 @@ class Repository:
         """The whole config.json, or None where there is none; the commit is known once it was asked for."""
         return self.small("config.json", MAX_CONFIG_BYTES)
 
+    def resolved(self) -> str:
+        """The full hash of the revision, asked for where it is not known; "" where the hub does not tell."""
+        if not self.commit:
+            _ = self.config  # any answer about a file names the commit
+        return self.commit
+
     def small(self, file_name: str, limit: int) -> bytes | None:
         """The whole of a file of at most `limit` bytes, or None where the model has no such file.
 

@@ -78,7 +78,7 @@ def look(named: Named, manner: Manner, turns: Turns) -> tuple[AtlasRow, ...]:
             repository = Repository(
                 named.model, revision=named.revision or None, subfolder="", token=manner.token, courtesy=courtesy
             )
-            if named.known and repository.config is not None and repository.commit in named.known:
+            if named.known and repository.resolved() in named.known:
                 return ()
             with HubCheckpoint(named.model, repository=repository) as checkpoint:
                 rows = rows_of(checkpoint)

@@ -162,7 +162,7 @@ def schema() -> Any:
     }  # fmt: skip
     plain = {str | None: str, int | None: int}
     return arrow.schema(
-        [(one.name, special.get(one.name) or kinds[plain.get(one.type, one.type)]) for one in fields(AtlasRow)],  # type: ignore[index, arg-type, call-overload]
+        [(one.name, special.get(one.name) or kinds[plain.get(one.type, one.type)]) for one in fields(AtlasRow)],  # type: ignore[index, arg-type]
         metadata={"outlierlens_atlas": str(VERSION)},
     )
 
