@@ -7,7 +7,8 @@ No model is run, and torch is not needed.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +43,13 @@ def lookup(
         UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: see `scan`. BadInput: no such atlas.
     """
     options, source = options or LookupOptions(), source or Source()
-    rows = [row for row in read_rows(options.atlas or ATLAS) if row.failure is None]
-    own = [] if Path(model).exists() else named(model, rows)
-    known = bool(own)
+    where = options.atlas or ATLAS
+    origins = {row.model: row.origin or "" for row in read_rows(where, ("origin", "failure")) if row.failure is None}
+    name = None if Path(model).exists() else named(model, origins)
     notes: tuple[str, ...] = ()
-    if not own:
+    if name is not None:
+        own = [row for row in read_rows(where) if row.model == name and row.failure is None]
+    else:
         with open_checkpoint(
             model,
             revision=source.revision,
@@ -56,32 +59,30 @@ def lookup(
         ) as checkpoint:
             own = list(rows_of(checkpoint))
             notes = checkpoint.notes
-    others = [row for row in rows if not known or row.model != own[0].model]
-    streams = tuple(_stream(row, others, options) for row in own)
-    asked = {own[0].model} if known else {one.parent for one in streams}
+    streams = tuple(_stream(row, (one for one in read_rows(where) if one.model != name), options) for row in own)
+    asked = {one.parent for one in streams} if name is None else {name}
     return Lookup(
         provenance=Provenance.now(own[0].model, own[0].revision, command=command),
         family=own[0].family,
         origin=own[0].origin or "",
         licence=own[0].license or "",
-        known=known,
+        known=name is not None,
         level=options.level,
         streams=streams,
         costs=tuple(one for one in costs() if one.model in asked),
         atlas=str(options.atlas or "the package's"),
-        n_models=len({row.model for row in rows}),
+        n_models=len(origins),
         bytes_read=own[0].bytes_read,
         bytes_total=own[0].bytes_total,
         notes=notes,
     )
 
 
-def named(model: str, rows: Sequence[AtlasRow]) -> list[AtlasRow]:
-    """The rows of a model by its name, or by the hub id that its origin begins with; [] where there are none."""
-    for names in (lambda row: row.model, lambda row: (row.origin or "").split(",")[0]):
-        if found := [row for row in rows if names(row) == model]:
-            return [row for row in found if row.model == found[0].model]
-    return []
+def named(model: str, origins: Mapping[str, str]) -> str | None:
+    """The model of that name, or the first whose origin begins with that hub id; None where there is none."""
+    if model in origins:
+        return model
+    return next((name for name, origin in origins.items() if origin.partition(",")[0] == model), None)
 
 
 def costs() -> list[Cost]:
@@ -89,21 +90,22 @@ def costs() -> list[Cost]:
     return [Cost(**one | {"dims": tuple(one["dims"])}) for one in json.loads(COSTS.read_text("utf-8"))]
 
 
-def relatives(row: AtlasRow, others: Sequence[AtlasRow]) -> list[Relative]:
-    """The streams of `others` as wide as this one: those that share an origin with it by the smaller p, nearest first."""
-    compared = [(other, one) for other in others if (one := likeness(row, other)) is not None]
-    corrected = holm(np.array([one.p for _, one in compared]))
+def relatives(row: AtlasRow, others: Iterable[AtlasRow]) -> list[Relative]:
+    """The streams of `others` as wide as this one, nearest first; equal ones before all."""
     found = [
         Relative(
-            other.model, other.stack, other.family, other.origin or "", other.layers, one.closeness, one.p, float(p),
+            other.model, other.stack, other.family, other.origin or "", other.layers, one.closeness, one.p, one.p,
             _equal(row, other),
         )
-        for (other, one), p in zip(compared, corrected, strict=True)
+        for other in others
+        if (one := likeness(row, other)) is not None
     ]  # fmt: skip
+    corrected = holm(np.array([one.p for one in found])).tolist()
+    found = [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
     return sorted(found, key=lambda one: (not one.equal, -one.closeness, one.p))
 
 
-def _stream(row: AtlasRow, others: Sequence[AtlasRow], options: LookupOptions) -> Stream:
+def _stream(row: AtlasRow, others: Iterable[AtlasRow], options: LookupOptions) -> Stream:
     near = relatives(row, others)
     likely = [one for one in near if one.p_holm <= options.level]
     return Stream(

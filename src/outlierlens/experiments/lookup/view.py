@@ -42,7 +42,7 @@ def _parent(found: Lookup, stream: Stream) -> str:
     if stream.parent is None:
         least = min(one.p_holm for one in stream.relatives)
         return (
-            f"No parent is known: of {stream.n_compared} streams as wide none is like it (smallest corrected p {least:.2g}, "
+            f"No parent is known: of {stream.n_compared} as wide none is like it (smallest corrected p {least:.2g}, "
             f"level {found.level:g})."
         )
     first = stream.relatives[0]
