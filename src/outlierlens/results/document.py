@@ -20,6 +20,7 @@ An axis has one size in a dataclass and in all that it holds.
 import dataclasses
 import functools
 import importlib
+import io
 import itertools
 import json
 import math
@@ -41,6 +42,8 @@ from outlierlens.experiments import BY_RESULT, EXPERIMENTS
 from outlierlens.results.json_toml import parse_json
 from outlierlens.results.safe_files import write_text
 from outlierlens.view.html import sections_html
+from outlierlens.view.section import notes_of
+from outlierlens.view.terminal import print_section
 
 if TYPE_CHECKING:
     import pandas
@@ -75,6 +78,13 @@ class Result(ABC):
     def save(self, path: Path | str) -> Path:
         """Write to exactly `path`, as `outlierlens.save` does."""
         return save(self, path)
+
+    def __str__(self) -> str:
+        """What the command that makes it prints."""
+        out = io.StringIO()
+        for section in BY_RESULT[type(self).__name__].sections()(self):
+            print_section(section, out)
+        return "\n".join([out.getvalue().strip(), *(f"note: {note}" for note in notes_of(self))])
 
     def _repr_html_(self) -> str:
         return sections_html(BY_RESULT[type(self).__name__].sections()(self))

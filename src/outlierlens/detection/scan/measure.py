@@ -61,13 +61,15 @@ class ScanOptions:
 ASKED = Flat("rule", "view", "max_read")
 
 
-def scan(model: str, options: ScanOptions | None = None, *, command: str = "") -> Scan:
-    """Find outlier dimensions in the weights of `model`: a sample, directory, file or hub id.
+def scan(model: "str | LoadedModel", options: ScanOptions | None = None, *, command: str = "") -> Scan:
+    """Find outlier dimensions in the weights of `model`: a sample, directory, file or hub id, or a loaded model.
 
     Raises:
         UnknownModel, UnknownArchitecture, BadFile, Offline, RemoteError: see those.
         TooMuchToRead: the rule needs tensors of more than `max_read` bytes.
     """
+    if not isinstance(model, str):
+        return scan_live(model, options, command=command)
     options = options or ScanOptions()
     with open_checkpoint(
         model, revision=options.revision, subfolder=options.subfolder, token=options.token, offline=options.offline

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from outlierlens.detection.scan.measure import ScanOptions
-from outlierlens.options import FIND, DimsOrFind, Flat
+from outlierlens.options import FIND, DimsOrFind, Flat, check
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class FingerprintOptions:
     """The dangerous dimensions, in every stream: 308,381; find: what scan finds."""
     deep: bool = False
     """Also embedding columns and hashes of whole tensors; reads everything."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

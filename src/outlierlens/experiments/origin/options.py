@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from outlierlens.detection.scan.measure import ASKED, ScanOptions
 from outlierlens.errors import BadInput
-from outlierlens.options import FIND, Find, Flag, Flat
+from outlierlens.options import FIND, Find, Flag, Flat, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,9 @@ class OriginOptions:
     scan: Annotated[ScanOptions, ASKED] = ScanOptions()
     """The rule, whose n_sigma also says what stands out; where the model is, and what the rule may read to name dimensions.
     Tables and linears of any size are read, in parts; beyond `max_read` bytes `notice` is told."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outlierlens.detection.scan.measure import ASKED, ScanOptions
-from outlierlens.options import Flag, Flat
+from outlierlens.options import Flag, Flat, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,9 @@ class SurvivalOptions:
     """The rule, and how the base is opened; its `max_read` also limits what is read of a hub's model."""
     tuned_revision: str | None = None
     """Hub revision of the tuned models; default: --revision."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

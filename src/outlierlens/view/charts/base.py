@@ -9,9 +9,11 @@ import importlib.util
 import json
 import math
 import re
+import secrets
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -55,6 +57,25 @@ class Chart:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
             raise BadInput(f"chart name {self.name!r} must be letters, digits, '-' and '_'; it names a file")
+
+    def save(self, path: Path | str) -> Path:
+        """Draw to exactly `path`, as its ending says: .png, .svg, or .json for Vega-Lite.
+
+        Raises:
+            BadInput: another ending. MissingExtra: a picture without vl-convert.
+        """
+        path = Path(path)
+        kinds: dict[str, PictureKind] = {".png": "png", ".svg": "svg", ".json": "vl.json"}
+        kind = kinds.get(path.suffix.lower())
+        if kind is None:
+            raise BadInput(f"{path}: the ending says what is drawn; use {', '.join(kinds)}")
+        content = picture(self, kind)
+        beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            beside.write_bytes(content)
+            return beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
     def plain(self, width: int = WIDTH) -> Spec:
         """The specification on its own: light colours, fixed width in pixels."""
