@@ -135,7 +135,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'outlierlens' has no attribute {name!r}")
     found = getattr(importlib.import_module(f"outlierlens.{home}"), name)
     if name in _SWITCHES or name not in _HOME:
-        from outlierlens.given import accepting
+        from outlierlens.experiments.given import accepting
 
         found = globals()[name] = accepting(found)  # once: it stays the same function
     return found

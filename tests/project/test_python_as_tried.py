@@ -18,7 +18,7 @@ import outlierlens as ol
 from explore_models import planted
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
-from outlierlens.given import accepting, given_model, given_texts
+from outlierlens.experiments.given import accepting, given_model, given_texts
 from outlierlens.options import given_dims
 from outlierlens.view.charts.base import chart
 

@@ -382,10 +382,9 @@ def life(view: Life) -> str:
     if view.missing:
         return _missing(view.missing)
     values = view.values[:, view.at]
-    token = escaped(view.tokens[view.at])
-    size = float(np.abs(values).max()) or 1.0
+    peak = values[np.abs(values).argmax()]
     about = f"dimension {view.dim} at {view.tokens[view.at]}, as a share of its largest value, by layer"
-    picture = drawing.lines(view.layers, {"intact": values / size * np.sign(values[np.abs(values).argmax()])}, about)
+    picture = drawing.lines(view.layers, {"intact": values / (peak or 1.0)}, about)
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("layer", "value", *KINDS))
     rows = "".join(
         f'<tr><th scope="row">{layer}</th>'
@@ -394,7 +393,7 @@ def life(view: Life) -> str:
         for place, layer in enumerate(view.layers)
     )
     return (
-        f"<p>Dimension {view.dim} in the intact model is largest at {token}: {values[np.abs(values).argmax()]:.2f}. The "
+        f"<p>Dimension {view.dim} in the intact model is largest at {escaped(view.tokens[view.at])}: {peak:.2f}. The "
         f"picture shows its value there after each layer, 1 for the largest; the numbers say which parts of a layer add it. "
         f"What they leave is carried over from the layer before.</p>{picture}<details open><summary>Numbers</summary>"
         f'<div class="ol-scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>{rows}</table></div></details>'
