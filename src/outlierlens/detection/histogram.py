@@ -81,8 +81,8 @@ class LogHistogram:
         counts = self._counts.view(-1, BINS).numpy()
         for start in range(0, len(counts), COLUMNS_AT_ONCE):
             block = counts[start : start + COLUMNS_AT_ONCE]
-            codes = np.concatenate([part[start : start + COLUMNS_AT_ONCE].numpy() for part in waiting], axis=1)
-            index = codes + (np.arange(len(block)) * BINS + HALF)[:, None]
+            code = np.concatenate([part[start : start + COLUMNS_AT_ONCE].numpy() for part in waiting], axis=1)
+            index = code + (np.arange(len(block)) * BINS + HALF)[:, None]
             block += np.bincount(index.ravel(), minlength=block.size).reshape(block.shape).astype(np.int32)
 
     def _scatter(self, code: "Tensor") -> None:

@@ -115,7 +115,16 @@ class EarlyWarning:
                     ~past & (now >= near) & (now + AHEAD * pace >= self.rule.n_sigma) & (np.abs(mean) > self.boundary)
                 )
                 found += [
-                    Alarm(step, self.stack, int(dim), kind, *(float(x[dim]) for x in (now, pace, mean)), self.boundary)
+                    Alarm(
+                        step,
+                        self.stack,
+                        int(dim),
+                        kind,
+                        float(now[dim]),
+                        float(pace[dim]),
+                        float(mean[dim]),
+                        self.boundary,
+                    )
                     for dim in np.flatnonzero(chosen)
                     if (int(dim), kind) not in self.announced
                 ]

@@ -26,7 +26,13 @@ from outlierlens.detection.observe.options import Asked, ObserveOptions
 from outlierlens.detection.observe.result import QUANTILES, VIEWS, Observation, Passage, StackObservation, Statistics
 from outlierlens.detection.rules import zscore
 from outlierlens.detection.running_statistics import (
-    GroupStats, InputCounts, LargeCounts, LayerStats, Rows, chunk_rows, rows_of,
+    GroupStats,
+    InputCounts,
+    LargeCounts,
+    LayerStats,
+    Rows,
+    chunk_rows,
+    rows_of,
 )  # fmt: skip
 from outlierlens.detection.scan.measure import live_values
 from outlierlens.errors import BadInput, need
