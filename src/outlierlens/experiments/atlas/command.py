@@ -3,12 +3,12 @@
 import json
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
 from outlierlens.cli.common import Progress, command, resumable, say
 from outlierlens.errors import BadInput
-from outlierlens.experiments.atlas.build import Built, Local, build
+from outlierlens.experiments.atlas.build import Built, Engine, Local, build
 from outlierlens.experiments.atlas.look import Manner
 from outlierlens.experiments.atlas.names import Named, listed, names_in
 from outlierlens.experiments.atlas.options import BuildCall, PageCall
@@ -55,7 +55,7 @@ def _names(call: BuildCall, token: str | None) -> Iterable[Named]:
     return names_in(call.names)
 
 
-def _engine(call: BuildCall, manner: Manner) -> Local | OnRay:
+def _engine(call: BuildCall, manner: Manner) -> AbstractContextManager[Engine]:
     machines = call.machines
     if machines.engine == "local":
         return Local(manner)

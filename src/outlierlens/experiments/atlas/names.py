@@ -141,6 +141,7 @@ def listed(asked: Query, token: str | None) -> Iterator[Named]:
     from outlierlens.checkpoints.repository import hub_endpoint
 
     endpoint = hub_endpoint()
+    refusals: tuple[type[Exception], ...] = (HfHubHTTPError, *transport_errors())
     try:
         for found in HfApi(endpoint=endpoint, token=token).list_models(
             pipeline_tag=asked.task or None, filter=asked.family or None, author=asked.author or None,
@@ -151,7 +152,7 @@ def listed(asked: Query, token: str | None) -> Iterator[Named]:
             license_ = next((tag.partition(":")[2] for tag in found.tags or () if tag.startswith("license:")), None)
             created = None if found.created_at is None else found.created_at.date().isoformat()
             yield Named(found.id, found.sha or "", license_, created, found.downloads, listed=True)
-    except (HfHubHTTPError, *transport_errors()) as error:
+    except refusals as error:
         raise RemoteError(
             f"{endpoint}: cannot list models ({one_line(str(error))[:300]}); check HF_ENDPOINT"
         ) from error
