@@ -18,8 +18,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "outlierlens"
 # Lower first: a folder imports only from itself and from those before it. `experiment` is the contract and the table; a file
 # of an experiment's folder that is called like one of FILES stands where its name stands here.
 ORDER = (
-    "errors", "options", "experiment", "statistics", "view", "results", "architectures", "checkpoints", "data", "models",
-    "tasks", "ablation", "detection", "vectors", "training", "session", "given", "options.py", "result.py", "charts.py",
+    "errors", "dims", "options", "experiment", "statistics", "view", "results", "architectures", "checkpoints", "data",
+    "models", "tasks", "ablation", "detection", "vectors", "training", "session", "given", "options.py", "result.py", "charts.py",
     "view.py", "experiments", "report", "replicate", "explore", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}

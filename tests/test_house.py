@@ -40,7 +40,7 @@ def test_no_module_needs_itself() -> None:
 
 
 def test_the_root_is_small() -> None:
-    assert len(list(SOURCE.glob("*.py"))) <= 7
+    assert len(list(SOURCE.glob("*.py"))) <= 8
 
 
 # What never imports torch: files by their name, in every experiment's folder, and what reads files without a model.

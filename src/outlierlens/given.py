@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from outlierlens.dims import given_dims
 from outlierlens.errors import BadInput
-from outlierlens.options import given_dims
 
 TEXTS = ("texts", "fit", "calibration")
 BY_NAME = ("model", "name", "base", "before", "after")  # of these, arguments that are text name a model

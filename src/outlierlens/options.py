@@ -35,6 +35,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
+from outlierlens.dims import given_dims
 from outlierlens.errors import BadInput
 
 T = TypeVar("T")
@@ -205,27 +206,6 @@ def check(options: Any) -> None:
         check_value(name, getattr(options, name), bounds)
 
 
-def given_dims(dims: Any) -> Any:
-    """Dimensions as people give them, as numbers: 507, [308, 381], an array, {layer: dimensions}; words stay as they are.
-
-    Raises:
-        BadInput: anything else, such as fractions.
-    """
-    if isinstance(dims, str) or dims is None:
-        return dims
-    if isinstance(dims, Mapping):
-        return {layer: given_dims(some) for layer, some in dims.items()}
-    if hasattr(dims, "tolist"):  # an array or a number of numpy, a tensor
-        dims = dims.tolist()
-    if isinstance(dims, set | frozenset | range):
-        dims = sorted(dims)
-    several = tuple(dims) if isinstance(dims, list | tuple) else (dims,)
-    several = tuple(one.item() if hasattr(one, "item") else one for one in several)
-    if any(one is None or isinstance(one, bool | float | list | tuple) for one in several):
-        raise BadInput(f'dims is {dims!r:.60}; give whole numbers such as 507 or [308, 381], or "find"')
-    return several
-
-
 def check_value(name: str, value: Any, bounds: tuple[BaseMetadata, ...]) -> None:
     """Raise BadInput where a number is outside its bounds, or is no number; None is what an optional field may be."""
     if value is None or not bounds:
@@ -316,11 +296,7 @@ def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:
 
 
 def plain_dims(text: str, option: str = "--dims", remedy: str = "") -> tuple[int, ...]:
-    """ "308,381" -> (308, 381), of an option that takes no layers.
-
-    Raises:
-        BadInput: layers are named, with the `remedy`; or text that cannot be read.
-    """
+    """ "308,381" -> (308, 381); raises BadInput where layers are named, with the `remedy`, or where it cannot be read."""
     dims = parse_dims(text)
     if isinstance(dims, dict):
         raise BadInput(f"{option} {text!r} names layers; {remedy or 'write dimensions alone, such as 308,381'}")

@@ -16,10 +16,10 @@ import pytest
 import every_result
 import outlierlens as ol
 from explore_models import planted
+from outlierlens.dims import given_dims
 from outlierlens.errors import BadInput
 from outlierlens.experiments import BY_RESULT, EXPERIMENTS
 from outlierlens.given import accepting, given_model, given_texts
-from outlierlens.options import given_dims
 from outlierlens.view.charts.base import chart
 
 FUNCTIONS = sorted({row.python.rpartition(":")[2] for row in EXPERIMENTS if row.python})
