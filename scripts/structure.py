@@ -19,8 +19,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "outlierlens"
 # of an experiment's folder that is called like one of FILES stands where its name stands here.
 ORDER = (
     "errors", "dims", "options", "experiment", "statistics", "view", "results", "architectures", "checkpoints", "data",
-    "models", "tasks", "ablation", "detection", "vectors", "training", "session", "given", "options.py", "result.py", "charts.py",
-    "view.py", "experiments", "report", "replicate", "explore", "cli",
+    "models", "tasks", "ablation", "detection", "vectors", "training", "session", "given", "options.py", "result.py",
+    "charts.py", "view.py", "experiments", "report", "replicate", "explore", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 FILES = ("options", "result", "charts", "view")  # of an experiment's folder; they import no torch
