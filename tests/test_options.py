@@ -52,7 +52,7 @@ class Asked:
     thing."""
     n_random: Annotated[int, Flag("-r", "--random"), Ge(0), Lt(10)] = 5
     """Draws."""
-    share: Annotated[float | None, Flag(read="options:number_or_none", words="0.5"), Gt(0), Le(1)] = 0.5
+    share: Annotated[float | None, Flag(read="options.read:number_or_none", words="0.5"), Gt(0), Le(1)] = 0.5
     """A part."""
     wide: Annotated[bool, Flag("--wide/--narrow")] = True
     """Which way."""

@@ -1,5 +1,6 @@
 """`observe` against NumPy over states that were computed text by text, on every family that reads text."""
 
+import inspect
 import json
 import math
 from collections.abc import Callable
@@ -383,4 +384,4 @@ def test_the_public_name_stays_a_function() -> None:
     """A module called like the function would replace it in the package once it is imported."""
     import outlierlens
 
-    assert outlierlens.observe is observe
+    assert inspect.unwrap(outlierlens.observe) is observe

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from outlierlens.errors import BadInput
-from outlierlens.options import given_dims
+from outlierlens.options.read import given_dims
 
 TEXTS = ("texts", "fit", "calibration")
 BY_NAME = ("model", "name", "base", "before", "after")  # of these, arguments that are text name a model

@@ -21,7 +21,8 @@ from outlierlens.experiments.disable.measure import DisableOptions, disable
 from outlierlens.experiments.sweep.result import Sweep
 from outlierlens.experiments.track.result import Track
 from outlierlens.models.load import LoadedModel, LoadOptions, load_model
-from outlierlens.options import FIND, parse_dims
+from outlierlens.options import FIND
+from outlierlens.options.read import parse_dims
 from outlierlens.replicate.luo.result import LuoReplication
 from outlierlens.replicate.puccetti.result import PuccettiReplication
 from outlierlens.report import ReportData, write

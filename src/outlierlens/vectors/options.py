@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from annotated_types import Ge, Gt
 
 from outlierlens.errors import BadInput
-from outlierlens.options import Flag, check, parse_layers
+from outlierlens.options import Flag, check
+from outlierlens.options.read import parse_layers
 
 if TYPE_CHECKING:
     from outlierlens.data.texts import Texts

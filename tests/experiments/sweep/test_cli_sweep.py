@@ -26,7 +26,7 @@ from outlierlens.experiments.sweep import command as progress
 from outlierlens.experiments.sweep.command import SweepView, board, drawn, headline
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.view import sections, stands_out
-from outlierlens.options import parse_sets
+from outlierlens.options.read import parse_sets
 from outlierlens.report import chart_page
 from outlierlens.results.document import load, save
 from outlierlens.tasks.options import TaskReading

@@ -63,7 +63,6 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
     observer = Observer(loaded, options, reading_of(loaded, texts, options.max_length))
     for batch in observer.batches(texts):
         observer.consume(batch)
-    stacks = observer.finish()
     return Observation(
         provenance=loaded.provenance(command=command),
         data=texts.source,
@@ -73,10 +72,8 @@ def observe(loaded: LoadedModel, texts: Data, options: ObserveOptions | None = N
         n_special=observer.n_special,
         max_length=observer.max_length,
         n_sigma=options.n_sigma,
-        stacks=stacks,
-        passages=observer.passages((options.passage,) if options.passage else texts.first(1))
-        if options.passage_tokens
-        else (),
+        stacks=observer.finish(),
+        passages=observer.passages((options.passage,) if options.passage else texts.first(1)),
         notes=(*loaded.notes, *observer.reading.notes),
         inputs=observer.reading.inputs,
     )
@@ -198,7 +195,8 @@ class Observer:
         import torch
 
         states: dict[str, list[np.ndarray]] = {name: [] for name in self.streams}
-        limit = self.options.passage_tokens
+        if not (limit := self.options.passage_tokens):
+            return ()
         (batch,) = self.reading.batches(one, batch_size=1, max_length=limit)
 
         def look(stack: BoundStack, layer: int, seen: "Tensor") -> None:
@@ -209,15 +207,14 @@ class Observer:
         sides = self.reading.sides(batch)
         found = []
         for stack in self.stacks:
-            rows = _rows(stack)
-            shown = sorted({0, len(rows) // 2, len(rows) - 1})
-            vectors = np.stack(states[stack.name])[shown]  # [layer, token, dim]
+            vectors = np.stack(states[stack.name])  # [layer, token, dim]
+            shown = sorted({0, len(vectors) // 2, len(vectors) - 1})
             dims = np.arange(vectors.shape[2])
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
             tokens = self.reading.words(sides[self.sides[stack.name]][0][0, :limit].tolist())
-            layers = tuple(layer_name(rows[row]) for row in shown)
-            found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[:, :, dims]))
+            layers = tuple(layer_name(_rows(stack)[row]) for row in shown)
+            found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[shown][:, :, dims]))
         return tuple(found)
 
     def columns_per_layer(self) -> int:
@@ -295,8 +292,8 @@ def summarise(
     names = tuple(layer_name(layer) for layer in numbers)
     columns = {view: every_statistic(layers, view) for view in VIEWS}
     every = columns["all"]
-    no_special = np.array_equal(every["tokens"], columns["without_special"]["tokens"])
-    kept_views = {"all": every} if no_special else columns
+    if np.array_equal(every["tokens"], columns["without_special"]["tokens"]):
+        del columns["without_special"]
     inputs = rule_inputs(layers, every, large_shares)
     outliers = massive_neurons(inputs, options.rules) if stack.reads else activation_outliers(inputs, options.rules)
     top = every["abs_max"]
@@ -321,7 +318,7 @@ def summarise(
         layers=names,
         hidden_size=hidden_size,
         dims=tuple(dims.tolist()),
-        views={view: _statistics(values, dims, token_text) for view, values in kept_views.items()},
+        views={view: _statistics(values, dims, token_text) for view, values in columns.items()},
         outliers=outliers,
         quantile_error=QUANTILE_ERROR,
         notes=tuple(notes),

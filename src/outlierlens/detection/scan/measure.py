@@ -43,7 +43,7 @@ class ScanOptions:
     """One stream alone; mlp (encoder.mlp): the neurons of its blocks' MLPs."""
     row: arch.RowChoice = None
     """A TOML file that declares the architecture, or a model_type, instead of the table's row."""
-    max_read: Annotated[int, Flag(read="options:parse_bytes", words="500MB")] = MAX_READ
+    max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="500MB")] = MAX_READ
     """Refuse a rule that has to read more than this."""
     revision: str | None = None
     """Hub revision: branch, tag or commit."""

@@ -37,7 +37,7 @@ class BeyondOptions:
     nothing is found: the strongest in the weights."""
     each: bool = False
     """Measure each dimension alone too."""
-    layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options.read:parse_layers")] = None
     """Layers to treat: 0-3,7. Default: all."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder."""
@@ -68,7 +68,7 @@ class BeyondOptions:
 class Asked:
     """What the command is asked: which dimensions, and what is done to them."""
 
-    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
+    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
     """308,381, or layer by layer: 0-9:896;10-16:678; find: as --find says."""
     options: Annotated[BeyondOptions, Flat()] = BeyondOptions()
     """What is done to them."""

@@ -8,7 +8,8 @@ from annotated_types import Ge
 
 from outlierlens.ablation.mode_names import Mode, check_mode
 from outlierlens.ablation.switches import Dims
-from outlierlens.options import Flag, Flat, check, plain_dims
+from outlierlens.options import Flag, Flat, check
+from outlierlens.options.read import plain_dims
 from outlierlens.tasks.base import TaskOptions
 
 
@@ -23,7 +24,7 @@ class DisableOptions:
 
     mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
     """weights, norms, zero, mean, scale, resample (hidden states) or writes."""
-    layers: Annotated[tuple[int, ...] | None, Flag(read="options:parse_layers")] = None
+    layers: Annotated[tuple[int, ...] | None, Flag(read="options.read:parse_layers")] = None
     """Layers to switch off in: 0-3,7. Default: all."""
     stack: str | None = None
     """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
@@ -53,7 +54,7 @@ class DisableOptions:
 class Asked:
     """What the command is asked beside that: which dimensions, how long texts are, and whether a copy is kept."""
 
-    dims: Annotated[Dims, Flag(read="options:parse_dims")]
+    dims: Annotated[Dims, Flag(read="options.read:parse_dims")]
     """308,381 — or layer by layer: 0-9:896;10-16:678. Neurons, block:neuron: 11:1229,12:40."""
     options: Annotated[DisableOptions, Flat()] = DisableOptions()
     """How they go off."""

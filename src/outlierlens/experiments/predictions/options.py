@@ -18,9 +18,9 @@ from outlierlens.tasks.base import TaskOptions
 class PredictionOptions:
     """What is measured, and how."""
 
-    inputs: Annotated[tuple[str, ...] | None, Flag("--input", read="options:parse_names")] = None
+    inputs: Annotated[tuple[str, ...] | None, Flag("--input", read="options.read:parse_names")] = None
     """masked, unmasked; next of causal models. Default: all there are."""
-    interventions: Annotated[tuple[str, ...] | None, Flag("--intervention", read="options:parse_names")] = None
+    interventions: Annotated[tuple[str, ...] | None, Flag("--intervention", read="options.read:parse_names")] = None
     """layers, last_hidden, logits, by commas. Default: all that differ."""
     mode: Annotated[Mode, Flag(read="ablation.mode_names:named_mode", words="weights")] = "weights"
     """Off in all layers: weights, norms, zero, mean, resample or writes."""
@@ -61,7 +61,7 @@ class PredictionsCall:
 
     counts: str
     """Token counts (of `count`, or as published); several by commas."""
-    dims: Annotated[Dims | Find, Flag(read="options:planned_dims", words=FIND)] = FIND
+    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
     """308,381, or layer by layer: 0-9:896;10-16:678; find: what scan finds."""
     options: Annotated[PredictionOptions, Flat()] = PredictionOptions()
     """How it is measured."""

@@ -8,7 +8,8 @@ from annotated_types import Ge, Gt, Lt
 
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.experiments.pruning.result import Removal
-from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check, parse_layers
+from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
+from outlierlens.options.read import parse_layers
 from outlierlens.tasks.base import TaskOptions
 
 Held = Literal["auto", "masks", "weights"]

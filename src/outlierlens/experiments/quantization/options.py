@@ -27,11 +27,13 @@ class QuantizeOptions:
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 5
     """Random sets of the same size, kept."""
-    threshold: Annotated[float | None, Flag(read="options:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))] = (
-        LARGE
-    )
+    threshold: Annotated[
+        float | None, Flag(read="options.read:number_or_none", words="6.0"), Gt(0), Lt(float("inf"))
+    ] = LARGE
     """LLM.int8: keep inputs with |x| of at least this; none leaves it out."""
-    alpha: Annotated[float | None, Flag("--smooth", read="options:number_or_none", words="0.5"), Ge(0), Le(1)] = 0.5
+    alpha: Annotated[float | None, Flag("--smooth", read="options.read:number_or_none", words="0.5"), Ge(0), Le(1)] = (
+        0.5
+    )
     """SmoothQuant's alpha in [0, 1]; none leaves it out."""
     n_calibrate: Annotated[int, Flag("--calibrate"), Ge(0)] = 16
     """SmoothQuant rests on the N texts after the measured ones."""

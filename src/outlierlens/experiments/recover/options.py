@@ -20,7 +20,7 @@ class RecoverOptions:
     """Which stream, where there are several."""
     n_random: Annotated[int, Flag("--random"), Ge(0)] = 1
     """Random sets of the same size, treated alike."""
-    seeds: Annotated[tuple[int, ...], Flag(read="options:parse_seeds", words="42")] = (42,)
+    seeds: Annotated[tuple[int, ...], Flag(read="options.read:parse_seeds", words="42")] = (42,)
     """Seeds of fine-tuning, one run of each kind: 42,43."""
     settings: Annotated[
         FinetuneSettings, Flat("epochs", "learning_rate", "batch", "max_length", "train_limit", "precision")
