@@ -32,7 +32,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
