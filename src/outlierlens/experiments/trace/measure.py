@@ -247,6 +247,7 @@ def _weights(
     for value, entry in writers:
         if not entry.parameter or entry.parameter not in parameters:
             continue
+        chosen: list[tuple[float, tuple[int, ...]]]
         if entry.kind == "embedding":
             row = _row(loaded, run, batch, at, entry.name)
             chosen = [(value, (row, dim))] if row >= 0 else []
