@@ -213,7 +213,7 @@ def main() -> None:
     places = {name: str(place_of(asked.folder, name)) for name in STRANGERS} | {
         name: str(directory_of(name)) for name in SAMPLES
     }
-    results = []
+    results: list[dict[str, Any]] = []
     for name in TUNED if asked.tune else sorted({row.model for row in rows}):
         family = next(row.family for row in rows if row.model == name)
         with tempfile.TemporaryDirectory() as temporary:
