@@ -98,7 +98,8 @@ def norms_of(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 def write_child(place: Path, checkpoint: Checkpoint, norms: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
     """A safetensors file as long as a float32 copy of the model would be; only `norms` have values."""
     place.mkdir(parents=True)
-    header, at = {}, 0
+    header: dict[str, dict[str, Any]] = {}
+    at = 0
     for name, info in checkpoint.tensors.items():
         size = 4 * int(np.prod(info.shape))
         header[name] = {"dtype": "F32", "shape": list(info.shape), "data_offsets": [at, at + size]}
