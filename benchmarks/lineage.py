@@ -98,7 +98,8 @@ def norms_of(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
 def write_child(place: Path, checkpoint: Checkpoint, norms: dict[str, np.ndarray], config: dict[str, Any]) -> Path:
     """A safetensors file as long as a float32 copy of the model would be; only `norms` have values."""
     place.mkdir(parents=True)
-    header, at = {}, 0
+    header: dict[str, dict[str, Any]] = {}
+    at = 0
     for name, info in checkpoint.tensors.items():
         size = 4 * int(np.prod(info.shape))
         header[name] = {"dtype": "F32", "shape": list(info.shape), "data_offsets": [at, at + size]}
@@ -213,7 +214,7 @@ def main() -> None:
     places = {name: str(place_of(asked.folder, name)) for name in STRANGERS} | {
         name: str(directory_of(name)) for name in SAMPLES
     }
-    results = []
+    results: list[dict[str, Any]] = []
     for name in TUNED if asked.tune else sorted({row.model for row in rows}):
         family = next(row.family for row in rows if row.model == name)
         with tempfile.TemporaryDirectory() as temporary:

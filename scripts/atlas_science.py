@@ -218,12 +218,12 @@ def claims(known: Sequence[Origin], rows: Sequence[AtlasRow]) -> Iterator[tuple[
     )
     kept = total = 0
     by_name = {row.model: row for row in rows}
-    for one in known:
-        for name in one.others:
+    for origin in known:
+        for name in origin.others:
             other = by_name[name]
-            if other.width == one.row.width and one.row.outliers:
-                total += len(one.row.outliers)
-                kept += len({each.dim for each in one.row.outliers} & {each.dim for each in other.outliers})
+            if other.width == origin.row.width and origin.row.outliers:
+                total += len(origin.row.outliers)
+                kept += len({each.dim for each in origin.row.outliers} & {each.dim for each in other.outliers})
     yield (
         "They survive fine-tuning (Kovaleva et al. 2021)",
         f"{kept} of {total} are outliers in the others of the same origin too" if total else
