@@ -193,7 +193,7 @@ class Explorer:
             raise BadInput(f"layer {state.attention_layer} does not exist; {stack.name} has layers 0 to {last}")
         if state.dimension is None:
             state = replace(state, dimension=self.strongest(stack.name))
-        plan_dims(stack, self.width(stack.name), (state.dimension or 0,), range(state.first, state.last + 1))
+        plan_dims(stack, self.width(stack.name), (state.dimension or 0,), _layers(state))
         named = tuple(dict.fromkeys((*state.dims, *(one.dim for one in self.listed(stack.name)))))[:MOST]
         settings = EditSettings(factor=state.factor)
         if state.mode == "mean":
