@@ -68,10 +68,6 @@ A factor of each dimension behind a linear (LayerScale) is `write_scales = { "ml
 """
 
 
-FAMILIES = """## Every family
-
-Tiny random models of each row, their streams divided by 16 (`tests/repair_families.py`). `near`: within 1e-5.
-"""
 EXAMPLE_FILES = """`mini-planted`, `mini-bert` and the texts `reviews` come with the package. `texts.txt` (one text per line),
 `labelled/` and `paper/` (data sets, a file per split) and `decoder/` (a model) are yours. Examples of other commands write the
 other files.
@@ -182,8 +178,9 @@ def repaired() -> str:
     sys.path.insert(0, str(DOCS.parent / "tests"))
     import repair_families
 
-    text = (DOCS / "repair.md").read_text("utf-8")
-    return terms.line(text[: text.index(FAMILIES)] + FAMILIES + "\n" + repair_families.table(), "")
+    before, start, rest = (DOCS / "repair.md").read_text("utf-8").partition(repair_families.START)
+    _, end, after = rest.partition(repair_families.END)
+    return terms.line(f"{before}{start}{repair_families.table()}{end}{after}", "")
 
 
 def first_line(text: str | None) -> str:

@@ -4,14 +4,13 @@
     tried.verdict, tried.difference          # "exact", 0.0
     paired(FAMILIES["bart"], "values")       # Tried("exact", 0.0), or None where a family has no such pair
 
-`table()` is what docs/repair.md shows; `python tests/repair_families.py` writes it there.
+`table()` is what docs/repair.md shows; `python docs/generate.py` writes it there.
 """
 
 import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,7 +137,7 @@ def _rescaled(name: str) -> Tried:
     return Tried(verdict, 0.0 if torch.equal(wanted, found) else far, "; ".join(plan.reasons))
 
 
-START, END = "<!-- python tests/repair_families.py -->\n", "<!-- end -->"
+START, END = "<!-- python docs/generate.py -->\n", "<!-- end -->"
 
 
 def table() -> str:
@@ -157,9 +156,3 @@ def table() -> str:
         why = "post-norm" if "(post-norm)" in tried.why else tried.why.replace("|", "")
         lines.append(f"| {name} | {tried.verdict} | {far} | {', '.join(words)} | {why} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    page = Path(__file__).parents[1] / "docs" / "repair.md"
-    before, _, rest = page.read_text("utf-8").partition(START)
-    page.write_text(f"{before}{START}{table()}{END}{rest.partition(END)[2]}", "utf-8")
