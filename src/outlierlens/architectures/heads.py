@@ -62,7 +62,7 @@ def fused(linear: str, output: str, *, each_head: bool = False, rotary: Rotary =
 
 def heads_of(table: dict[str, Any]) -> Heads:
     """An attention from a TOML table; raises TypeError for what it does not know or of the wrong type."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
     made = Heads(**values)
     names = (made.output, made.key_norm, made.query_norm, made.rotary)
     lists = (made.value, made.key, made.query)

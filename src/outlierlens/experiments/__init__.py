@@ -22,7 +22,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "lookup", "find",
-        "Say what is known of a model: its outlier dimensions, its likely parent, what they cost; from an atlas, offline."
+        "Look a model up in an atlas, offline: its outlier dimensions, its likely parent, and what they cost."
         "\n\nMODEL is a name in the atlas, or any model: of that the norms alone are read.",
         home="experiments.lookup", python="lookup", needs=("atlas",), options="LookupOptions", takes=groups.WEIGHTS,
         shared={"chart": None, "no_progress": None, "arch": None, "family": None}, result="Lookup",
@@ -487,8 +487,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         examples=(
             "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% "
             "--candidates 1 --random 1",
-            "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% --bits"
-            " 8 --candidates 1 --random 1 -o plan.json",
+            "plan mini-planted --data texts.txt --limit 4 --max-length 16 --scheme int4-tensor/none --keep 20% "
+            "--grain linear --bits 8 --candidates 1 --random 1 -o plan.json",
         ),
     ),
     Experiment(

@@ -282,6 +282,3 @@ def docstrings(cls: type) -> dict[str, str]:
             ):
                 found[field.target.id] = " ".join(below.value.value.split())
     return found
-
-
-_NEXT_LAYER = re.compile(r"(:[^;:]*?),(?=\s*\d+\s*:)")  # a comma behind one layer's dimensions, before the next layer

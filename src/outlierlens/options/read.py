@@ -1,5 +1,6 @@
 """What people write for an option, made into its value: `parse_layers("0-3,7")` is `(0, 1, 2, 3, 7)`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ from outlierlens.errors import BadInput
 
 Find = Literal["find"]
 FIND: Find = "find"  # as dimensions: those that the model's weights name
+_NEXT_LAYER = re.compile(r"(:[^;:]*?),(?=\s*\d+\s*:)")  # a comma behind one layer's dimensions, before the next layer
 
 
 def parse_dims(text: str) -> tuple[int, ...] | dict[int, tuple[int, ...]]:

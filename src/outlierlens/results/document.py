@@ -20,7 +20,6 @@ An axis has one size in a dataclass and in all that it holds.
 import dataclasses
 import functools
 import importlib
-import io
 import itertools
 import json
 import math
@@ -43,7 +42,7 @@ from outlierlens.results.json_toml import parse_json
 from outlierlens.results.safe_files import write_text
 from outlierlens.view.html import sections_html
 from outlierlens.view.section import notes_of
-from outlierlens.view.terminal import print_section
+from outlierlens.view.terminal import printed
 
 if TYPE_CHECKING:
     import pandas
@@ -81,10 +80,7 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """What the command that makes it prints."""
-        out = io.StringIO()
-        for section in BY_RESULT[type(self).__name__].sections()(self):
-            print_section(section, out)
-        return "\n".join([out.getvalue().strip(), *(f"note: {note}" for note in notes_of(self))])
+        return printed(BY_RESULT[type(self).__name__].sections()(self), notes_of(self))
 
     def _repr_html_(self) -> str:
         return sections_html(BY_RESULT[type(self).__name__].sections()(self))

@@ -1,12 +1,22 @@
 """Sections as text on a terminal; words of models and files are shown as they are, never as markup."""
 
+import io
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 from outlierlens.errors import printable
 from outlierlens.view.section import Rows, Section, cell_text
 
 WIDTH = 200  # columns, where the output is no terminal
+
+
+def printed(sections: Iterable[Section], notes: Iterable[str]) -> str:
+    """What the command prints of these sections, and the notes behind them."""
+    out = io.StringIO()
+    for section in sections:
+        print_section(section, out)
+    return "\n".join([out.getvalue().strip(), *(f"note: {note}" for note in notes)])
 
 
 def print_section(section: Section, out: TextIO) -> None:

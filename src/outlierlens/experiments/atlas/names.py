@@ -3,7 +3,7 @@
     for named in names_in(Path("models.txt")): named.model, named.revision
     for named in listed(Query(task="fill-mask", downloads=1000), token=None): named.license, named.created
 
-A text file has a name a line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes,
+A text file has one name per line, `name@revision` for one revision; a Parquet file has columns `model` and, where it likes,
 `revision`, `license`, `created` and `downloads`.
 """
 
@@ -44,7 +44,7 @@ class Query:
     Attributes:
         task: as the hub calls it: fill-mask, text-generation. family: a model_type, such as bert.
         author: an organisation or user. search: part of the name.
-        downloads: at least so many in the last 30 days; most come first.
+        downloads: the fewest in the last 30 days; most come first.
     """
 
     task: str = ""
@@ -81,14 +81,14 @@ def names_in(path: Path) -> Iterator[Named]:
         BadInput: no such file. BadFile: no names in it, or a Parquet file without a column `model`.
     """
     if not path.is_file():
-        raise BadInput(f"{path}: no such file of names; write one model a line")
+        raise BadInput(f"{path}: no such file of names; write one model per line")
     seen = set[tuple[str, str]]()
     for named in _in_parquet(path) if path.suffix == ".parquet" else _in_text(path):
         if (named.model, named.revision) not in seen:
             seen.add((named.model, named.revision))
             yield named
     if not seen:
-        raise BadFile(f"{path}: holds no names; write one model a line")
+        raise BadFile(f"{path}: holds no names; write one model per line")
 
 
 def _in_text(path: Path) -> Iterator[Named]:
@@ -96,7 +96,7 @@ def _in_text(path: Path) -> Iterator[Named]:
         for number, line in enumerate(lines, 1):
             name = line.partition("#")[0].strip()
             if len(name) > LONGEST_NAME or not name.isprintable():
-                raise BadFile(f"{path}, line {number}: not a model's name; write one model a line")
+                raise BadFile(f"{path}, line {number}: not a model's name; write one model per line")
             if name:
                 model, _, revision = name.partition("@")
                 yield Named(model, revision)

@@ -17,7 +17,7 @@ class BuildCall:
     """Which models are looked at, where, and how politely."""
 
     names: Annotated[Path | None, Flag(argument=True)] = None
-    """File of names: one a line, or Parquet with a column model."""
+    """File of names: one per line, or Parquet with a column model."""
     query: Annotated[Query | None, Flag(read="experiments.atlas.names:query")] = None
     """Ask the hub instead: task=fill-mask,family=bert,downloads=1000; also author, search."""
     limit: Annotated[int | None, Ge(1)] = None
@@ -31,13 +31,15 @@ class BuildCall:
     max_read: Annotated[int, Flag(read="options.read:parse_bytes", words="50MB"), Ge(1)] = 50_000_000
     """Most bytes of one model."""
     max_total: Annotated[int | None, Flag(read="options.read:parse_bytes"), Ge(1)] = None
-    """Start no further model once so many bytes were read."""
+    """Start no further model once this many bytes were read."""
     machines: Annotated[Machines, Flat("engine", "address", "workers", "cpus_per_worker")] = Machines()
 
     def __post_init__(self) -> None:
         check(self)
         if (self.names is None) == (self.query is None):
-            raise BadInput("which models? name a file with a name a line, or --query task=fill-mask; one of the two")
+            raise BadInput(
+                "which models? name a file with one name per line, or --query task=fill-mask; one of the two"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,9 +219,9 @@ class _Block:
             return torch.where(kept, first + start, -1)
         n_key = (size - n_query) // 2
         head = self.head_width() if match["head"] else n_key
-        query = n_query * head // n_key  # of a group, in front of its key and its value
-        start, count = {"q": (0, query), "k": (query, head), "v": (query + head, head)}[match["letter"]]
-        group, inside = at // (query + 2 * head), at % (query + 2 * head) - start
+        n_queries = n_query * head // n_key  # of a group, in front of its key and its value
+        start, count = {"q": (0, n_queries), "k": (n_queries, head), "v": (n_queries + head, head)}[match["letter"]]
+        group, inside = at // (n_queries + 2 * head), at % (n_queries + 2 * head) - start
         return torch.where((inside >= 0) & (inside < count), group * count + inside, -1)
 
 

@@ -64,7 +64,8 @@ def find_shards(folder: Path | None, model: Any, plan: Plan) -> Shards | None:
         (name for name, module in model.named_modules() if plan.untie and module is model.get_output_embeddings()), ""
     )
     head = f"{owner}.weight" if owner else ""
-    changed, table = {}, ""
+    changed: dict[str, str] = {}
+    table = ""
     for name in plan.exponents:
         # A tied parameter may be stored under each of its names, and with or without what a task head puts before it.
         aliases = [other for other, values in live.items() if values is live[name] and other != head]
@@ -159,7 +160,7 @@ def _change(source: BinaryIO, target: FileIO, placed: Placed, plan: Plan, name: 
         some = exponent[done : done + len(values)] if by_row else exponent
         done += len(values)
         made = plan.changed(name, values, some).contiguous()
-        target.write(memoryview(made.view(torch.uint8).numpy()).cast("B"))
+        target.write(made.view(torch.uint8).numpy().data.cast("B"))
 
 
 def _sizes(total: int, most: int) -> Iterator[int]:
