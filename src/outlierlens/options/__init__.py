@@ -26,7 +26,6 @@ import importlib
 import inspect
 import math
 import operator
-import re
 import sys
 import textwrap
 import typing

@@ -214,14 +214,13 @@ class _Block:
             width = size // int(match["parts"])
             start = at - int(match["part"]) * width
             kept = (start >= 0) & (start < width)
-            # Numbers run on over experts.
-            first = torch.arange(place.numel() // size).reshape(*place.shape[:-1], 1) * width
-            return torch.where(kept, first + start, -1)
+            expert = torch.arange(place.numel() // size).reshape(*place.shape[:-1], 1)  # numbers run on over experts
+            return torch.where(kept, expert * width + start, -1)
         n_key = (size - n_query) // 2
         head = self.head_width() if match["head"] else n_key
         n_queries = n_query * head // n_key  # of a group, in front of its key and its value
-        start, count = {"q": (0, n_queries), "k": (n_queries, head), "v": (n_queries + head, head)}[match["letter"]]
-        group, inside = at // (n_queries + 2 * head), at % (n_queries + 2 * head) - start
+        first, count = {"q": (0, n_queries), "k": (n_queries, head), "v": (n_queries + head, head)}[match["letter"]]
+        group, inside = at // (n_queries + 2 * head), at % (n_queries + 2 * head) - first
         return torch.where((inside >= 0) & (inside < count), group * count + inside, -1)
 
 
