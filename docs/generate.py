@@ -97,6 +97,7 @@ def main() -> int:
 def cli() -> dict[str, str]:
     """{page: text} of the command line: the list of all commands, and a page for each with examples and options."""
     from outlierlens.cli.app import program
+    from outlierlens.cli.overview import FAMILIES
     from outlierlens.experiments import BY_NAME
 
     text = program().generate_docs().replace("# outlierlens\n", "# What commands are there?\n\n" + BY_HAND, 1)
@@ -111,10 +112,12 @@ def cli() -> dict[str, str]:
     made = {f"cli/{name.replace(' ', '-')}.md": command_page(row, said[name], shared) for name, row in BY_NAME.items()}
     for name in sorted(BY_NAME, key=len, reverse=True):
         front = front.replace(f"(#outlierlens-{name.replace(' ', '-')})", f"(cli/{name.replace(' ', '-')}.md)")
-    papers = [
-        f"* [`{name}`](cli/{name.replace(' ', '-')}.md): {summary(row)}" for name, row in BY_NAME.items() if " " in name
-    ]
-    front = re.sub(r"^\* \[`replicate`\].*$", lambda _: "\n".join(papers), front, flags=re.MULTILINE)
+    for family in FAMILIES:
+        pair = [
+            f"* [`{name}`](cli/{name.replace(' ', '-')}.md): {summary(row)}"
+            for name, row in BY_NAME.items() if name.startswith(f"{family} ")
+        ]  # fmt: skip
+        front = re.sub(rf"^\* \[`{family}`\].*$", "\n".join(pair), front, flags=re.MULTILINE)
     listed = "\n".join(sorted(shared))
     return {"cli.md": f"{front.strip()}\n\n## Options that many commands share\n\n{listed}\n", **made}
 

@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     loaded = ol.load_model(args.model, LoadOptions(attention="eager"))  # only eager attention makes weights
     texts = ol.read_texts(args.data, limit=args.limit)
-    found = attention(loaded, texts, AttentionOptions(dims=tuple(args.dims) or None))
+    found = attention(loaded, texts, AttentionOptions(dims=tuple(args.dims) or "find"))
     chart = charts.attention(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     loaded, texts = ol.load_model(args.model), ol.read_texts(args.data, limit=args.limit)
     tokenizer = loaded.tokenizer
     counts = read_counts(args.counts, tokenizer) if args.counts else count_texts(tokenizer, texts.texts)
-    found = frequency(loaded, texts, counts, FrequencyOptions(dims=tuple(args.dims) if args.dims else None))
+    found = frequency(loaded, texts, counts, FrequencyOptions(dims=tuple(args.dims or ()) or "find"))
     chart = charts.frequency(found)
 
     args.output.mkdir(parents=True, exist_ok=True)

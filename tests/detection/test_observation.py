@@ -79,7 +79,7 @@ def test_an_unknown_view_is_named() -> None:
 
 def test_an_observation_read_from_json_has_the_same_table() -> None:
     again = from_json(to_json(TWO))
-    pandas.testing.assert_frame_equal(again.to_pandas(), TWO.to_pandas(), rtol=1e-6)
+    pandas.testing.assert_frame_equal(again.to_pandas(), TWO.to_pandas(), rtol=1e-3)  # quantiles: four digits
     pandas.testing.assert_frame_equal(observation().to_pandas(), pandas.DataFrame())
 
 
@@ -144,7 +144,7 @@ def test_the_command_writes_both_views(
     text.write_text("w1 w2 w3\nw4 w5\n")
     assert not command(monkeypatch, "observe", str(model), "--data", str(text), "--json", "--parquet", str(out))
     frame, found = pandas.read_parquet(out), from_json(capsys.readouterr().out)
-    pandas.testing.assert_frame_equal(frame, found.to_pandas(), rtol=1e-6, check_dtype=False)
+    pandas.testing.assert_frame_equal(frame, found.to_pandas(), rtol=1e-3, check_dtype=False)
     assert frame.groupby("view").tokens.first().to_dict() == {"all": 9, "without_special": 5}
 
 

@@ -60,6 +60,7 @@ def test_another_processor_gives_the_same_results(tmp_path: Path) -> None:
         assert len(numbers) > 20
         for key in numbers:
             # Of two values on either side of a bin's edge the quantile is another bin's.
-            known_to = 2 * QUANTILE_ERROR if "quantiles" in key else 1e-5
+            # A passage's states are written with four digits.
+            known_to = 2 * QUANTILE_ERROR if "quantiles" in key else 1e-3 if ".states" in key else 1e-5
             assert there[key] == pytest.approx(here[key], rel=known_to, abs=1e-5), (path.name, key)
         assert {key: here[key] for key in here.keys() - numbers} == {key: there[key] for key in here.keys() - numbers}

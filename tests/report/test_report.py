@@ -78,7 +78,7 @@ def test_a_step_below_the_median_is_no_reason_to_keep_anything(data, monkeypatch
     peak = rules.largest(data.observation.stacks[0])
     for ratio, said in (
         (126.0, "Measure what 8-bit activations cost before you keep dimension 507"),
-        (127.0, "Give 8-bit activations a scale for each token"),
+        (127.0, "Give 8-bit activations one scale per token"),
     ):
         monkeypatch.setattr(rules, "largest", lambda stack, ratio=ratio: replace(peak, value=19.0, ratio=ratio))
         (step,) = (one for one in advice(data) if one.topic == "quantize")

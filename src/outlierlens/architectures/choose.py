@@ -7,7 +7,7 @@ families(names)                                       # ("bert",)
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,6 +98,11 @@ class _Fit:
     n_parameters: int
 
 
+def of_weights(stack: Stack) -> Stack:
+    """What a scan rests on, without how heads, neurons and readers are paired in a model that runs."""
+    return replace(stack, heads=(), readers={}, rectified={}, neurons={}, activation="")
+
+
 def _fit(family: str, names: Collection[str], config: Config) -> _Fit | None:
     try:
         stacks = stacks_of({**config, "model_type": family})
@@ -113,7 +118,7 @@ def _fit(family: str, names: Collection[str], config: Config) -> _Fit | None:
         for layer in layers
         for param in layer
     }
-    return _Fit(family, stacks, len(parameters))
+    return _Fit(family, tuple(map(of_weights, stacks)), len(parameters))
 
 
 def _whole(bound: BoundStack) -> bool:

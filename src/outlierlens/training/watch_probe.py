@@ -177,7 +177,7 @@ def _from_ids(loaded: LoadedModel, given: Any) -> Batch:
         )
     limit = token_limit(loaded, ids.shape[1])
     if ids.shape[1] > limit:
-        raise BadInput(f"the probe has {ids.shape[1]} tokens a text; the model has positions for {limit}")
+        raise BadInput(f"the probe has {ids.shape[1]} tokens per text; the model has positions for {limit}")
     valid = torch.ones(ids.shape, dtype=torch.bool)
     inputs = {"input_ids": ids.long(), "attention_mask": valid.long()}
     return Batch(inputs, valid, torch.zeros_like(valid), tuple(range(len(ids))))

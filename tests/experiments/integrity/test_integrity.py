@@ -348,7 +348,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     found, path = taken(memory()), tmp_path / "f.json"
     text = to_json(found)
     assert "not valid JSON" in refused(path, text[:-20])
-    at = text.index('"values": "') + 15
+    at = text.index('"values":"') + 14
     flipped = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]
     assert "its digest is not that of its content" in refused(path, flipped)
     assert "has fingerprint layout 2" in refused(path, to_json(signed(found, layout=2)))

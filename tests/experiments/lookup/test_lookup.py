@@ -182,4 +182,5 @@ def test_rows_against_plain_numpy(name: str, sample: Any) -> None:
 def test_the_page_of_the_atlas_is_what_its_script_says() -> None:
     script = Path(__file__).parents[3] / "scripts/atlas_science.py"
     made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert made.stdout == (script.parents[1] / "docs/atlas-science.md").read_text("utf-8")
+    page = (script.parents[1] / "docs/atlas-science.md").read_text("utf-8")
+    assert page.partition("\n*Terms: ")[0].rstrip() == made.stdout.rstrip()

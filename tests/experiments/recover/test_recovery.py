@@ -17,6 +17,7 @@ from outlierlens.experiments.recover.measure import _recovered, _regrowth, recov
 from outlierlens.experiments.recover.options import RecoverOptions
 from outlierlens.experiments.recover.result import Recovery
 from outlierlens.models.load import LoadOptions, load_model
+from outlierlens.options import Find
 from outlierlens.results.document import from_json, load, to_json
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.classify import LabelledScore
@@ -36,7 +37,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
     return made.seeds[0].folder, finetune_runs.examples(data)
 
 
-def options(dims: tuple[int, ...] | None = DIMS, **more: Any) -> RecoverOptions:
+def options(dims: tuple[int, ...] | Find = DIMS, **more: Any) -> RecoverOptions:
     settings = FinetuneSettings(epochs=1, batch=8, learning_rate=1e-3, max_length=16)
     return RecoverOptions(dims=dims, settings=settings, **more)
 
@@ -183,7 +184,7 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
     copied.model.save_pretrained(tmp_path / "model")
     copied.tokenizer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr]
     result = recover(
-        str(tmp_path / "model"), train, dev, tmp_path / "run", options(None, seeds=(1, 2), n_random=0), how()
+        str(tmp_path / "model"), train, dev, tmp_path / "run", options("find", seeds=(1, 2), n_random=0), how()
     )
     assert result.dims == (5,)
     kinds = [(arm.what, arm.state, arm.seed) for arm in result.arms]
@@ -197,7 +198,7 @@ def test_several_seeds_and_what_the_rule_finds(tuned: Any, tmp_path: Path) -> No
 def test_what_cannot_be_done(tuned: Any, tmp_path: Path) -> None:
     model, (train, dev) = tuned
     with pytest.raises(BadInput, match=r"the rule finds no dimension in its weights; name some with --dims"):
-        recover(model, train, dev, tmp_path / "a", options(None), how())
+        recover(model, train, dev, tmp_path / "a", options("find"), how())
     with pytest.raises(BadInput, match="dimension 32 does not exist"):
         recover(model, train, dev, tmp_path / "a", options((32,)), how())
     with pytest.raises(BadInput, match="recover chooses itself what each fine-tuning switches off"):

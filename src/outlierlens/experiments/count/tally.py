@@ -137,7 +137,7 @@ class Tally:
 
     @classmethod
     def of(cls, tokenizer: Any, max_length: int | None = None) -> "Tally":
-        """For a tokenizer of transformers; with `max_length`, that many tokens a text, those around it included."""
+        """For a tokenizer of transformers; with `max_length`, that many tokens per text, those around it included."""
         kept = None if max_length is None else max(0, max_length - int(added_around(tokenizer).sum()))
         left = getattr(tokenizer, "truncation_side", "right") == "left"
         portable = _packed(tokenizer)
