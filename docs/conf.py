@@ -2,6 +2,7 @@
 
 The pages are plain Markdown that reads on a code host as it stands; what only the site needs is in `_site/`:
 
+atlas       the packaged atlas, as `atlas page` shows it
 contents    the navigation, from the lists of index.md
 formulas    mathematics as MathML: no script, no font, nothing from outside
 reference   docstrings as they are written (Markdown-like) into the reference of the Python names
@@ -23,6 +24,7 @@ language = "en"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "_site.atlas",
     "_site.contents",
     "_site.formulas",
     "_site.reference",

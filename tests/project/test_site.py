@@ -12,6 +12,8 @@ import pytest
 
 from conftest import needs_chromium
 from moments import HANGS
+from outlierlens.experiments.atlas.rows import read_rows
+from outlierlens.experiments.lookup.measure import ATLAS
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"^\s*(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
@@ -72,9 +74,16 @@ def test_every_page_of_the_docs_is_there(site: Path) -> None:
         assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").is_file()
 
 
+def test_the_packaged_atlas_is_a_page_of_it(site: Path) -> None:
+    text = (site / "atlas" / "index.html").read_text("utf-8")
+    names = {row.model for row in read_rows(ATLAS)}
+    assert len(names) >= 20
+    assert not [name for name in names if f'"{name}"' not in text]
+
+
 def test_nothing_is_loaded_from_outside(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
-        assert page.fetched
+        assert page.fetched or path.parent.name == "atlas"  # which is one file
         assert not [one for one in page.fetched if OUTSIDE.match(one)], path.name
     for sheet in site.rglob("*.css"):
         assert not [one for one in addresses(sheet.read_text("utf-8")) if OUTSIDE.match(one)], sheet.name
