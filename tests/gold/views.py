@@ -230,7 +230,10 @@ def _lasting(value: Any, folder: Path) -> Any:
     if isinstance(value, list | tuple):
         return [_lasting(one, folder) for one in value]
     if isinstance(value, str):
-        return re.sub(rf"\b{re.escape(__version__)}\b", "VERSION", value.replace(str(folder), "FOLDER"))
+        escaped = str(folder).replace("_", r"\_")  # as Markdown has it
+        return re.sub(
+            rf"\b{re.escape(__version__)}\b", "VERSION", value.replace(str(folder), "FOLDER").replace(escaped, "FOLDER")
+        )
     return value
 
 
