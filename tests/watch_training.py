@@ -1,16 +1,20 @@
 """A small Trainer run that is watched, for tests: in this process, or as one of several that train together.
 
 train(folder, accumulation=2)
-Process(target=train_as, args=(rank, 2, port, folder, 1))
+in_two(train, folder, 1)
 """
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
+
+import forked
+from moments import finish
 
 EVERY = 2
 IDS = torch.arange(5, 29).reshape(3, 8)
@@ -125,21 +129,25 @@ def ordered(folder: Path, **settings: Any) -> Any:
     )
 
 
-def train_as(rank: int, n_processes: int, port: int, folder: Path, accumulation: int) -> None:
-    """`train` as one of `n_processes`."""
-    as_one_of(rank, n_processes, port)
-    train(folder, accumulation)
+def in_two(work: Callable[..., None], *given: Any) -> None:
+    """`work(*given)` in two processes that train together; both must end well."""
+    port = free_port()
+    started = [forked.context().Process(target=one_of_two, args=(rank, port, work, given)) for rank in (0, 1)]
+    try:
+        for process in started:
+            process.start()
+        for process in started:
+            assert finish(process) == 0
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
 
 
-def alarm_as(rank: int, n_processes: int, port: int, folder: Path) -> None:
-    """`alarm` as one of `n_processes`."""
-    as_one_of(rank, n_processes, port)
-    alarm(folder, 1)
-
-
-def as_one_of(rank: int, n_processes: int, port: int) -> None:
-    """The environment that torchrun gives each of several processes."""
+def one_of_two(rank: int, port: int, work: Callable[..., None], given: tuple[Any, ...]) -> None:
+    """`work(*given)` in the environment that torchrun gives each of two processes."""
     torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n_processes, "LOCAL_WORLD_SIZE": n_processes}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    work(*given)

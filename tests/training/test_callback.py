@@ -8,15 +8,13 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-import forked
 import watch_training
-from moments import finish
 from outlierlens import OutlierCallback, WatchOptions
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadInput
 from outlierlens.results.row_store import read_rows
 from outlierlens.training.watch_rows import read_activity, read_watch
-from watch_training import EVERY, IDS, free_port, model_of, trainer_of
+from watch_training import EVERY, IDS, model_of, trainer_of
 
 
 def quiet(**settings: Any) -> WatchOptions:
@@ -215,22 +213,9 @@ def test_a_dimension_that_does_not_exist_stops_before_training(tmp_path: Path) -
 
 
 def test_two_processes_record_what_one_does_with_twice_the_accumulation(tmp_path: Path) -> None:
-    port = free_port()
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    started = [
-        forked.context().Process(target=watch_training.train_as, args=(rank, 2, port, tmp_path / "two", 1))
-        for rank in (0, 1)
-    ]
-    try:
-        for process in started:
-            process.start()
-        for process in started:
-            assert finish(process) == 0
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
+    watch_training.in_two(watch_training.train, tmp_path / "two", 1)
     watch_training.train(tmp_path / "one", 2)
     one, two = (read_watch(tmp_path / name / "rows.jsonl") for name in ("one", "two"))
     assert one.steps.tolist() == two.steps.tolist() == [0, 2, 4]

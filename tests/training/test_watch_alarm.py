@@ -9,15 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
-import forked
 import watch_training
 from architectures import FAMILIES, build
-from moments import finish
 from outlierlens import OutlierCallback, WatchOptions, watch
 from outlierlens.detection.rules import Rule, zscore
 from outlierlens.errors import BadInput
 from outlierlens.training.watch_alarm import AboutToLeave, Alarm, EarlyWarning
-from watch_training import IDS, Pushed, free_port, model_of, trainer_of
+from watch_training import IDS, Pushed, model_of, trainer_of
 
 LAYERS, WIDTH, RECORDS = 6, 64, 60
 LEAVES = 7
@@ -182,21 +180,8 @@ def test_the_trainer_logs_saves_or_stops(tmp_path: Path) -> None:
 
 
 def test_every_process_saves_at_the_alarm_of_one(tmp_path: Path) -> None:
-    port = free_port()
     (tmp_path / "two").mkdir()
-    started = [
-        forked.context().Process(target=watch_training.alarm_as, args=(rank, 2, port, tmp_path / "two"))
-        for rank in (0, 1)
-    ]
-    try:
-        for process in started:
-            process.start()
-        for process in started:
-            assert finish(process) == 0
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
+    watch_training.in_two(watch_training.alarm, tmp_path / "two", 1)
     (tmp_path / "one").mkdir()
     watch_training.alarm(tmp_path / "one", 2)
     kept = [sorted(folder.name for folder in (tmp_path / name / "out").glob("checkpoint-*")) for name in ("one", "two")]

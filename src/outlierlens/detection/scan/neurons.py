@@ -35,7 +35,7 @@ def scan_neurons(checkpoint: Checkpoint, bound: BoundStack, digest: Any, name: s
     """
     axis = mlp_axis(bound, name)
     reading = bound.stack.reading_norms[-1] if bound.stack.reading_norms else ""
-    reach, columns = [], []
+    reach, found = [], []
     for layer, path in enumerate(axis.reads):
         ups = _ups(checkpoint, bound, layer, f"{path}.weight")
         norms = [one for one in bound.reading[layer] if reading and f".{reading}." in one.name]
@@ -43,18 +43,16 @@ def scan_neurons(checkpoint: Checkpoint, bound: BoundStack, digest: Any, name: s
         read = {one: np.asarray(values, dtype=np.float64) for one, values in checkpoint.read(wanted)}
         for one in sorted(read):
             digest.update(one.encode() + read[one].tobytes())
-        down = read[f"{path}.weight"] if not bound.stack.weight_is_in_by_out else read[f"{path}.weight"].T
-        rows = [read[name] if not bound.stack.weight_is_in_by_out else read[name].T for name in ups]
+        turned = {name: one.T for name, one in read.items()} if bound.stack.weight_is_in_by_out else read
+        down, rows = turned[f"{path}.weight"], [turned[name] for name in ups]
         if len(rows) == 1 and len(rows[0]) == 2 * down.shape[1]:
             rows = np.split(rows[0], 2)
         scale = read[norms[0].name] - norms[0].off if norms else np.ones(rows[0].shape[1])
-        reach.append(_reach([one * scale for one in rows]))
-        columns.append(down)
-    found = []
-    for layer, values in enumerate(reach):
+        values = _reach([one * scale for one in rows])
+        reach.append(values)
         median = float(np.median(values))
         for number in np.flatnonzero(values >= TIMES * median).tolist() if median > 0 else ():
-            column = columns[layer][:, number]
+            column = down[:, number]
             row = int(np.abs(column).argmax())
             found.append(
                 Standing(
