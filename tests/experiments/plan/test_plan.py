@@ -42,6 +42,7 @@ def searched(
     exact: bool = False,
     room: int = 30,
     prices: dict[str, int] | None = None,
+    floor: float = 0.0,
 ) -> Chosen:
     """A search over linears of ten weights, each of which gives back `gains` with noise of its own in each text."""
 
@@ -59,7 +60,7 @@ def searched(
     def price(kept: frozenset[Entry]) -> int:
         return sum(prices.get(name, 10) for name in {name for name, _ in kept})
 
-    return Search(score, {"nominating": ones, "confirming": ones}, price, room, exact=exact).run(list(gains))
+    return Search(score, {"nominating": ones, "confirming": ones}, price, room, floor, exact=exact).run(list(gains))
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -74,6 +75,11 @@ def test_the_search_takes_the_best_first_and_ends_where_nothing_is_given_back(ex
 def test_the_budget_ends_the_search() -> None:
     found = searched({C: 1.0, A: 2.0, B: 3.0}, room=20)
     assert [step.entry for step in found.steps] == [B, A]
+
+
+def test_what_gives_back_less_than_the_floor_is_not_named() -> None:
+    assert [step.entry for step in searched({C: 0.3, A: 2.0, B: 3.0}, noise=0.01, floor=0.5).steps] == [B, A]
+    assert [step.entry for step in searched({C: 0.3, A: 2.0, B: 3.0}, noise=0.01).steps] == [B, A, C]
 
 
 def test_nearly_the_same_gain_at_a_fraction_of_the_price_comes_first_and_half_of_it_does_not() -> None:
@@ -206,7 +212,7 @@ LOUD = 3
 def loud() -> LoadedModel:
     """A Qwen2 in which dimension 3 of the stream is large wherever it is read, read by nobody, and one key bias too."""
     loaded = tiny("qwen2", kind="causal")
-    model = loaded.model
+    model, generator = loaded.model, torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.embed_tokens.weight[:, LOUD] = 1.0
         model.norm.weight[LOUD] = 0.0
@@ -220,7 +226,7 @@ def loud() -> LoadedModel:
                 linear.weight[LOUD] = 0.0
                 linear.weight *= 20.0
         for layer in model.layers:
-            layer.self_attn.k_proj.bias.normal_(0.0, 0.01)
+            layer.self_attn.k_proj.bias.normal_(0.0, 0.01, generator=generator)
         model.layers[1].self_attn.k_proj.bias[2] = 5.0
     return loaded
 

@@ -26,7 +26,7 @@ from outlierlens.experiments.plan.kept import KeptLinear, merged, n_kept
 from outlierlens.experiments.plan.mixed import FINE, Mixed, mixed
 from outlierlens.experiments.plan.options import PlanCall, PlanOptions
 from outlierlens.experiments.plan.result import Entry, Judged, Kind, PrecisionPlan, Sensitivity, Step, What
-from outlierlens.experiments.plan.search import Chosen, Gain, Group, Search, Trial
+from outlierlens.experiments.plan.search import WORTH, Chosen, Gain, Group, Search, Trial
 from outlierlens.experiments.quantization.places import Place, find_places
 from outlierlens.experiments.quantization.result import Difference
 from outlierlens.experiments.quantization.schemes import parse
@@ -75,7 +75,7 @@ def plan(
     with study.bench.resumed(rows, identity), rounding as model:
         study.model = model
         cost = study.cost()
-        search = study.search()
+        search = study.search(floor=WORTH * max(0.0, cost.value))
         chosen = search.run(study.order) if cost.low > 0 else Chosen((), None, {})
         return study.result(texts, cost, chosen)
 
@@ -191,8 +191,8 @@ class _Study:
         texts = list(self.split.confirming)
         return self._mean(self.values(frozenset(), texts, f"confirming 0-{len(texts)}") - self.intact[texts], texts)
 
-    def search(self) -> Search:
-        """The search over this model."""
+    def search(self, floor: float) -> Search:
+        """The search over this model; an entry has to give back more than `floor`."""
         groups: dict[Group, tuple[int, ...]] = {
             "nominating": self.split.nominating,
             "confirming": self.split.confirming,
@@ -202,6 +202,7 @@ class _Study:
             {group: self.weights[list(texts)] for group, texts in groups.items()},
             self.price,
             self.room,
+            floor,
             self.options.n_candidates,
             self.options.exact,
             self.report,

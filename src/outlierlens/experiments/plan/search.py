@@ -32,6 +32,7 @@ Score = Callable[[frozenset[Entry], Group, int, int], np.ndarray]
 FIRST_LOOK = 4
 ENOUGH = 0.8  # of the best gain: what an entry has to give back to be chosen for its name or its price
 NAMED = ("neuron", "dimension")
+WORTH = 0.001  # of what rounding everything costs: what an entry has to give back to be named at all
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Search:
         weights: tokens that count of each text, by group.
         price: number of weights that stay with a set of entries; what several entries keep is paid once.
         room: weights that may be kept in all.
+        floor: least gain worth an entry, in the unit of the values; the search ends where none gives back more. Ending early
+            tests fewer hypotheses, so the level holds.
         n_candidates: entries that are measured at a step, the first of the order.
         exact: whether all are, on all nominating texts.
         progress: called with what begins.
@@ -98,6 +101,7 @@ class Search:
     weights: Mapping[Group, np.ndarray]
     price: Callable[[frozenset[Entry]], int]
     room: int
+    floor: float = 0.0
     n_candidates: int = 32
     exact: bool = False
     progress: Callable[[str], None] = lambda _: None
@@ -124,7 +128,7 @@ class Search:
         return fitting if self.exact else fitting[: self.n_candidates]
 
     def _nominate(self, kept: frozenset[Entry], candidates: Sequence[Entry]) -> tuple[Entry, Gain] | None:
-        """The candidate to take, of those that give back `ENOUGH` of the most; None where none gives anything back.
+        """The candidate to take, of those that give back `ENOUGH` of the most; None where none gives back more than `floor`.
 
         After 4, 8, 16, … texts those go on whose gain is not below four fifths of the best one's, by the 95 % interval of the
         difference on the same texts.
@@ -146,7 +150,7 @@ class Search:
         if not kept:
             self.first.update(found)
         most = max(found[entry].value for entry in racing)
-        if not most > 0:
+        if not most > self.floor:
             return None
         held = self.price(kept)
         worthy = [
