@@ -2,7 +2,9 @@
 
 import json
 import struct
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import huggingface_hub
@@ -203,6 +205,20 @@ def test_retries_are_few_and_patient(
     with pytest.raises(errors.RemoteError, match="4 times; check the network and HF_ENDPOINT, or pass --offline"):
         HubCheckpoint(MODEL)
     assert len(hub.seen) - seen == 4
+
+
+def test_models_are_asked_for_side_by_side(hub: FakeHub, waits: list[float]) -> None:
+    hub.add(MODEL, {"config.json": b'{"a": 2}', "model.safetensors": GOOD})
+    both = threading.Barrier(2)
+
+    def together(_handler: Handler, _seen: Seen) -> bool:
+        both.wait(timeout=60)  # for the other's request; one after the other, the first has to be asked for again
+        return False
+
+    hub.tamper["config.json"] = together
+    with ThreadPoolExecutor(2) as pool:
+        assert [found.config for found in pool.map(HubCheckpoint, [MODEL, MODEL])] == [{"a": 2}] * 2
+    assert waits == []
 
 
 def test_a_server_that_asks_for_an_hour_is_not_waited_for(hub: FakeHub, waits: list[float]) -> None:

@@ -12,7 +12,7 @@ HF_HUB_CACHE and HF_HUB_OFFLINE are honoured at the time of the call.
 import difflib
 import os
 import re
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -52,6 +52,8 @@ class Repository:
         self.commit = self.revision if _COMMIT.match(self.revision) else ""
         self.confirmed = False
         self._token, self._courtesy = token, courtesy
+        # A cached_property of Python 3.11 holds one lock for all instances, and many models are asked for at once.
+        self._config, self._listing = cache(self._read_config), cache(self._read_listing)
 
     @cached_property
     def endpoint(self) -> str:
@@ -88,9 +90,12 @@ class Repository:
         if _COMMIT.match(commit):
             self.commit, self.confirmed = self.commit or commit, True
 
-    @cached_property
+    @property
     def config(self) -> bytes | None:
         """The whole config.json, or None where there is none; the commit is known once it was asked for."""
+        return self._config()
+
+    def _read_config(self) -> bytes | None:
         return self.small("config.json", MAX_CONFIG_BYTES)
 
     def resolved(self) -> str:
@@ -131,9 +136,12 @@ class Repository:
             return LocalFile(path)
         return RemoteFile(self.wire, self.url(file_name))
 
-    @cached_property
+    @property
     def listing(self) -> list[str]:
         """Plain names of the files in our folder and its onnx/, as the hub lists them; [] where it lists none."""
+        return self._listing()
+
+    def _read_listing(self) -> list[str]:
         revision = quote(self.commit or self.revision, safe="")
         answer = self.wire.get(f"{self.endpoint}/api/models/{self.model}/revision/{revision}", limit=MAX_CONFIG_BYTES)
         if answer.status != 200:
