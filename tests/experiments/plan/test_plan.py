@@ -23,6 +23,7 @@ from outlierlens.experiments.quantization.apply import Keeping, rounded
 from outlierlens.experiments.quantization.places import find_places
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.range.keys import key_biases
+from outlierlens.experiments.sweep.prefix import Prefixes
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.document import from_json, to_json
 from outlierlens.tasks.base import TaskOptions
@@ -46,9 +47,9 @@ def searched(
 ) -> Chosen:
     """A search over linears of ten weights, each of which gives back `gains` with noise of its own in each text."""
 
-    def score(kept: frozenset[Entry], group: Group, begin: int, end: int) -> np.ndarray:
+    def score(kept: frozenset[Entry], more: Entry | None, group: Group, begin: int, end: int) -> np.ndarray:
         total = np.full(16, 5.0)
-        for name, what in sorted(kept):
+        for name, what in sorted(kept if more is None else kept | {more}):
             number = sorted(gains).index((name, what))
             random = np.random.default_rng([seed, number, group == "confirming"])
             total -= gains[name, what] + noise * random.standard_normal(16)
@@ -153,6 +154,24 @@ def test_a_plan_is_shown_and_read_back(found: PrecisionPlan) -> None:
     assert section.sentences[0].startswith("Keep 1 entry (")
     assert section.tables[0].rows[0][0] == f"1:{NEURON}"
     assert len(section.charts[0].rows) == 1 + 1 + 5 + 3
+
+
+def test_a_pass_starts_behind_the_first_block_that_an_entry_touches(
+    planted: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, passes = [], []
+    linear = planted.model.encoder.layer[0].intermediate.dense
+    for _ in range(2):
+        calls: list[object] = []
+        hook = linear.register_forward_hook(lambda *_, calls=calls: calls.append(None))
+        found.append(plan(planted, TEXTS, replace(options(0.09), n_candidates=16)))
+        hook.remove()
+        passes.append(len(calls))
+        monkeypatch.setattr(Prefixes, "behind", lambda *_: None)
+    assert passes[0] < passes[1]
+    gains = [np.array([one.gain for one in each.sensitivities if one.n_texts]) for each in found]
+    assert np.allclose(*gains, atol=1e-5)
+    assert found[0].kept == found[1].kept
 
 
 def test_rounding_is_that_of_quant(planted: LoadedModel) -> None:

@@ -10,6 +10,7 @@ random choices of the same sizes and the tools' own rules.
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from outlierlens.experiments.quantization.places import Place, find_places
 from outlierlens.experiments.quantization.result import Difference
 from outlierlens.experiments.quantization.schemes import parse
 from outlierlens.experiments.range.keys import key_biases
+from outlierlens.experiments.sweep.prefix import Prefixes, resumed
 from outlierlens.models.inputs import row_limit
 from outlierlens.models.load import LoadedModel
 from outlierlens.results.safe_files import check_file, write_text
@@ -152,6 +154,9 @@ class _Study:
             )
         self.model: Mixed
         self._measured: dict[str, int] = {}  # texts of every key
+        layer = {place.name: place.layer for place in self.places}
+        self._first = {entry: min(layer[part.path] for part in one.parts) for entry, one in self.entries.items()}
+        self._states = Prefixes(loaded, self.stack, self.task, [first - 1 for first in self._first.values()])
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -163,27 +168,34 @@ class _Study:
         """Weights that stay with these entries."""
         return n_kept(self.kept(entries), self.shapes)
 
-    def values(self, kept: frozenset[Entry], texts: Sequence[int], label: str) -> np.ndarray:
-        """The value of each of these texts [text] with `kept` kept; `label` says in row files which they are."""
-        key = f"{label} {' '.join(f'{name}:{what}' for name, what in sorted(kept)) or 'nothing'}"
+    def values(self, kept: frozenset[Entry], texts: Sequence[int], label: str, more: Entry | None = None) -> np.ndarray:
+        """The value of each of these texts [text] with `kept` and `more` kept; `label` says in row files which they are."""
+        both = kept if more is None else kept | {more}
+        key = f"{label} {' '.join(f'{name}:{what}' for name, what in sorted(both)) or 'nothing'}"
         self._measured[key] = len(texts)
-        return self.bench.values(key, lambda: TextValues(self._run(kept, texts), {})).per_text
+        return self.bench.values(key, lambda: TextValues(self._run(kept, more, texts), {})).per_text
 
-    def _run(self, kept: frozenset[Entry], texts: Sequence[int]) -> np.ndarray:
+    def _run(self, kept: frozenset[Entry], more: Entry | None, texts: Sequence[int]) -> np.ndarray:
         import torch
 
         total = np.zeros(len(texts))
         self.model.keep(self.kept(kept))
+        behind = None if more is None else self._states.behind(self._first[more] - 1, texts, kept)
+        if more is not None:
+            self.model.keep(self.kept(kept | {more}))
         with torch.inference_mode():
             for feed in self.task.feeds(list(texts)):
-                np.add.at(total, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
+                with ExitStack() as inside:
+                    if behind:
+                        inside.enter_context(resumed(self.loaded.model, self.stack, behind, feed.slots))
+                    np.add.at(total, list(feed.slots), self.task.sums(feed).cpu().double().numpy())
         found: np.ndarray = total / self.weights[list(texts)]
         return found
 
-    def score(self, kept: frozenset[Entry], group: Group, begin: int, end: int) -> np.ndarray:
+    def score(self, kept: frozenset[Entry], more: Entry | None, group: Group, begin: int, end: int) -> np.ndarray:
         """See `search.Score`."""
         texts = self.split.nominating if group == "nominating" else self.split.confirming
-        return self.values(kept, texts[begin:end], f"{group} {begin}-{end}")
+        return self.values(kept, texts[begin:end], f"{group} {begin}-{end}", more)
 
     def cost(self) -> Difference:
         """What rounding everything costs on the confirming texts."""
@@ -382,10 +394,5 @@ class _Study:
 
 
 def _step(trial: Trial, known: dict[Entry, Sensitivity]) -> Step:
-    return Step(
-        known[trial.entry],
-        trial.nominated.value,
-        trial.nominated.n_texts,
-        Difference(trial.value, trial.low, trial.high),
-        trial.n_weights,
-    )
+    gain = Difference(trial.value, trial.low, trial.high)
+    return Step(known[trial.entry], trial.nominated.value, trial.nominated.n_texts, gain, trial.n_weights)

@@ -27,8 +27,9 @@ from outlierlens.statistics.means import LEVEL, mean_interval
 from outlierlens.tasks.base import weighted_mean
 
 Group = Literal["nominating", "confirming"]
-Score = Callable[[frozenset[Entry], Group, int, int], np.ndarray]
-"""The value of each text [text] of a group from one place to another, with these entries kept and all else rounded."""
+Score = Callable[[frozenset[Entry], Entry | None, Group, int, int], np.ndarray]
+"""The value of each text [text] of a group from one place to another, with these entries kept, one more if it is named, and
+all else rounded; what is named beside the same entries is asked for after these alone."""
 FIRST_LOOK = 4
 ENOUGH = 0.8  # of the best gain: what an entry has to give back to be chosen for its name or its price
 NAMED = ("neuron", "dimension")
@@ -137,9 +138,9 @@ class Search:
         gains: dict[Entry, np.ndarray] = dict.fromkeys(candidates, np.empty(0))
         racing, begin = list(candidates), 0
         for look in self._looks(len(weights)):
-            before = self.score(kept, "nominating", begin, look)
+            before = self.score(kept, None, "nominating", begin, look)
             for entry in racing:
-                after = self.score(kept | {entry}, "nominating", begin, look)
+                after = self.score(kept, entry, "nominating", begin, look)
                 gains[entry] = np.append(gains[entry], _given_back(before, after))
             begin = look
             leader = max(racing, key=lambda entry: weighted_mean(gains[entry], weights[:look]))
@@ -168,8 +169,8 @@ class Search:
 
     def _confirm(self, kept: frozenset[Entry], entry: Entry, nominated: Gain) -> Trial:
         weights = self.weights["confirming"]
-        before = self.score(kept, "confirming", 0, len(weights))
-        after = self.score(kept | {entry}, "confirming", 0, len(weights))
+        before = self.score(kept, None, "confirming", 0, len(weights))
+        after = self.score(kept, entry, "confirming", 0, len(weights))
         values = _given_back(before, after)
         low, high = mean_interval(values, weights)
         n_weights = self.price(kept | {entry})

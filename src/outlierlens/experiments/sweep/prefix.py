@@ -1,24 +1,31 @@
 """Compute the part of the network before the first touched layer once, and start later passes behind it.
 
-    kept = capture(model, stack, [3], run, site)     # states at the output of block 3, while run() reads some texts
-    with resumed(model, stack, kept, rows): ...      # blocks 0 to 3 are not run: block 3 gives what was kept
+    kept = captured(model, stack, task, [3], texts)[3]   # states at the output of block 3 on some texts of a task
+    with resumed(model, stack, kept, rows): ...          # blocks 0 to 3 are not run: block 3 gives what was kept
 
 Blocks are skipped by standing in for their `forward`; everything around them (embeddings, attention masks, rotary tables)
 runs as always. Only for streams whose blocks return a [batch, token, dim] tensor, bare or alone in a tuple (MPNet), and are
 not shared between layers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from outlierlens.architectures import BoundStack
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import written
+from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.tasks.base import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+MAX_KEPT_BYTES = 2**30  # of states kept for reuse
 
 
 class _Enough(Exception):
@@ -47,7 +54,75 @@ def can_resume(stack: BoundStack) -> bool:
     return len(set(stack.blocks)) == len(stack.blocks) and not stack.stack.token_first
 
 
-def capture(
+class Prefixes:
+    """States of some texts under one setting of a model, for passes that differ from it only behind one of `layers`."""
+
+    def __init__(self, loaded: LoadedModel, stack: BoundStack, task: Task, layers: Iterable[int]):
+        self._loaded, self._stack, self._task = loaded, stack, task
+        self._layers = sorted(set(layers) & set(range(stack.n_layers))) if can_resume(stack) else []
+        self._of: Hashable = None
+        self._kept: dict[int, Kept] = {}
+
+    def behind(self, layer: int, texts: Sequence[int], setting: Hashable) -> Kept | None:
+        """The output of block `layer` on these texts; None where nothing is kept of it, as before the first block.
+
+        `setting` names the one that the model is in at the call; states of the last one named are kept, the latest layers'
+        where they take more than `MAX_KEPT_BYTES`.
+        """
+        if layer not in self._layers:
+            return None
+        if self._of != (setting, tuple(texts)):
+            self._of, self._kept = (setting, tuple(texts)), {}  # let go of the old states before new ones are made
+            width = stream_width(self._loaded.model, self._stack)
+            n_bytes = int(self._task.lengths[list(texts)].sum()) * width * 4
+            self._layers = self._layers[-max(1, MAX_KEPT_BYTES // n_bytes) :]
+            self._kept = captured(self._loaded.model, self._stack, self._task, self._layers, texts)
+        return self._kept.get(layer)
+
+
+def captured(
+    model: "nn.Module",
+    stack: BoundStack,
+    task: Task,
+    layers: Sequence[int],
+    texts: Sequence[int],
+    *,
+    bare: bool = False,
+    tokens: int | None = None,
+) -> dict[int, Kept]:
+    """{layer: what is kept of it} on these texts of a task, rows in their order; {} where this model's states do not allow it.
+
+    `tokens` bounds a pass, as in `Task.feeds`. With `bare`, each layer runs a second time with its last operation zero.
+    """
+    import torch
+
+    parts: dict[int, list[Kept]] = {}
+    slots: list[int] = []
+    for feed in task.feeds(list(texts), tokens):
+        lengths = [int(task.lengths[texts[slot]]) for slot in feed.slots]
+        if len({*slots, *feed.slots}) != len(slots) + len(feed.slots):
+            return {}  # a text has several rows
+        with torch.inference_mode():
+            found = _capture(model, stack, layers, lambda feed=feed: task.sums(feed), lengths, bare=bare)  # type: ignore[misc]
+        if found is None:
+            return {}
+        slots += feed.slots
+        for layer, one in found.items():
+            parts.setdefault(layer, []).append(one)
+    place = np.argsort(slots)
+    return {layer: _joined(layer, some, place) for layer, some in parts.items()}
+
+
+def _joined(layer: int, parts: list[Kept], place: np.ndarray) -> Kept:
+    """Kept states of several passes as one, rows in the order `place`."""
+    whole = [row for part in parts for row in part.whole]
+    bare = [row for part in parts for row in part.bare or ()]
+    return Kept(
+        layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None, parts[0].in_tuple
+    )
+
+
+def _capture(
     model: "nn.Module",
     stack: BoundStack,
     layers: Sequence[int],

@@ -9,7 +9,6 @@ dimensions off (`written` / `edited` hooks); and what lies before the first touc
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,7 +20,7 @@ from outlierlens.data.texts import Data
 from outlierlens.errors import BadInput
 from outlierlens.experiments.sweep.estimate import Functional
 from outlierlens.experiments.sweep.options import SweepOptions
-from outlierlens.experiments.sweep.prefix import Kept, can_resume, capture, resumed
+from outlierlens.experiments.sweep.prefix import MAX_KEPT_BYTES, Kept, can_resume, captured, resumed
 from outlierlens.models.changes import temporary
 from outlierlens.models.devices import out_of_memory, tokens_at_once
 from outlierlens.models.hooks import edited, last_operations, written
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Only = tuple[int, ...] | None
-MAX_KEPT_BYTES = 2**30  # of states kept for reuse
 MEANS_TEXTS = 512  # lines that mode "mean" takes its means over
 CHECK_TEXTS = 3
 
@@ -149,25 +147,11 @@ class Runner:
             self._kept = (span, self.backing_off(lambda: self._captured(layers, texts, bare=bare)))
 
     def _captured(self, layers: list[int], texts: np.ndarray, *, bare: bool) -> dict[int, Kept]:
-        parts: dict[int, list[Kept]] = {}
-        slots: list[int] = []
-        for feed in self.task.feeds(texts.tolist(), self.tokens):
-            lengths = [int(self.task.lengths[texts[slot]]) for slot in feed.slots]
-            found = None
-            if len(set(feed.slots)) == len(feed.slots):
-                run = partial(self._sums, feed)
-                found = capture(self.loaded.model, self.stack, layers, run, lengths, bare=bare)
-            if found is None:
-                self.reuses = False
-                return {}
-            slots += feed.slots
-            for layer, one in found.items():
-                parts.setdefault(layer, []).append(one)
-        if len(slots) != len(texts):  # a text has several rows
-            self.reuses = False
-            return {}
-        place = np.argsort(slots)
-        return {layer: _joined(layer, some, place) for layer, some in parts.items()}
+        found = captured(
+            self.loaded.model, self.stack, self.task, layers, texts.tolist(), bare=bare, tokens=self.tokens
+        )
+        self.reuses = bool(found)
+        return found
 
     def _mixed(
         self, plans: list[Plan], span: tuple[int, int], kept: Kept | None, only: "Sequence[Only] | None" = None
@@ -264,12 +248,6 @@ class Runner:
 
         return self.backing_off(measure)
 
-    def _sums(self, feed: Any) -> "Tensor":
-        import torch
-
-        with torch.inference_mode():
-            return self.task.sums(feed)
-
     def _texts(self, span: tuple[int, int]) -> np.ndarray:
         return self.order[span[0] : span[1]]
 
@@ -332,15 +310,6 @@ def _positions(plans: list[Plan], device: Any) -> "dict[int, tuple[Tensor, Tenso
             made[key] = (both[0].contiguous(), both[1].contiguous())
         found[layer] = made[key]
     return found
-
-
-def _joined(layer: int, parts: list[Kept], place: np.ndarray) -> Kept:
-    """Kept states of several passes as one, rows in the order `place`."""
-    whole = [row for part in parts for row in part.whole]
-    bare = [row for part in parts for row in part.bare or ()]
-    return Kept(
-        layer, tuple(whole[i] for i in place), tuple(bare[i] for i in place) if bare else None, parts[0].in_tuple
-    )
 
 
 def _close(found: np.ndarray, plain: np.ndarray, *, exact: bool) -> bool:
