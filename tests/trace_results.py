@@ -62,6 +62,10 @@ def found() -> Trace:
         threshold=0.3,
         n_heads=4,
         readers=(Reader(1, 0, 0.8, 0.1, 0.75, 0.875, 0.8, 0.9), Reader(1, 1, 0.4, 0.38, 0.4, 0.05, 0.0, 0.1)),
-        sinks=(SinkLoss("dimension 3", 0.6, 0.55, 0.65), SinkLoss("random dimension 7", 0.001, -0.001, 0.003)),
+        n_reading=1,
+        sinks=(
+            SinkLoss("dimension 3", 0.6, 0.55, 0.65, 0.8, 0.7, 0.9),
+            SinkLoss("random dimension 7", 0.001, -0.001, 0.003, 0.002, -0.002, 0.004),
+        ),
         notes=("a note",),
     )

@@ -19,8 +19,8 @@ from outlierlens.data.texts import Batch, Texts
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.trace.account import Account, Entry, account, refuse
 from outlierlens.experiments.trace.options import TraceOptions
-from outlierlens.experiments.trace.readers import Carried, Model, read_by
-from outlierlens.experiments.trace.result import BlockValue, Part, Reader, SinkLoss, Trace, Weight, Writer
+from outlierlens.experiments.trace.readers import Carried, Model, Readers, read_by
+from outlierlens.experiments.trace.result import BlockValue, Part, Trace, Weight, Writer
 from outlierlens.experiments.trace.trials import Restored, run_trials
 from outlierlens.models.attention_maps import check_eager
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
@@ -101,15 +101,13 @@ def trace(
     back = Restored(loaded, stack, dim, layers, peak)
     trials = run_trials(task, weights, back, n_random=options.n_random, seed=options.seed, progress=progress)
     notes: tuple[str, ...] = (*loaded.notes, *task.notes)
-    n_heads = 0
-    readers: tuple[Reader, ...] = ()
-    sinks: tuple[SinkLoss, ...] = ()
+    read = Readers()
     try:
         check_eager(loaded, stack)
     except BadInput as error:
         notes += (f"which heads read it is not known: {error}",)
     else:
-        n_heads, readers, sinks = read_by(
+        read = read_by(
             Model(loaded, stack, reading), batches, Carried(dim, places, means), threshold=options.threshold,
             n_random=options.n_random, seed=options.seed, progress=progress,
         )  # fmt: skip
@@ -131,7 +129,7 @@ def trace(
         explained=sum(value for value, _ in writers) / lift if writers else 0.0,
         weights=weights, passed=sum(one.share for one in weights),
         task=task.name, unit=task.unit, trials=trials,
-        threshold=options.threshold, n_heads=n_heads, readers=readers, sinks=sinks, notes=notes,
+        threshold=options.threshold, **read._asdict(), notes=notes,
     )  # fmt: skip
 
 

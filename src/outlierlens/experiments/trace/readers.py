@@ -3,6 +3,7 @@
 found = read_by(Model(loaded, stack, run), batches, Carried(dim, place, means), threshold=0.3, n_random=3, seed=0)
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from outlierlens.statistics.means import ratio_interval
 if TYPE_CHECKING:
     from torch import Tensor
 
+READS = 0.5  # of its attention on the token: what a head loses that reads the dimension
+
 
 class Model(NamedTuple):
     """A model, one of its streams, and a pass that runs it."""
@@ -41,11 +44,24 @@ class Carried:
     means: np.ndarray
 
 
+class Readers(NamedTuple):
+    """As in `Trace`: heads of the stream, those that are sinks on the token, how many read the dimension, what they lose."""
+
+    n_heads: int = 0
+    readers: tuple[Reader, ...] = ()
+    n_reading: int = 0
+    sinks: tuple[SinkLoss, ...] = ()
+
+
 def read_by(
     model: Model, batches: Sequence[Batch], carried: Carried, *,
     threshold: float, n_random: int, seed: int, progress: Callable[[str, int, int], None] | None,
-) -> tuple[int, tuple[Reader, ...], tuple[SinkLoss, ...]]:  # fmt: skip
-    """(heads of the stream, those that are sinks on the token, what these lose with the dimension or a random one set)."""
+) -> Readers:  # fmt: skip
+    """Heads that are sinks on the token, and what they lose with the dimension, or a random one, set to its mean there.
+
+    A head reads the dimension where, on every other text, the 95 % interval of what it loses lies above half; it takes 32
+    texts to say so. What these heads lose is measured on the texts between.
+    """
     width = carried.means.shape[1]
     drawn = random_sets(width, 1, n=n_random, seed=seed, other_than=(carried.dim,))
     plan = [(None, ""), (carried.dim, "at"), (carried.dim, "elsewhere"), *((dim, "at") for (dim,) in drawn)]
@@ -72,16 +88,28 @@ def read_by(
     readers.sort(key=lambda one: (-one.mass, one.layer, one.head))
     sinks = mean >= threshold
     if not sinks.any():
-        return mean.size, (), ()
-    whole = [one[:, sinks].sum(1) for one in (intact, keys, *others)]
+        return Readers(mean.size)
+    reading = np.zeros_like(sinks)
+    for at in np.argwhere(sinks).tolist():
+        every = (slice(0, None, 2), *at)
+        reading[tuple(at)] = _lost(intact[every], keys[every])[1] > READS
     names = (f"dimension {carried.dim}", *(f"random dimension {dim}" for (dim,) in drawn))
-    losses = tuple(SinkLoss(name, *_lost(whole[0], one)) for name, one in zip(names, whole[1:], strict=True))
-    return mean.size, tuple(readers), losses
+    losses = tuple(
+        SinkLoss(
+            name,
+            *_lost(intact[:, sinks].sum(1), one[:, sinks].sum(1)),
+            *_lost(intact[1::2, reading].sum(1), one[1::2, reading].sum(1)),
+        )
+        for name, one in zip(names, (keys, *others), strict=True)
+    )
+    return Readers(mean.size, tuple(readers), int(reading.sum()), losses)
 
 
 def _lost(before: np.ndarray, after: np.ndarray) -> tuple[float, float, float]:
-    """(share of Σ before that is gone after, low, high), both [text]."""
+    """(share of Σ before that is gone after, low, high), both [text]; NaN where nothing was there before."""
     lost = before - after
+    if not before.sum() > 0:
+        return math.nan, math.nan, math.nan
     return (float(lost.sum() / before.sum()), *ratio_interval(lost, before))
 
 

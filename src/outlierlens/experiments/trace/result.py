@@ -128,12 +128,21 @@ class Reader:
 
 @dataclass(frozen=True)
 class SinkLoss:
-    """Share of the sink heads' attention on the token that is lost with a dimension at its mean there; 95 % interval."""
+    """Share of attention on the token that is lost with a dimension at its mean there.
+
+    Attributes:
+        lost, low, high: by all heads that are sinks there, with a 95 % interval over texts.
+        read, read_low, read_high: by those that read the traced dimension in keys, on texts that did not choose them; NaN
+            where no head does.
+    """
 
     name: str
     lost: float
     low: float
     high: float
+    read: float
+    read_low: float
+    read_high: float
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,7 @@ class Trace(Result):
         writers: the fewest parts that carry the lift, largest first; () where no few do. explained: their share.
         weights: the single weights they write through; passed: the share that passes through these.
         readers: heads that are sinks on the dimension's token. sinks: what these lose, beside random dimensions.
+        n_reading: heads that read it: on every other text they lose more than half, by the 95 % interval.
     """
 
     provenance: Provenance
@@ -180,6 +190,7 @@ class Trace(Result):
     threshold: float
     n_heads: int
     readers: tuple[Reader, ...]
+    n_reading: int
     sinks: tuple[SinkLoss, ...]
     notes: tuple[str, ...] = ()
 

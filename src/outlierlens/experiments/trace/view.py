@@ -20,6 +20,7 @@ BLOCK_HEADS = (
 )
 READER_HEADS = ("block", "head", "attention", "in keys", "in queries", "reads it in", "share lost", "95 %")
 NOTE = "Share of the norm: what this dimension makes of the state's sum of squares, by which a norm divides everything."
+READING = "Heads that read it lose over half on every other text (by the interval); measured here on the texts between."
 AT_MEAN = "In keys: with the dimension at its mean at the token. In queries: at all other tokens."
 
 
@@ -47,8 +48,13 @@ def sections(found: Trace, *, verbose: bool = False) -> Iterator[Section]:
     ), NOTE))  # fmt: skip
     if found.sinks:
         tables.append(Rows(
-            "Attention on its token that sink heads lose", ("set to its mean at the token", "share lost", "95 %"),
-            tuple((one.name, Share(one.lost), ShareInterval(one.low, one.high)) for one in found.sinks),
+            "Attention on its token that sink heads lose",
+            ("set to its mean at the token", "share lost by all sinks", "95 %", "by those that read it", "95 %"),
+            tuple(
+                (one.name, Share(one.lost), ShareInterval(one.low, one.high), Share(one.read),
+                 ShareInterval(one.read_low, one.read_high))
+                for one in found.sinks
+            ), READING,
         ))  # fmt: skip
         tables.append(Rows(
             "Sink heads on its token", READER_HEADS,
@@ -113,14 +119,19 @@ def _sentences(found: Trace) -> Iterator[str]:
     )
     if found.sinks:
         own, *others_lost = found.sinks
-        reading = [one for one in found.readers if one.reads != "neither"]
         most = max((abs(one.lost) for one in others_lost), default=0.0)
         yield (
             f"Sinks on its token (attention of {found.threshold:g} or more): {len(found.readers)} of {found.n_heads} heads. "
             f"With the dimension at its mean there they lose {percent(own.lost)} of that attention "
-            f"({ShareInterval(own.low, own.high).written()}), with a random one at most {percent(most)}. Half or more goes "
-            f"with it in {len(reading)} of these heads."
+            f"({ShareInterval(own.low, own.high).written()}), with a random one at most {percent(most)}."
         )
+        if found.n_reading:
+            most = max((abs(one.read) for one in others_lost), default=0.0)
+            yield (
+                f"Heads that read it in their keys, chosen on every other text: {found.n_reading}. On the texts between they "
+                f"lose {percent(own.read)} ({ShareInterval(own.read_low, own.read_high).written()}), with a random one at most "
+                f"{percent(most)}."
+            )
     elif found.n_heads:
         yield f"No head is a sink on its token (attention of {found.threshold:g} or more)."
     yield f"The account is exact: in every block the parts sum to the value, to {found.error:.1g} of their size."
