@@ -141,8 +141,8 @@ START, END = "<!-- python docs/generate.py -->\n", "<!-- end -->"
 
 
 def table() -> str:
-    """Every family in a row of Markdown."""
-    lines = ["| family | stream | largest difference | pairs | why |", "|---|---|---|---|---|"]
+    """Every family in rows of Markdown, those of the same outcome in one."""
+    rows: dict[str, list[str]] = {}
     for name, family in sorted(FAMILIES.items()):
         tried = rescaled(family)
         pairs = {kind: one for kind in KINDS if (one := paired(name, kind)) is not None}
@@ -154,5 +154,7 @@ def table() -> str:
             tried.verdict, "" if math.isnan(tried.difference) else f"> {NEAR:g}"
         )
         why = "post-norm" if "(post-norm)" in tried.why else tried.why.replace("|", "")
-        lines.append(f"| {name} | {tried.verdict} | {far} | {', '.join(words)} | {why} |")
+        rows.setdefault(f"{tried.verdict} | {far} | {', '.join(words)} | {why} |", []).append(name)
+    lines = ["| families | stream | largest difference | pairs | why |", "|---|---|---|---|---|"]
+    lines += [f"| {', '.join(names)} | {row}" for row, names in rows.items()]
     return "\n".join(lines) + "\n"
