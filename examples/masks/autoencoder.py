@@ -51,22 +51,24 @@ class TopK(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(n_latents))
         self.centre = torch.nn.Parameter(states.mean(0) * self.scale)  # [dim], as x
 
-    def latents(self, scaled: torch.Tensor) -> torch.Tensor:
-        """[token, latent], at most k of each token above 0."""
-        before = torch.relu((scaled - self.centre) @ self.encoder + self.bias)
-        top = before.topk(self.k, dim=1)
-        return torch.zeros_like(before).scatter(1, top.indices, top.values)
+    def latents(self, scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(values, numbers) [token, k] of each token's largest latents; a value of 0 has not fired."""
+        before = scaled @ self.encoder + (self.bias - self.centre @ self.encoder)
+        values, numbers = before.topk(self.k, dim=1)
+        return values.relu(), numbers
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """The reconstruction of states [token, dim], in their scale."""
-        return (self.latents(states * self.scale) @ self.decoder + self.centre) / self.scale
+        values, numbers = self.latents(states * self.scale)
+        made = torch.nn.functional.embedding_bag(numbers, self.decoder, per_sample_weights=values, mode="sum")
+        return (made + self.centre) / self.scale
 
 
 def trained(states: torch.Tensor, factors: torch.Tensor, seed: int, how: argparse.Namespace) -> TopK:
     """An autoencoder of states [token, dim]."""
     torch.manual_seed(seed)
     model = TopK(states, factors, how.latents * states.shape[1], how.k)
-    optimiser = torch.optim.Adam(model.parameters(), lr=how.lr)
+    optimiser = torch.optim.Adam(model.parameters(), lr=how.lr, fused=True)
     for _ in range(how.steps):
         batch = states[torch.randint(len(states), (how.batch,))]
         error = ((model(batch) - batch) * model.scale).square().sum(1).mean()
@@ -141,7 +143,8 @@ def measured(loaded: Any, name: str, layers: list[int], parts: list[Texts], how:
                 used = chosen.get(condition, states[kept])
                 model = trained(used, factors, seed, how)
                 with torch.no_grad():
-                    fired = (model.latents(other * model.scale) > 0).any(0)
+                    values, numbers = model.latents(other * model.scale)
+                    n_fired = len(numbers[values > 0].unique())
                     left = (model(other) - other)[:, rest].double().square().sum()
                     all_of_it = (other - other.mean(0))[:, rest].double().square().sum()
                 made = outcome(loaded, judges, layer, mask, model)
@@ -153,7 +156,7 @@ def measured(loaded: Any, name: str, layers: list[int], parts: list[Texts], how:
                     "dims": dims,
                     "tokens": len(states),
                     "gamma": float(centre.norm() / spread.norm()),
-                    "dead": 1 - float(fired.double().mean()),
+                    "dead": 1 - n_fired / len(model.decoder),
                     "explained": 1 - float(left / all_of_it),
                     "recovered": float(recovered),
                 }
@@ -189,7 +192,7 @@ def main() -> None:
     parser.add_argument("--data", default="excerpt", help="texts: a file or a hub id")
     parser.add_argument("--limit", type=int, default=600, help="texts, of which a fifth judges")
     parser.add_argument("--masking", type=int, default=32, help="texts of which the mask is made")
-    parser.add_argument("--judged", type=int, default=16, help="texts of what is recovered")
+    parser.add_argument("--judged", type=int, default=8, help="texts of what is recovered")
     parser.add_argument("--latents", type=int, default=2, help="latents per dimension")
     parser.add_argument("--k", type=int, default=16)
     parser.add_argument("--steps", type=int, default=600)
