@@ -178,10 +178,10 @@ def table(rows: list[Any]) -> str:
         lines.append(f"| {place[0]}, {place[1]} | {place[2]} | {gamma:.2f} | {' | '.join(cells)} |")
     for condition in ("all tokens", "every state"):
         pairs = means.get(condition) or [pair for one in means.values() for pair in one]
-        rank = spearmanr(*zip(*pairs, strict=True))
-        lines.append(
-            f"γ against dead latents, {condition}: rank correlation {rank.statistic:.2f} of {len(pairs)}, p = {rank.pvalue:.2f}"
-        )
+        if all(len(set(values)) > 1 for values in zip(*pairs, strict=True)):
+            rank = spearmanr(*zip(*pairs, strict=True))
+            said = f"rank correlation {rank.statistic:.2f} of {len(pairs)}, p = {rank.pvalue:.2f}"
+            lines.append(f"γ against dead latents, {condition}: {said}")
     return "\n".join(lines)
 
 
