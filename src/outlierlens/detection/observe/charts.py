@@ -183,7 +183,7 @@ def gammas(stack: StackObservation, *, prefix: str = "") -> Chart:
     by_view = {
         view: [row for row in rows if row["tokens"] == view] for view in dict.fromkeys(r["tokens"] for r in rows)
     }
-    dashes = ([], [6, 3])
+    dashes: tuple[list[int], ...] = ([], [6, 3])
     drawn = [_plain_line(some, x, y, what, dash=dash) for some, dash in zip(by_view.values(), dashes, strict=False)]
     top = max(rows, key=lambda row: row["gamma"], default=None)
     reading = "How far states lie from 0, for their spread: γ above 1 says that the mean is longer than the spread. "
