@@ -458,7 +458,7 @@ def test_the_commands_take_them(kind: str, folder: Path, tmp_path: Path, run: An
     assert re.search(r"^intact +0\.9 ", out, re.MULTILINE)
     code, _, err = run("observe", model, "--data", "excerpt", *quick)
     assert code == 1
-    assert f"reads {plural}, not text; scan, observe, disable and sweep take it" in err
+    assert f"reads {plural}, not text; scan, observe, disable, sweep, range and trace take it" in err
 
 
 def test_a_sweep_writes_its_report_and_goes_on(folder: Path, tmp_path: Path, run: Any, models: Any) -> None:

@@ -68,7 +68,7 @@ def test_every_chart_compiles_and_is_written_as_svg_and_png():
     drawn = all_charts(synthetic.report_data(scan_result=scan, observed=observation, damages=damages))
     assert [chart.name for chart in drawn] == [
         "weights-scale", "weights-bias", "token-vectors", "average-vectors", "extreme-shares", "largest-values",
-        "loss", "loss-1",
+        "gammas", "loss", "loss-1",
     ]  # fmt: skip
     for chart in drawn:
         plain = chart.plain()
@@ -173,6 +173,18 @@ def test_largest_values_name_the_peak_with_its_token():
     assert "The peak is 22,500 in dimension 507 after layer 6, at the token “<|im_start|>”, position 0" in chart.reading
     assert chart.rows[0][:5] == ("6", 507, 22_500.0, "<|im_start|>", 0)
     assert chart.total > len(chart.rows) == TABLE_ROWS
+
+
+def test_gammas_are_those_of_the_stack_with_and_without_special_tokens():
+    stack = synthetic.observation(n_layers=4, hidden_size=520).stacks[0]
+    without = replace(stack.view("all"), mean=2 * stack.view("all").mean)
+    stack = replace(stack, views={"all": stack.view("all"), "without_special": without})
+    chart = charts.gammas(stack)
+    drawn = {(row["tokens"], row["layer"]): row["gamma"] for layer in (0, 2) for row in values(chart, layer)}
+    for times, tokens in ((1, "all"), (2, "without special")):
+        found = [drawn[f"{tokens} tokens", layer] for layer in stack.layers]
+        np.testing.assert_allclose(found, times * stack.gamma(), rtol=1e-3)
+    assert f"{max(drawn.values()):.2f}" in chart.reading
 
 
 def test_extreme_shares_give_the_largest_share_and_the_one_without_special_tokens():

@@ -1,63 +1,44 @@
 """Rows of encoder-decoders. See `Stack` and `Family` for what each field means."""
 
+from dataclasses import replace
+
 from outlierlens.architectures.family import Family
 from outlierlens.architectures.heads import heads
 from outlierlens.architectures.stack import Stack
 
-_T5_SELF = heads("layer.0.SelfAttention", "q k v o")
-_T5_READ = ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v")
 _SELF = heads("self_attn", "q_proj k_proj v_proj out_proj")
 _CROSS = heads("encoder_attn", "q_proj k_proj v_proj out_proj")
 _READ = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _NORMS = {"self_attn_layer_norm": _READ, "final_layer_norm": ("fc1",)}
 
-T5_ENCODER = Stack(
-    name="encoder",
-    blocks="encoder.block.{layer}",
-    layers="num_layers",
-    last_linear=("layer.1.DenseReluDense.wo",),
-    neurons={"layer.1.DenseReluDense.wo": "layer.1.DenseReluDense.wi_1"},
-    rectified={"layer.1.DenseReluDense.wo": "layer.1.DenseReluDense.wi"},
-    activation="feed_forward_proj",
-    heads=(_T5_SELF,),
-    readers={
-        "layer.0.layer_norm": _T5_READ,
-        "layer.1.layer_norm": (
-            "layer.1.DenseReluDense.wi",
-            "layer.1.DenseReluDense.wi_0",
-            "layer.1.DenseReluDense.wi_1",
-        ),
-    },
-    other_writes=("layer.0.SelfAttention.o",),
-    reading_norms=("layer.0.layer_norm", "layer.1.layer_norm"),
-    embeddings=("encoder.embed_tokens",),
-    final_norm="encoder.final_layer_norm",
-    stored_as={"encoder.embed_tokens.weight": ("shared.weight", "decoder.embed_tokens.weight")},
-)
-T5_DECODER = Stack(
-    name="decoder",
-    blocks="decoder.block.{layer}",
-    layers="num_decoder_layers",
-    last_linear=("layer.2.DenseReluDense.wo",),
-    neurons={"layer.2.DenseReluDense.wo": "layer.2.DenseReluDense.wi_1"},
-    rectified={"layer.2.DenseReluDense.wo": "layer.2.DenseReluDense.wi"},
-    activation="feed_forward_proj",
-    heads=(_T5_SELF, heads("layer.1.EncDecAttention", "q k v o")),
-    readers={
-        "layer.0.layer_norm": _T5_READ,
-        "layer.1.layer_norm": ("layer.1.EncDecAttention.q",),
-        "layer.2.layer_norm": (
-            "layer.2.DenseReluDense.wi",
-            "layer.2.DenseReluDense.wi_0",
-            "layer.2.DenseReluDense.wi_1",
-        ),
-    },
-    other_writes=("layer.0.SelfAttention.o", "layer.1.EncDecAttention.o"),
-    reading_norms=("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm"),
-    embeddings=("decoder.embed_tokens",),
-    final_norm="decoder.final_layer_norm",
-    stored_as={"decoder.embed_tokens.weight": ("shared.weight", "encoder.embed_tokens.weight")},
-)
+
+def _t5(name: str, layers: str, reads: tuple[tuple[str, ...], ...]) -> Stack:
+    """The stream `name`: each attention reads by `reads`, in order; then comes the MLP."""
+    attentions = [one[0].rpartition(".")[0] for one in reads]
+    mlp = f"layer.{len(reads)}.DenseReluDense"
+    norms = tuple(f"layer.{number}.layer_norm" for number in range(len(reads) + 1))
+    other = "decoder" if name == "encoder" else "encoder"
+    return Stack(
+        name=name,
+        blocks=f"{name}.block.{{layer}}",
+        layers=layers,
+        last_linear=(f"{mlp}.wo",),
+        neurons={f"{mlp}.wo": f"{mlp}.wi_1"},
+        rectified={f"{mlp}.wo": f"{mlp}.wi"},
+        activation="feed_forward_proj",
+        heads=tuple(heads(one, "q k v o") for one in attentions),
+        readers=dict(zip(norms, (*reads, (f"{mlp}.wi", f"{mlp}.wi_0", f"{mlp}.wi_1")), strict=True)),
+        other_writes=tuple(f"{one}.o" for one in attentions),
+        reading_norms=norms,
+        embeddings=(f"{name}.embed_tokens",),
+        final_norm=f"{name}.final_layer_norm",
+        stored_as={f"{name}.embed_tokens.weight": ("shared.weight", f"{other}.embed_tokens.weight")},
+    )
+
+
+_T5_SELF = tuple(f"layer.0.SelfAttention.{one}" for one in "qkv")
+T5_ENCODER = _t5("encoder", "num_layers", (_T5_SELF,))
+T5_DECODER = _t5("decoder", "num_decoder_layers", (_T5_SELF, ("layer.1.EncDecAttention.q",)))
 BART_ENCODER = Stack(
     name="encoder",
     blocks="encoder.layers.{layer}",
@@ -74,20 +55,16 @@ BART_ENCODER = Stack(
     activation="activation_function",
     heads=(_SELF,),
 )
-BART_DECODER = Stack(
+BART_DECODER = replace(
+    BART_ENCODER,
     name="decoder",
     blocks="decoder.layers.{layer}",
     layers="decoder_layers",
-    norm_site="stream",
-    last_norm="final_layer_norm",
-    last_linear=("fc2",),
     other_writes=("self_attn.out_proj", "encoder_attn.out_proj"),
     other_norms=("self_attn_layer_norm", "encoder_attn_layer_norm"),
     embeddings=("decoder.embed_tokens", "decoder.embed_positions"),
     embedding_norm="decoder.layernorm_embedding",
     stored_as={"decoder.embed_tokens.weight": ("shared.weight", "encoder.embed_tokens.weight")},
-    rectified={"fc2": "fc1"},
-    activation="activation_function",
     heads=(_SELF, _CROSS),
 )
 WHISPER_ENCODER = Stack(

@@ -528,8 +528,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "trace", "explain",
         "Follow one dimension through the model: which parts write it, which heads read it, what ends it.",
         home="experiments.trace", python="trace", options="TraceOptions",
-        takes=("subject", "reading", "options", "output", "loading"),
-        shared={"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
+        takes=groups.EXAMPLES,
+        shared=groups.UNLABELLED
+        | {"limit": Other(32, least=1), "verbose": Other(help="Show every block and every head too.")},
         result="Trace", picture="life",
         examples=(
             "trace mini-planted --data texts.txt --limit 4",

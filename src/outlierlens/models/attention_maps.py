@@ -1,5 +1,6 @@
 """Look at a running network's attention weights, one layer's maps of one batch at a time; beside `hidden`, the only hooks.
 
+    loaded = load_eager(name, options)               # with attention that makes weights
     check_eager(loaded, stack)                       # sdpa and flash attention make no weights: say so before any work
     with tapped_attention(loaded, stack, look):      # look(layer, weights, visible)
         run(batch)
@@ -15,7 +16,7 @@ self-attention is read; its attention to the encoder is not.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outlierlens.architectures import ARCHITECTURES, BoundStack, family_of
@@ -23,7 +24,7 @@ from outlierlens.architectures.family import AttentionWeights
 from outlierlens.errors import BadInput
 from outlierlens.models.changes import temporary
 from outlierlens.models.hooks import refuse_compiled
-from outlierlens.models.load import LoadedModel
+from outlierlens.models.load import LoadedModel, LoadOptions, load_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,6 +66,11 @@ def tapped_attention(loaded: LoadedModel, stack: BoundStack, look: Look) -> Iter
         for site in sites:
             _hook(loaded, modules[site.path], site, turns, look, hooks)
         yield
+
+
+def load_eager(name: str, options: LoadOptions) -> LoadedModel:
+    """`load_model`, with attention that computes its weights."""
+    return load_model(name, replace(options, attention="eager"))
 
 
 def check_eager(loaded: LoadedModel, stack: BoundStack) -> None:

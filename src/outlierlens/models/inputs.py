@@ -32,8 +32,8 @@ def tokenizer_of(loaded: LoadedModel) -> Any:
     kind = kind_read(loaded.model)
     if kind is not None:
         raise BadInput(
-            f"{loaded.name} reads {PLURAL[kind]}, not text; scan, observe, disable and sweep take it (--data FOLDER), all "
-            f"that counts, asks or attends to words does not"
+            f"{loaded.name} reads {PLURAL[kind]}, not text; scan, observe, disable, sweep, range and trace take it "
+            f"(--data FOLDER), all that counts, asks or attends to words does not"
         )
     raise BadInput(f"{loaded.name} has no tokenizer beside it, so texts cannot be read; pass one (--tokenizer FOLDER)")
 

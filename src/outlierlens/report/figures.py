@@ -90,6 +90,8 @@ def _states(data: ReportData, name: str, seen: StackObservation | None, number: 
             made.append(charts.vector_panels(seen, named, prefix=prefix))
         made.append(charts.extreme_shares(seen, named, prefix=prefix))
         made.append(charts.largest_values(seen, named, prefix=prefix))
+        if np.isfinite(seen.gamma()).any():
+            made.append(charts.gammas(seen, prefix=prefix))
     return tuple(made)
 
 

@@ -233,11 +233,17 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_pictures_say_what_they_show() -> None:
     from outlierlens import charts
 
-    chart = charts.detectors(detector_results.detectors())
+    found = detector_results.detectors()
+    chart = charts.detectors(found)
     assert "Dimension 2 is found by 3." in chart.reading
     assert "Under random initialisation, timkey still finds any." in chart.reading
     assert "Under rotated basis, none still finds any." in chart.reading
-    assert len(chart.spec["vconcat"]) == 4
+    assert len(chart.spec["vconcat"]) == 5
+    drawn = {
+        (row["condition"], row["layer"]): row["gamma"] for row in chart.spec["vconcat"][4]["layer"][0]["data"]["values"]
+    }
+    assert drawn[MODEL, "1"] == pytest.approx(found.values_of().gamma[found.layers.index("1")], rel=1e-3)
+    assert {condition for condition, _ in drawn} == {MODEL, RANDOM}
     cells = chart.spec["vconcat"][0]["data"]["values"]
     assert {(c["one"], c["other"]): c["jaccard"] for c in cells}[("massive", "timkey")] == 0.333
     weights = charts.super_weights(detector_results.detectors())

@@ -1,6 +1,9 @@
 """Masks: planted sinks of a position and of a token type, numbers by hand, the call in a training loop, exports."""
 
+import json
 import math
+import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -195,3 +198,23 @@ def test_heretic_clips_exactly_the_dimensions_that_stand_out() -> None:
     limit = torch.quantile(state.abs(), quantile)
     assert float(limit) == pytest.approx(3.0, abs=1e-4)
     assert tomllib.loads(export("heretic", replace(found, dims=())))["winsorization_quantile"] == 1.0
+
+
+def test_the_example_trains_an_autoencoder_per_condition_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path(__file__).parents[3] / "examples" / "masks" / "autoencoder.py"
+    small = {"limit": 16, "masking": 8, "judged": 2, "latents": 1, "steps": 2, "batch": 16, "seeds": 1}
+    cheapest = [word for name, value in small.items() for word in (f"--{name}", str(value))]
+    rows = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(sys, "argv", ["autoencoder.py", "mini-planted:3", *cheapest, "-o", str(rows)])
+    for _ in range(2):
+        runpy.run_path(str(script), run_name="__main__")
+        *_, table = capsys.readouterr().out.partition("| model, block |")
+        found = [json.loads(line) for line in rows.read_text().splitlines()]
+        assert [one["condition"] for one in found] == ["all tokens", "dimensions", "random dimensions"]
+    every, levelled, random = found
+    assert set(every["dims"]) <= {8, 24, 40, 56, 72, 88, 104, 120}  # those planted in it
+    assert levelled["gamma"] < every["gamma"] < 1.1 * random["gamma"]
+    assert all(0 <= one["dead"] <= 1 and one["explained"] < 1 and one["recovered"] < 1 for one in found)
+    assert f"| mini-planted, 3 | dimensions | {levelled['gamma']:.2f} |" in table

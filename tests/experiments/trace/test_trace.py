@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from architectures import FAMILIES, build
+from media_models import PLANTED, RATE, pictures, save_vit, sounds, write_pictures
 from outlierlens import trace
+from outlierlens.data.media.items import Items, Part
 from outlierlens.data.texts import Texts, read_texts
 from outlierlens.errors import BadInput
 from outlierlens.experiments.trace.options import TraceOptions
@@ -45,17 +47,53 @@ def small(family: str, words: Callable[..., Any], head: str = "CausalLM") -> Any
 def test_the_parts_sum_to_the_value_in_every_block_of_every_family(family: str) -> None:
     loaded = tiny(family)
     for stack in loaded.stacks:
-        if stack.name == "vision":
-            continue
         options = TraceOptions(dim=DIM, stack=stack.name, n_random=1, task=TaskOptions(max_length=8))
-        if family in REFUSED:
-            with pytest.raises(BadInput, match=REFUSED[family]):
+        says = "texts do not reach stream 'vision'" if stack.name == "vision" else REFUSED.get(family)
+        if says:
+            with pytest.raises(BadInput, match=says):
                 trace(loaded, TEXTS, options)
             continue
         found = trace(loaded, TEXTS, options)
         assert 0 < found.error <= 1e-5
         _sums(found)
         _against(found, Oracle(loaded, TEXTS, 8).by_text[stack.name])
+
+
+@pytest.mark.parametrize(
+    "family", [one for one in FAMILIES.values() if one.inputs in ("image", "audio")], ids=lambda one: one.name
+)
+def test_pictures_and_recordings_are_followed_too(family: Any) -> None:
+    from transformers import ViTImageProcessorPil, Wav2Vec2FeatureExtractor
+
+    model: Any = build(family)
+    if family.inputs == "image":
+        side = model.config.image_size
+        processor: Any = ViTImageProcessorPil(size={"height": side, "width": side})
+        parts = tuple(Part(str(number), array=one) for number, one in enumerate(pictures(4, seed=1)[0]))
+    else:
+        pads = model.config.feat_extract_norm == "layer"
+        processor = Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=pads)
+        parts = tuple(Part(str(number), array=one, rate=RATE) for number, one in enumerate(sounds(4, seed=1)[0]))
+    loaded = from_objects(model, processor=processor)
+    found = trace(loaded, Items("made", family.inputs, parts), TraceOptions(dim=DIM, n_random=1))
+    assert 0 < found.error <= 1e-5
+    assert found.n_texts == 4
+    assert found.n_heads > 0
+    _sums(found)
+
+
+def test_a_planted_dimension_of_a_vit_is_written_by_its_neurons(tmp_path: Path, run: Any) -> None:
+    folder = save_vit(tmp_path / "vit")
+    data = write_pictures(tmp_path / "data", *pictures(6, seed=1))
+    path = tmp_path / "out.json"
+    code, _, err = run(
+        "trace", str(folder), "--data", str(data), "--dim", str(PLANTED), "-o", str(path), "--no-progress"
+    )
+    assert code == 0, err
+    found = load(path)
+    assert isinstance(found, Trace)
+    assert [(one.kind, one.layer, one.index) for one in found.writers[:3]] == [("neuron", str(n), 0) for n in range(3)]
+    assert found.token.startswith("patch")
 
 
 def _sums(found: Trace) -> None:

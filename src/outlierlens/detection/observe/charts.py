@@ -2,6 +2,7 @@
 
 average_vectors(stack, named)                # mean of each named dimension against all others
 largest_values(stack, named)                 # max |h| by layer, with its token
+gammas(stack)                                # γ by layer, with and without special tokens
 extreme_shares(stack, named)                 # Luo et al.: share of tokens whose smallest / largest entry it is
 """
 
@@ -30,6 +31,8 @@ from outlierlens.view.charts.base import (
 from outlierlens.view.charts.dim_names import names_at_ends
 from outlierlens.view.charts.palette import BAND, MUTED
 from outlierlens.view.words import number
+
+GAMMA = "γ = ‖mean‖ / ‖standard deviation‖"
 
 
 def average_vectors(stack: StackObservation, named: Sequence[int], *, prefix: str = "") -> Chart:
@@ -164,6 +167,33 @@ def largest_values(stack: StackObservation, named: Sequence[int], *, prefix: str
         layers=layers,
         height=300,
         **what.table(sorted(marks + others, key=lambda row: -row["v"])),
+    )
+
+
+def gammas(stack: StackObservation, *, prefix: str = "") -> Chart:
+    """γ by layer: ‖mean‖ / ‖standard deviation‖ of the states of all tokens, and of those that are not special."""
+    what = draw.columns(layer="layer:O", tokens="tokens:N", gamma="γ")
+    rows: list[Spec] = [
+        {"layer": layer, "tokens": f"{view} tokens".replace("_", " "), "gamma": round_to(value)}
+        for view in stack.views
+        for layer, value in zip(stack.layers, stack.gamma(view).tolist(), strict=True)
+        if np.isfinite(value)
+    ]
+    x, y = draw.layer_axis(stack.layers), field("gamma", title=GAMMA)
+    by_view = {
+        view: [row for row in rows if row["tokens"] == view] for view in dict.fromkeys(r["tokens"] for r in rows)
+    }
+    dashes: tuple[list[int], ...] = ([], [6, 3])
+    drawn = [_plain_line(some, x, y, what, dash=dash) for some, dash in zip(by_view.values(), dashes, strict=False)]
+    top = max(rows, key=lambda row: row["gamma"], default=None)
+    reading = "How far states lie from 0, for their spread: γ above 1 says that the mean is longer than the spread. "
+    return chart(
+        name=f"{prefix}gammas",
+        title="Mean against spread, layer by layer",
+        reading=reading + (f"It is largest after {place(top['layer'])}: {number(top['gamma'])}." if top else ""),
+        layers=[*(layer for line in drawn for layer in line), *_end_labels(tuple(by_view.items()), x, y)],
+        height=220,
+        **what.table(rows),
     )
 
 

@@ -44,8 +44,8 @@ from outlierlens.experiments.attention.result import (
     KeyCorrelation,
     Keys,
 )
-from outlierlens.models.attention_maps import check_eager
-from outlierlens.models.load import LoadedModel, load_model, stream_width
+from outlierlens.models.attention_maps import check_eager, load_eager
+from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.session import Session
 from outlierlens.statistics.p_values import rank_among
 from outlierlens.statistics.resampling import finite_quantiles, percentile_interval
@@ -234,7 +234,7 @@ def attention(
 def run(session: Session, options: AttentionOptions) -> Attention:
     """The measurement, as the command runs it."""
     texts, _ = session.texts()
-    loaded = load_model(session.subject.model, replace(session.load, attention="eager"))
+    loaded = load_eager(session.subject.model, session.load)
     return attention(loaded, texts, options, progress=session.progress)
 
 

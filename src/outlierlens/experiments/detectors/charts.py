@@ -4,17 +4,20 @@ agreement       how far each two definitions find the same dimensions (Jaccard),
 the dimensions  which definitions find which, and in how many layers
 by layer        how many dimensions each finds in each layer
 nulls           how many it finds in the model and next to nothing: other weights, another basis
+γ               the length of the mean state over that of the standard deviations, by layer
 
 Super weights: where the MLP's last linear spikes, and what single weights are for: `super_weights(found)`.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from outlierlens.detection.observe.charts import GAMMA
 from outlierlens.errors import BadInput
-from outlierlens.experiments.detectors.result import Detectors, Found, SuperWeights
+from outlierlens.experiments.detectors.result import FINAL, ROTATED, Detectors, Found, SuperWeights
 from outlierlens.statistics.words import interval_text
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import Chart, Spec, bar, begun, field, round_to, symmetric
@@ -36,8 +39,8 @@ LINES = {READ: (MUTED, "circle"), WRITTEN: (DIM_COLOURS[1], "square"), AFTER: (D
 
 
 def detectors(found: Detectors, *, name: str = "detectors") -> Chart:
-    """The four panels as one picture."""
-    panels = [_agreement(found), _dimensions(found), _layers(found), _nulls(found)]
+    """The panels as one picture."""
+    panels = [_agreement(found), _dimensions(found), _layers(found), _nulls(found), *_gammas(found)]
     rows = [
         (one.definition, one.condition, len(one.dims) if one.applies else None, _listed(one)) for one in found.found
     ]
@@ -45,7 +48,7 @@ def detectors(found: Detectors, *, name: str = "detectors") -> Chart:
         name=name,
         title=f"Which dimensions are outliers, by {len(found.names)} definitions: {found.provenance.model}",
         reading=reading(found),
-        body=above(panels, 26, apart=("opacity", "x", "y", "color")),
+        body=above(panels, 26, apart=("opacity", "x", "y", "color", "shape")),
         columns=("definition", "condition", "dimensions", "which"),
         rows=rows,
     )
@@ -148,6 +151,23 @@ def _nulls(found: Detectors) -> Spec:
     what = draw.columns(rule="definition:N", condition="in:N", said="dimensions:N", which="which:N")
     rect = heat(None, x, y, _strength("size", top), what, color=MUTED)
     return _panel("How many in the model and in nulls (–: does not apply)", len(found.names) * CELL, cells, rect)
+
+
+def _gammas(found: Detectors) -> Iterator[Spec]:
+    """γ by layer, in the model and with other weights; another basis has the model's own."""
+    layers = [layer for layer in found.layers if layer != FINAL]
+    rows = [
+        {"layer": layer, "condition": one.condition, "gamma": round_to(float(gamma))}
+        for one in found.values
+        if one.condition != ROTATED
+        for layer, gamma in zip(one.layers, one.gamma, strict=True)
+        if layer in layers and math.isfinite(gamma)
+    ]
+    if rows:
+        look = draw.both("condition", list(dict.fromkeys(str(row["condition"]) for row in rows)))
+        what = draw.columns(layer="layer:O", condition="in:N", gamma="γ")
+        drawn = lines(rows, draw.layer_axis(layers), field("gamma", title=GAMMA), look, what)
+        yield panel(drawn, WIDTH, HEIGHT, "How far states lie from 0, for their spread")
 
 
 def _panel(title: str, height: int, cells: list[Spec], rect: Spec, says: str = "said") -> Spec:

@@ -5,6 +5,7 @@ charts.masks(found)
 
 import math
 
+from outlierlens.detection.observe.charts import GAMMA
 from outlierlens.experiments.mask.result import Mask
 from outlierlens.view.charts import draw
 from outlierlens.view.charts.base import Chart, Spec, chart, field, round_to
@@ -22,7 +23,7 @@ def masks(found: Mask, *, name: str = "masks") -> Chart:
                 rows.append({"layer": one.layer, "which": which, "gamma": round_to(gamma), "sinks": one.n_sinks})
     what = draw.columns(layer="block:N", which="tokens:N", gamma="γ", sinks="sink tokens")
     x = draw.layer_axis([one.layer for one in found.layers])
-    y = field("gamma", title="γ = ‖mean‖ / ‖standard deviation‖")
+    y = field("gamma", title=GAMMA)
     top = max(found.layers, key=lambda one: one.gamma_kept)
     return chart(
         name=name,

@@ -195,7 +195,9 @@ def _linear(state: _Running, block: str, name: str) -> "Callable[[Tensor], None]
     heads = 0 if neurons else n_heads(state.loaded, block, name, len(row))
     bias = parameters.get(f"{path}.bias")
     times = state.stack.stack.write_scales.get(name)
-    factor = float(parameters[f"{block}.{times}"][state.dim]) if times and f"{block}.{times}" in parameters else 1.0
+    factor = (
+        float(parameters[f"{block}.{times}"].detach()[state.dim]) if times and f"{block}.{times}" in parameters else 1.0
+    )
 
     def take(read: "Tensor") -> None:
         import torch

@@ -15,20 +15,19 @@ import numpy as np
 
 from outlierlens.ablation.position_means import first_tokens
 from outlierlens.architectures import BoundStack, live_parameters
-from outlierlens.data.texts import Batch, Texts
+from outlierlens.data.texts import Batch, Data
 from outlierlens.errors import USE_FLOAT32, BadInput
 from outlierlens.experiments.trace.account import Account, Entry, account, refuse
 from outlierlens.experiments.trace.options import TraceOptions
 from outlierlens.experiments.trace.readers import Carried, Model, Readers, read_by
 from outlierlens.experiments.trace.result import BlockValue, Part, Trace, Weight, Writer
 from outlierlens.experiments.trace.trials import Restored, run_trials
-from outlierlens.models.attention_maps import check_eager
+from outlierlens.models.attention_maps import check_eager, load_eager
 from outlierlens.models.hooks import EMBEDDINGS, edited_calls, layer_name, tapped
-from outlierlens.models.load import LoadedModel, load_model, stream_width
-from outlierlens.models.passes import TextReading
+from outlierlens.models.load import LoadedModel, stream_width
+from outlierlens.models.passes import Reading, reading_of
 from outlierlens.session import Session
 from outlierlens.tasks.choice import make_task
-from outlierlens.vectors.read import text_stack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,22 +64,27 @@ class _Seen:
 
 
 def trace(
-    loaded: LoadedModel, texts: Texts, options: TraceOptions | None = None, *,
+    loaded: LoadedModel, texts: Data, options: TraceOptions | None = None, *,
     command: str = "", progress: Progress | None = None,
 ) -> Trace:  # fmt: skip
-    """The life of one dimension of `loaded`, on `texts`.
+    """The life of one dimension of `loaded`, on `texts`, which may be pictures or recordings (`media.Items`).
 
     Raises:
-        BadInput: an unknown dimension or stream, no text with two tokens, a model of which a writer cannot be seen, or one
-            in which something writes that its row does not declare.
+        BadInput: an unknown dimension or stream, one that the data do not reach, no text with two tokens, a model of which a
+            writer cannot be seen, or one in which something writes that its row does not declare.
     """
     options = options or TraceOptions()
-    stack = text_stack(loaded, options.stack)
+    reading = reading_of(loaded, texts, options.task.max_length)
+    stack = reading.stacks[0] if options.stack is None else loaded.stack(options.stack)
+    if stack not in reading.stacks:
+        raise BadInput(
+            f"{loaded.name}: {reading.inputs} do not reach stream {stack.name!r}, only "
+            f"{', '.join(one.name for one in reading.stacks)}; name one of these, or give other data"
+        )
     refuse(loaded, stack)
     width = stream_width(loaded.model, stack)
     if options.dim is not None and options.dim >= width:
         raise BadInput(f"dimension {options.dim} does not exist; stream {stack.name} has dimensions 0 to {width - 1}")
-    reading = TextReading(loaded, options.task.max_length)
     batches = [b for b in reading.batches(texts, batch_size=options.task.batch_size) if int(b.valid.sum(1).max()) > 1]
     if not batches:
         raise BadInput(f"{texts.source}: no text has two tokens, so there is nothing to follow a dimension through")
@@ -100,7 +104,7 @@ def trace(
     layers = tuple(sorted({entry.layer for _, entry in writers}))
     back = Restored(loaded, stack, dim, layers, peak)
     trials = run_trials(task, weights, back, n_random=options.n_random, seed=options.seed, progress=progress)
-    notes: tuple[str, ...] = (*loaded.notes, *task.notes)
+    notes: tuple[str, ...] = (*loaded.notes, *dict.fromkeys((*reading.notes, *task.notes)))
     read = Readers()
     try:
         check_eager(loaded, stack)
@@ -160,7 +164,7 @@ def _default(seen: _Seen, largest: np.ndarray, width: int) -> int:
 
 
 def _places(
-    loaded: LoadedModel, stack: BoundStack, reading: TextReading, batches: Sequence[Batch], dim: int
+    loaded: LoadedModel, stack: BoundStack, reading: Reading, batches: Sequence[Batch], dim: int
 ) -> tuple[int, dict[int, int], tuple[int, int, str]]:
     """(layer after which the dimension is largest, token of each text that carries it there, the largest of these)."""
     import torch
@@ -313,6 +317,6 @@ def _part(entry: Entry, kind: str = "") -> Part:
 
 def run(session: Session, options: TraceOptions) -> Trace:
     """What the command finds."""
-    texts, _ = session.texts()
-    loaded = load_model(session.subject.model, replace(session.load, attention="eager"))
-    return trace(loaded, texts, options, command=session.command, progress=session.progress)
+    data = session.task_reading.read(offline=session.loading.offline)
+    loaded = load_eager(session.subject.model, session.load)
+    return trace(loaded, data, options, command=session.command, progress=session.progress)

@@ -8,6 +8,7 @@ weight_maps      layers × dimensions of the weights, outliers named
 token_vectors    hidden values of one input's tokens
 average_vectors  mean of each layer
 largest_values   largest |h| by layer, with its token
+gammas           mean against spread of the states, by layer
 extreme_shares   share of tokens whose smallest / largest entry a dimension is
 losses           what switching off does, beside controls
 attack           damage against the number of edited values, by kind of edit, beside random ones
