@@ -138,7 +138,7 @@ def test_neurons_are_judged_in_their_blocks(words: Callable[..., Any]) -> None:
     assert made.of("massive").named == ()  # 100 is not 1,000 times the median
     whole = [one for one in made.names if made.of(one).applies]
     assert whole == ["massive", "systematic", "super-weight", "timkey", "he-kurtosis", "bondarenko-out"]
-    assert verdict(made).startswith(f"Neuron {name}: outlier by at least half")
+    assert verdict(made).startswith(f"Neurons {name} and ")
     (row,) = (row for row in made.records() if row["definition"] == "super-weight" and row["condition"] == MODEL)
     assert (row["layer"], row["dim"], row["pooled"]) == (str(AT), COLUMN, True)
 
