@@ -3,6 +3,7 @@
 made = protect("smollm2-135m", "llm-compressor")
 made.text                                    # YAML for a recipe
 made.modules, made.dims                      # what it names
+protect("smollm2-135m", "awq", ProtectOptions(stack="mlp", dims={11: (1229,)}))      # a neuron
 
 tool             form      what the tool reads
 torch-pruning    Python    channels that its importance never gives up, and `ignored_layers` to keep the whole stream
@@ -11,18 +12,24 @@ bitsandbytes     Python    `llm_int8_skip_modules` of transformers' BitsAndBytes
 awq              Python    `modules_to_not_convert` of AwqConfig, and scales of the channels for `apply_awq` of llm-awq
 
 Names are read from the checkpoint's header; outliers come from the scan of its weights. Needs no torch.
+
+Of an MLP's neurons, tools that name modules are told the last linears that read them; Torch-Pruning the channels of the linears
+that make them; and awq a scale between both, which `repair` calls a pair.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import BoundStack, Neuron, is_mlp, mlp_axis, neurons_of, streams_of
+from outlierlens.architectures.heads import PART
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import scan_checkpoint
+from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.errors import BadInput, one_line
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
@@ -83,7 +90,7 @@ class KeepPositions(tp.importance.Importance):
 
 # importance = KeepPositions(tp.importance.MagnitudeImportance(), model)
 # pruner = tp.pruner.BasePruner(model, example_inputs, importance=importance, ...)
-# To keep every position of the stream, so that MLPs and heads alone are pruned:
+# {whole}:
 # ignored_layers = [module_of(model, name) for name in KEEP]
 '''
 PRUNES = ("torch-pruning", "llm-compressor")
@@ -91,7 +98,10 @@ PRUNES = ("torch-pruning", "llm-compressor")
 
 @dataclass(frozen=True)
 class Protection:
-    """A protect-list: `text` is what to paste, `modules` and `dims` what it names, `layers` where, `notes` what to know."""
+    """A protect-list to paste, `text`.
+
+    `modules` and `dims`, or `neurons`, are what it names, `layers` where, `notes` what to know.
+    """
 
     tool: Tool
     text: str
@@ -99,13 +109,14 @@ class Protection:
     dims: tuple[int, ...]
     layers: tuple[int, ...]
     notes: tuple[str, ...]
+    neurons: tuple[str, ...] = ()
 
 
 def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Protection:
     """A protect-list for `tool`, ready to paste.
 
     Raises:
-        BadInput: an unknown tool or layer, several streams and none named, or no outlier to protect.
+        BadInput: an unknown tool, layer or neuron, several streams and none named, or no outlier to protect.
     """
     if tool not in TOOLS:
         raise BadInput(f"unknown tool {tool!r}; lists are written for {', '.join(TOOLS)}")
@@ -114,16 +125,22 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
     with open_checkpoint(
         model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
     ) as checkpoint:
-        return _Lists(checkpoint, options).made(tool)
+        stacks = arch.stacks_for(checkpoint, options.scan.row)
+        bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+        if is_mlp(options.stack):
+            (stream,) = streams_of(bound, options.stack, checkpoint.name)
+            return _NeuronLists(checkpoint, options, stream).made(tool)
+        return _Lists(checkpoint, options, bound).made(tool)
 
 
 class _Lists:
     """The modules and channels of one stream."""
 
-    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions):
+    whole = "To keep every position of the stream, so that MLPs and heads alone are pruned"
+    neurons: tuple[Neuron, ...] = ()
+
+    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions, bound: Sequence[BoundStack]):
         self.checkpoint, self.options = checkpoint, options
-        stacks = arch.stacks_for(checkpoint, options.scan.row)
-        bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         chosen = [one for one in bound if options.stack in (None, one.name)]
         if len(chosen) != 1:
             known = ", ".join(one.name for one in bound)
@@ -133,7 +150,11 @@ class _Lists:
         self.cells = Cells.of(self.bound, shapes, options.rule)
         scan = scan_checkpoint(checkpoint, options.scan)
         self.scan: StackScan = next(stack for stack in scan.stacks if stack.stack == self.bound.name)
-        self.dims = self.scan.dims if options.dims == FIND else tuple(dict.fromkeys(options.dims))
+        if isinstance(options.dims, Mapping):
+            raise BadInput(
+                "--dims names layers; write dimensions alone, such as 308,381, or add --stack mlp for neurons"
+            )
+        self.dims = self.scan.dims if options.dims == FIND else tuple(dict.fromkeys(map(int, options.dims)))
         if not self.dims:
             raise BadInput(f"{checkpoint.name}: the scan finds no outlier to protect; name positions with --dims")
         bad = [dim for dim in self.dims if not 0 <= dim < self.cells.width]
@@ -142,6 +163,18 @@ class _Lists:
 
     def made(self, tool: Tool) -> Protection:
         """The list for one tool."""
+        modules, layers, notes = self.named(tool)
+        write = {
+            "torch-pruning": self._torch_pruning,
+            "llm-compressor": self._llm_compressor,
+            "bitsandbytes": self._bitsandbytes,
+            "awq": self._awq,
+        }[tool]
+        text = write(modules, layers, notes)
+        return Protection(tool, text, modules, self.dims, layers, tuple(notes), tuple(map(str, self.neurons)))
+
+    def named(self, tool: Tool) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
+        """(modules, layers, what to know) of the list."""
         chosen = self.options.layers or ("enough" if tool in PRUNES else "flagged")
         if tool == "torch-pruning":
             chosen = "all"  # channels of the stream go from every layer together
@@ -154,14 +187,11 @@ class _Lists:
                 f"blocks here end in a norm, and this tool leaves norms alone{safe}; the modules are the linears before "
                 "those norms"
             )
-        write = {
-            "torch-pruning": self._torch_pruning,
-            "llm-compressor": self._llm_compressor,
-            "bitsandbytes": self._bitsandbytes,
-            "awq": self._awq,
-        }[tool]
-        text = write(modules, layers, notes)
-        return Protection(tool, text, modules, self.dims, layers, tuple(notes))
+        return modules, layers, notes
+
+    def keep(self, modules: tuple[str, ...]) -> dict[str, list[int]]:
+        """Of each module the channels that pruning must not give up."""
+        return {name: sorted(self.dims) for name in modules}
 
     def layers(self, chosen: Which | tuple[int, ...]) -> tuple[int, ...]:
         """Numbers of `cells`, ascending: of layers, but that layers which run one block count once.
@@ -220,12 +250,14 @@ class _Lists:
         return [f"# {one_line(line)}" for line in lines]
 
     def _torch_pruning(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        keep = {name: sorted(self.dims) for name in modules}
-        notes[0] = f"positions {', '.join(map(str, self.dims))} of the residual stream, which goes as a whole"
+        if not self.neurons:
+            notes[0] = f"positions {', '.join(map(str, self.dims))} of the residual stream, which goes as a whole"
         if self.bound.stack.weight_is_in_by_out:
             notes.append("linears here are Conv1D modules, which Torch-Pruning prunes only with a pruner of your own")
         head = self._head("channels that Torch-Pruning should keep", notes)
-        return "\n".join([*head, TORCH_PRUNING.replace("{keep}", _literal(keep))])
+        return "\n".join(
+            [*head, TORCH_PRUNING.replace("{keep}", _literal(self.keep(modules))).replace("{whole}", self.whole)]
+        )
 
     def _llm_compressor(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
         lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in modules]
@@ -260,17 +292,14 @@ class _Lists:
 
     def _awq(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
         skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
-        pairs = self.readers(layers)
+        scaled = self.scaled(layers)
         lines = ["from transformers import AwqConfig", "", f"modules_to_not_convert = {_literal(skip)}", ""]
         lines += ["config = AwqConfig(bits=4, modules_to_not_convert=modules_to_not_convert)"]
-        if not pairs:
-            notes.append(
-                "no scales: which linears read which norm is known here for pre-norm blocks named as in Llama, OPT and "
-                "GPT-NeoX, whose norms multiply by their weight"
-            )
+        if not scaled:
+            notes.append(f"no scales: {self.unscaled}")
             return "\n".join([*self._head("modules that AWQ should leave in high precision", notes), *lines, ""])
         notes.append(
-            f"scales: a channel's weights grow by {self.options.factor:g} and its norm shrinks by as much, which changes "
+            f"scales: a channel's weights grow by {self.options.factor:g} and what feeds it shrinks by as much, which changes "
             "nothing before quantization"
         )
         return "\n".join([
@@ -280,15 +309,27 @@ class _Lists:
             "# Scales for llm-awq: apply_awq(model, awq_results), or torch.save(awq_results, file) for --load_awq.",
             "import torch",
             "",
-            f"READERS = {_literal([[norm, *linears] for norm, linears in pairs])}",
-            f"scales = torch.ones({self.cells.width})",
-            f"scales[{sorted(self.dims)}] = {self.options.factor!r}",
-            'awq_results = {"scale": [(norm, tuple(linears), scales.clone()) for norm, *linears in READERS], "clip": []}',
+            f"SCALED = {_literal(scaled)}",
+            'awq_results = {"scale": [], "clip": []}',
+            "for feeds, readers, channels in SCALED:",
+            f"    scales = torch.ones({self.width})",
+            f"    scales[channels] = {self.options.factor!r}",
+            '    awq_results["scale"].append((feeds, tuple(readers), scales))',
             "",
         ])  # fmt: skip
 
-    def readers(self, layers: Sequence[int]) -> list[tuple[str, tuple[str, ...]]]:
-        """(norm, linears that read it) of the layers, where that is known; [] elsewhere."""
+    unscaled = (
+        "which linears read which norm is known here for pre-norm blocks named as in Llama, OPT and GPT-NeoX, whose norms "
+        "multiply by their weight"
+    )
+
+    @property
+    def width(self) -> int:
+        """Channels of what is scaled."""
+        return self.cells.width
+
+    def scaled(self, layers: Sequence[int]) -> list[tuple[str, list[str], list[int]]]:
+        """(what feeds, linears that read it, channels) of the layers: norms, where that is known; [] elsewhere."""
         if self.bound.ends_in_norm or self.bound.stack.norm_offset:
             return []
         names, found = self.checkpoint.tensors, []
@@ -301,8 +342,76 @@ class _Lists:
                 stored = [names.get(f"{part}.weight") for part in parts]
                 fits = all(one is not None for one in stored) and norm in norms
                 if fits and all(one.shape[-1] == self.cells.width for one in stored if one is not None):
-                    found.append((parts[0], tuple(parts[1:])))
+                    found.append((parts[0], parts[1:], sorted(self.dims)))
         return found
+
+
+class _NeuronLists(_Lists):
+    """The same of neurons of a stream's MLPs."""
+
+    whole = "To keep every neuron of these blocks"
+    unscaled = "which linear's outputs multiply what the last one reads is known here for gated MLPs"
+
+    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions, bound: BoundStack):
+        self.checkpoint, self.options, self.bound, self.dims = checkpoint, options, bound, ()
+        self.axis = mlp_axis(bound, options.stack or "")
+        if options.layers is not None:
+            raise BadInput("--layers is of dimensions; neurons are named with their block: leave it out")
+        if options.dims == FIND:
+            found = scan_neurons(checkpoint, bound, hashlib.sha256(), self.axis.name).found
+            self.neurons = tuple(sorted(Neuron.parse(one.neuron) for one in found))
+        elif isinstance(options.dims, Mapping):
+            self.neurons = neurons_of(options.dims)
+        else:
+            raise BadInput("neurons are named with their block: --dims 11:1229")
+        if not self.neurons:
+            raise BadInput(f"{checkpoint.name}: the scan finds no neuron to protect; name some with --dims 11:1229")
+        for one in self.neurons:
+            if one.layer >= bound.n_layers or one.neuron >= self.width:
+                raise BadInput(
+                    f"neuron {one} does not exist; there are {bound.n_layers} blocks of {self.width:,} neurons, from 0"
+                )
+
+    @property
+    def width(self) -> int:
+        """Neurons of a block."""
+        (param,) = self.axis.scale[0]
+        return self.checkpoint.tensors[param.name].shape[param.axis]
+
+    def named(self, tool: Tool) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
+        """The last linears that read the neurons; of Torch-Pruning the linears that make them."""
+        layers = tuple(dict.fromkeys(one.layer for one in self.neurons))
+        said = f"neurons {', '.join(map(str, self.neurons))} of {number_of_layers(len(layers))}"
+        if tool == "torch-pruning":
+            return tuple(name for layer in layers for name in self._first(layer)), layers, [said]
+        last = tuple(self.axis.reads[layer] for layer in layers)
+        return last, layers, [f"{said}; this tool is told whole linears, so each keeps all that its last linear reads"]
+
+    def keep(self, modules: tuple[str, ...]) -> dict[str, list[int]]:
+        """The neurons as outputs of what makes them: gate and up, one after the other where one linear is both."""
+        found: dict[str, list[int]] = {}
+        for one in self.neurons:
+            for name in self._first(one.layer):
+                n_outputs = self.checkpoint.tensors[f"{name}.weight"].shape[self.bound.stack.weight_is_in_by_out]
+                found.setdefault(name, []).extend(range(one.neuron, n_outputs, self.width))
+        return found
+
+    def scaled(self, layers: Sequence[int]) -> list[tuple[str, list[str], list[int]]]:
+        """(up projection, last linear, neurons), where the family's row says that the one multiplies what the other reads."""
+        found = []
+        for layer in layers:
+            block, last = self.bound.blocks[layer], self.axis.reads[layer]
+            first = self.bound.stack.neurons.get(last.removeprefix(f"{block}."), "")
+            match = PART.fullmatch(first)
+            name = f"{block}.{first.partition('[')[0]}"
+            # llm-awq divides the last rows: a half that is no last one has no scale there.
+            if match and match["part"] in (None, "1") and f"{name}.weight" in self.checkpoint.tensors:
+                found.append((name, [last], [one.neuron for one in self.neurons if one.layer == layer]))
+        return found
+
+    def _first(self, layer: int) -> list[str]:
+        weight = f"{self.axis.reads[layer]}.weight"
+        return [name.removesuffix(".weight") for name in first_linears(self.checkpoint, self.bound, layer, weight)]
 
 
 def _tail(name: str, prefix: str) -> str:
