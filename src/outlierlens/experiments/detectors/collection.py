@@ -22,8 +22,8 @@ from outlierlens.detection.observe.measure import (
     Observer,
     Stream,
     every_statistic,
-    rows_of_layers,
     rule_inputs,
+    taps,
 )  # fmt: skip
 from outlierlens.detection.observe.result import sink_kind
 from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
@@ -214,7 +214,7 @@ class _Side:
         """Everything as arrays; `stream` holds the statistics of the blocks and embeddings."""
         stats = {**stream.layers, **self.stats.layers}
         n_layers = self.stack.n_layers
-        expected = [*rows_of_layers(self.stack), *([n_layers] if n_layers in stats else [])]
+        expected = [*taps(self.stack), *([n_layers] if n_layers in stats else [])]
         if sorted(stats) != expected:
             raise BadInput(f"stream {self.stack.name}: only {len(stats)} of {len(expected)} layers ran on these texts")
         inside = {layer: one for layer, one in stats.items() if layer < n_layers}

@@ -105,7 +105,7 @@ def _settings(found: PrecisionPlan) -> Iterator[tuple[Cell, ...]]:
 
 def _setting(one: Judged, name: str) -> tuple[Cell, ...]:
     ends = Interval(one.change_low, one.change_high)
-    return name, len(one.linears), FineShare(one.share), Count(one.n_bytes), Change(one.change), ends
+    return name, one.n_linears, FineShare(one.share), Count(one.n_bytes), Change(one.change), ends
 
 
 def _what_is_compared(found: PrecisionPlan) -> str:
