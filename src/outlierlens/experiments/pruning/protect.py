@@ -18,11 +18,8 @@ that make them; and awq a scale between both, which `repair` calls a pair.
 """
 
 import hashlib
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, Neuron, is_mlp, mlp_axis, neurons_of, streams_of
@@ -31,14 +28,14 @@ from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import scan_checkpoint
 from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
-from outlierlens.errors import BadInput, one_line
+from outlierlens.errors import BadInput
+from outlierlens.experiments.pruning.lists import Protection, ToolLists
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
 from outlierlens.options import FIND
 from outlierlens.view.words import number_of_layers, runs
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
-ENDINGS = {"torch-pruning": ".py", "llm-compressor": ".yaml", "bitsandbytes": ".py", "awq": ".py"}
 # Which linears read a norm's output, by the norm's and the linears' names in a block; only what is known is written.
 READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
@@ -54,62 +51,7 @@ PARALLEL_READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")),
     ("input_layernorm", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),
 )
-TORCH_PRUNING = '''\
-import torch_pruning as tp
-
-KEEP = {keep}
-
-
-def module_of(model, name):
-    """The module of that name, also where a head's prefix stands before it here or there."""
-    for path, module in model.named_modules():
-        if path and (path == name or path.endswith("." + name) or name.endswith("." + path)):
-            return module
-    raise KeyError(name)
-
-
-class KeepPositions(tp.importance.Importance):
-    """Another importance, in which the protected positions of the stream come last."""
-
-    def __init__(self, importance, model):
-        self.importance = importance
-        self.keep = {module_of(model, name): set(dims) for name, dims in KEEP.items()}
-
-    def __call__(self, group):
-        scores = self.importance(group)
-        if scores is None:
-            return None
-        for place, (dependency, channels) in enumerate(group):
-            kept = self.keep.get(dependency.target.module, ())
-            if kept and dependency.handler is not tp.prune_linear_in_channels:
-                for channel, root in zip(channels, group[place].root_idxs):
-                    if channel in kept:
-                        scores[root] = float("inf")
-        return scores
-
-
-# importance = KeepPositions(tp.importance.MagnitudeImportance(), model)
-# pruner = tp.pruner.BasePruner(model, example_inputs, importance=importance, ...)
-# {whole}:
-# ignored_layers = [module_of(model, name) for name in KEEP]
-'''
 PRUNES = ("torch-pruning", "llm-compressor")
-
-
-@dataclass(frozen=True)
-class Protection:
-    """A protect-list to paste, `text`.
-
-    `modules` and `dims`, or `neurons`, are what it names, `layers` where, `notes` what to know.
-    """
-
-    tool: Tool
-    text: str
-    modules: tuple[str, ...]
-    dims: tuple[int, ...]
-    layers: tuple[int, ...]
-    notes: tuple[str, ...]
-    neurons: tuple[str, ...] = ()
 
 
 def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Protection:
@@ -133,11 +75,10 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
         return _Lists(checkpoint, options, bound).made(tool)
 
 
-class _Lists:
+class _Lists(ToolLists):
     """The modules and channels of one stream."""
 
     whole = "To keep every position of the stream, so that MLPs and heads alone are pruned"
-    neurons: tuple[Neuron, ...] = ()
 
     def __init__(self, checkpoint: Checkpoint, options: ProtectOptions, bound: Sequence[BoundStack]):
         self.checkpoint, self.options = checkpoint, options
@@ -160,18 +101,6 @@ class _Lists:
         bad = [dim for dim in self.dims if not 0 <= dim < self.cells.width]
         if bad:
             raise BadInput(f"dimension {bad[0]} does not exist; there are 0 to {self.cells.width - 1}")
-
-    def made(self, tool: Tool) -> Protection:
-        """The list for one tool."""
-        modules, layers, notes = self.named(tool)
-        write = {
-            "torch-pruning": self._torch_pruning,
-            "llm-compressor": self._llm_compressor,
-            "bitsandbytes": self._bitsandbytes,
-            "awq": self._awq,
-        }[tool]
-        text = write(modules, layers, notes)
-        return Protection(tool, text, modules, self.dims, layers, tuple(notes), tuple(map(str, self.neurons)))
 
     def named(self, tool: Tool) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
         """(modules, layers, what to know) of the list."""
@@ -245,79 +174,6 @@ class _Lists:
             holds = f"could still remove a position in {limit} or more; check what comes out"
         return f"{about}: pruning the other {left} {holds}"
 
-    def _head(self, what: str, notes: Sequence[str]) -> list[str]:
-        lines = [f"outlierlens: {what} of {self.checkpoint.name}", *notes]
-        return [f"# {one_line(line)}" for line in lines]
-
-    def _torch_pruning(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        if not self.neurons:
-            notes[0] = f"positions {', '.join(map(str, self.dims))} of the residual stream, which goes as a whole"
-        if self.bound.stack.weight_is_in_by_out:
-            notes.append("linears here are Conv1D modules, which Torch-Pruning prunes only with a pruner of your own")
-        head = self._head("channels that Torch-Pruning should keep", notes)
-        return "\n".join(
-            [*head, TORCH_PRUNING.replace("{keep}", _literal(self.keep(modules))).replace("{whole}", self.whole)]
-        )
-
-    def _llm_compressor(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in modules]
-        return "\n".join([
-            *self._head("modules that llm-compressor should ignore", notes),
-            "# Put the list into the modifier of your recipe; sparsity and scheme are yours.",
-            "sparsity_stage:",
-            "  sparsity_modifiers:",
-            "    SparseGPTModifier:",
-            "      sparsity: 0.5",
-            '      mask_structure: "0:0"',
-            '      targets: ["Linear"]',
-            "      ignore:",
-            '        - "re:.*lm_head$"',
-            *(f"        - {line}" for line in lines),
-            "",
-        ])  # fmt: skip
-
-    def _bitsandbytes(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
-        notes.append("a name given here replaces the default, which leaves the head out; it is named again")
-        return "\n".join([
-            *self._head("modules that bitsandbytes should leave in high precision", notes),
-            "from transformers import BitsAndBytesConfig",
-            "",
-            f"llm_int8_skip_modules = {_literal(skip)}",
-            "",
-            "config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=llm_int8_skip_modules)",
-            '# AutoModelForCausalLM.from_pretrained(..., quantization_config=config)',
-            "",
-        ])  # fmt: skip
-
-    def _awq(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
-        scaled = self.scaled(layers)
-        lines = ["from transformers import AwqConfig", "", f"modules_to_not_convert = {_literal(skip)}", ""]
-        lines += ["config = AwqConfig(bits=4, modules_to_not_convert=modules_to_not_convert)"]
-        if not scaled:
-            notes.append(f"no scales: {self.unscaled}")
-            return "\n".join([*self._head("modules that AWQ should leave in high precision", notes), *lines, ""])
-        notes.append(
-            f"scales: a channel's weights grow by {self.options.factor:g} and what feeds it shrinks by as much, which changes "
-            "nothing before quantization"
-        )
-        return "\n".join([
-            *self._head("modules and channels that AWQ should spare", notes),
-            *lines,
-            "",
-            "# Scales for llm-awq: apply_awq(model, awq_results), or torch.save(awq_results, file) for --load_awq.",
-            "import torch",
-            "",
-            f"SCALED = {_literal(scaled)}",
-            'awq_results = {"scale": [], "clip": []}',
-            "for feeds, readers, channels in SCALED:",
-            f"    scales = torch.ones({self.width})",
-            f"    scales[channels] = {self.options.factor!r}",
-            '    awq_results["scale"].append((feeds, tuple(readers), scales))',
-            "",
-        ])  # fmt: skip
-
     unscaled = (
         "which linears read which norm is known here for pre-norm blocks named as in Llama, OPT and GPT-NeoX, whose norms "
         "multiply by their weight"
@@ -346,7 +202,7 @@ class _Lists:
         return found
 
 
-class _NeuronLists(_Lists):
+class _NeuronLists(ToolLists):
     """The same of neurons of a stream's MLPs."""
 
     whole = "To keep every neuron of these blocks"
@@ -412,15 +268,3 @@ class _NeuronLists(_Lists):
     def _first(self, layer: int) -> list[str]:
         weight = f"{self.axis.reads[layer]}.weight"
         return [name.removesuffix(".weight") for name in first_linears(self.checkpoint, self.bound, layer, weight)]
-
-
-def _tail(name: str, prefix: str) -> str:
-    """A module's name without what a task head puts before it."""
-    return name.removeprefix(prefix)
-
-
-def _literal(value: Any) -> str:
-    """A list or dictionary as Python (and JSON), a line an entry."""
-    return json.dumps(value, indent=4) if not isinstance(value, dict) else (
-        "{\n" + "".join(f"    {json.dumps(key)}: {json.dumps(item)},\n" for key, item in value.items()) + "}"
-    )  # fmt: skip
