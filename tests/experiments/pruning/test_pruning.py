@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import yaml
 from safetensors.numpy import save_file
 from torch.nn.utils import prune
 
+import plan_results
 import pruning_results
+import quantized_results
 from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.detection.scan.measure import ScanOptions
@@ -28,7 +31,7 @@ from outlierlens.experiments.pruning.protect import TOOLS, protect
 from outlierlens.experiments.pruning.result import Removal
 from outlierlens.experiments.pruning.view import sections
 from outlierlens.report.result import Joined, joined_notes, joined_sections
-from outlierlens.results.document import load
+from outlierlens.results.document import load, to_json
 
 OUTLIERS = CheckOptions(dims=(3,))
 NORMS = "encoder.layer.{}.output.LayerNorm.{}"
@@ -557,6 +560,26 @@ def test_lists_that_cannot_be(folder: Any) -> None:
         protect(folder("llama"), "scissors")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="factor is 0"):
         ProtectOptions(factor=0)
+
+
+def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    plain = protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,)))
+    assert "outlierlens plan measures what helps most per byte" in plain.text
+    for found, said in (
+        (
+            plan_results.found(),
+            "# measured: Keep 1 entry (5.0 % of the weights) in 16 bits: +0.8 nats per token → +0.3",
+        ),
+        (replace(plan_results.found(), steps=(), curve=()), "no single entry gives back anything that can be told\n"),
+        (quantized_results.quantized(), "# measured: keep dimension"),
+    ):
+        path.write_text(to_json(found))
+        made = protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
+        assert said in made.text
+    path.write_text(to_json(pruning_results.check()))
+    with pytest.raises(BadInput, match="holds no result of plan or quant"):
+        protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
 
 
 def test_the_protect_command_writes_a_file(folder: Any, run: Any, tmp_path: Path) -> None:

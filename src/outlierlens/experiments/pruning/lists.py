@@ -97,9 +97,12 @@ class ToolLists(ABC):
     def width(self) -> int:
         """Channels of what is scaled."""
 
-    def made(self, tool: Tool) -> Protection:
+    def made(self, tool: Tool, measured: str | None = None) -> Protection:
         """The list for one tool."""
         modules, layers, notes = self.named(tool)
+        notes.append(
+            measured or "what this gives back was not measured: outlierlens plan measures what helps most per byte"
+        )
         write = {
             "torch-pruning": self._torch_pruning,
             "llm-compressor": self._llm_compressor,

@@ -98,6 +98,8 @@ class ProtectOptions:
     0-3,7. Default: enough for pruners, flagged for quantizers."""
     rule: Annotated[Removal, Flat("min_layer_fraction")] = Removal()
     """The constraint that "enough" is about."""
+    measured: Path | None = None
+    """A saved result of plan or quant of this model: the list begins with what it says helps most, or that nothing does."""
     factor: Annotated[float, Gt(0), Lt(float("inf"))] = AWQ_FACTOR
     """awq: by which weights of a protected channel grow."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)

@@ -19,6 +19,7 @@ that make them; and awq a scale between both, which `repair` calls a pair.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import get_args
 
 from outlierlens import architectures as arch
@@ -29,10 +30,14 @@ from outlierlens.detection.scan.measure import scan_checkpoint
 from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
 from outlierlens.errors import BadInput
+from outlierlens.experiments.plan.result import PrecisionPlan
+from outlierlens.experiments.plan.view import most_per_byte, verdict
 from outlierlens.experiments.pruning.lists import Protection, ToolLists
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.options import FIND
+from outlierlens.results.document import Result, load
 from outlierlens.view.words import number_of_layers, runs
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
@@ -63,6 +68,7 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
     if tool not in TOOLS:
         raise BadInput(f"unknown tool {tool!r}; lists are written for {', '.join(TOOLS)}")
     options = options or ProtectOptions()
+    said = None if options.measured is None else measured(load(options.measured), options.measured)
     scan = options.scan
     with open_checkpoint(
         model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
@@ -71,8 +77,22 @@ def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Pr
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
         if is_mlp(options.stack):
             (stream,) = streams_of(bound, options.stack, checkpoint.name)
-            return _NeuronLists(checkpoint, options, stream).made(tool)
-        return _Lists(checkpoint, options, bound).made(tool)
+            return _NeuronLists(checkpoint, options, stream).made(tool, said)
+        return _Lists(checkpoint, options, bound).made(tool, said)
+
+
+def measured(found: Result, path: Path) -> str:
+    """What a saved plan or quant says of what helps, in a line.
+
+    Raises:
+        BadInput: a result of another kind.
+    """
+    if isinstance(found, PrecisionPlan):
+        best = most_per_byte(found)
+        return f"measured: {verdict(found)}" + (f"; {best}" if best else "")
+    if isinstance(found, Quantized):
+        return f"measured: {found.verdict}"
+    raise BadInput(f"{path}: holds no result of plan or quant; write one with outlierlens plan MODEL -o FILE")
 
 
 class _Lists(ToolLists):
