@@ -53,7 +53,7 @@ def greedy(asked: argparse.Namespace) -> None:
 
 
 def nulls(asked: argparse.Namespace) -> None:
-    """Print in how many draws a plan names an entry, and in how many it says "keep"."""
+    """Print in how many draws a plan names an entry, how often that holds on the texts that judge, and "keep"."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,7 +67,7 @@ def nulls(asked: argparse.Namespace) -> None:
     texts = Texts(
         "made", tuple(f"film number {i} was {'very ' * (i % 5)}good and then it was bad again" for i in range(64))
     )
-    named = kept = 0
+    named = kept = judged = 0
     for draw in range(asked.draws):
         torch.manual_seed(draw)
         config = LlamaConfig(
@@ -79,8 +79,12 @@ def nulls(asked: argparse.Namespace) -> None:
         found = plan(loaded, texts, options)
         named += bool(found.steps)
         kept += found.says == "keep"
+        judged += bool(found.steps) and found.regained.low > 0
         if (draw + 1) % 20 == 0:
-            print(f"{draw + 1} draws: {named} name an entry, {kept} say keep", flush=True)
+            print(
+                f"{draw + 1} draws: {named} name an entry ({judged} of these give back on texts that judge), {kept} say keep",
+                flush=True,
+            )
 
 
 def main() -> None:

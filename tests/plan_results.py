@@ -9,10 +9,10 @@ DOWN, UP = "layers.1.mlp.down_proj", "layers.0.mlp.up_proj"
 
 
 def judged(label: str, change: float, *linears: str) -> Judged:
-    """A setting whose value is 3 nats and the change, on two texts."""
+    """A setting whose value is 3 nats and the change."""
     n, value = 60 * len(linears), 3.0 + change
     ends = (value, value - 0.1, value + 0.1, change, change - 0.05, change + 0.05)
-    return Judged(label, linears, n, n / 1200, n, *ends, (value - 0.2, value + 0.2))
+    return Judged(label, len(linears), n, n / 1200, n, *ends)
 
 
 def found() -> PrecisionPlan:

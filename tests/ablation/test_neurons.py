@@ -124,7 +124,8 @@ def test_what_has_no_such_axis_is_told_in_one_line() -> None:
     with pytest.raises(BadInput, match=r"must be one of encoder\.mlp, decoder\.mlp"):
         loaded("t5").axis("mlp")
     with pytest.raises(
-        BadInput, match=r"--stack mlp: neurons are read by scan, observe, disable and sweep;.* residual stream: model"
+        BadInput,
+        match=r"neurons are read by scan, observe, detectors, disable, sweep and protect;.* residual stream: model",
     ):
         loaded("llama").stack("mlp")
     with pytest.raises(BadInput, match="use mode weights"), removed_writes(loaded("llama"), {0: (1,)}, stack="mlp"):

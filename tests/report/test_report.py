@@ -105,7 +105,7 @@ def test_a_plan_is_the_advice_about_bits_where_there_is_one_and_says_where_nothi
     first, second, *_ = (one for one in advice(both) if one.topic == "quantize")
     said = "Keep 1 entry (5.0 % of the weights) in 16 bits: +0.8 nats per token → +0.3 (random +0.8)."
     assert first.text == said
-    assert "+0.48 of it with layers.1.mlp.down_proj (inputs)" in first.because
+    assert "most per byte gives layers.1.mlp.down_proj (inputs): +0.48 nats per token for 60 bytes" in first.because
     assert second.commands == ()  # the plan has it
     none = replace(planned, steps=(), curve=(), kept=(), regained=Difference(0.0, 0.0, 0.0))
     (only,) = (one for one in advice(replace(data, joined=Joined((none,)))) if one.topic == "quantize")

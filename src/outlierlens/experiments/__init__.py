@@ -163,6 +163,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "protect", "compress",
         "Write what another tool should leave alone, in the form it reads: Python or YAML, ready to paste.",
         home="experiments.pruning", python=".protect:protect", odd=True, options="ProtectFor", takes=groups.WEIGHTS,
+        needs=("plan", "quantization"),
         shared=dict.fromkeys(("chart", "json", "verbose", "no_progress"))
         | {"output": Other(help="Write the list to exactly this file.")},
         examples=(

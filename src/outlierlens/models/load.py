@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "masked", "other", "none"]
 STORED = "checkpoint"
-BY_NEURON = "scan, observe, disable and sweep"
+BY_NEURON = "scan, observe, detectors, disable, sweep and protect"
 DTYPES = ("float32", "bfloat16", "float16", STORED)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from outlierlens.architectures import ARCHITECTURES
 from outlierlens.detection.observe.result import ActivationOutlier, StackObservation
 from outlierlens.experiments.plan.result import PrecisionPlan
+from outlierlens.experiments.plan.view import most_per_byte
 from outlierlens.experiments.plan.view import verdict as plan_verdict
 from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.experiments.range.result import Ranges
@@ -188,9 +189,7 @@ def _planned(data: ReportData, found: PrecisionPlan) -> Advice:
     because = f"measured on {found.n_judging:,} texts of {found.data} that chose nothing"
     if not found.steps:
         return Advice("quantize", said, because)
-    gained, share = found.steps[0].confirmed.value, percent(found.share_regained.value)
-    first = found.steps[0].entry
-    because += f"; {share} of the cost comes back, {gained:+.3g} of it with {first.path} ({first.what})"
+    because += f"; {percent(found.share_regained.value)} of the cost comes back, {most_per_byte(found)}"
     return Advice("quantize", said, because, (_fitted(data, "int8"),) if found.scheme.endswith("/int8-tensor") else ())
 
 

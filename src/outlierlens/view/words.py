@@ -71,9 +71,9 @@ def listed(dims: Sequence[int | str]) -> str:
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + " and " + shown[-1]
 
 
-def these(dims: Sequence[int]) -> str:
-    """Dimensions in a sentence, called so: "dimensions 100, 247 and 507"."""
-    return f"dimension{'s' if len(dims) > 1 else ''} {listed(dims)}"
+def these(dims: Sequence[int | str], what: str = "dimension") -> str:
+    """Dimensions, or what else they are, in a sentence, called so: "dimensions 100, 247 and 507"."""
+    return f"{what}{'s' if len(dims) > 1 else ''} {listed(dims)}"
 
 
 def factor(change: float) -> str:
@@ -83,7 +83,8 @@ def factor(change: float) -> str:
 
 def few(dims: Sequence[Any], most: int = 6) -> str:
     """Dimensions, or neurons, as text, cut after `most`."""
-    shown = ", ".join(str(dim) for dim in sorted(dims)[:most])
+    ordered = sorted(map(str, dims), key=lambda dim: [int(part) for part in dim.split(":")])
+    shown = ", ".join(ordered[:most])
     return shown + (f" and {len(dims) - most} more" if len(dims) > most else "")
 
 

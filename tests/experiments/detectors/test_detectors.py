@@ -27,6 +27,7 @@ from outlierlens.experiments.detectors.options import DetectorOptions, PassOptio
 from outlierlens.experiments.detectors.result import MODEL, NULLS, RANDOM, ROTATED, SHUFFLED, Detectors
 from outlierlens.experiments.detectors.super_weights import super_weights, with_trials
 from outlierlens.experiments.detectors.table import NAMES, definitions
+from outlierlens.experiments.detectors.view import verdict
 from outlierlens.models.load import LoadedModel, from_objects, stream_width
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -122,6 +123,24 @@ def test_the_planted_weight_is_found_and_what_it_writes(found: Detectors) -> Non
     assert weight.remaining < 0.5 * abs(weight.written)
     assert searched.after.written[AT] == weight.remaining
     assert searched.before.written[AT] == pytest.approx(abs(weight.written))
+
+
+def test_neurons_are_judged_in_their_blocks(words: Callable[..., Any]) -> None:
+    options = DetectorOptions(stack="mlp", reading=PassOptions(settings=SMALL, max_length=16), nulls=("random",))
+    made = detectors(planted(words()), some_texts(8), options)
+    name = f"{AT}:{COLUMN}"
+    for definition in ("super-weight", "timkey", "he-kurtosis"):  # it is large at every token
+        assert name in made.of(definition).named
+        assert name not in made.of(definition, RANDOM).named
+    assert made.of("super-weight").named == (name,)
+    assert made.layers == tuple("01234")
+    assert next(iter(made.votes())) == name
+    assert made.of("massive").named == ()  # 100 is not 1,000 times the median
+    whole = [one for one in made.names if made.of(one).applies]
+    assert whole == ["massive", "systematic", "super-weight", "timkey", "he-kurtosis", "bondarenko-out"]
+    assert verdict(made).startswith(f"Neurons {name} and ")
+    (row,) = (row for row in made.records() if row["definition"] == "super-weight" and row["condition"] == MODEL)
+    assert (row["layer"], row["dim"], row["pooled"]) == (str(AT), COLUMN, True)
 
 
 @pytest.mark.parametrize("condition", NULLS)

@@ -1,10 +1,12 @@
 """What a pruning removed: masks and models of every kind, against counts made by hand; lists for other tools; the views."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import yaml
 from safetensors.numpy import save_file
 from torch.nn.utils import prune
 
+import plan_results
 import pruning_results
+import quantized_results
 from architectures import FAMILIES, build
 from outlierlens.ablation.switches import zero_weights_
 from outlierlens.detection.scan.measure import ScanOptions
@@ -27,7 +31,7 @@ from outlierlens.experiments.pruning.protect import TOOLS, protect
 from outlierlens.experiments.pruning.result import Removal
 from outlierlens.experiments.pruning.view import sections
 from outlierlens.report.result import Joined, joined_notes, joined_sections
-from outlierlens.results.document import load
+from outlierlens.results.document import load, to_json
 
 OUTLIERS = CheckOptions(dims=(3,))
 NORMS = "encoder.layer.{}.output.LayerNorm.{}"
@@ -467,6 +471,37 @@ def test_scales_for_awq_change_nothing_before_quantization(folder: Any, family: 
     torch.testing.assert_close(model(ids).last_hidden_state, before, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("family", "up"), [("llama", "up_proj"), ("phi3", "gate_up_proj"), ("bert", "")])
+def test_lists_of_neurons(folder: Any, family: str, up: str) -> None:
+    options = ProtectOptions(stack="mlp", dims={1: (5, 2)}, factor=4.0)
+    made = protect(folder(family), "awq", options)
+    assert (made.neurons, made.layers, made.dims) == (("1:2", "1:5"), (1,), ())
+    (last,) = made.modules
+    assert protect(folder(family), "bitsandbytes", options).modules == (last,)
+    assert json.dumps(f"re:.*{re.escape(last)}$") in protect(folder(family), "llm-compressor", options).text
+    model = build(FAMILIES[family])
+    n_neurons = model.get_submodule(last).in_features
+    space: dict[str, Any] = {}
+    exec(made.text, space)
+    if not up:
+        assert "no scales" in made.text
+    else:
+        ids = torch.arange(1, 7)[None]
+        before = model(ids).last_hidden_state.detach()
+        ((first, (reader,), scales),) = space["awq_results"]["scale"]
+        assert (first.rpartition(".")[2], reader) == (up, last)
+        with torch.no_grad():
+            model.get_submodule(first).weight[-len(scales) :] /= scales[:, None]  # as llm-awq does
+            model.get_submodule(last).weight *= scales
+        assert (scales == 4).nonzero().flatten().tolist() == [2, 5]
+        torch.testing.assert_close(model(ids).last_hidden_state, before, rtol=1e-4, atol=1e-5)
+    pruned = protect(folder(family), "torch-pruning", options)
+    exec(pruned.text.partition("class ")[0].replace("import torch_pruning as tp", ""), space)
+    assert set(space["KEEP"]) == set(pruned.modules)
+    for name, rows in space["KEEP"].items():
+        assert rows == [row for one in (2, 5) for row in range(one, model.get_submodule(name).out_features, n_neurons)]
+
+
 class FakeGroup(list):
     """What Torch-Pruning hands to an importance: (dependency, channels) pairs whose items know their root channels."""
 
@@ -513,6 +548,11 @@ def test_lists_that_cannot_be(folder: Any) -> None:
         (ProtectOptions(dims=(16,)), "dimension 16 does not exist"),
         (ProtectOptions(dims=(3,), layers=(3,)), "layer 3 does not exist"),
         (ProtectOptions(dims=(3,), stack="decoder"), "which stream"),
+        (ProtectOptions(dims={1: (3,)}), "add --stack mlp for neurons"),
+        (ProtectOptions(stack="mlp"), "the scan finds no neuron to protect"),
+        (ProtectOptions(stack="mlp", dims=(3,)), "named with their block"),
+        (ProtectOptions(stack="mlp", dims={3: (3,)}), "neuron 3:3 does not exist; there are 3 blocks"),
+        (ProtectOptions(stack="mlp", dims={1: (3,)}, layers="all"), "leave it out"),
     ):
         with pytest.raises(BadInput, match=message):
             protect(folder("llama"), "llm-compressor", options)
@@ -520,6 +560,26 @@ def test_lists_that_cannot_be(folder: Any) -> None:
         protect(folder("llama"), "scissors")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="factor is 0"):
         ProtectOptions(factor=0)
+
+
+def test_a_list_begins_with_what_was_measured(folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    plain = protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,)))
+    assert "outlierlens plan measures what helps most per byte" in plain.text
+    for found, said in (
+        (
+            plan_results.found(),
+            "# measured: Keep 1 entry (5.0 % of the weights) in 16 bits: +0.8 nats per token → +0.3",
+        ),
+        (replace(plan_results.found(), steps=(), curve=()), "no single entry gives back anything that can be told\n"),
+        (quantized_results.quantized(), "# measured: keep dimension"),
+    ):
+        path.write_text(to_json(found))
+        made = protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
+        assert said in made.text
+    path.write_text(to_json(pruning_results.check()))
+    with pytest.raises(BadInput, match="holds no result of plan or quant"):
+        protect(folder("llama"), "bitsandbytes", ProtectOptions(dims=(3,), measured=path))
 
 
 def test_the_protect_command_writes_a_file(folder: Any, run: Any, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from hub_models import MODEL
+from hub_server import FakeHub
 from memory_checkpoint import Memory
 from outlierlens.checkpoints import open_checkpoint
 from outlierlens.errors import BadInput
@@ -24,6 +26,8 @@ from outlierlens.models.load import LoadedModel, from_objects
 from outlierlens.results.document import from_json, to_json
 from outlierlens.statistics.ranks import spearman
 from planted import some_texts
+
+pytest_plugins = ["hub_fixtures"]
 
 LAYERS = 12
 CONFIG = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -134,15 +138,26 @@ def test_the_alarm_stands_beside_what_was_measured(words: Callable[..., Any]) ->
     assert to_json(from_json(to_json(found))) == to_json(found)
 
 
-def test_weights_alone_name_the_layer_and_need_no_key_bias(words: Callable[..., Any], tmp_path: Path) -> None:
+def test_weights_alone_name_the_layer_and_need_no_key_bias(
+    words: Callable[..., Any], tmp_path: Path, hub: FakeHub, run: Callable[..., Any]
+) -> None:
     sizes = np.full(LAYERS, 1.0)
     sizes[5] = 100.0
     qwen(words, 0, sizes).model.save_pretrained(tmp_path)  # type: ignore[operator]
+    hub.add(MODEL, {name: (tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")})
     with open_checkpoint(str(tmp_path)) as checkpoint:
         found = weights_range(checkpoint)
         before = checkpoint.bytes_read
         assert key_biases(checkpoint) == found.keys
         assert checkpoint.bytes_read - before == LAYERS * 16 * 4
+    with open_checkpoint(MODEL) as checkpoint:
+        assert key_biases(checkpoint) == found.keys
+    code, stdout, err = run("range", MODEL, "--weights")
+    assert code == 0, err
+    assert "lose most in layer 5." in stdout
+    read = [seen for seen in hub.requests("model.safetensors") if seen.sent]
+    assert read
+    assert all(seen.span for seen in read)  # by ranges, never the whole file
     assert "lose most in layer 5." in said(found)
     without = weights_range(Memory({"layers.0.self_attn.k_proj.weight": np.ones((4, 4))}, {}))
     assert without.keys == ()

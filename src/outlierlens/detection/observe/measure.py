@@ -213,13 +213,13 @@ class Observer:
             if len(dims) > PASSAGE_DIMS:
                 dims = np.sort(np.abs(vectors).max((0, 1)).argsort()[::-1][:PASSAGE_DIMS])
             tokens = self.reading.words(sides[self.sides[stack.name]][0][0, :limit].tolist())
-            layers = tuple(layer_name(_rows(stack)[row]) for row in shown)
+            layers = tuple(layer_name(taps(stack)[row]) for row in shown)
             found.append(Passage(stack.name, tokens, layers, tuple(dims.tolist()), vectors[shown][:, :, dims]))
         return tuple(found)
 
     def columns_per_layer(self) -> int:
         """Dimensions of each layer whose histograms `histogram_bytes` has room for; raises BadInput for none."""
-        rows = sum(len(_rows(stack)) for stack in self.stacks)
+        rows = sum(len(taps(stack)) for stack in self.stacks)
         each = rows * self.groups * BINS * BIN_BYTES
         kept = self.options.histogram_bytes // each
         if not kept:
@@ -286,8 +286,8 @@ def summarise(
     options: ObserveOptions,
 ) -> StackObservation:
     """Both views of one stream and its outliers, judged on all tokens and all dimensions."""
-    if len(layers) != len(_rows(stack)):
-        raise BadInput(f"stream {stack.name}: only {len(layers)} of {len(_rows(stack))} layers ran on these texts")
+    if len(layers) != len(taps(stack)):
+        raise BadInput(f"stream {stack.name}: only {len(layers)} of {len(taps(stack))} layers ran on these texts")
     numbers = sorted(layers)
     names = tuple(layer_name(layer) for layer in numbers)
     columns = {view: every_statistic(layers, view) for view in VIEWS}
@@ -326,7 +326,7 @@ def summarise(
     )
 
 
-def _rows(stack: BoundStack) -> tuple[int, ...]:
+def taps(stack: BoundStack) -> tuple[int, ...]:
     """The layers that a pass shows: the embeddings and every block; of an MLP axis the blocks."""
     return tuple(range(0 if stack.reads else EMBEDDINGS, stack.n_layers))
 

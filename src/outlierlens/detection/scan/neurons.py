@@ -37,7 +37,7 @@ def scan_neurons(checkpoint: Checkpoint, bound: BoundStack, digest: Any, name: s
     reading = bound.stack.reading_norms[-1] if bound.stack.reading_norms else ""
     reach, found = [], []
     for layer, path in enumerate(axis.reads):
-        ups = _ups(checkpoint, bound, layer, f"{path}.weight")
+        ups = first_linears(checkpoint, bound, layer, f"{path}.weight")
         norms = [one for one in bound.reading[layer] if reading and f".{reading}." in one.name]
         wanted = {one: Param(one) for one in (*ups, f"{path}.weight", *(norm.name for norm in norms))}
         read = {one: np.asarray(values, dtype=np.float64) for one, values in checkpoint.read(wanted)}
@@ -81,7 +81,7 @@ def _reach(rows: list[np.ndarray]) -> np.ndarray:
     return found
 
 
-def _ups(checkpoint: Checkpoint, bound: BoundStack, layer: int, last: str) -> list[str]:
+def first_linears(checkpoint: Checkpoint, bound: BoundStack, layer: int, last: str) -> list[str]:
     """Names of the weights of a block's MLP that make its neurons: one, or up and gate, or both in one."""
     width, n_neurons = checkpoint.tensors[last].shape[:: 1 if not bound.stack.weight_is_in_by_out else -1]
     shapes = {(n_neurons, width), (2 * n_neurons, width)}

@@ -42,14 +42,14 @@ def detectors(found: Detectors, *, name: str = "detectors") -> Chart:
     """The panels as one picture."""
     panels = [_agreement(found), _dimensions(found), _layers(found), _nulls(found), *_gammas(found)]
     rows = [
-        (one.definition, one.condition, len(one.dims) if one.applies else None, _listed(one)) for one in found.found
+        (one.definition, one.condition, len(one.named) if one.applies else None, _listed(one)) for one in found.found
     ]
     return composed(
         name=name,
-        title=f"Which dimensions are outliers, by {len(found.names)} definitions: {found.provenance.model}",
+        title=f"Which {found.what}s are outliers, by {len(found.names)} definitions: {found.provenance.model}",
         reading=reading(found),
         body=above(panels, 26, apart=("opacity", "x", "y", "color", "shape")),
-        columns=("definition", "condition", "dimensions", "which"),
+        columns=("definition", "condition", f"{found.what}s", "which"),
         rows=rows,
     )
 
@@ -57,30 +57,30 @@ def detectors(found: Detectors, *, name: str = "detectors") -> Chart:
 def reading(found: Detectors) -> str:
     """What one sees, in sentences."""
     votes = found.votes()
-    finding = [name for name in found.names if found.of(name).dims]
-    said = [
-        f"{len(finding)} of {len(found.names)} definitions find a dimension, {len(votes)} of {found.hidden_size:,} in all."
-    ]
+    finding = [name for name in found.names if found.of(name).named]
+    what = found.what
+    positions = found.hidden_size * (len(found.layers) if found.by_neuron else 1)
+    said = [f"{len(finding)} of {len(found.names)} definitions find a {what}, {len(votes)} of {positions:,} in all."]
     if votes:
         first, by = next(iter(votes.items()))
-        said.append(f"Dimension {first} is found by {len(by)}.")
+        said.append(f"{what.capitalize()} {first} is found by {len(by)}.")
     values = found.agreement()
     places = [i for i, name in enumerate(found.names) if name in finding]
     if pairs := [values[i, j] for i in places for j in places if j < i]:
         said.append(f"The median Jaccard index of two of those definitions is {np.median(pairs):.2f}.")
     for condition in found.conditions[1:]:
-        still = [name for name in found.names if found.of(name, condition).dims]
+        still = [name for name in found.names if found.of(name, condition).named]
         said.append(f"Under {condition}, {', '.join(still) or 'none'} still find{'s' if len(still) < 2 else ''} any.")
     return " ".join(said)
 
 
 def _listed(found: Found) -> str:
-    return ", ".join(map(str, found.dims)) or found.why_not
+    return ", ".join(map(str, found.named)) or found.why_not
 
 
 def _agreement(found: Detectors) -> Spec:
     values = found.agreement()
-    names = [name for name in found.names if found.of(name).dims]
+    names = [name for name in found.names if found.of(name).named]
     at = {name: i for i, name in enumerate(found.names)}
     cells = [
         {"one": a, "other": b, "jaccard": round_to(jaccard, 3), "said": f"{jaccard:.2f}", "dark": jaccard > DARK}
@@ -92,7 +92,7 @@ def _agreement(found: Detectors) -> Spec:
     what = draw.columns(one="definition:N", other="and:N", jaccard="Jaccard", p="chance of as many in common")
     x, y = _names("other", names, ACROSS | {"orient": "top"}), _names("one", names, DOWN)
     return _panel(
-        "Agreement of definitions that find any (Jaccard index of their dimensions, pooled over layers)",
+        f"Agreement of definitions that find any (Jaccard index of their {found.what}s, pooled over layers)",
         max(1, len(names)) * CELL,
         cells,
         heat(None, x, y, _strength("jaccard", 1.0), what, color=DIM_COLOURS[0]),
@@ -104,18 +104,19 @@ def _dimensions(found: Detectors) -> Spec:
     cells = []
     for name in found.names:
         one = found.of(name)
-        count = {dim: sum(dim in at for at in (one.layers or {}).values()) for dim in one.dims}
+        count = {dim: sum(dim in at for at in (one.layers or {}).values()) or 1 for dim in one.named}
         cells += [
             {"dim": str(dim), "rule": name, "layers": count[dim], "said": str(count[dim])}
             | {"dark": count[dim] > DARK * len(found.layers)}
-            for dim in one.dims
+            for dim in one.named
             if str(dim) in dims
         ]
     left = len(found.votes()) - len(dims)
-    x, y = _names("rule", list(found.names), ACROSS), _names("dim", dims, DOWN, "dimension")
-    what = draw.columns(dim="dimension:N", rule="definition:N", layers="layers")
+    x, y = _names("rule", list(found.names), ACROSS), _names("dim", dims, DOWN, found.what)
+    what = draw.columns(dim=f"{found.what}:N", rule="definition:N", layers="layers")
     return _panel(
-        "Dimensions found, and in how many layers" + (f" (of most definitions; {left} more are found)" if left else ""),
+        f"{found.what.capitalize()}s found, and in how many layers"
+        + (f" (of most definitions; {left} more are found)" if left else ""),
         max(1, len(dims)) * CELL,
         cells,
         heat(None, x, y, _strength("layers", len(found.layers)), what, color=DIM_COLOURS[1]),
@@ -133,7 +134,7 @@ def _layers(found: Detectors) -> Spec:
     axis = NO_ANGLE | {"labelExpr": short, "labelOverlap": True}
     x = _names("layer", list(found.layers), axis, "layer (blocks from 0)")
     y = _names("rule", list(found.names), DOWN)
-    what = draw.columns(rule="definition:N", layer="layer:N", n="dimensions", which="which:N")
+    what = draw.columns(rule="definition:N", layer="layer:N", n=f"{found.what}s", which="which:N")
     rect = heat(None, x, y, _strength("size", top), what, color=DIM_COLOURS[2])
     return _panel("How many, layer by layer", len(found.names) * CELL, cells, rect, "n")
 
@@ -148,7 +149,7 @@ def _nulls(found: Detectors) -> Spec:
     top = _shaded(cells)
     x = _names("condition", list(found.conditions), NO_ANGLE)
     y = _names("rule", list(found.names), DOWN)
-    what = draw.columns(rule="definition:N", condition="in:N", said="dimensions:N", which="which:N")
+    what = draw.columns(rule="definition:N", condition="in:N", said=f"{found.what}s:N", which="which:N")
     rect = heat(None, x, y, _strength("size", top), what, color=MUTED)
     return _panel("How many in the model and in nulls (–: does not apply)", len(found.names) * CELL, cells, rect)
 

@@ -9,7 +9,7 @@ forward pass. Memory does not grow with the number of texts.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,14 @@ import numpy as np
 from outlierlens.architectures import BoundStack
 from outlierlens.data.texts import Batch, Data
 from outlierlens.detection.activation_rules import ActivationMeasures
-from outlierlens.detection.observe.measure import ObserveOptions, Observer, Stream, every_statistic, rule_inputs
+from outlierlens.detection.observe.measure import (
+    ObserveOptions,
+    Observer,
+    Stream,
+    every_statistic,
+    rule_inputs,
+    taps,
+)  # fmt: skip
 from outlierlens.detection.observe.result import sink_kind
 from outlierlens.detection.running_statistics import LayerStats, Rows, rows_of
 from outlierlens.errors import BadInput
@@ -26,7 +33,7 @@ from outlierlens.experiments.detectors.options import PassOptions, Sentence
 from outlierlens.experiments.detectors.result import FINAL
 from outlierlens.experiments.detectors.rules import LayerSums, SequenceKurtosis
 from outlierlens.models.changes import temporary
-from outlierlens.models.hooks import EMBEDDINGS, layer_name, tapped, tapped_reads
+from outlierlens.models.hooks import layer_name, tapped, tapped_reads
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.passes import reading_of
 from outlierlens.vectors.read import final_norm
@@ -40,7 +47,7 @@ class Collected:
     """What one pass gathered in one basis, float64 arrays [layer, dim] or [layer].
 
     Attributes:
-        layers: "embeddings", the blocks, and "final norm" where there is one.
+        layers: "embeddings", the blocks, and "final norm" where there is one; of an MLP axis the blocks alone.
         measured: for `activation_rules`, over the layers without the final norm.
         medians: of |h| [layer, dim], NaN where memory did not reach; high: the quantile of all |h| [layer].
         written: parts of the kurtosis of what the last linear writes [layer, dim], NaN where there is no such tap.
@@ -85,7 +92,8 @@ def collect(
     Raises:
         BadInput: texts that the model cannot read, a state that is not finite, or no token that counts.
     """
-    observer = Observer(loaded, _observing(options), reading_of(loaded, texts, options.max_length))
+    observing = replace(_observing(options), stack=stack.name if stack.reads else None)
+    observer = Observer(loaded, observing, reading_of(loaded, texts, options.max_length))
     if stack.name not in observer.streams:
         raise BadInput(f"{loaded.name}: these data do not reach stream {stack.name!r}")
     inner = observer.streams[stack.name]
@@ -130,12 +138,12 @@ def sentence_token(loaded: LoadedModel, stack: BoundStack, asked: Sentence) -> S
     """ "first", "last" or "mean": what stands for a text; "auto" is the last token of a decoder, the first elsewhere."""
     if asked != "auto":
         return asked
-    return "last" if loaded.head == "causal" or stack.name == "decoder" else "first"
+    return "last" if loaded.head == "causal" or stack.name.startswith("decoder") else "first"
 
 
 def _at(loaded: LoadedModel, observer: Observer, batch: Batch, stack: BoundStack, options: PassOptions) -> _At:
     device = observer.streams[stack.name].device
-    tokens, special = (part.to(device) for part in observer.reading.sides(batch)[stack.name])
+    tokens, special = (part.to(device) for part in observer.reading.sides(batch)[observer.sides[stack.name]])
     valid = batch.valid.to(device)
     sentence = sentence_token(loaded, stack, options.sentence)
     place = None
@@ -181,7 +189,8 @@ class _Side:
                 kurtosis.add(row[kept])
 
         taps.enter_context(tapped(loaded.model, [self.stack], look))
-        taps.enter_context(last_linears(loaded, self.stack, look_at_linear))
+        if not self.stack.reads:
+            taps.enter_context(last_linears(loaded, self.stack, look_at_linear))
         if self.turn is not None:
             taps.enter_context(tapped_reads(loaded.model, [self.stack], look_at_read))
 
@@ -205,7 +214,7 @@ class _Side:
         """Everything as arrays; `stream` holds the statistics of the blocks and embeddings."""
         stats = {**stream.layers, **self.stats.layers}
         n_layers = self.stack.n_layers
-        expected = [EMBEDDINGS, *range(n_layers + (n_layers in stats))]
+        expected = [*taps(self.stack), *([n_layers] if n_layers in stats else [])]
         if sorted(stats) != expected:
             raise BadInput(f"stream {self.stack.name}: only {len(stats)} of {len(expected)} layers ran on these texts")
         inside = {layer: one for layer, one in stats.items() if layer < n_layers}
@@ -233,7 +242,7 @@ class _Side:
             energy=np.stack([one.energy.cpu().numpy() for one in sums]),
             fourth=fourth,
             written=written,
-            kinds={dim: kind for dim in range(width) if (kind := _kind(every, dim)) is not None},
+            kinds={} if self.stack.reads else {dim: kind for dim in range(width) if (kind := _kind(every, dim))},
             values={
                 "gamma": np.array([_gamma(stats[layer], view) for layer in expected]),
                 "mean_cosine": contributions.sum(1),

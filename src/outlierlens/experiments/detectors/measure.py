@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outlierlens.architectures import BoundStack
-from outlierlens.architectures.mlp import NO_LINEAR, linear_paths
+from outlierlens.architectures.mlp import NO_LINEAR, is_mlp, linear_paths, neurons_of
 from outlierlens.data.texts import Data, Texts
 from outlierlens.detection.activation_rules import activation_outliers
 from outlierlens.errors import BadInput
@@ -40,7 +40,7 @@ from outlierlens.experiments.detectors.result import (
     SuperWeights,
 )
 from outlierlens.experiments.detectors.super_weights import super_weights, with_trials
-from outlierlens.experiments.detectors.table import NAMES, ON_WEIGHTS, definitions
+from outlierlens.experiments.detectors.table import NAMES, NOT_OF_NEURONS, ON_WEIGHTS, definitions
 from outlierlens.models.load import LoadedModel, stream_width
 from outlierlens.tasks.base import TaskOptions
 from outlierlens.tasks.choice import make_task
@@ -58,16 +58,19 @@ def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None 
     """What every published definition of an outlier dimension finds, in the model and under nulls.
 
     Raises:
-        BadInput: no such stream, texts that the model cannot read, a state that is not finite, or too few tokens.
+        BadInput: no such stream or MLP axis, texts that the model cannot read, a state that is not finite, or too few tokens.
     """
     options = options or DetectorOptions()
-    stack = text_stack(loaded, options.stack) if isinstance(texts, Texts) else loaded.stack(options.stack)
+    if isinstance(texts, Texts) and not is_mlp(options.stack):
+        stack = text_stack(loaded, options.stack)
+    else:
+        stack = loaded.axis(options.stack)
+    stream = next(one for one in loaded.stacks if one.blocks == stack.blocks)
     settings, notes = options.reading.settings, []
     turn = rotation(stream_width(loaded.model, stack), seed=options.seed) if "rotated" in options.nulls else None
     own, rotated = collect(loaded, texts, stack, _told(options, MODEL), turn=turn)
-    searched = _searched(loaded, texts, stack, options)
-    found = [*weight_found(loaded, stack, settings, MODEL), *_activation_found(own, options, MODEL)]
-    found.append(_super_found(searched, MODEL))
+    searched = _searched(loaded, texts, stream, options)
+    found = [*_found(loaded, stack, own, options, MODEL), _super_found(searched, stack, MODEL)]
     values = [_values(own, MODEL)]
     for null, make in (("random", randomly_initialised), ("shuffled", shuffled)):
         if null not in options.nulls:
@@ -76,9 +79,8 @@ def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None 
         try:
             other = make(loaded, seed=options.seed)
             seen, _ = collect(other, texts, stack, _told(options, condition))
-            found += weight_found(other, stack, settings, condition)
-            found += _activation_found(seen, options, condition)
-            found.append(_super_found(_searched(other, texts, stack, options), condition))
+            found += _found(other, stack, seen, options, condition)
+            found.append(_super_found(_searched(other, texts, stream, options), stack, condition))
             values.append(_values(seen, condition))
         except BadInput as error:
             found = [one for one in found if one.condition != condition]
@@ -88,10 +90,12 @@ def detectors(loaded: LoadedModel, texts: Data, options: DetectorOptions | None 
         found += [Found(name, ROTATED, why_not=NO_BASIS) for name in ON_WEIGHTS]
         found += _activation_found(rotated, options, ROTATED)
         values.append(_values(rotated, ROTATED))
+    if stack.reads:
+        found = [_of_neurons(one) for one in found]
     if isinstance(searched, SuperWeights) and options.trial_texts and isinstance(texts, Texts):
         task = make_task(loaded, texts.first(options.trial_texts), TaskOptions(max_length=options.reading.max_length))
         trials = replace(options.trials, seed=options.seed, progress=options.reading.progress)
-        searched = with_trials(loaded, stack, searched, task, trials)
+        searched = with_trials(loaded, stream, searched, task, trials)
         notes += task.notes
     return Detectors(
         provenance=loaded.provenance(seed=options.seed),
@@ -134,14 +138,35 @@ def _searched(loaded: LoadedModel, texts: Data, stack: BoundStack, options: Dete
     return super_weights(loaded, stack, prompt, options.reading.settings, max_length=options.reading.max_length)
 
 
-def _super_found(searched: SuperWeights | str, condition: str) -> Found:
+def _found(
+    loaded: LoadedModel, stack: BoundStack, seen: Collected, options: DetectorOptions, condition: str
+) -> Iterator[Found]:
+    """What every definition but super weights finds in weights and in one pass; those on weights are of dimensions alone."""
+    if stack.reads:
+        yield from (Found(name, condition) for name in ON_WEIGHTS if name != "super-weight")
+    else:
+        yield from weight_found(loaded, stack, options.reading.settings, condition)
+    yield from _activation_found(seen, options, condition)
+
+
+def _of_neurons(found: Found) -> Found:
+    """The same with each layer's numbers as names of neurons; or why the definition says nothing of neurons."""
+    if found.definition in NOT_OF_NEURONS:
+        return Found(found.definition, found.condition, why_not=NOT_OF_NEURONS[found.definition])
+    by_block = {int(layer): numbers for layer, numbers in (found.layers or {}).items()}
+    return replace(found, dims=(), neurons=tuple(map(str, neurons_of(by_block))))
+
+
+def _super_found(searched: SuperWeights | str, stack: BoundStack, condition: str) -> Found:
+    """The dimensions that super weights write; of an MLP axis the neurons that they read."""
     if isinstance(searched, str):
         return Found("super-weight", condition, why_not=searched)
     layers: dict[str, list[tuple[int, float]]] = {}
     for one in sorted(searched.weights, key=lambda one: one.layer):
         rows = layers.setdefault(str(one.layer), [])
-        if one.row not in [row for row, _ in rows]:
-            rows.append((one.row, abs(one.written)))
+        place = one.column if stack.reads else one.row
+        if place not in [known for known, _ in rows]:
+            rows.append((place, abs(one.written)))
     return found_of("super-weight", condition, layers, largest_first=True)
 
 
@@ -157,7 +182,7 @@ def _activation_found(seen: Collected, options: DetectorOptions, condition: str)
                     layers[layer].append((one.dim, strength))
         yield found_of(NAMED.get(rule, rule), condition, layers, largest_first=True)
     inside = len(seen.measured.layers)  # without the final norm
-    blocks, last = tuple(range(1, inside)), (len(seen.layers) - 1,)
+    blocks, last = tuple(range(seen.layers.count("embeddings"), inside)), (len(seen.layers) - 1,)
     largest = rules.systematic(seen.measured.abs_max, seen.mean_abs[:inside], settings.systematic_ratio)
     flags: dict[str, tuple[rules.Flags, tuple[int, ...]]] = {
         "systematic": (largest, tuple(range(inside))),

@@ -173,7 +173,7 @@ class DetectorOptions:
     """What is measured, and how."""
 
     stack: str | None = None
-    """Which stream, where there are several."""
+    """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
     reading: Annotated[PassOptions, Flat()] = PassOptions()
     """The pass over the texts."""
     nulls: Annotated[

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from outlierlens.architectures.mlp import Neuron, is_mlp
 from outlierlens.errors import BadInput, pick
 from outlierlens.results.document import Provenance, Result
 from outlierlens.statistics.p_values import hypergeometric_tail
@@ -157,8 +158,8 @@ class Found:
     """What one definition finds under one condition.
 
     Attributes:
-        dims: dimensions as the definition pools layers, ascending.
-        layers: {layer: dimensions, strongest first}, layers without any left out.
+        dims: dimensions as the definition pools layers, ascending. neurons: of an MLP axis, in their place: "11:1229".
+        layers: {layer: dimensions, or numbers of neurons, strongest first}, layers without any left out.
         strength: for each of them the number that the rule compares.
         why_not: why the definition says nothing here, "" where it does.
     """
@@ -169,6 +170,12 @@ class Found:
     layers: Annotated[dict[str, tuple[int, ...]] | None, "found"] = None
     strength: Annotated[dict[str, tuple[float, ...]] | None, "found"] = None
     why_not: str = ""
+    neurons: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> tuple[int | str, ...]:
+        """The dimensions, or the neurons, pooled."""
+        return self.neurons or self.dims
 
     @property
     def applies(self) -> bool:
@@ -210,7 +217,8 @@ class Detectors(Result):
     """Every definition side by side, in the model and under its nulls.
 
     Attributes:
-        layers: "embeddings", the blocks from 0, and "final norm" where the stream has one.
+        layers: "embeddings", the blocks from 0, and "final norm" where the stream has one; of an MLP axis the blocks.
+        hidden_size: dimensions of the stream; of an MLP axis, neurons of a block.
         special: whether special tokens were counted. sentence: which token (or mean) stands for a text (rudman).
         definitions: in the order of the tables. found: of every definition and condition. values: of every condition
             that runs on texts.
@@ -279,15 +287,21 @@ class Detectors(Result):
         a, b = self._set(one, None, condition), self._set(other, None, condition)
         if a is None or b is None:
             return math.nan
-        return hypergeometric_tail(self.hidden_size, len(a), len(b), len(a & b))
+        positions = self.hidden_size * (len(self.layers) if self.by_neuron else 1)
+        return hypergeometric_tail(positions, len(a), len(b), len(a & b))
 
-    def votes(self, condition: str = MODEL) -> dict[int, tuple[str, ...]]:
-        """{dimension: definitions that find it}, those of most definitions first."""
-        by: dict[int, list[str]] = {}
+    def votes(self, condition: str = MODEL) -> dict[int | str, tuple[str, ...]]:
+        """{dimension, or neuron: definitions that find it}, those of most definitions first."""
+        by: dict[int | str, list[str]] = {}
         for name in self.names:
-            for dim in self.of(name, condition).dims:
-                by.setdefault(dim, []).append(name)
-        return {dim: tuple(by[dim]) for dim in sorted(by, key=lambda dim: (-len(by[dim]), dim))}
+            for one in self.of(name, condition).named:
+                by.setdefault(one, []).append(name)
+        order = {one: Neuron.parse(one) if isinstance(one, str) else one for one in by}
+        return {one: tuple(by[one]) for one in sorted(by, key=lambda one: (-len(by[one]), order[one]))}
+
+    def kind_of(self, one: int | str) -> str | None:
+        """What sink a dimension is; None for others, and for neurons."""
+        return None if isinstance(one, str) else self.kinds.get(one)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """One row per definition, condition, layer and dimension found."""
@@ -300,17 +314,27 @@ class Detectors(Result):
                         "layer": layer,
                         "dim": dim,
                         "strength": strength,
-                        "pooled": dim in one.dims,
+                        "pooled": dim in one.dims or self.by_neuron,
                     }
 
-    def _set(self, name: str, layer: str | None, condition: str) -> frozenset[int] | None:
+    @property
+    def by_neuron(self) -> bool:
+        """Whether neurons of the blocks' MLPs were judged, not dimensions of a stream."""
+        return is_mlp(self.stack)
+
+    @property
+    def what(self) -> Literal["neuron", "dimension"]:
+        """What was judged."""
+        return "neuron" if self.by_neuron else "dimension"
+
+    def _set(self, name: str, layer: str | None, condition: str) -> frozenset[int | str] | None:
         found = self.of(name, condition)
         if not found.applies:
             return None
-        return frozenset(found.dims if layer is None else found.at(layer))
+        return frozenset(found.named if layer is None else found.at(layer))
 
 
-def jaccard(one: frozenset[int] | None, other: frozenset[int] | None) -> float:
+def jaccard(one: frozenset[int | str] | None, other: frozenset[int | str] | None) -> float:
     """|A ∩ B| / |A ∪ B|; NaN of two empty sets, or where one is None."""
     if one is None or other is None or not one | other:
         return math.nan
@@ -318,4 +342,4 @@ def jaccard(one: frozenset[int] | None, other: frozenset[int] | None) -> float:
 
 
 def _said(found: Found) -> str:
-    return ", ".join(map(str, found.dims)) if found.applies else found.why_not
+    return ", ".join(map(str, found.named)) if found.applies else found.why_not

@@ -16,6 +16,12 @@ NAMES = (
     "kovaleva", "puccetti", "luo-rank", "luo-share", "llm.int8", "massive", "systematic", "super-weight", "rudman", "timkey",
     "macocco", "he-kurtosis", "bondarenko-out", "bondarenko-ffn",
 )  # fmt: skip
+EVERYWHERE = "asks for one position in many layers, and a neuron has its place in one"
+NOT_OF_NEURONS = dict.fromkeys(("kovaleva", "puccetti", "luo-rank", "luo-share", "llm.int8"), EVERYWHERE) | {
+    "rudman": "is of the vector that stands for a text, whose entries are dimensions",
+    "macocco": "is of the stream's last layer, whose entries are dimensions",
+    "bondarenko-ffn": "is of what the last linear writes, which are dimensions",
+}
 ON_WEIGHTS = ("kovaleva", "puccetti", "luo-rank", "super-weight")
 
 
@@ -26,6 +32,9 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
         ", ".join(one.removesuffix("()") for one in names) for names in (operations, stack.stack.last_linear)
     )
     values = f"scale and bias of {last}" if stack.ends_in_norm else f"rows of {last} (L2 norm) and its bias"
+    block = f"what {linear} reads in every block" if stack.reads else BLOCK
+    states = block if stack.reads else f"embeddings and {block}"
+    joins = "column" if stack.reads else "row"
     read = "output of the norms that attention and MLP read" if any(stack.reading) else BLOCK
     given = settings.values
 
@@ -70,7 +79,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "luo-share",
             "luo_share luo_layer_fraction",
             "Luo et al. 2021, shares",
-            BLOCK,
+            block,
             "smallest, or largest, entry of luo_share of the token vectors",
             "in luo_layer_fraction of the blocks",
             "Positional Artefacts, section 2",
@@ -90,7 +99,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "massive",
             "massive_size massive_ratio",
             "Sun et al. 2024",
-            "embeddings and " + BLOCK,
+            states,
             "max |h| > massive_size and > massive_ratio × median |h| of the layer",
             "in at least one layer",
             "Massive Activations, section 2",
@@ -100,7 +109,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "systematic",
             "systematic_ratio",
             "An et al. 2025",
-            "embeddings and " + BLOCK,
+            states,
             "max |h| > systematic_ratio × mean |h| of the layer",
             "in at least one layer",
             "Systematic Outliers in Large Language Models",
@@ -111,7 +120,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "super_spike super_left super_rounds",
             "Yu et al. 2024",
             f"input and output of {linear} on one prompt",
-            "|input| and |output| spike above super_spike; the row of the weight that joins their places",
+            f"|input| and |output| spike above super_spike; the {joins} of the weight that joins their places",
             "removed one by one, the first layer first, until nothing spikes",
             "released code, analyze.py",
             "the stopping rule, and super_left: a weight counts where no more of the layer's largest output is left without it",
@@ -130,7 +139,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "timkey",
             "timkey_share timkey_cosine",
             "Timkey and van Schijndel 2021",
-            BLOCK,
+            block,
             "adds >= timkey_share of the mean cosine of all pairs of tokens, where that is >= timkey_cosine",
             UNION,
             "All Bark and No Bite, section 3",
@@ -150,7 +159,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "he-kurtosis",
             "he_kurtosis carrier_share",
             "He et al. 2024",
-            BLOCK,
+            block,
             "mean(s²) / mean(s)² >= he_kurtosis, s the second moments of dimensions; those that carry carrier_share of it",
             UNION,
             "Understanding and Minimising Outlier Features",
@@ -160,7 +169,7 @@ def definitions(settings: Settings, stack: BoundStack) -> tuple[Definition, ...]
             "bondarenko-out",
             "bondarenko_kurtosis carrier_share",
             "Bondarenko et al. 2023, block output",
-            BLOCK,
+            block,
             "mean over texts of the kurtosis of all entries >= bondarenko_kurtosis; dimensions that carry carrier_share of it",
             UNION,
             "Quantizable Transformers; released code, validate_mlm.py",

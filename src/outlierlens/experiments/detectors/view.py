@@ -41,18 +41,19 @@ def sections(found: Detectors, *, verbose: bool = False, layer: str | None = Non
 
 def verdict(found: Detectors) -> str:
     """Which dimensions at least half of the definitions that find anything agree on."""
-    finding = [name for name in found.names if found.of(name).dims]
+    finding = [name for name in found.names if found.of(name).named]
     agreed = tuple(dim for dim, by in found.votes().items() if len(by) >= max(2, AGREED * len(finding)))
+    what = found.what
     if not finding:
-        return "No published definition finds an outlier dimension."
+        return f"No published definition finds an outlier {what}."
     if not agreed:
         return (
-            f"The definitions do not agree on any dimension: {len(finding)} of {len(found.names)} find some, and no dimension "
+            f"The definitions do not agree on any {what}: {len(finding)} of {len(found.names)} find some, and no {what} "
             "is found by half of those."
         )
     return (
-        f"{these(agreed).capitalize()}: outlier{'' if len(agreed) == 1 else 's'} by at least half of the {len(finding)} "
-        f"definitions that find any; a claim about other dimensions rests on its definition."
+        f"{these(agreed, what).capitalize()}: outlier{'' if len(agreed) == 1 else 's'} by at least half of the {len(finding)} "
+        f"definitions that find any; a claim about other {what}s rests on its definition."
     )
 
 
@@ -61,11 +62,11 @@ def _sentences(found: Detectors) -> Iterator[str]:
     yield verdict(found)
     yield (
         f"{found.provenance.model} on {found.data}: {found.n_texts:,} texts, {found.n_tokens:,} tokens, {counted}; "
-        f"{found.hidden_size:,} dimensions, stream {found.stack}."
+        f"{found.hidden_size:,} {'neurons a block' if found.by_neuron else 'dimensions'}, stream {found.stack}."
     )
     yield reading(found)
     for kind in (ATTENTION_SINK, RESIDUAL_SINK):
-        if dims := tuple(dim for dim in found.votes() if found.kinds.get(dim) == kind):
+        if dims := tuple(dim for dim in found.votes() if found.kind_of(dim) == kind):
             yield f"{kind.capitalize()}s: {these(dims)}."
     gamma = found.values_of().gamma[: len(found.values_of().layers) - (FINAL in found.layers)]
     if np.isfinite(gamma).any():
@@ -97,21 +98,22 @@ def _found(found: Detectors) -> Rows:
     for one in map(found.of, found.names):
         under = (found.of(one.definition, condition) for condition in others)
         rows.append((one.definition, _count(one), _dims(one), _layers(one), *map(_count, under)))
-    note = "Columns of nulls: how many dimensions are found there; – where a definition does not apply."
-    return Rows("Dimensions found", ("definition", MODEL, "dimensions", "layers", *others), tuple(rows), note)
+    what = f"{found.what}s"
+    note = f"Columns of nulls: how many {what} are found there; – where a definition does not apply."
+    return Rows(f"{what.capitalize()} found", ("definition", MODEL, what, "layers", *others), tuple(rows), note)
 
 
 def _count(found: Found) -> int | None:
-    return len(found.dims) if found.applies else None
+    return len(found.named) if found.applies else None
 
 
 def _dims(found: Found) -> str:
-    return (few(found.dims, SHOWN) or "none") if found.applies else found.why_not
+    return (few(found.named, SHOWN) or "none") if found.applies else found.why_not
 
 
 def _layers(found: Found) -> str | None:
     """Layers where any of the dimensions is found, runs of blocks joined."""
-    names = [layer for layer, dims in (found.layers or {}).items() if set(dims) & set(found.dims)]
+    names = [layer for layer, dims in (found.layers or {}).items() if found.neurons or set(dims) & set(found.dims)]
     if not names:
         return None
     parts = [name for name in names if not name.isdecimal()][:1] if names[0] == "embeddings" else []
@@ -135,10 +137,10 @@ def _agreement(found: Detectors, layer: str | None = None) -> Rows:
 
 def _several(found: Detectors) -> Iterator[Rows]:
     by_dim = [(dim, by) for dim, by in found.votes().items() if len(by) > 1]
-    rows = tuple((dim, len(by), ", ".join(by), found.kinds.get(dim)) for dim, by in by_dim[:SHOWN])
+    rows = tuple((dim, len(by), ", ".join(by), found.kind_of(dim)) for dim, by in by_dim[:SHOWN])
     left = f"And {len(by_dim) - SHOWN} more." if len(by_dim) > SHOWN else ""
     if rows:
-        yield Rows("Found by several definitions", ("dimension", "definitions", "which", "kind"), rows, left)
+        yield Rows("Found by several definitions", (found.what, "definitions", "which", "kind"), rows, left)
 
 
 def _rules(found: Detectors) -> Rows:

@@ -54,7 +54,7 @@ def _row(what: str, one: Judged) -> Spec:
     return {
         "what": what,
         "label": one.label,
-        "linears": len(one.linears),
+        "linears": one.n_linears,
         "share": round_to(one.share),
         "change": round_to(one.change),
         **bar(one.change_low, one.change_high),

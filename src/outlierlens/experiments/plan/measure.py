@@ -228,18 +228,19 @@ class _Study:
         entries = [trial.entry for trial in chosen.steps]
         rounded = self.judged("all rounded", [])
         curve = tuple(self.judged(f"{n} kept", entries[:n]) for n in range(1, len(entries) + 1))
-        random = tuple(self.judged("random", kept) for kept in self._random(entries))
+        drawn = self._random(entries)
+        random = tuple(self.judged("random", kept) for kept in drawn)
         rules = tuple(self.judged(label, kept) for label, kept in self._rules().items())
         intact = self._judged("intact", [], self.intact[list(self.split.judging)])
-        plain, best = (np.array(one.per_text) for one in (rounded, (rounded, *curve)[-1]))
         judging = list(self.split.judging)
+        plain, best = self.judging([]), self.judging(entries)
         beyond, p = None, None
         if random:
-            beyond = self._mean(np.mean([one.per_text for one in random], axis=0) - best, judging)
+            beyond = self._mean(np.mean([self.judging(kept) for kept in drawn], axis=0) - best, judging)
             given_back = -np.nan_to_num([one.value for one in (*curve[-1:], *random)], nan=np.inf, posinf=np.inf)
             p = rank_p(given_back[0], given_back[1:])
         weights = self.weights[judging]
-        above, below = (plain - best) * weights, (plain - np.array(intact.per_text)) * weights
+        above, below = (plain - best) * weights, (plain - self.intact[judging]) * weights
         share = Difference(float(above.sum() / below.sum()) if below.sum() else math.nan, *ratio_interval(above, below))
         live = LiveCheckpoint(self.loaded.model, name=self.loaded.name, config=self.loaded.config)
         known = {one: self._sensitivity(one, rank, chosen.first.get(one)) for rank, one in enumerate(self.order, 1)}
@@ -284,12 +285,15 @@ class _Study:
     def judged(self, label: str, kept: Sequence[Entry]) -> Judged:
         """A setting on the judging texts."""
         self.report(label)
-        return self._judged(label, kept, self.values(frozenset(kept), self.split.judging, "judging"))
+        return self._judged(label, kept, self.judging(kept))
+
+    def judging(self, kept: Sequence[Entry]) -> np.ndarray:
+        """The value of each judging text [text] with these kept; what was measured once is not measured again."""
+        return self.values(frozenset(kept), self.split.judging, "judging")
 
     def _judged(self, label: str, kept: Sequence[Entry], values: np.ndarray) -> Judged:
         judging = list(self.split.judging)
         weights = self.weights[judging]
-        linears = tuple(self.kept(kept))
         n_weights = self.price(frozenset(kept))
         with np.errstate(invalid="ignore"):
             change = self._mean(values - self.intact[judging], judging)
@@ -298,7 +302,7 @@ class _Study:
         more = self.options.bits - BITS[stored.number] if stored else 0
         return Judged(
             label=label,
-            linears=linears,
+            n_linears=len(self.kept(kept)),
             n_weights=n_weights,
             share=n_weights / self.n_weights,
             n_bytes=n_weights * more // 8,
@@ -308,7 +312,6 @@ class _Study:
             change=change.value,
             change_low=change.low,
             change_high=change.high,
-            per_text=tuple(values.tolist()),
         )
 
     def _mean(self, values: np.ndarray, texts: Sequence[int]) -> Difference:
@@ -371,7 +374,8 @@ class _Study:
         kind: Kind = "dimension" if place.reads else "neuron" if place in self.last else "input"
         found = Sensitivity(
             path=entry[0], layer=place.layer, part=place.part, what=entry[1], n_weights=self.price(frozenset({entry})),
-            rank=rank, estimate=one.promise, ratio=one.ratio, column=column, row=row, kind=kind, error=one.error,
+            rank=rank, estimate=brief(one.promise), ratio=brief(one.ratio), column=column, row=row, kind=kind,
+            error=brief(one.error),
         )  # fmt: skip
         return found if gain is None else replace(
             found, gain=gain.value, low=gain.low, high=gain.high, n_texts=gain.n_texts
@@ -391,6 +395,11 @@ class _Study:
                 f"--dtype float32 avoids it"
             )
         return found
+
+
+def brief(value: float) -> float:
+    """Four digits of what orders entries: no more are known, and a file has hundreds."""
+    return float(f"{value:.4g}")
 
 
 def _step(trial: Trial, known: dict[Entry, Sensitivity]) -> Step:

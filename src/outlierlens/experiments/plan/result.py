@@ -85,15 +85,14 @@ class Judged:
     """The model in one setting, on the judging texts.
 
     Attributes:
-        label: "intact", "all rounded", "plan", "first and last block", … linears: of which something is kept.
+        label: "intact", "all rounded", "plan", "first and last block", … n_linears: of which something is kept.
         n_weights: that stay; all of a linear whose weights or inputs are kept. share: of all linears' weights. n_bytes: more
             than with all rounded.
         value: the task's; low, high: its 95 % interval. change: against the intact model, paired.
-        per_text: value of each text.
     """
 
     label: str
-    linears: tuple[str, ...]
+    n_linears: int
     n_weights: int
     share: float
     n_bytes: int
@@ -103,7 +102,6 @@ class Judged:
     change: float
     change_low: float
     change_high: float
-    per_text: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -61,12 +61,31 @@ def verdict(found: PrecisionPlan) -> str:
     }[found.says]
 
 
+def most_per_byte(found: PrecisionPlan) -> str:
+    """What was measured to give back most per byte: an entry that was confirmed, with those before it; "" where none was."""
+    bytes_before = [0, *(one.n_bytes for one in found.curve)]
+    gains = [
+        (step.confirmed.value / max(1, one.n_bytes - before), step, one.n_bytes - before)
+        for step, one, before in zip(found.steps, found.curve, bytes_before[:-1], strict=True)
+    ]
+    if not gains:
+        return ""
+    _, step, n_bytes = max(gains, key=lambda one: one[0])
+    return (
+        f"most per byte gives {step.entry.path} ({step.entry.what}): {step.confirmed.value:+.3g} {found.unit} for "
+        f"{n_bytes:,} bytes"
+    )
+
+
 def _sentences(found: PrecisionPlan) -> Iterator[str]:
     yield f"{verdict(found)}."
     if found.steps:
         share = found.share_regained
         ends = interval_text(100 * share.low, 100 * share.high, ".0f")
-        yield f"The plan gives back {100 * share.value:.0f} % of the cost (95 % interval {ends})."
+        yield (
+            f"The plan gives back {100 * share.value:.0f} % of the cost (95 % interval {ends}); of its entries "
+            f"{most_per_byte(found)}."
+        )
     for one in found.keys:
         yield (
             f"The key bias of layer {one.layer} is {number(one.ratio)} times the median layer's (channel {one.channel} of head "
@@ -105,7 +124,7 @@ def _settings(found: PrecisionPlan) -> Iterator[tuple[Cell, ...]]:
 
 def _setting(one: Judged, name: str) -> tuple[Cell, ...]:
     ends = Interval(one.change_low, one.change_high)
-    return name, len(one.linears), FineShare(one.share), Count(one.n_bytes), Change(one.change), ends
+    return name, one.n_linears, FineShare(one.share), Count(one.n_bytes), Change(one.change), ends
 
 
 def _what_is_compared(found: PrecisionPlan) -> str:

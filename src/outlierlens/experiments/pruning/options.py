@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+from outlierlens.ablation.switches import Dims
 from outlierlens.detection.scan.measure import ScanOptions
 from outlierlens.experiments.pruning.result import Removal
-from outlierlens.options import FIND, DimsOrFind, Flag, Flat, check
+from outlierlens.options import FIND, DimsOrFind, Find, Flag, Flat, check
 from outlierlens.options.read import parse_layers
 from outlierlens.tasks.base import TaskOptions
 
@@ -85,14 +86,20 @@ class ExperimentOptions(Outliers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProtectOptions(Outliers):
+class ProtectOptions:
     """What to protect."""
 
+    dims: Annotated[Dims | Find, Flag(read="options.read:planned_dims", words=FIND)] = FIND
+    """The outliers: 308,381; of --stack mlp neurons: 11:1229,2:90; find: what scan finds in the weights."""
+    stack: str | None = None
+    """Which stream, where there are several: encoder, decoder. mlp (encoder.mlp): neurons of the blocks' MLPs."""
     layers: Annotated[Which | tuple[int, ...] | None, Flag(read="experiments.pruning.options:parse_which")] = None
     """enough (the fewest that keep the constraint whatever else is pruned), flagged (where the scan finds outliers), all, or
     0-3,7. Default: enough for pruners, flagged for quantizers."""
     rule: Annotated[Removal, Flat("min_layer_fraction")] = Removal()
     """The constraint that "enough" is about."""
+    measured: Path | None = None
+    """A saved result of plan or quant of this model: the list begins with what it says helps most, or that nothing does."""
     factor: Annotated[float, Gt(0), Lt(float("inf"))] = AWQ_FACTOR
     """awq: by which weights of a protected channel grow."""
     scan: Annotated[ScanOptions, Flat("max_read")] = field(default_factory=ScanOptions)

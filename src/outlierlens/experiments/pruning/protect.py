@@ -3,6 +3,7 @@
 made = protect("smollm2-135m", "llm-compressor")
 made.text                                    # YAML for a recipe
 made.modules, made.dims                      # what it names
+protect("smollm2-135m", "awq", ProtectOptions(stack="mlp", dims={11: (1229,)}))      # a neuron
 
 tool             form      what the tool reads
 torch-pruning    Python    channels that its importance never gives up, and `ignored_layers` to keep the whole stream
@@ -11,27 +12,35 @@ bitsandbytes     Python    `llm_int8_skip_modules` of transformers' BitsAndBytes
 awq              Python    `modules_to_not_convert` of AwqConfig, and scales of the channels for `apply_awq` of llm-awq
 
 Names are read from the checkpoint's header; outliers come from the scan of its weights. Needs no torch.
+
+Of an MLP's neurons, tools that name modules are told the last linears that read them; Torch-Pruning the channels of the linears
+that make them; and awq a scale between both, which `repair` calls a pair.
 """
 
-import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
 
 from outlierlens import architectures as arch
-from outlierlens.architectures import BoundStack
+from outlierlens.architectures import BoundStack, Neuron, is_mlp, mlp_axis, neurons_of, streams_of
+from outlierlens.architectures.heads import PART
 from outlierlens.checkpoints import Checkpoint, open_checkpoint
 from outlierlens.detection.scan.measure import scan_checkpoint
+from outlierlens.detection.scan.neurons import first_linears, scan_neurons
 from outlierlens.detection.scan.result import StackScan
-from outlierlens.errors import BadInput, one_line
+from outlierlens.errors import BadInput
+from outlierlens.experiments.plan.result import PrecisionPlan
+from outlierlens.experiments.plan.view import most_per_byte, verdict
+from outlierlens.experiments.pruning.lists import Protection, ToolLists
 from outlierlens.experiments.pruning.options import ProtectOptions, Tool, Which
 from outlierlens.experiments.pruning.removal import Cells
+from outlierlens.experiments.quantization.result import Quantized
 from outlierlens.options import FIND
+from outlierlens.results.document import Result, load
 from outlierlens.view.words import number_of_layers, runs
 
 TOOLS: tuple[Tool, ...] = get_args(Tool)
-ENDINGS = {"torch-pruning": ".py", "llm-compressor": ".yaml", "bitsandbytes": ".py", "awq": ".py"}
 # Which linears read a norm's output, by the norm's and the linears' names in a block; only what is known is written.
 READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
@@ -47,83 +56,52 @@ PARALLEL_READERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")),
     ("input_layernorm", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),
 )
-TORCH_PRUNING = '''\
-import torch_pruning as tp
-
-KEEP = {keep}
-
-
-def module_of(model, name):
-    """The module of that name, also where a head's prefix stands before it here or there."""
-    for path, module in model.named_modules():
-        if path and (path == name or path.endswith("." + name) or name.endswith("." + path)):
-            return module
-    raise KeyError(name)
-
-
-class KeepPositions(tp.importance.Importance):
-    """Another importance, in which the protected positions of the stream come last."""
-
-    def __init__(self, importance, model):
-        self.importance = importance
-        self.keep = {module_of(model, name): set(dims) for name, dims in KEEP.items()}
-
-    def __call__(self, group):
-        scores = self.importance(group)
-        if scores is None:
-            return None
-        for place, (dependency, channels) in enumerate(group):
-            kept = self.keep.get(dependency.target.module, ())
-            if kept and dependency.handler is not tp.prune_linear_in_channels:
-                for channel, root in zip(channels, group[place].root_idxs):
-                    if channel in kept:
-                        scores[root] = float("inf")
-        return scores
-
-
-# importance = KeepPositions(tp.importance.MagnitudeImportance(), model)
-# pruner = tp.pruner.BasePruner(model, example_inputs, importance=importance, ...)
-# To keep every position of the stream, so that MLPs and heads alone are pruned:
-# ignored_layers = [module_of(model, name) for name in KEEP]
-'''
 PRUNES = ("torch-pruning", "llm-compressor")
-
-
-@dataclass(frozen=True)
-class Protection:
-    """A protect-list: `text` is what to paste, `modules` and `dims` what it names, `layers` where, `notes` what to know."""
-
-    tool: Tool
-    text: str
-    modules: tuple[str, ...]
-    dims: tuple[int, ...]
-    layers: tuple[int, ...]
-    notes: tuple[str, ...]
 
 
 def protect(model: str, tool: Tool, options: ProtectOptions | None = None) -> Protection:
     """A protect-list for `tool`, ready to paste.
 
     Raises:
-        BadInput: an unknown tool or layer, several streams and none named, or no outlier to protect.
+        BadInput: an unknown tool, layer or neuron, several streams and none named, or no outlier to protect.
     """
     if tool not in TOOLS:
         raise BadInput(f"unknown tool {tool!r}; lists are written for {', '.join(TOOLS)}")
     options = options or ProtectOptions()
+    said = None if options.measured is None else measured(load(options.measured), options.measured)
     scan = options.scan
     with open_checkpoint(
         model, revision=scan.revision, subfolder=scan.subfolder, token=scan.token, offline=scan.offline
     ) as checkpoint:
-        return _Lists(checkpoint, options).made(tool)
-
-
-class _Lists:
-    """The modules and channels of one stream."""
-
-    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions):
-        self.checkpoint, self.options = checkpoint, options
         stacks = arch.stacks_for(checkpoint, options.scan.row)
         bound = arch.bind(stacks, checkpoint.tensors, checkpoint.config)
+        if is_mlp(options.stack):
+            (stream,) = streams_of(bound, options.stack, checkpoint.name)
+            return _NeuronLists(checkpoint, options, stream).made(tool, said)
+        return _Lists(checkpoint, options, bound).made(tool, said)
+
+
+def measured(found: Result, path: Path) -> str:
+    """What a saved plan or quant says of what helps, in a line.
+
+    Raises:
+        BadInput: a result of another kind.
+    """
+    if isinstance(found, PrecisionPlan):
+        best = most_per_byte(found)
+        return f"measured: {verdict(found)}" + (f"; {best}" if best else "")
+    if isinstance(found, Quantized):
+        return f"measured: {found.verdict}"
+    raise BadInput(f"{path}: holds no result of plan or quant; write one with outlierlens plan MODEL -o FILE")
+
+
+class _Lists(ToolLists):
+    """The modules and channels of one stream."""
+
+    whole = "To keep every position of the stream, so that MLPs and heads alone are pruned"
+
+    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions, bound: Sequence[BoundStack]):
+        self.checkpoint, self.options = checkpoint, options
         chosen = [one for one in bound if options.stack in (None, one.name)]
         if len(chosen) != 1:
             known = ", ".join(one.name for one in bound)
@@ -133,15 +111,19 @@ class _Lists:
         self.cells = Cells.of(self.bound, shapes, options.rule)
         scan = scan_checkpoint(checkpoint, options.scan)
         self.scan: StackScan = next(stack for stack in scan.stacks if stack.stack == self.bound.name)
-        self.dims = self.scan.dims if options.dims == FIND else tuple(dict.fromkeys(options.dims))
+        if isinstance(options.dims, Mapping):
+            raise BadInput(
+                "--dims names layers; write dimensions alone, such as 308,381, or add --stack mlp for neurons"
+            )
+        self.dims = self.scan.dims if options.dims == FIND else tuple(dict.fromkeys(map(int, options.dims)))
         if not self.dims:
             raise BadInput(f"{checkpoint.name}: the scan finds no outlier to protect; name positions with --dims")
         bad = [dim for dim in self.dims if not 0 <= dim < self.cells.width]
         if bad:
             raise BadInput(f"dimension {bad[0]} does not exist; there are 0 to {self.cells.width - 1}")
 
-    def made(self, tool: Tool) -> Protection:
-        """The list for one tool."""
+    def named(self, tool: Tool) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
+        """(modules, layers, what to know) of the list."""
         chosen = self.options.layers or ("enough" if tool in PRUNES else "flagged")
         if tool == "torch-pruning":
             chosen = "all"  # channels of the stream go from every layer together
@@ -154,14 +136,11 @@ class _Lists:
                 f"blocks here end in a norm, and this tool leaves norms alone{safe}; the modules are the linears before "
                 "those norms"
             )
-        write = {
-            "torch-pruning": self._torch_pruning,
-            "llm-compressor": self._llm_compressor,
-            "bitsandbytes": self._bitsandbytes,
-            "awq": self._awq,
-        }[tool]
-        text = write(modules, layers, notes)
-        return Protection(tool, text, modules, self.dims, layers, tuple(notes))
+        return modules, layers, notes
+
+    def keep(self, modules: tuple[str, ...]) -> dict[str, list[int]]:
+        """Of each module the channels that pruning must not give up."""
+        return {name: sorted(self.dims) for name in modules}
 
     def layers(self, chosen: Which | tuple[int, ...]) -> tuple[int, ...]:
         """Numbers of `cells`, ascending: of layers, but that layers which run one block count once.
@@ -215,80 +194,18 @@ class _Lists:
             holds = f"could still remove a position in {limit} or more; check what comes out"
         return f"{about}: pruning the other {left} {holds}"
 
-    def _head(self, what: str, notes: Sequence[str]) -> list[str]:
-        lines = [f"outlierlens: {what} of {self.checkpoint.name}", *notes]
-        return [f"# {one_line(line)}" for line in lines]
+    unscaled = (
+        "which linears read which norm is known here for pre-norm blocks named as in Llama, OPT and GPT-NeoX, whose norms "
+        "multiply by their weight"
+    )
 
-    def _torch_pruning(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        keep = {name: sorted(self.dims) for name in modules}
-        notes[0] = f"positions {', '.join(map(str, self.dims))} of the residual stream, which goes as a whole"
-        if self.bound.stack.weight_is_in_by_out:
-            notes.append("linears here are Conv1D modules, which Torch-Pruning prunes only with a pruner of your own")
-        head = self._head("channels that Torch-Pruning should keep", notes)
-        return "\n".join([*head, TORCH_PRUNING.replace("{keep}", _literal(keep))])
+    @property
+    def width(self) -> int:
+        """Channels of what is scaled."""
+        return self.cells.width
 
-    def _llm_compressor(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        lines = [json.dumps(f"re:.*{re.escape(_tail(name, self.bound.prefix))}$") for name in modules]
-        return "\n".join([
-            *self._head("modules that llm-compressor should ignore", notes),
-            "# Put the list into the modifier of your recipe; sparsity and scheme are yours.",
-            "sparsity_stage:",
-            "  sparsity_modifiers:",
-            "    SparseGPTModifier:",
-            "      sparsity: 0.5",
-            '      mask_structure: "0:0"',
-            '      targets: ["Linear"]',
-            "      ignore:",
-            '        - "re:.*lm_head$"',
-            *(f"        - {line}" for line in lines),
-            "",
-        ])  # fmt: skip
-
-    def _bitsandbytes(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
-        notes.append("a name given here replaces the default, which leaves the head out; it is named again")
-        return "\n".join([
-            *self._head("modules that bitsandbytes should leave in high precision", notes),
-            "from transformers import BitsAndBytesConfig",
-            "",
-            f"llm_int8_skip_modules = {_literal(skip)}",
-            "",
-            "config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=llm_int8_skip_modules)",
-            '# AutoModelForCausalLM.from_pretrained(..., quantization_config=config)',
-            "",
-        ])  # fmt: skip
-
-    def _awq(self, modules: tuple[str, ...], layers: tuple[int, ...], notes: list[str]) -> str:
-        skip = ["lm_head", *(_tail(name, self.bound.prefix) for name in modules)]
-        pairs = self.readers(layers)
-        lines = ["from transformers import AwqConfig", "", f"modules_to_not_convert = {_literal(skip)}", ""]
-        lines += ["config = AwqConfig(bits=4, modules_to_not_convert=modules_to_not_convert)"]
-        if not pairs:
-            notes.append(
-                "no scales: which linears read which norm is known here for pre-norm blocks named as in Llama, OPT and "
-                "GPT-NeoX, whose norms multiply by their weight"
-            )
-            return "\n".join([*self._head("modules that AWQ should leave in high precision", notes), *lines, ""])
-        notes.append(
-            f"scales: a channel's weights grow by {self.options.factor:g} and its norm shrinks by as much, which changes "
-            "nothing before quantization"
-        )
-        return "\n".join([
-            *self._head("modules and channels that AWQ should spare", notes),
-            *lines,
-            "",
-            "# Scales for llm-awq: apply_awq(model, awq_results), or torch.save(awq_results, file) for --load_awq.",
-            "import torch",
-            "",
-            f"READERS = {_literal([[norm, *linears] for norm, linears in pairs])}",
-            f"scales = torch.ones({self.cells.width})",
-            f"scales[{sorted(self.dims)}] = {self.options.factor!r}",
-            'awq_results = {"scale": [(norm, tuple(linears), scales.clone()) for norm, *linears in READERS], "clip": []}',
-            "",
-        ])  # fmt: skip
-
-    def readers(self, layers: Sequence[int]) -> list[tuple[str, tuple[str, ...]]]:
-        """(norm, linears that read it) of the layers, where that is known; [] elsewhere."""
+    def scaled(self, layers: Sequence[int]) -> list[tuple[str, list[str], list[int]]]:
+        """(what feeds, linears that read it, channels) of the layers: norms, where that is known; [] elsewhere."""
         if self.bound.ends_in_norm or self.bound.stack.norm_offset:
             return []
         names, found = self.checkpoint.tensors, []
@@ -301,17 +218,73 @@ class _Lists:
                 stored = [names.get(f"{part}.weight") for part in parts]
                 fits = all(one is not None for one in stored) and norm in norms
                 if fits and all(one.shape[-1] == self.cells.width for one in stored if one is not None):
-                    found.append((parts[0], tuple(parts[1:])))
+                    found.append((parts[0], parts[1:], sorted(self.dims)))
         return found
 
 
-def _tail(name: str, prefix: str) -> str:
-    """A module's name without what a task head puts before it."""
-    return name.removeprefix(prefix)
+class _NeuronLists(ToolLists):
+    """The same of neurons of a stream's MLPs."""
 
+    whole = "To keep every neuron of these blocks"
+    unscaled = "which linear's outputs multiply what the last one reads is known here for gated MLPs"
 
-def _literal(value: Any) -> str:
-    """A list or dictionary as Python (and JSON), a line an entry."""
-    return json.dumps(value, indent=4) if not isinstance(value, dict) else (
-        "{\n" + "".join(f"    {json.dumps(key)}: {json.dumps(item)},\n" for key, item in value.items()) + "}"
-    )  # fmt: skip
+    def __init__(self, checkpoint: Checkpoint, options: ProtectOptions, bound: BoundStack):
+        self.checkpoint, self.options, self.bound, self.dims = checkpoint, options, bound, ()
+        self.axis = mlp_axis(bound, options.stack or "")
+        if options.layers is not None:
+            raise BadInput("--layers is of dimensions; neurons are named with their block: leave it out")
+        if options.dims == FIND:
+            found = scan_neurons(checkpoint, bound, hashlib.sha256(), self.axis.name).found
+            self.neurons = tuple(sorted(Neuron.parse(one.neuron) for one in found))
+        elif isinstance(options.dims, Mapping):
+            self.neurons = neurons_of(options.dims)
+        else:
+            raise BadInput("neurons are named with their block: --dims 11:1229")
+        if not self.neurons:
+            raise BadInput(f"{checkpoint.name}: the scan finds no neuron to protect; name some with --dims 11:1229")
+        for one in self.neurons:
+            if one.layer >= bound.n_layers or one.neuron >= self.width:
+                raise BadInput(
+                    f"neuron {one} does not exist; there are {bound.n_layers} blocks of {self.width:,} neurons, from 0"
+                )
+
+    @property
+    def width(self) -> int:
+        """Neurons of a block."""
+        (param,) = self.axis.scale[0]
+        return self.checkpoint.tensors[param.name].shape[param.axis]
+
+    def named(self, tool: Tool) -> tuple[tuple[str, ...], tuple[int, ...], list[str]]:
+        """The last linears that read the neurons; of Torch-Pruning the linears that make them."""
+        layers = tuple(dict.fromkeys(one.layer for one in self.neurons))
+        said = f"neurons {', '.join(map(str, self.neurons))} of {number_of_layers(len(layers))}"
+        if tool == "torch-pruning":
+            return tuple(name for layer in layers for name in self._first(layer)), layers, [said]
+        last = tuple(self.axis.reads[layer] for layer in layers)
+        return last, layers, [f"{said}; this tool is told whole linears, so each keeps all that its last linear reads"]
+
+    def keep(self, modules: tuple[str, ...]) -> dict[str, list[int]]:
+        """The neurons as outputs of what makes them: gate and up, one after the other where one linear is both."""
+        found: dict[str, list[int]] = {}
+        for one in self.neurons:
+            for name in self._first(one.layer):
+                n_outputs = self.checkpoint.tensors[f"{name}.weight"].shape[self.bound.stack.weight_is_in_by_out]
+                found.setdefault(name, []).extend(range(one.neuron, n_outputs, self.width))
+        return found
+
+    def scaled(self, layers: Sequence[int]) -> list[tuple[str, list[str], list[int]]]:
+        """(up projection, last linear, neurons), where the family's row says that the one multiplies what the other reads."""
+        found = []
+        for layer in layers:
+            block, last = self.bound.blocks[layer], self.axis.reads[layer]
+            first = self.bound.stack.neurons.get(last.removeprefix(f"{block}."), "")
+            match = PART.fullmatch(first)
+            name = f"{block}.{first.partition('[')[0]}"
+            # llm-awq divides the last rows: a half that is no last one has no scale there.
+            if match and match["part"] in (None, "1") and f"{name}.weight" in self.checkpoint.tensors:
+                found.append((name, [last], [one.neuron for one in self.neurons if one.layer == layer]))
+        return found
+
+    def _first(self, layer: int) -> list[str]:
+        weight = f"{self.axis.reads[layer]}.weight"
+        return [name.removesuffix(".weight") for name in first_linears(self.checkpoint, self.bound, layer, weight)]

@@ -60,11 +60,18 @@ def _sentences(found: Quantized) -> Iterator[str]:
     if found.smoothing and found.alpha is not None:
         said = "; ".join(_scale(found, place, dim) for place, dim in enumerate(found.dims)) or "no outliers"
         yield f"SmoothQuant scales (alpha {found.alpha:g}), the largest beside the median: {said}."
+    for one in found.roundings:
+        tried = {
+            f"keeping {these(found.dims)}": one.kept,
+            "keeping every large input": one.mixed,
+            "smoothing": one.smoothed,
+        }
+        changes = {name: setting.change for name, setting in tried.items() if setting is not None}
+        if one.says in ("keep", "no use") and len(changes) > 1:
+            best = min(changes, key=lambda name: np.nan_to_num(changes[name], nan=np.inf))
+            yield f"{one.scheme}: of what was tried {best} leaves least: {signed(changes[best])}."
     if any(one.says in ("keep", "no use") for one in found.roundings):
-        yield (
-            "Only dimensions of the stream were kept here; `plan` measures neurons, columns and whole linears beside them, for "
-            "what gives back most."
-        )
+        yield "`plan` measures what helps most per byte: neurons, columns and whole linears beside dimensions of the stream."
 
 
 def _scale(found: Quantized, place: int, dim: int) -> str:
