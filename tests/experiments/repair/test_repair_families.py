@@ -13,6 +13,7 @@ from outlierlens.architectures import live_parameters
 from outlierlens.errors import BadInput
 from outlierlens.experiments.repair.epsilon import epsilons
 from outlierlens.experiments.repair.factors import pair_exponents, stream_exponent
+from outlierlens.experiments.repair.measure import difference_of
 from outlierlens.experiments.repair.pairs import Kind, pairs_of
 from outlierlens.experiments.repair.plan import Plan, stream_plan
 from outlierlens.experiments.repair.rewriting import repaired
@@ -66,6 +67,22 @@ def test_a_planted_overflow_is_repaired(name: str) -> None:
         assert (found - wanted).abs().max() <= max(1e-5, 256 * 2.0 ** (-24 - exponent)) * wanted.abs().max()
     else:
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("opt", "model.decoder.embed_tokens.weight"), ("modernbert", "head.dense.weight")]
+)
+def test_an_epsilon_that_stays_is_small_beside_large_values(name: str, parameter: str) -> None:
+    """The norm's epsilon stays ε where it should be s²·ε, or the other way round: its output moves by ε/(2 s² variance)."""
+    loaded, inputs = load(FAMILIES[name]), batch(FAMILIES[name])
+    with torch.no_grad():
+        live_parameters(loaded.model)[parameter].mul_(256)
+    _plant(loaded, inputs)
+    wanted = output(loaded.model, inputs)
+    assert not _half(loaded, inputs).isfinite().all()
+    with repaired(loaded, stream_plan(loaded, stream_exponent(seen(loaded, inputs), "fp16", 4))):
+        assert difference_of([wanted], [output(loaded.model, inputs)]) <= 1e-5
+        assert _half(loaded, inputs).isfinite().all()
 
 
 PAIRED = [(name, kind) for name in sorted(FAMILIES) for kind in KINDS if paired(name, kind) is not None]
