@@ -85,6 +85,14 @@ def test_an_epsilon_that_stays_is_small_beside_large_values(name: str, parameter
         assert _half(loaded, inputs).isfinite().all()
 
 
+def test_modernbert_is_exact_without_its_head() -> None:
+    family = replace(FAMILIES["modernbert"], heads=())
+    loaded, inputs = load(family), batch(family)
+    wanted = output(loaded.model, inputs)
+    with repaired(loaded, stream_plan(loaded, EXPONENT)):
+        assert torch.equal(output(loaded.model, inputs), wanted)
+
+
 PAIRED = [(name, kind) for name in sorted(FAMILIES) for kind in KINDS if paired(name, kind) is not None]
 RELU = sorted(
     {"bert", "bart", "gpt2", "gpt_neo", "phi", "vit", "clip", "wav2vec2", "whisper", "xlnet", "albert", "falcon"}
