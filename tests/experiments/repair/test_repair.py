@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from architectures import FAMILIES, build
-from media_models import pictures, save_vit
+from media_models import pictures, save_speech, save_vit, sounds, write_wav
 from outlierlens.data.texts import Texts
 from outlierlens.errors import BadFile, BadInput
 from outlierlens.experiments.range.result import TensorRange
@@ -160,26 +160,46 @@ def test_rows_that_are_read_one_by_one_give_the_same(
     assert made[0] == made[1] == made[2]
 
 
-def test_pictures_are_read_too(tmp_path: Path, run: Any) -> None:
+def _save_pictures(folder: Path, data: Path) -> dict[str, int]:
+    """A ViT whose stream overflows, and three pictures; by what it is repaired."""
     from PIL import Image
 
-    model, data, target = save_vit(tmp_path / "vit"), tmp_path / "data", tmp_path / "fits"
-    values = load_file(model / "model.safetensors")
-    name = next(
-        name for name in values if "layer.0" in name and name.endswith("output.dense.bias") and "attention" not in name
-    )
-    values[name][3] = 300000.0
-    save_file(values, model / "model.safetensors", {"format": "pt"})
+    values = load_file(save_vit(folder) / "model.safetensors")
+    values["vit.encoder.layer.0.output.dense.bias"][3] = 300000.0
+    save_file(values, folder / "model.safetensors", {"format": "pt"})
     data.mkdir()
     for number, picture in enumerate(pictures(3, seed=1)[0]):
         Image.fromarray(np.asarray(picture, dtype=np.uint8)).save(data / f"{number}.png")
+    return {}
+
+
+def _save_recordings(folder: Path, data: Path) -> dict[str, int]:
+    """A pre-norm wav2vec2 of which one value overflows, and three recordings."""
+    values = load_file(save_speech(folder, stable=True) / "model.safetensors")
+    block = "wav2vec2.encoder.layers.0.attention"
+    for name in ("weight", "bias"):
+        values[f"{block}.v_proj.{name}"][3] *= 2.0**40
+    values[f"{block}.out_proj.weight"][:, 3] *= 2.0**-40
+    save_file(values, folder / "model.safetensors", {"format": "pt"})
+    for number, recording in enumerate(sounds(3, seed=1)[0]):
+        write_wav(data / f"{number}.wav", recording)
+    return {"values": 1}
+
+
+@pytest.mark.parametrize(
+    ("save", "inputs", "exponent"), [(_save_pictures, "images", -5), (_save_recordings, "recordings", 0)]
+)
+def test_pictures_and_recordings_are_read_too(
+    save: Callable[..., dict[str, int]], inputs: str, exponent: int, tmp_path: Path, run: Any
+) -> None:
+    model, data, target = tmp_path / "model", tmp_path / "data", tmp_path / "fits"
+    channels = save(model, data)
     asked = ("--data", str(data), "--fit", "fp16", "-o", str(target), "--no-progress", "--device", "cpu", "--json")
     code, out, err = run("repair", str(model), *asked)
     assert code == 0, err
     found = json.loads(out)
     assert found["exact"]
-    assert found["inputs"] == "images"
-    assert found["exponent"] == -5
+    assert (found["inputs"], found["exponent"], found["channels"]) == (inputs, exponent, channels)
     assert found["before"]["finite"] < 1
     assert found["after"]["finite"] == 1
     assert (target / "preprocessor_config.json").is_file()

@@ -36,25 +36,21 @@ class Check:
 
     Attributes:
         data, max_length, inputs: what is read, tokens of a text at most, and what it is: "texts".
-        drawn: batches of the random ones, of `n_random` tokens; of all there are `n_tokens`.
-        arguments: of the model for each, the random ones last.
+        batches, arguments: of each, and what the model takes for it; the random ones last.
+        n_tokens, n_random: tokens of all, and of the random ones.
     """
 
     data: Data
     max_length: int
     inputs: str
-    drawn: tuple[Batch, ...]
+    batches: tuple[Batch, ...]
     arguments: tuple[dict[str, Any], ...]
     n_tokens: int
+    n_random: int
 
     def every(self, first: int) -> "Check":
-        """Every other of what is read, from `first` on; `drawn` and `n_tokens` stay those of all."""
-        return replace(self, arguments=self.arguments[first::2])
-
-    @property
-    def n_random(self) -> int:
-        """Random tokens."""
-        return sum(int(batch.valid.sum()) for batch in self.drawn)
+        """Every other of what is read, from `first` on; the numbers of tokens stay those of all."""
+        return replace(self, batches=self.batches[first::2], arguments=self.arguments[first::2])
 
 
 @dataclass(frozen=True)
@@ -124,8 +120,8 @@ def check_of(loaded: LoadedModel, data: Data, *, max_length: int, seed: int) -> 
         drawn = [_tokens(rows[[row]], len(data) + row) for row in range(N_RANDOM)]
     whole = (*batches, *drawn)
     arguments = tuple(reading.arguments(batch) for batch in whole)
-    n_tokens = sum(int(batch.valid.sum()) for batch in whole)
-    return Check(data, max_length, reading.inputs, tuple(drawn), arguments, n_tokens)
+    n_tokens, n_random = (sum(int(batch.valid.sum()) for batch in some) for some in (whole, drawn))
+    return Check(data, max_length, reading.inputs, whole, arguments, n_tokens, n_random)
 
 
 def _tokens(ids: "Tensor", number: int) -> Batch:
@@ -154,7 +150,7 @@ def outputs(model: Any, check: Check) -> "list[Tensor]":
 def seen_of(loaded: LoadedModel, check: Check) -> Seen:
     """How large the tensors of a model get on a check; raises BadInput where hidden states are not finite."""
     reading = reading_of(loaded, check.data, check.max_length)
-    seen = seen_by(loaded, reading, (*reading.batches(check.data, batch_size=1), *check.drawn))
+    seen = seen_by(loaded, reading, check.batches)
     if not math.isfinite(seen.of(*STREAM, *WRITES)):
         raise BadInput(f"{loaded.name}: hidden states are not finite in float32; {USE_FLOAT32}")
     return seen

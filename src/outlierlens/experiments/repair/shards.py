@@ -21,7 +21,7 @@ from outlierlens.results.json_toml import read_json
 
 ONE = "model.safetensors"
 SHARDED = f"{ONE}{INDEX}"
-CHUNK = 2**20  # bytes that are read and changed at once: as much as a processor's cache holds
+CHUNK = 2**19  # bytes that are read and changed at once: as much as a processor's cache holds
 
 
 @dataclass(frozen=True)

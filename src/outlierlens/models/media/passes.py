@@ -9,6 +9,7 @@ from outlierlens.data.media.items import PLURAL, Items, Kind, LabelledItems
 from outlierlens.data.texts import Batch
 from outlierlens.models.load import LoadedModel
 from outlierlens.models.media.prepare import Prepare, Prepared
+from outlierlens.models.processor import TAKES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ class ItemReading:
         self.max_length = 0  # nothing is cut by tokens
         self.window = WINDOWS[kind]
         self.n_cut = 0
-        self._seen: Prepared | None = None
+        self._seen: Batch | None = None  # the last one whose places were given
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,7 +56,6 @@ class ItemReading:
         for group in self.prepare.apart([made[number] for number in order]):
             for start in range(0, len(group), batch_size):
                 numbers = tuple(order[place] for place in group[start : start + batch_size])
-                self._seen = made[numbers[0]]
                 yield self.prepare.batch([made[number] for number in numbers], numbers)
 
     def __call__(self, batch: Batch) -> None:
@@ -73,6 +73,7 @@ class ItemReading:
         """{stream: (places of the tokens, special tokens)}, both [batch, token]."""
         import torch
 
+        self._seen = batch
         places = torch.arange(batch.valid.shape[1], device=batch.valid.device).expand(batch.valid.shape)
         return {stack.name: (places, batch.special) for stack in self.stacks}
 
@@ -88,7 +89,7 @@ class ItemReading:
         if place < self.prepare.n_special:
             return "[CLS]" if place == 0 else f"[special {place}]"
         assert self._seen is not None, "tokens are named after they were seen"
-        _, columns = self.prepare.grid(self._seen.values)
+        _, columns = self.prepare.grid(self._seen.inputs[TAKES["image"]][0])
         row, column = divmod(place - self.prepare.n_special, columns)
         return f"patch {row},{column}"
 

@@ -128,7 +128,7 @@ class Prepare:
             self.n_special = seen[0] - rows * columns
         return self._tokens[values.shape]
 
-    def grid(self, values: np.ndarray) -> tuple[int, int]:
+    def grid(self, values: "np.ndarray | Tensor") -> tuple[int, int]:
         """Patches of a picture: (rows, columns)."""
         size: Any = self.config.patch_size
         height, width = (size, size) if isinstance(size, int) else size
