@@ -315,8 +315,8 @@ def _z(values: np.ndarray) -> np.ndarray:
     return (values - values.mean(axis=1, keepdims=True)) / values.std(axis=1, keepdims=True)
 
 
-def _tensors(path: Path) -> dict[str, np.ndarray]:
-    """Named float32 arrays, by each format's own library."""
+def _tensors(path: Path, part: str = "") -> dict[str, np.ndarray]:
+    """Named float32 arrays, by each format's own library; of GGUF those with `part` in their names."""
     if path.is_dir():
         files = [one for one in sorted(path.iterdir()) if one.suffix in (".safetensors", ".bin", ".gguf", ".onnx")]
         path = next(one for one in files if one.name not in ("training_args.bin", "encoder.onnx"))
@@ -327,7 +327,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".gguf":
         from gguf import GGUFReader, dequantize
 
-        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors if part in one.name}
     if path.suffix == ".onnx":
         import onnx
         from onnx import numpy_helper
@@ -410,7 +410,7 @@ def rows(folder: Path) -> str:
     lines = []
     for row in read_rows(ATLAS):
         place = place_of(folder, row.model) if row.model in STRANGERS else samples.directory(row.model)
-        found = _norm(_tensors(Path(place)), row.site)
+        found = _norm(_tensors(Path(place), "norm"), row.site)
         if found is None:
             lines.append(f"{row.model}: not run, no norm by that name")
             continue
