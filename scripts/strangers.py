@@ -468,7 +468,8 @@ def main() -> None:
         for name in asked.names or STRANGERS:
             found = make(asked.folder, name)
             results = json.loads(path.read_text()) if path.is_file() else {}  # another process may have added to it
-            path.write_text(json.dumps(results | {name: results.get(name, {}) | found}, indent=1), "utf-8")
+            before = {} if make is run else results.get(name, {})
+            path.write_text(json.dumps(results | {name: before | found}, indent=1), "utf-8")
             print(name, {key: one["code"] if isinstance(one, dict) else one for key, one in found.items()}, flush=True)
 
 
