@@ -9,8 +9,7 @@ full disk).
 An allocation is each place of ours (file and line) at which numpy asks for memory for an array: its first request fails in
 one run, its last in another. Commands run in copies of a process that has imported all. One that failed must have ended with
 one line on stderr and a code that is not 0, unless it did its work all the same, to float32's rounding. The same command
-must then end well, with
-the result and the files of a run that nothing disturbed. Exit code 1: something did not hold.
+must then end well, with the result and the files of a run that nothing disturbed. Exit code 1: something did not hold.
 """
 
 import argparse
