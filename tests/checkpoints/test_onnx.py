@@ -84,11 +84,13 @@ def test_named_tensors_keep_their_names_and_anonymous_linears_get_theirs(tmp_pat
 def test_a_weight_used_by_two_modules_appears_under_both_names(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "onnx::MatMul_1"], ["a"], name="/m/q/MatMul"),
-        helper.make_node("MatMul", ["a", "onnx::MatMul_1"], ["b"], name="/m/k/MatMul_1"),
+        helper.make_node(
+            "MatMul", ["a", "onnx::MatMul_1"], ["b"], name="/m/m.0/layer.1/k/MatMul_1"
+        ),  # m is a Sequential
     ]
     values = read_all(save(tmp_path / "m.onnx", nodes, [initializer("onnx::MatMul_1", IN_OUT)]))
-    assert list(values) == ["m.q.weight", "m.k.weight"]
-    assert values["m.k.weight"].tolist() == IN_OUT.T.tolist()
+    assert list(values) == ["m.q.weight", "m.0.layer.1.k.weight"]
+    assert values["m.0.layer.1.k.weight"].tolist() == IN_OUT.T.tolist()
 
 
 def test_equal_tensors_that_the_exporter_merged_are_found_by_identity_nodes(tmp_path: Path) -> None:

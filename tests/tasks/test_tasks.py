@@ -136,6 +136,20 @@ def test_masked_loss_is_that_of_a_plain_loop(family: str, words: Any) -> None:
         assert weights[number] == len(window.positions)
 
 
+def test_a_tagger_in_a_masked_models_clothes_is_read_by_its_outputs(words: Any) -> None:
+    """Without a mask token there is no masked loss; the outputs' change is measured, 0 while the model is intact."""
+    tokenizer = words()
+    tokenizer.mask_token = None
+    loaded = from_objects(build(FAMILIES["albert"], "MaskedLM"), tokenizer, name="albert")
+    task = make_task(loaded, TEXTS, TaskOptions())
+    assert (loaded.head, task.name) == ("other", "output change")
+    assert task.per_text()[0] == pytest.approx([0.0] * len(TEXTS), abs=1e-6)
+    with pytest.raises(
+        BadInput, match="has no head, or no mask token, for 'masked loss'; the task that fits it is 'output"
+    ):
+        make_task(loaded, TEXTS, TaskOptions(name="masked loss"))
+
+
 def test_masks_are_seeded_and_spare_special_tokens(words: Any) -> None:
     loaded = model_of("bert", "MaskedLM", words)
     text = " ".join(f"w{i % 35}" for i in range(4000))

@@ -212,7 +212,7 @@ def _name_sources(graph: Any, placed: dict[str, "_Placed"], where: str) -> dict[
             path = _LINEAR_NODE.match(node.name)
             if weight is None or path is None or not _ANONYMOUS.match(weight.stored):
                 continue
-            parameter = path["module"].replace("/", ".") + ".weight"
+            parameter = f"{_module(path['module'])}.weight"
             already_out_in = node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)
             if parameter not in placed and len(placed[weight.stored].shape) == 2:
                 hidden.add(weight.stored)
@@ -224,6 +224,13 @@ def _name_sources(graph: Any, placed: dict[str, "_Placed"], where: str) -> dict[
     # Most constants of nodes are shapes and indices; they count only under a parameter's name.
     plain = [tensor.name for tensor in graph.initializer if tensor.name not in hidden | helpers]
     return {name: _Source(name) for name in plain} | named
+
+
+def _module(path: str) -> str:
+    """The module of a node: "a.0.b" for "a/a.0/b", where a Sequential stands before its parts, which repeat its name."""
+    words = path.split("/")
+    behind = [*words[1:], ""]
+    return ".".join(word for word, after in zip(words, behind, strict=True) if not after.startswith(f"{word}."))
 
 
 def _positions(graph: Any, placed: dict[str, "_Placed"]) -> Iterator[tuple[str, _Source]]:
@@ -239,7 +246,7 @@ def _positions(graph: Any, placed: dict[str, "_Placed"]) -> Iterator[tuple[str, 
     for module, parts in tables.items():
         first, *rest = sorted(parts, key=lambda name: parts[name].shape[1])
         if [parts[first].shape[:2], *(parts[name].shape[::2] for name in rest)] == [(1, 1), (1, parts[first].shape[2])]:
-            yield f"{module.replace('/', '.')}.position_embeddings", _Source(first, behind=rest[0])
+            yield f"{_module(module)}.position_embeddings", _Source(first, behind=rest[0])
 
 
 def _dequantized(node: Any, placed: dict[str, "_Placed"], where: str) -> _Source:

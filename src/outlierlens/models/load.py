@@ -155,7 +155,9 @@ def from_objects(
     bound = arch.bind_live(stacks, model)
     model.eval()
     guard_rows(model, tokenizer, name or type(model).__name__)
-    return LoadedModel(name or type(model).__name__, model, tokenizer, _head_of(model), bound, config, processor)
+    return LoadedModel(
+        name or type(model).__name__, model, tokenizer, _head_of(model, tokenizer), bound, config, processor
+    )
 
 
 def config_dict(model: "nn.Module") -> dict[str, Any]:
@@ -331,18 +333,18 @@ def _source(name: str, options: LoadOptions, *, weights: bool = True) -> tuple[s
     return name, options
 
 
-def _head_of(model: "nn.Module") -> Head:
+def _head_of(model: "nn.Module", tokenizer: Any = None) -> Head:
     """What the outputs are: "causal" (next token), "masked", "other" (another head) or "none" (states).
 
     A class name ending in ForCausalLM or LMHeadModel counts as causal only where the model attends to the left alone.
     "other" are therefore: XLNet (both directions unless it is given a permutation mask), encoder families whose config
     says is_decoder false (BertLMHeadModel, RobertaForCausalLM, …), XLM and Flaubert with causal false, and Gemma with
-    use_bidirectional_attention.
+    use_bidirectional_attention; and a masked model whose tokenizer has no mask token, such as a tagger with that head.
     """
     inner: Any = getattr(model, "_orig_mod", getattr(model, "module", model))
     name, config = type(inner).__name__, config_dict(inner)
     if name.endswith("ForMaskedLM"):
-        return "masked"
+        return "other" if tokenizer is not None and tokenizer.mask_token_id is None else "masked"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         causal = arch.family_of(config).causal
         both_directions = (

@@ -47,8 +47,10 @@ def make_task(loaded: LoadedModel, texts: Data | Sequence[str], options: TaskOpt
         known = dict.fromkeys((*FITTING.values(), *CHANGES))
         raise BadInput(f"unknown task {name!r}; tasks are auto, {', '.join(known)}{near(name, known)}")
     if name != FITTING[loaded.head]:
-        fitting = FITTING[loaded.head]
-        raise BadInput(f"{loaded.name} has no head for {name!r}; the task that fits it is {fitting!r}")
+        lacks = ", or no mask token," * (name == FITTING["masked"])
+        raise BadInput(
+            f"{loaded.name} has no head{lacks} for {name!r}; the task that fits it is {FITTING[loaded.head]!r}"
+        )
     from outlierlens.tasks.language_model import CausalLoss, MaskedLoss
 
     return CausalLoss(loaded, plain, options) if name == "causal loss" else MaskedLoss(loaded, plain, options)

@@ -338,8 +338,6 @@ class MaskedLoss(LanguageModelLoss):
 
     def _windows(self, number: int, text: str) -> list[Window]:
         tokenizer: Any = self.loaded.tokenizer
-        if tokenizer.mask_token_id is None:
-            raise BadInput(f"{self.loaded.name}: its tokenizer has no mask token, so the masked loss is undefined")
         ids = token_ids(self.loaded, text, truncation=True, max_length=self.max_length)
         special = special_ids(tokenizer)
         ordinary = [i for i, token in enumerate(ids) if token not in special]

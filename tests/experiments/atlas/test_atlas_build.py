@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from atlas_hub import SIZES, WAYS, Catalogue, Faults, real_size
 from hub_server import COMMIT, FakeHub, Handler, Seen
+from outlierlens.checkpoints import samples
 from outlierlens.checkpoints.courtesy import Turns, seconds_asked
 from outlierlens.cli.app import run
 from outlierlens.errors import BadFile, BadInput, RemoteError
@@ -411,6 +413,15 @@ def test_samples_and_files_of_this_machine(tmp_path: Path) -> None:
     assert {one.dim for one in planted.outliers} == {8, 24, 40, 56, 72, 88, 104, 120}
     assert planted.license
     assert planted.origin
+
+
+def test_a_family_that_no_config_names_is_told_by_the_tensors(tmp_path: Path) -> None:
+    """Without "bert." before their names, tensors fit the row that RoBERTa and others share with BERT."""
+    tensors = load_file(samples.directory("mini-bert") / "model.safetensors")
+    save_file({name.removeprefix("bert."): values for name, values in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 4}')
+    (row,) = look(Named(str(tmp_path)), Manner(), Turns())
+    assert (row.family, row.layers, row.failure) == ("bert", 4, None)
 
 
 @pytest.mark.parametrize("name", SIZES)

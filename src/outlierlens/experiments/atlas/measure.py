@@ -43,10 +43,11 @@ def rows_of(checkpoint: Checkpoint, rule: Rule = RULE) -> tuple[AtlasRow, ...]:
     if not measured:
         raise BadInput(f"{checkpoint.name}: its blocks have no norm on the stream that every layer has")
     keys = tuple(float(one.norm) for one in key_biases(checkpoint))
+    told = checkpoint.config.get("model_type")
     whole = AtlasRow(
         checkpoint.name,
         revision=getattr(checkpoint, "commit", "") or digest.hexdigest(),
-        family=str(checkpoint.config.get("model_type", "")),
+        family=str(told or arch.families(checkpoint.tensors, checkpoint.config, checkpoint.name)[0]),
         format="safetensors" if checkpoint.kind == "hub" else checkpoint.kind,
         bytes_read=checkpoint.bytes_read,
         bytes_total=checkpoint.total_bytes,

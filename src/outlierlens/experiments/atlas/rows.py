@@ -63,7 +63,8 @@ class AtlasRow:
             none became known.
         stack: the stream: "model", "encoder", "decoder", "text", …; "" where nothing was read.
         site: the norm that was measured, relative to a block.
-        family: model_type of the config. norm: "layernorm" or "rmsnorm".
+        family: model_type of the config; where that has none, the first whose row fits the tensors. norm: "layernorm" or
+            "rmsnorm".
         norm_site: "stream" (post-norm), "write" (what a block adds is normed) or "read" (pre-norm).
         dtype: that most bytes of the weights are stored in. format: of the file.
         license, origin, created, downloads: as the hub tells; origin is where the model came from; created a day, 2019-10-04.
