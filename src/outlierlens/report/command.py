@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.common import Progress, resumable, say
+from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
 from outlierlens.report.card import card, refuse_others
@@ -61,7 +61,7 @@ def _measured(session: Session, options: ReportOptions) -> Path:
         output.overwrite, session.command,
     )  # fmt: skip
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
-    with resumable(rows), Progress(output.tells_progress) as progress:
+    with resumable(rows):
         if options.compare:
-            return report_pair(options.compare, job, session.load, progress)
-        return run(job, session.load, progress)
+            return report_pair(options.compare, job, session.load, session.progress)
+        return run(job, session.load, session.progress)
