@@ -93,9 +93,9 @@ def _install(shell: Literal["bash", "zsh", "fish"] | None = None) -> None:
 
     from outlierlens.cli.completion import script
 
-    shell = shell or detect_shell()
-    text = script(program.__wrapped__, shell)
-    place: Path = program().install_completion(shell=shell)
+    of = shell or detect_shell()
+    text = script(program.__wrapped__, of)
+    place: Path = program().install_completion(shell=of)
     place.write_text(text, "utf-8")
     print(f"completion: {place}; it works in a new shell")
 

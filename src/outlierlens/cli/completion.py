@@ -5,6 +5,7 @@ An option of a fixed choice names its values itself; those below take other word
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Literal
 
 from cyclopts import App
 
@@ -47,7 +48,7 @@ def offered(option: Option) -> tuple[str, ...]:
     )  # bash breaks words at a colon: rte for glue:rte
 
 
-def script(make: Callable[[], App], shell: str) -> str:
+def script(make: Callable[[], App], shell: Literal["bash", "zsh", "fish", "powershell"]) -> str:
     """What sets up completion in `shell`; `make` makes the program anew, which then knows the values."""
     with flags.offering(offered):
         text: str = make().generate_completion(shell=shell)

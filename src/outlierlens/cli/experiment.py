@@ -96,16 +96,14 @@ def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False,
         common.say(f"note: {note}")
 
 
-def run_paper(
-    session: Session, paper: str, make: "Callable[[Path, Callable[[str], None], Progress], ReportData]"
-) -> None:
+def run_paper(session: Session, paper: str, make: "Callable[[Path, Callable[[str], None]], ReportData]") -> None:
     """Measure a paper's parts in a run directory, write the report, and show what it says of `paper`, a field of it."""
     from outlierlens.report.files import OURS, write
 
     output = session.output
     directory = session.folder(paper)
     with resumable(directory / "parts"):
-        made = make(directory, warn if output.tells_progress else lambda _: None, session.progress)
+        made = make(directory, warn if output.tells_progress else lambda _: None)
     written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
     tell(session, getattr(made, paper))
     if output.for_people:
