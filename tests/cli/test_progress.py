@@ -64,7 +64,8 @@ def test_a_bar_comes_by_itself_where_nothing_is_told(monkeypatch: pytest.MonkeyP
     err, _ = streams(monkeypatch)
     monkeypatch.setattr(common, "MODULES", modules)
     monkeypatch.setitem(sys.modules, "torch", sys)
-    progress = Progress(True, "scan: reading")
+    progress = Progress(True)
+    progress("scan: reading", 0, 1)  # of what nothing is counted, only the label
     # Twice round: as if the wait had ended once, and then the work.
     rounds = iter((False, True))
     monkeypatch.setattr(progress._ended, "wait", lambda _: next(rounds))

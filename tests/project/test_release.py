@@ -100,6 +100,7 @@ def test_every_address_of_the_project_is_that_of_its_urls(metadata: email.messag
     assert all(url.startswith(home) for url in urls.values())
     assert f"repository-code: {home}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
     owned = home.removeprefix("https://github.com/")
+    assert f"/{owned}/blob/main/examples/notebooks/quickstart.ipynb)" in (ROOT / "README.md").read_text("utf-8")
     for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
         text = path.read_text("utf-8")
         place = path.relative_to(ROOT).as_posix()

@@ -86,8 +86,14 @@ class Progress:
             return
         if sys.stderr.isatty():
             with self._lock:
-                self._ended.set()  # of waiting
-                self._draw(label, done, total)
+                if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
+                    self._label = label
+                    if not self._ended.is_set():
+                        return
+                    self._draw(label)
+                else:
+                    self._ended.set()  # of waiting
+                    self._draw(label, done, total)
         elif label != self._before:
             self._before = label
             print(f"{label} ({done}/{total})", file=sys.stderr)
