@@ -140,7 +140,7 @@ def _pictures(
     charts: Sequence[Chart], progress: Callable[[str, int, int], None]
 ) -> tuple[dict[str, bytes], tuple[str, ...]]:
     kinds: tuple[PictureKind, ...] = ("vl.json", "svg", "png") if can_export() else ("vl.json",)
-    drawn = {}
+    drawn: dict[str, bytes] = {}
     for number, chart in enumerate(charts):
         progress("drawing the charts", number, len(charts))
         drawn |= {f"{CHARTS}/{chart.name}.{kind}": content for kind, content in pictures(chart, kinds).items()}
