@@ -47,7 +47,7 @@ def main(words: list[str] | None = None) -> dict[str, dict[str, float]]:
         "--tasks", nargs="+", default=[CLOZE], help="of the harness; default: the file beside this script"
     )
     parser.add_argument("--limit", type=int, help="examples per task")
-    parser.add_argument("-o", "--output", type=Path, default=Path("runs/harness/repaired"), help="the repaired copy")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/harness"), help="folder of two copies")
     how = parser.parse_args(words)
     loaded = ol.load_model(how.model)
     stack = ol.scan(loaded).stacks[0]
@@ -58,8 +58,11 @@ def main(words: list[str] | None = None) -> dict[str, dict[str, float]]:
     for name, chosen in (("outliers off", dims), ("random off", random)):
         with ol.zeroed_weights(loaded, chosen):
             found[name] = scores(loaded, how.tasks, how.limit)
-    repair(how.model, how.output, RepairOptions(rotate=True), overwrite=True)
-    found["repaired"] = scores(ol.load_model(str(how.output)), how.tasks, how.limit)
+    plain, repaired = how.output / "plain", how.output / "repaired"
+    loaded.model.save_pretrained(plain)  # weights that are quantized take no repair
+    loaded.tokenizer.save_pretrained(plain)
+    repair(str(plain), repaired, RepairOptions(rotate=True), overwrite=True)
+    found["repaired"] = scores(ol.load_model(str(repaired)), how.tasks, how.limit)
     for name, values in found.items():
         print(f"{name:<14}", *(f"{metric} {value:.3f}" for metric, value in values.items()), sep="  ")
     return found
