@@ -5,6 +5,7 @@
 # make check    what CI runs: lint, format, types, docs freshness, tests
 # make site     build the documentation's site into build/site, strictly
 # make build    wheel and sdist in dist/; the wheel is tried in a fresh environment without a network
+# make image    build the Dockerfile with docker or podman, and run the main job in it without a network
 #
 # On Linux plain `torch` is the CUDA build (gigabytes). For the small CPU build: make report TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 
-.PHONY: help setup report test quick check lint types english docs site build benchmarks clean
+.PHONY: help setup report test quick check lint types english docs site build image benchmarks clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -73,6 +74,12 @@ build: setup
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist
 	@$(BIN)/python scripts/check_wheel.py dist
+
+DOCKER ?= $(firstword $(notdir $(shell command -v docker podman)))
+
+image:
+	@$(DOCKER) build -t outlierlens .
+	@$(DOCKER) run --rm --network none outlierlens report mini-planted
 
 check: setup lint types english
 	@echo "docs: is the generated part fresh?"

@@ -136,7 +136,7 @@ class Session:
     rows: Rows = Rows()
     output: Output = Output()
     command: str = ""
-    progress: Callable[[str, int, int], None] | None = None
+    progress: Callable[[str, int, int], None] = lambda *_: None
     notice: Callable[[str], None] = print
     show: dict[str, Any] = field(default_factory=dict)
     draw: dict[str, Any] = field(default_factory=dict)

@@ -136,18 +136,28 @@ def test_doctor_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_commands(tmp_path: Path) -> None:
+def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
     program = tmp_path / "outlierlens"
     program.write_text(f"#!{sys.executable}\nfrom outlierlens.cli import main\nmain()\n")
     program.chmod(0o755)
     script = """
     eval "$(outlierlens --show-completion bash)"
-    COMP_WORDS=(outlierlens fin) COMP_CWORD=1
-    _outlierlens
-    echo "${COMPREPLY[@]}"
+    for words in "fin" "scan mini-p" "fetch smollm" "disable mini-planted --mode z" "disable x --task masked" \
+            "scan x --rule pu" "finetune x --task rt" "quant x --dtype flo" "scan x --family gpt2"; do
+        COMP_WORDS=(outlierlens $words)
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        _outlierlens
+        echo "${COMPREPLY[@]}"
+    done
+    complete -p outlierlens
     """
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["fingerprint", "finetune"], done.stderr
+    first, *lines, shown = done.stdout.splitlines()
+    assert first.split() == ["fingerprint", "finetune"], done.stderr
+    assert lines[0] == "mini-planted"
+    assert "smollm2-135m" in lines[1].split()
+    assert lines[2:] == ["zero", "masked-loss", "puccetti", "rte", "float32 float16", "gpt2"]
+    assert "-o default" in shown  # files, where no value fits

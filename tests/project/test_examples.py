@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outlierlens.training.finetune.options import FinetuneSettings
+from tiny_tokenizers import BYTES, byte_level
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -125,6 +126,27 @@ def test_both_plans_are_made_and_drawn(
     said = capsys.readouterr().out
     assert said.startswith("column: ")
     assert "linear: " in said
+
+
+def test_the_harness_scores_a_model_intact_without_dimensions_and_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    pytest.importorskip("lm_eval")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(BYTES), **sizes)).save_pretrained(tmp_path / "model")
+    byte_level().save_pretrained(tmp_path / "model")
+    words = ("--model", str(tmp_path / "model"), "--dims", "0", "3", "7", "--limit", "8", "-o", str(tmp_path / "copy"))
+    found = module_of("harness/cloze.py").main(words)
+    assert list(found) == ["intact", "outliers off", "random off", "repaired"]
+    assert found["repaired"] == found["intact"]
+    assert found["intact"].keys() == {"cloze acc", "cloze acc_norm"}
 
 
 def test_every_script_has_its_settings_here_and_its_line_in_the_index() -> None:

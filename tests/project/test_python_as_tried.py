@@ -102,7 +102,10 @@ def test_names_sentences_and_one_number_measure_what_objects_measure() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ol.observe(3, SENTENCES), "a int is no model; give its name or folder, the model itself"),
+        (
+            lambda: ol.observe(3, SENTENCES),
+            "an object of type int is no model; give its name or folder, the model itself",
+        ),
         (lambda: ol.observe("mini-planted", []), "texts is no list of sentences"),
         (lambda: ol.observe("mini-planted", [1]), "texts is no list of sentences"),
         (lambda: ol.disable("mini-planted", SENTENCES, 0.5), "dims is 0.5; give whole numbers"),

@@ -2,11 +2,14 @@
 
 import email
 import email.message
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -86,6 +89,58 @@ def test_what_an_index_shows_of_it(metadata: email.message.Message) -> None:
     assert {"3.11", "3.12", "3.13"} <= python
     plain = [one for one in metadata.get_all("Requires-Dist", []) if "extra ==" not in one]
     assert not [one for one in plain if one.startswith(("torch", "transformers"))]
+
+
+def test_every_address_of_the_project_is_that_of_its_urls(metadata: email.message.Message) -> None:
+    urls = dict(one.split(", ") for one in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Homepage", "Documentation", "Changelog", "Issues"}
+    home = urls["Homepage"]
+    for place in (url.removeprefix(f"{home}/blob/main/") for url in urls.values() if "/blob/" in url):
+        assert (ROOT / place).is_file()
+    assert all(url.startswith(home) for url in urls.values())
+    assert f"repository-code: {home}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    owned = home.removeprefix("https://github.com/")
+    assert f"/{owned}/blob/main/examples/notebooks/quickstart.ipynb)" in (ROOT / "README.md").read_text("utf-8")
+    for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
+        text = path.read_text("utf-8")
+        place = path.relative_to(ROOT).as_posix()
+        assert f"https://colab.research.google.com/github/{owned}/blob/main/{place})" in text
+        assert f"git+{home}" in text
+        assert f"https://colab.research.google.com/github/{owned}/blob/main/{place})" in (
+            ROOT / "examples" / "README.md"
+        ).read_text("utf-8")
+
+
+def test_what_the_image_copies_builds_the_package_and_what_it_installs_is_declared(tmp_path: Path) -> None:
+    words = [line.split() for line in (ROOT / "Dockerfile").read_text("utf-8").splitlines() if line[:1].isupper()]
+    for one in (name for line in words if line[0] == "COPY" for name in line[1:-1]):
+        copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
+        copy(ROOT / one, tmp_path / one)
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(tmp_path / "dist"),
+        str(tmp_path),
+    ]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))["project"]
+    runs = [" ".join(line[1:]) for line in words if line[0] == "RUN"]
+    extras = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(runs))
+    assert extras
+    assert set(extras[0].split(",")) <= set(project["optional-dependencies"])
+    (entry,) = [line for line in words if line[0] == "ENTRYPOINT"]
+    assert json.loads(entry[1])[0] in project["scripts"]
+    (image,) = [line[1] for line in words if line[0] == "FROM"]
+    assert image == f"python:{project['requires-python'].removeprefix('>=')}-slim"
+    torch = re.search(r'"(\$\(sed .*\))"', runs[0])
+    assert torch is not None
+    named = subprocess.run(["sh", "-c", f"echo {torch[1]}"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"torch==[\d.]+\n", named.stdout)
 
 
 def test_it_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """`OutlierCallback` in a real Trainer: accumulation, reporters, resuming after a kill, several processes."""
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -97,12 +100,22 @@ def test_a_watched_trainer_is_the_same_trainer(tmp_path: Path, whole: tuple[Path
     assert losses[0] == losses[1]
 
 
-def test_attached_it_reaches_every_reporter_and_else_those_behind_it(tmp_path: Path) -> None:
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """MLflow as far as the Trainer's own integration calls it."""
+    fake = MagicMock(__spec__=ModuleSpec("mlflow", None), __version__="3.1")
+    limits = fake.utils.validation
+    limits.MAX_PARAM_VAL_LENGTH, limits.MAX_PARAMS_TAGS_PER_BATCH = 500, 100
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    return fake
+
+
+def test_attached_it_reaches_every_reporter_and_else_those_behind_it(tmp_path: Path, mlflow: MagicMock) -> None:
     seen = {}
     lines: list[str] = []
     for attached in (True, False):
         before, behind = Reporter(), Reporter()
-        trainer = trainer_of(tmp_path / str(attached))
+        trainer = trainer_of(tmp_path / str(attached), report_to=["mlflow"] * attached)
         trainer.add_callback(before)
         callback = OutlierCallback(tmp_path / f"{attached}.jsonl", quiet(notice=lines.append, dims=(3,)))
         if attached:
@@ -124,6 +137,8 @@ def test_attached_it_reaches_every_reporter_and_else_those_behind_it(tmp_path: P
     for step, place in ((3, 1), (6, 3)):
         expected = path.measured(place).z_scale[:, 3].mean()
         assert seen[True][step]["outliers/dim_3/z_scale"] == pytest.approx(expected)
+        (logged,) = (call.kwargs for call in mlflow.log_metrics.call_args_list if call.kwargs["step"] == step)
+        assert logged["metrics"]["outliers/dim_3/z_scale"] == pytest.approx(expected)
     assert not [name for name in seen[False][3] if name.startswith("outliers/")]
     assert [line.split(":")[0] for line in lines if "attach" in line] == ["OutlierCallback was not attached"]
 

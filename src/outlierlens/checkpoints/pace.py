@@ -4,20 +4,46 @@
     pace = Pace(window())
     for chunk in answer: pace.add(len(chunk))                                 # TooSlow
 
+    with telling(bar): arriving("fetching mpnet-base", 12_000_000, 93_000_000)    # bar("fetching mpnet-base, MB", 12, 93)
+
 A time limit on a single read does not end them: a server that sends one byte every few seconds keeps each read short.
 """
 
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 LEAST = 1000  # bytes a second
 SECONDS = 30.0  # over which they are counted
 _clock = time.monotonic
+
+
+_bars: list[Callable[[str, int, int], None]] = []
+
+
+@contextmanager
+def telling(bar: Callable[[str, int, int], None]) -> Iterator[None]:
+    """While it lasts, `bar(label, done, total)` is called with the megabytes of downloads."""
+    _bars.append(bar)
+    try:
+        yield
+    finally:
+        _bars.remove(bar)
+
+
+def is_told() -> bool:
+    """Whether somebody looks at a bar."""
+    return bool(_bars)
+
+
+def arriving(label: str, n_bytes: int, total: int) -> None:
+    """Say that `n_bytes` of `total` have come."""
+    for bar in _bars:
+        bar(f"{label}, MB", round(n_bytes / 1e6), round(total / 1e6))
 
 
 class Closable(Protocol):
@@ -38,15 +64,18 @@ class TooSlow(TimeoutError):
 
 
 class Pace:
-    """Bytes that arrive, counted over one window of `seconds` after another."""
+    """Bytes that arrive, counted over one window of `seconds` after another; `what` of `total` bytes is told to a bar."""
 
-    def __init__(self, seconds: float):
-        self.seconds = seconds
-        self._began, self._bytes = _clock(), 0
+    def __init__(self, seconds: float, what: str = "", total: int = 0):
+        self.seconds, self.what, self.total = seconds, what, total
+        self._began, self._bytes, self._arrived = _clock(), 0, 0
 
     def add(self, n_bytes: int) -> None:
         """Count what has arrived; raises TooSlow at the end of a window that brought fewer than `LEAST` bytes a second."""
         self._bytes += n_bytes
+        self._arrived += n_bytes
+        if self.what:
+            arriving(self.what, self._arrived, self.total)
         now = _clock()
         if now - self._began >= self.seconds:
             if self._bytes < LEAST * self.seconds:

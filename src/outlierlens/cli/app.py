@@ -89,9 +89,18 @@ def _named(words: Sequence[str]) -> str:
 def _install(shell: Literal["bash", "zsh", "fish"] | None = None) -> None:
     if not sys.stdout.isatty() and shell is None:
         raise BadInput("say for which shell: outlierlens --install-completion bash (or zsh, fish)")
-    place: Path = program().install_completion(shell=shell)
+    from cyclopts.completion.detect import detect_shell
+
+    from outlierlens.cli.completion import script
+
+    of = shell or detect_shell()
+    text = script(program.__wrapped__, of)
+    place: Path = program().install_completion(shell=of)
+    place.write_text(text, "utf-8")
     print(f"completion: {place}; it works in a new shell")
 
 
 def _show(shell: Literal["bash", "zsh", "fish"] = "bash") -> None:
-    print(program().generate_completion(shell=shell))
+    from outlierlens.cli.completion import script
+
+    print(script(program.__wrapped__, shell))

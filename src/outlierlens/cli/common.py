@@ -1,14 +1,17 @@
 """Options, output and progress that the commands share."""
 
+import io
 import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
+from outlierlens.checkpoints import pace
 from outlierlens.cli import drop_output
 from outlierlens.errors import OF_THE_MACHINE, BadInput, OutlierlensError, need, printable, told
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 # Exit codes of commands that check: nothing could be checked; the check failed.
 UNUSABLE, FAILED = 2, 3
+WAITS_SECONDS = 1.0  # without a word, before a bar says that something goes on
+STILL_SECONDS = 3.0  # without a new module: nothing is imported any more
+MODULES = 3_100  # when PyTorch and a model's class are imported (torch 2.13, transformers 5.23)
 CHART_KINDS: "dict[str, PictureKind | None]" = {".html": None, ".svg": "svg", ".png": "png", ".json": "vl.json"}
 
 
@@ -60,51 +66,143 @@ def warn(text: str) -> None:
 
 
 class Progress:
-    """A progress bar on stderr, when it is a terminal and progress is wanted; otherwise a line per step."""
+    """How far the work is, on stderr: in a terminal one bar for all that a person waits for, otherwise a line per step.
 
-    def __init__(self, show: bool) -> None:
-        self.show = show
+    In a terminal the bar comes by itself where nothing was told for a second (libraries are imported, weights are read), stands
+    for the bars of other libraries, shows what `arriving` tells of a download, and goes where something is printed.
+    """
+
+    def __init__(self, show: bool, label: str = "working") -> None:
+        self.show, self._label, self._done, self._before = show, label, 0, ""
         self._bar: Any = None
         self._task: Any = None
-        self._label = ""
+        self._ended = threading.Event()
+        self._lock = threading.RLock()
+        self._inside = ExitStack()
 
     def __call__(self, label: str, done: int, total: int) -> None:
         """Report that `done` of `total` units are finished."""
         if not self.show:
             return
-        if not sys.stderr.isatty():
-            if label != self._label:
-                self._label = label
-                print(f"{label} ({done}/{total})", file=sys.stderr)
-            return
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+        if sys.stderr.isatty():
+            with self._lock:
+                if (done, total) == (0, 1):  # nothing is counted: the label of what is waited for
+                    self._label = label
+                    if not self._ended.is_set():
+                        return
+                    self._draw(label)
+                else:
+                    self._ended.set()  # of waiting
+                    self._draw(label, done, total)
+        elif label != self._before:
+            self._before = label
+            print(f"{label} ({done}/{total})", file=sys.stderr)
 
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task(label, total=total)
-        self._bar.update(self._task, description=label, completed=done, total=total)
+    def _draw(self, label: str, done: int = 0, total: int | None = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        with self._lock:
+            if self._bar is None:
+                time_left = TimeRemainingColumn(compact=True)
+                columns = [TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[of]}")]
+                console = Console(stderr=True)
+                self._bar = Bar(
+                    *columns, TimeElapsedColumn(), TextColumn("left:"), time_left,
+                    console=console, transient=True, redirect_stdout=False,
+                )  # fmt: skip
+                self._bar.start()
+                self._task = self._bar.add_task(label, total=total, of="")
+            if done < self._done or total != self._bar.tasks[0].total:
+                self._bar.reset(self._task, total=total)  # the time left is that of this step
+            of = "" if total is None else f"{done:,}/{total:,}"
+            self._done = done
+            self._bar.update(self._task, description=label, completed=done, of=of)
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        with self._lock:
+            self._ended.set()
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+    def _wait(self) -> None:
+        """Draw the bar until something else tells how far it is: modules that are imported, if PyTorch is, or that it works."""
+        before, since = 0, time.monotonic()
+        while not self._ended.wait(WAITS_SECONDS):
+            n = len(sys.modules)
+            if n > before:
+                before, since = n, time.monotonic()
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                if "torch" in sys.modules and n < MODULES and time.monotonic() - since < STILL_SECONDS:
+                    self._draw("importing PyTorch, modules", n, MODULES)
+                else:
+                    self._draw(self._label)
 
     def __enter__(self) -> "Progress":
+        if self.show and sys.stderr.isatty():
+            self._inside.enter_context(pace.telling(self))
+            self._inside.enter_context(_bars_of_others(self))
+            self._inside.enter_context(redirect_stdout(_First(sys.stdout, self)))
+            threading.Thread(target=self._wait, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._inside.close()
         self.close()
+
+
+class _First:
+    """A stream before whose writes the bar goes."""
+
+    def __init__(self, stream: IO[str], progress: Progress) -> None:
+        self._stream, self._progress = stream, progress
+
+    def write(self, text: str) -> int:
+        """Take the bar away and write."""
+        self._progress.close()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _bars_of_others(progress: Progress) -> Iterator[None]:
+    """What other libraries tell by tqdm (files of the hub, weights that are loaded) is told by `progress`."""
+    import tqdm.std
+
+    bar = tqdm.std.tqdm
+    made, display = bar.__init__, bar.display
+
+    def init(self: Any, *arguments: Any, **named: Any) -> None:
+        made(self, *arguments, **named | {"file": _Nowhere()})
+
+    def told(self: Any, *_: Any, **__: Any) -> bool:
+        if self.total and self.n < self.total:
+            n, total, what = (self.n, self.total, "") if self.unit != "B" else (self.n >> 20, self.total >> 20, ", MB")
+            progress(f"{self.desc or 'working'}{what}".replace(": ,", ","), int(n), int(total))
+        return True
+
+    bar.__init__, bar.display = init, told
+    try:
+        yield
+    finally:
+        bar.__init__, bar.display = made, display
+
+
+class _Nowhere(io.StringIO):
+    """A terminal that shows nothing."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 @contextmanager

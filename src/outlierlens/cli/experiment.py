@@ -1,10 +1,10 @@
 """The one command of all experiments: words in, `run` of the experiment's home, the result to screen, file and chart."""
 
-import contextlib
 import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ def _run(experiment: Experiment, *, options: Any = None, **groups: Any) -> None:
     names = {"task": "reading", "splits": "reading", "source": "loading"}
     session = Session(**{names.get(group, group): one for group, one in groups.items()}, command=common.reproduce())
     session.notice = (lambda _: None) if session.output.quiet else common.warn
-    with common.unusable_is_2() if experiment.gate else contextlib.nullcontext():
+    wanted, label = session.output.tells_progress, f"{experiment.name}: reading"
+    with common.unusable_is_2() if experiment.gate else nullcontext(), Progress(wanted, label) as session.progress:
         if experiment.odd:
             experiment.run()(session, options)
             return
@@ -52,8 +53,7 @@ def answer(experiment: Experiment, session: Session, options: Any, run: Callable
         check_chart(path, replace=output.overwrite)
     if session.rows.rows and output.overwrite:
         remove_rows(session.rows.rows)
-    with resumable(session.rows.rows, hint="rows" in experiment.takes), Progress(output.tells_progress) as progress:
-        session.progress = progress
+    with resumable(session.rows.rows, hint="rows" in experiment.takes):
         found = run()
     found = with_command(found, session.command)
     for path, picture in charts.items():
@@ -96,16 +96,14 @@ def print_sections(experiment: Experiment, found: Any, *, verbose: bool = False,
         common.say(f"note: {note}")
 
 
-def run_paper(
-    session: Session, paper: str, make: "Callable[[Path, Callable[[str], None], Progress], ReportData]"
-) -> None:
+def run_paper(session: Session, paper: str, make: "Callable[[Path, Callable[[str], None]], ReportData]") -> None:
     """Measure a paper's parts in a run directory, write the report, and show what it says of `paper`, a field of it."""
     from outlierlens.report.files import OURS, write
 
     output = session.output
     directory = session.folder(paper)
-    with resumable(directory / "parts"), Progress(output.tells_progress) as progress:
-        made = make(directory, warn if output.tells_progress else lambda _: None, progress)
+    with resumable(directory / "parts"):
+        made = make(directory, warn if output.tells_progress else lambda _: None)
     written = write(made, directory, overwrite=any((directory / name).exists() for name in OURS))
     tell(session, getattr(made, paper))
     if output.for_people:

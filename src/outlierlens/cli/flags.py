@@ -6,8 +6,9 @@ app(["mpnet-base", "--random", "3"])                  # calls run(options=Quanti
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -74,6 +75,19 @@ def command(name: str, about: str, groups: Mapping[str, Any], run: Callable[...,
     return app
 
 
+_OFFER: list[Callable[[Option], tuple[str, ...]]] = []
+
+
+@contextmanager
+def offering(offer: Callable[[Option], tuple[str, ...]]) -> Iterator[None]:
+    """While it lasts, commands that are made name the values that `offer(option)` gives, as if there were no others."""
+    _OFFER.append(offer)
+    try:
+        yield
+    finally:
+        _OFFER.remove(offer)
+
+
 def _parameter(option: Option, heading: str) -> inspect.Parameter:
     flag = option.flag
     name, _, negative = option.flags[-1].partition("/") if option.flags else ("", "", "")
@@ -94,6 +108,8 @@ def _parameter(option: Option, heading: str) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_ONLY if flag.argument else inspect.Parameter.KEYWORD_ONLY
     words = list[str] if flag.repeats else str
     hint, default = (words, None) if flag.read else (option.kind, option.default)
+    if offers := next((found for offer in _OFFER if (found := offer(option))), ()):
+        hint = list[Literal[offers]] if "tuple" in str(option.kind) and not flag.read else Literal[offers]  # type: ignore[valid-type]
     if default is None:
         hint |= None  # also where only this command's default is none
     if option.required:

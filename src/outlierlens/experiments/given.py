@@ -74,7 +74,8 @@ def given_model(model: Any) -> Any:
     live, tokenizer = model if isinstance(model, tuple) and len(model) == 2 else (model, None)
     if not callable(getattr(live, "named_parameters", None)):
         raise BadInput(
-            f"a {type(model).__name__} is no model; give its name or folder, the model itself, or (model, tokenizer)"
+            f"an object of type {type(model).__name__} is no model; give its name or folder, the model itself, "
+            "or (model, tokenizer)"
         )
     if tokenizer is None and (source := getattr(getattr(live, "config", None), "_name_or_path", "")):
         from outlierlens.models.tokenizer import tokenizer_beside

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outlierlens import architectures as arch
 from outlierlens.architectures import BoundStack, live_parameters
+from outlierlens.checkpoints import pace
 from outlierlens.checkpoints.formats import suffixes
 from outlierlens.checkpoints.samples import SAMPLES
 from outlierlens.checkpoints.samples.cache import say
@@ -197,7 +198,8 @@ def load_model(name: str, options: LoadOptions | None = None, head: NewHead | No
     torch = need("torch", "models", "running a model")
     transformers = need("transformers", "models", "running a model")
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    if not pace.is_told():
+        transformers.utils.logging.disable_progress_bar()
     source, options = _source(name, options)
     common = _common(options)
     device = pick_device(options.device)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.common import Progress, resumable, say
+from outlierlens.cli.common import resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.options import FIND
 from outlierlens.report.card import card, refuse_others
@@ -24,22 +24,33 @@ def run(session: Session, options: ReportOptions) -> None:
             ("--sweep", options.sweeps),
             ("--result", options.results),
             ("--card", options.card),
+            ("--push", options.push),
         )
         for name, value in of_one:
             if value:
                 raise BadInput(f"--compare takes two models; {name} belongs to a report of one")
     options = replace(options, model=options.model or DEFAULT)
     measured_before = options.model.endswith(".json") and Path(options.model).is_file()
+    target = None
+    if options.push:  # before the work as well: a token that may not write is no surprise after it
+        from outlierlens.report.push import open_repository, push
+
+        target = open_repository(options.push, session.loading.token, offline=session.loading.offline)
     page = (_redrawn if measured_before else _measured)(session, options)
-    if options.card:
+    made = [f"report: {page}"]
+    if options.card or target:
         from outlierlens.results.document import load
         from outlierlens.results.safe_files import write_text
 
-        write_text(options.card, card(load(page.with_name("results.json"))))
-    if not output.quiet:
-        say(f"report: {page}")
+        text = card(load(page.with_name("results.json")))
         if options.card:
-            say(f"card: {options.card}")
+            write_text(options.card, text)
+            made.append(f"card: {options.card}")
+        if target:
+            made.append(f"pushed: {push(target, page.parent, text)}")
+    if not output.quiet:
+        for line in made:
+            say(line)
 
 
 def _redrawn(session: Session, options: ReportOptions) -> Path:
@@ -61,7 +72,7 @@ def _measured(session: Session, options: ReportOptions) -> Path:
         output.overwrite, session.command,
     )  # fmt: skip
     rows = job.directory / ("a/rows.jsonl" if options.compare else "rows.jsonl")
-    with resumable(rows), Progress(output.tells_progress) as progress:
+    with resumable(rows):
         if options.compare:
-            return report_pair(options.compare, job, session.load, progress)
-        return run(job, session.load, progress)
+            return report_pair(options.compare, job, session.load, session.progress)
+        return run(job, session.load, session.progress)

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,14 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write(data: ReportData, directory: Path | str, *, overwrite: bool = False, also: Iterable[Path] = ()) -> Written:
+def write(
+    data: ReportData,
+    directory: Path | str,
+    *,
+    overwrite: bool = False,
+    also: Iterable[Path] = (),
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Written:
     """Write results.json, charts/*.svg, *.png and *.vl.json, report.html and, last of all, manifest.json.
 
     Each file goes through a temporary name, so a reader never sees half of one. `also` are files that already lie in
@@ -66,7 +73,7 @@ def write(data: ReportData, directory: Path | str, *, overwrite: bool = False, a
         "finding": list(finding(data)),
         "advice": [vars(step) for step in advice(data)],
     }
-    return _stored(directory, contents, all_charts(data), about, also)
+    return _stored(directory, contents, all_charts(data), about, also, progress)
 
 
 def write_pair(pair: Pair, directory: Path | str, *, overwrite: bool = False, command: str = "") -> Written:
@@ -100,8 +107,9 @@ def _stored(
     charts: Sequence[Chart],
     about: dict[str, Any],
     also: Iterable[Path] = (),
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Written:
-    drawn, notes = _pictures(charts)
+    drawn, notes = _pictures(charts, progress)
     files = {name: _write(directory / name, content) for name, content in (contents | drawn).items()}
     for extra in also:
         files[extra.relative_to(directory).as_posix()] = _entry(extra.read_bytes())
@@ -128,11 +136,14 @@ def rerender(results: Path | str) -> str:
     return render(data)
 
 
-def _pictures(charts: Sequence[Chart]) -> tuple[dict[str, bytes], tuple[str, ...]]:
+def _pictures(
+    charts: Sequence[Chart], progress: Callable[[str, int, int], None]
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
     kinds: tuple[PictureKind, ...] = ("vl.json", "svg", "png") if can_export() else ("vl.json",)
-    drawn = {
-        f"{CHARTS}/{chart.name}.{kind}": content for chart in charts for kind, content in pictures(chart, kinds).items()
-    }
+    drawn: dict[str, bytes] = {}
+    for number, chart in enumerate(charts):
+        progress("drawing the charts", number, len(charts))
+        drawn |= {f"{CHARTS}/{chart.name}.{kind}": content for kind, content in pictures(chart, kinds).items()}
     return drawn, () if can_export() else (NO_PICTURES,)
 
 

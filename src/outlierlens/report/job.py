@@ -103,7 +103,8 @@ def run(job: Job, load: LoadOptions, progress: Callable[[str, int, int], None]) 
         notes=notes,
     )
     data = with_results(with_sweeps(data, sweeps), results)
-    return write(data, job.directory, overwrite=True, also=sorted(job.directory.glob("rows*.jsonl"))).page
+    rows = sorted(job.directory.glob("rows*.jsonl"))
+    return write(data, job.directory, overwrite=True, also=rows, progress=progress).page
 
 
 def _tracked(job: Job) -> tuple[Track, ...]:

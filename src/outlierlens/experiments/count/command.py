@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outlierlens.cli.common import Progress, resumable
+from outlierlens.cli.common import resumable
 from outlierlens.cli.experiment import print_sections
 from outlierlens.data.token_counts import TokenCounts, open_counts, read_counts, write_counts
 from outlierlens.errors import BadInput
@@ -49,10 +49,10 @@ def _counted(session: Session, options: CountCall, output: Path) -> TokenCounts:
         raise BadInput("whose tokens are counted? name a model with --tokenizer: a sample, a directory or a hub id")
     if asked.overwrite:
         discard(parts_of(output))
-    with Progress(asked.tells_progress) as progress, resumable(parts_of(output) / STATE):
+    with resumable(parts_of(output) / STATE):
 
         def tell(source: str, done: int, total: int, n_texts: int, n_tokens: int) -> None:
-            progress(f"{source}: {n_texts:,} texts, {n_tokens:,} tokens so far", done, total)
+            session.progress(f"{source}: {n_texts:,} texts, {n_tokens:,} tokens so far", done, total)
 
         how = replace(
             options.counted,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from outlierlens.cli.common import Progress, check_chart, say, write_chart
+from outlierlens.cli.common import check_chart, say, write_chart
 from outlierlens.cli.experiment import tell
 from outlierlens.errors import BadInput
 from outlierlens.experiments.track.options import TrackCall
@@ -19,12 +19,11 @@ def run(session: Session, options: TrackCall) -> None:
     _check_folder(output.output, output.overwrite)
     from outlierlens.experiments.track.measure import track_and_scan
 
-    with Progress(output.tells_progress) as progress:
-        how = replace(
-            options.how, row=source.row, subfolder=source.subfolder, token=source.token, offline=source.offline,
-            progress=progress,
-        )  # fmt: skip
-        found, scan = track_and_scan(options.checkpoints, how, command=session.command)
+    how = replace(
+        options.how, row=source.row, subfolder=source.subfolder, token=source.token, offline=source.offline,
+        progress=session.progress,
+    )  # fmt: skip
+    found, scan = track_and_scan(options.checkpoints, how, command=session.command)
     written = []
     if output.output:
         from outlierlens.report import ReportData, write

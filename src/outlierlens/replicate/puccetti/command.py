@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from outlierlens.cli.common import Progress
 from outlierlens.cli.experiment import run_paper
 from outlierlens.replicate.puccetti.measure import PuccettiJob, replicate_puccetti
 from outlierlens.replicate.puccetti.options import PuccettiOptions
@@ -15,10 +14,10 @@ def run(session: Session, options: PuccettiOptions) -> None:
     """Measure what is missing in the run directory, and show the whole."""
     read = session.reading
 
-    def make(directory: Path, say: Callable[[str], None], progress: Progress) -> ReportData:
+    def make(directory: Path, say: Callable[[str], None]) -> ReportData:
         job = PuccettiJob(
             session.subject.model, read.data, directory, column=read.text_column, limit=read.limit, **vars(options),
-            overwrite=session.output.overwrite, command=session.command, say=say, progress=progress,
+            overwrite=session.output.overwrite, command=session.command, say=say, progress=session.progress,
         )  # fmt: skip
         return replicate_puccetti(job, session.load)
 

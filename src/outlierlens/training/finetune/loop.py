@@ -64,7 +64,7 @@ class FinetuneOptions:
     Attributes:
         command: what made it, for provenance and model card.
         overwrite: remove an earlier run with other settings from the folder.
-        report_to: names of the Trainer's integrations ("tensorboard", "wandb", "trackio").
+        report_to: names of the Trainer's integrations ("tensorboard", "wandb", "mlflow", "trackio").
         progress: called with a line at each stage. on_log: called with (seed, step, steps, logged numbers).
     """
 

@@ -92,4 +92,4 @@ class Finetuning:
     ] = FinetuneSettings()
     """Of every run; its `seed` is one of `seeds`."""
     report_to: Annotated[tuple[str, ...], Flag(read="options.read:parse_names")] = ()
-    """Where the Trainer logs too: tensorboard, wandb, trackio; comma-separated."""
+    """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""

@@ -62,7 +62,7 @@ class RunOptions:
     Attributes:
         device: "auto", "cpu", "cuda" or "mps"; several processes come from `accelerate launch` or `torchrun`.
         overwrite: remove an earlier run of another recipe from the folder.
-        report_to: names of the Trainer's integrations ("tensorboard", "wandb", "trackio").
+        report_to: names of the Trainer's integrations ("tensorboard", "wandb", "mlflow", "trackio").
         progress: called with a line at each stage.
         on_log: called with (step, steps, logged numbers) whenever something is logged.
     """

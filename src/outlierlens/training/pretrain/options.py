@@ -33,7 +33,7 @@ class PretrainOptions:
     no_measure: bool = False
     """Train only: measure neither damage nor INT8 afterwards."""
     report_to: Annotated[tuple[str, ...], Flag(read="options.read:parse_names")] = ()
-    """Where the Trainer logs too: tensorboard, wandb, trackio; comma-separated."""
+    """Where the Trainer logs too: tensorboard, wandb, mlflow, trackio; comma-separated."""
 
     def __post_init__(self) -> None:
         check(self)
