@@ -75,7 +75,9 @@ def nulls(asked: argparse.Namespace) -> None:
             num_key_value_heads=2, initializer_range=0.1,
         )  # fmt: skip
         loaded = from_objects(LlamaForCausalLM(config), tokenizer, name=f"null {draw}")
-        options = PlanOptions(keep=0.5, n_candidates=8, n_random=3, seed=draw, task=TaskOptions(max_length=16))
+        options = PlanOptions(
+            keep=0.5, n_candidates=8, n_random=3, tolerance=asked.tolerance, seed=draw, task=TaskOptions(max_length=16)
+        )
         found = plan(loaded, texts, options)
         named += bool(found.steps)
         kept += found.says == "keep"
@@ -101,7 +103,9 @@ def main() -> None:
     one.add_argument("--grain", default="column")
     one.add_argument("--candidates", type=int, default=12)
     one.add_argument("--rows", required=True)
-    parts.add_parser("nulls").add_argument("--draws", type=int, default=200)
+    two = parts.add_parser("nulls")
+    two.add_argument("--draws", type=int, default=200)
+    two.add_argument("--tolerance", type=float, default=0.01)
     asked = parser.parse_args()
     {"greedy": greedy, "nulls": nulls}[asked.part](asked)
 

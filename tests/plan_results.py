@@ -49,6 +49,7 @@ def found() -> PrecisionPlan:
         kept=(KeptLinear(path=DOWN, inputs=True),),
         refused=Step(entries[1], 0.02, 16, Difference(0.01, -0.02, 0.04), 120),
         cost=Difference(0.82, 0.7, 0.94),
+        floor=0.01,
         regained=Difference(0.5, 0.42, 0.58),
         share_regained=Difference(0.625, 0.55, 0.7),
         beyond_random=Difference(0.5, 0.41, 0.59),

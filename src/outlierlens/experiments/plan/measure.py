@@ -77,9 +77,9 @@ def plan(
     with study.bench.resumed(rows, identity), rounding as model:
         study.model = model
         cost = study.cost()
-        search = study.search(floor=WORTH * max(0.0, cost.value))
+        search = study.search(max(options.tolerance, WORTH * cost.value))
         chosen = search.run(study.order) if cost.low > 0 else Chosen((), None, {})
-        return study.result(texts, cost, chosen)
+        return study.result(texts, cost, chosen, search.floor)
 
 
 def run(session: Session, options: PlanCall) -> PrecisionPlan:
@@ -222,7 +222,7 @@ class _Study:
 
     # --- judging -----------------------------------------------------------------------------------------------------
 
-    def result(self, texts: Data, cost: Difference, chosen: Chosen) -> PrecisionPlan:
+    def result(self, texts: Data, cost: Difference, chosen: Chosen, floor: float) -> PrecisionPlan:
         """Judge what was chosen, and say all of it."""
         options, task = self.options, self.task
         entries = [trial.entry for trial in chosen.steps]
@@ -245,42 +245,20 @@ class _Study:
         live = LiveCheckpoint(self.loaded.model, name=self.loaded.name, config=self.loaded.config)
         known = {one: self._sensitivity(one, rank, chosen.first.get(one)) for rank, one in enumerate(self.order, 1)}
         return PrecisionPlan(
-            provenance=self.loaded.provenance(seed=options.seed, digest=self.bench.fingerprint),
-            data=texts.source,
-            data_digest=texts.digest,
-            task=task.name,
-            unit=task.unit,
-            stack=self.stack.name,
-            scheme=self.recipe.name,
-            bits=options.bits,
-            budget=options.keep,
-            grain=options.grain,
-            n_linears=len(self.places),
-            n_weights=self.n_weights,
-            exact=options.exact,
-            n_nominating=len(self.split.nominating),
-            n_confirming=len(self.split.confirming),
-            n_judging=len(judging),
-            n_estimating=len(self.estimating),
-            max_length=self.task_options.max_length,
-            intact=intact,
-            rounded=rounded,
-            curve=curve,
-            random=random,
-            rules=rules,
-            steps=tuple(_step(trial, known) for trial in chosen.steps),
+            provenance=self.loaded.provenance(seed=options.seed, digest=self.bench.fingerprint), data=texts.source,
+            data_digest=texts.digest, task=task.name, unit=task.unit, stack=self.stack.name, scheme=self.recipe.name,
+            bits=options.bits, budget=options.keep, grain=options.grain, n_linears=len(self.places),
+            n_weights=self.n_weights, exact=options.exact, n_nominating=len(self.split.nominating),
+            n_confirming=len(self.split.confirming), n_judging=len(judging), n_estimating=len(self.estimating),
+            max_length=self.task_options.max_length, intact=intact, rounded=rounded, curve=curve, random=random,
+            rules=rules, steps=tuple(_step(trial, known) for trial in chosen.steps),
             kept=tuple(self.kept(entries).values()),
-            refused=None if chosen.refused is None else _step(chosen.refused, known),
-            cost=cost,
-            regained=self._mean(plain - best, judging),
-            share_regained=share,
-            beyond_random=beyond,
-            p=p,
-            sensitivities=tuple(known.values()),
-            keys=tuple(one for one in key_biases(live) if one.alarm),
+            refused=None if chosen.refused is None else _step(chosen.refused, known), cost=cost, floor=floor,
+            regained=self._mean(plain - best, judging), share_regained=share, beyond_random=beyond, p=p,
+            sensitivities=tuple(known.values()), keys=tuple(one for one in key_biases(live) if one.alarm),
             evaluations=task.n_texts + len(self.estimating) + sum(self._measured.values()),
             notes=tuple(dict.fromkeys((*self.loaded.notes, *task.notes, *self._notes()))),
-        )
+        )  # fmt: skip
 
     def judged(self, label: str, kept: Sequence[Entry]) -> Judged:
         """A setting on the judging texts."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from outlierlens.errors import BadInput
 from outlierlens.options import Flag, Flat, check
@@ -44,6 +44,8 @@ class PlanOptions:
     """What is kept stays as it is (16), or becomes int8-channel/int8-token (8)."""
     grain: Grain = "column"
     """Keep single neurons, dimensions and inputs too (column), or linears alone, which is what tools can be told (linear)."""
+    tolerance: Annotated[float, Ge(0), Lt(float("inf"))] = 0.01
+    """Keep nothing that gives back less than this, in the task's unit."""
     n_candidates: Annotated[int, Flag("--candidates"), Ge(1)] = 32
     """Measure the first N of the cheap ordering at every step."""
     exact: bool = False

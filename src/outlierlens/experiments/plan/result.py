@@ -117,7 +117,7 @@ class PrecisionPlan(Result):
         random: with random linears, neurons, dimensions and columns of the same sizes kept. rules: what tools keep by rule.
         steps: the plan. kept: what stays of each linear. refused: the entry that was nominated after it and not confirmed;
             None where none was left.
-        cost: value all rounded − intact, on the confirming texts.
+        cost: value all rounded − intact, on the confirming texts. floor: what an entry has to give back to be named.
         regained: value all rounded − value with the plan. share_regained: that over what rounding costs.
         beyond_random: mean value of the random draws − value with the plan; None and no p without draws.
         p: (1 + #{draws whose value is as small as the plan's}) / (1 + draws).
@@ -153,6 +153,7 @@ class PrecisionPlan(Result):
     kept: tuple[KeptLinear, ...]
     refused: Step | None
     cost: Difference
+    floor: float
     regained: Difference
     share_regained: Difference
     beyond_random: Difference | None
@@ -172,7 +173,7 @@ class PrecisionPlan(Result):
         """What the intervals say.
 
         "free": the cost's interval holds 0 or lies below. "unclear": it is not settled. "nothing": rounding costs, and no entry
-        gives back anything that can be told. "keep": the plan gives something back, and more than random linears do, both
+        gives back `floor` that can be told. "keep": the plan gives something back, and more than random linears do, both
         intervals above 0. "no use": that cannot be said. "not tried": no random draw was measured beside.
         """
         if 0 < self.cost.low < math.inf and not self.steps:

@@ -53,7 +53,7 @@ def verdict(found: PrecisionPlan) -> str:
     return {
         "unclear": f"No verdict on {found.scheme}: {found.n_confirming} texts confirm, too few for an interval",
         "free": f"{found.scheme}: no cost that can be told, nothing to keep",
-        "nothing": f"{found.scheme} costs {cost}, and no single entry gives back anything that can be told",
+        "nothing": f"{found.scheme} costs {cost}, and no single entry surely gives back {found.floor:.2g} or more",
         "keep": f"Keep {size} in {bits}: {cost} → {cell_text(Change(found.plan.change))} "
         f"(random {cell_text(Change(found.random_change))})",
         "no use": f"{size} in {bits}: {cost} → {cell_text(Change(found.plan.change))}, not more than random choices do",
