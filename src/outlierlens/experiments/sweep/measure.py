@@ -39,7 +39,7 @@ from outlierlens.experiments.sweep.levels import look_level, look_sizes, stop_le
 from outlierlens.experiments.sweep.options import SweepOptions
 from outlierlens.experiments.sweep.result import Precision, Sweep
 from outlierlens.experiments.sweep.runner import Runner, make_runner
-from outlierlens.experiments.sweep.schedule import Differences, Round, State, adaptive, exact, pieces, until
+from outlierlens.experiments.sweep.schedule import Differences, Round, State, adaptive, exact, until
 from outlierlens.experiments.sweep.summary import compared_with_float32, cost_of, effects_of, intact_of, nulls_of
 from outlierlens.experiments.sweep.units import INTACT, Unit, Work, control_families, planned
 from outlierlens.models.load import LoadedModel, fingerprint
@@ -73,7 +73,7 @@ class SweepProgress:
     """How far a sweep is.
 
     Attributes:
-        phase: "intact", "gradients", "effects", "telling the top apart", "controls" or "done".
+        phase: "intact", "gradients", "controls", "done", or as `schedule` names its rounds.
         done, total: effects that are precise (or on all texts) and planned.
         texts: text evaluations in this run; texts_per_second: of them, since the first.
         seconds_left: about; None while unknown.
@@ -124,6 +124,7 @@ def sweep(
             units, options, looks, level, strict, Differences(runner.weights), smallest=runner.task.smallest,
             functional=runner.functional,
         )  # fmt: skip
+        state.find_bulk(found)
         run = _SweepRun(runner, store, engine or Local, state, progress)
         held.callback(run.close)
         if options.gradients and not is_exact and can_differentiate(runner):
@@ -136,7 +137,7 @@ def sweep(
             state.screen = run.screen(screened, whole)
         work_through(exact(state) if is_exact else adaptive(state), run)
         least = looks[-1] if runner.functional else min(options.random_texts, looks[-1])
-        n_compared = next(stop for _, stop in pieces(looks) if stop >= least)
+        n_compared = next(stop for _, stop in state.spans if stop >= least)
         compared = list({unit.key: unit for unit in everyone}.values())
         run.plan_controls(until(state, compared, n_compared))
         work_through(until(state, compared, n_compared), run)
@@ -158,6 +159,7 @@ def sweep(
             windows=options.windows if options.layers is None else f"{options.windows}, of given layers",
             method="screened" if state.screen else "exact" if is_exact else "adaptive",
             screening=state.screen.summary() if state.screen else None,
+            together=state.together,
             metric=runner.task.metric,
             tolerance=options.tolerance,
             relative=options.relative,
@@ -210,7 +212,7 @@ class _SweepRun:
     ):
         self.runner, self.rows, self.state, self.progress = runner, rows, state, progress
         self._make_engine = engine
-        self.spans = pieces(state.looks)
+        self.spans = state.spans
         self.n_controls = self._before_controls = 0
         self._intact: dict[tuple[int, int], np.ndarray] = {}
         self._texts = 0

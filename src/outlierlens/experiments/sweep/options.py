@@ -89,6 +89,8 @@ class SweepOptions:
     """Confidence of the intervals."""
     anytime: bool = False
     """Intervals that stay valid whenever and why you stop; they take twice the texts."""
+    bulk: bool = True
+    """Measure ordinary dimensions together: few texts each, one interval for all, held to a random sample of them."""
     gradients: Annotated[int, Ge(0)] = 256
     """Texts of the gradient pass (the control variate); 0 skips it."""
     n_random: Annotated[int | None, Flag("--random"), Ge(0)] = None

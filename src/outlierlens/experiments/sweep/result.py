@@ -16,7 +16,7 @@ from outlierlens.results.document import OnTask, Provenance, Result
 from outlierlens.view.charts.base import strongest_first
 
 BY_LAYER = "layer by layer"  # stands for the window of sets that differ from layer to layer
-Stopped = Literal["precise", "all texts", "unfinished"]
+Stopped = Literal["precise", "all texts", "unfinished", "bulk"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Effect:
             number on a text, which ranks as the worst.
         low, high: 95 % interval of `change`, calibrated for the rule that stopped the measuring; infinite where too few texts,
             or too few that changed, settle it; 0 and 0 where nothing changed on any text.
-        spread: standard deviation of the change over texts.
+        spread: standard deviation of the change over texts; NaN for a single text.
         n_texts: texts it was measured on, the first of the sweep's order.
-        stopped: why no more: "precise" (narrow enough), "all texts", or "unfinished".
+        stopped: why no more: "precise" (narrow enough), "all texts", "unfinished", or "bulk": it is known together with the
+            ordinary ones, and `low` to `high` is their common interval (see `Together`).
         first_order: estimate from gradients on `Cost.gradient_texts` texts, beside the measurement; None without one.
         p: rank p-value, (1 + #{others >= change}) / (1 + n), among the other dimensions of the same window; None for sets.
         q: `p` adjusted over all dimensions of the window (Benjamini & Hochberg 1995).
@@ -160,6 +161,35 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Together:
+    """What is known of the bulk: the ordinary dimensions, which stand out by neither change nor spread.
+
+    Attributes:
+        n: of them; texts: each was measured on. reach: of their common interval, to either side of each change.
+        audited: ordinary ones, drawn at random and measured on `audit_texts`; the furthest is off by `furthest`.
+        bound: upper bound of the share of all that are further off, at confidence 0.95 (Wilks 1941).
+    """
+
+    n: int
+    texts: int
+    reach: float
+    audited: int
+    audit_texts: int
+    furthest: float
+    bound: float
+
+    @property
+    def said(self) -> str:
+        """In words, for reading."""
+        return (
+            f"The bulk: {self.n:,} effects that stand out by neither size nor spread were measured on {self.texts} "
+            f"text{'s' * (self.texts != 1)} each; each is its estimate ± {self.reach:g}. Of {self.audited} ordinary ones, "
+            f"drawn at random and measured on {self.audit_texts} texts, none was further off (the furthest by "
+            f"{self.furthest:.2g}): at most {100 * self.bound:.2g} % of the bulk are, at confidence 0.95."
+        )
+
+
+@dataclass(frozen=True)
 class Screening:
     """What was left out because its predicted class cannot change to first order, and how often that was wrong.
 
@@ -190,7 +220,7 @@ class Sweep(OnTask, Result):
         windows: "all", "single", "from", "upto", or "given".
         method: "exact", "screened" or "adaptive"; screened runs every effect on the texts whose predicted class it can
             change (see `Screening`), and the strongest on all; adaptive stops an effect when its interval is narrower than
-            ± max(tolerance, relative × |change|), and separates the `top` strongest.
+            ± max(tolerance, relative × |change|), and separates the `top` strongest; ordinary ones are known `together`.
         level: confidence of each interval. Each look's t interval is held to more, so that the interval at which measuring
             stops holds with `level`: to `stop_level` where it stops at a width, to `look_level` where the order of the
             strongest decides, which is valid at any look for any reason.
@@ -235,6 +265,7 @@ class Sweep(OnTask, Result):
     precision: Precision | None = None
     metric: str = ""
     screening: Screening | None = None
+    together: Together | None = None
     notes: tuple[str, ...] = ()
 
     @property

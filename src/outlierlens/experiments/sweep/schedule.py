@@ -6,13 +6,14 @@ Work is cut at the looks, and where looks are far apart into pieces of `PIECE` t
 rows alone, an interrupted, resumed or distributed sweep takes the same ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from outlierlens.experiments.sweep.bulk import FEWEST_TEXTS, FEWEST_UNITS, OPENINGS, Bulk
 from outlierlens.experiments.sweep.estimate import (
     Estimate,
     Functional,
@@ -26,7 +27,9 @@ from outlierlens.experiments.sweep.estimate import (
 )
 from outlierlens.experiments.sweep.gradients import Screen
 from outlierlens.experiments.sweep.options import SweepOptions
+from outlierlens.experiments.sweep.result import Together
 from outlierlens.experiments.sweep.units import Unit, Work
+from outlierlens.statistics.means import share_at_most
 
 PIECE = 64
 SCALE_UNITS = 16  # the fewest that a common scale of gradients is taken from
@@ -96,6 +99,7 @@ class State:
         rare: what rare texts add, as far as all units together have shown at the last look.
         screen: which texts are run for each unit; None runs all.
         functional: what turns a unit's differences on all texts into its effect, where that is no mean; else None.
+        bulk: the ordinary units, which are known together; None where every unit has its own interval.
     """
 
     units: Sequence[Unit]
@@ -115,9 +119,15 @@ class State:
     functional: Functional | None = None
     rare: Rare | None = None
     screen: Screen | None = None
+    bulk: Bulk | None = None
 
     def __post_init__(self) -> None:
         self.estimates = [None] * len(self.units)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, stop) of every piece of the ordered texts."""
+        return pieces((*OPENINGS, *self.looks) if self.bulk else self.looks)
 
     def take(self, works: Sequence[Work], rows: Mapping[str, Any]) -> None:
         """Add what was measured of a round, from its rows by key."""
@@ -136,7 +146,8 @@ class State:
         if self.gradients is not None and not self.scales:
             self._weigh_gradients(self.gradients)
         if self.functional is None and not self.smallest and len(self.looks) > 1 and len(self.units) >= SCALE_UNITS:
-            self.rare = Rare.among([self.measured.values(unit.key) for unit in self.units])
+            series = [self.measured.values(unit.key) for unit in self.units]
+            self.rare = Rare.among([values for values in series if len(values) >= self.looks[0]])
         for number in numbers:
             self.estimates[number] = self.estimate(number, self.strict if number in self.ranked else self.level)
 
@@ -155,7 +166,8 @@ class State:
         """Decide how gradients serve, from all units at their first look."""
         windows: dict[str, list[int]] = {}
         for number, unit in enumerate(self.units):
-            windows.setdefault(unit.window, []).append(number)
+            if self.measured.n(unit.key) >= self.looks[0]:
+                windows.setdefault(unit.window, []).append(number)
         for window, numbers in windows.items():
             first = np.stack([self.measured.values(self.units[number].key)[: self.looks[0]] for number in numbers])
             # A scale fitted to few units is fitted to their noise, and the estimate would no longer be unbiased.
@@ -174,6 +186,39 @@ class State:
         found = self.estimates[number]
         return found.change if found is not None else 0.0
 
+    def find_bulk(self, found: Sequence[int]) -> None:
+        """Settle which units may be known together: single dimensions of all, none of which was named beforehand (`found`)."""
+        options = self.options
+        one_by_one = not options.bulk or options.anytime or options.dims != "all" or self.smallest > 0
+        if one_by_one or len(self.looks) == 1 or self.looks[-1] < FEWEST_TEXTS:
+            return
+        single = (n for n, unit in enumerate(self.units) if len(unit.dims) == 1 and not unit.by_layer)
+        plain = [n for n in single if self.units[n].dims[0] not in found]
+        if len(plain) >= FEWEST_UNITS:
+            self.bulk = Bulk.of(plain, options.level, options.tolerance, options.seed)
+
+    @property
+    def together(self) -> Together | None:
+        """What is known of the bulk; None where there is none."""
+        bulk = self.bulk
+        if bulk is None or not bulk.members:
+            return None
+        n, audited = len(bulk.members), len(bulk.audited)
+        # All that are further off may be among those that stayed.
+        bound = min(1.0, share_at_most(0, audited) * bulk.fitted / n)
+        return Together(n, bulk.texts, bulk.tolerance, audited, OPENINGS[bulk.texts], bulk.furthest, bound)
+
+    def is_bulk(self, number: int) -> bool:
+        """Whether a unit is known together with others."""
+        return self.bulk is not None and number in self.bulk.members
+
+    def leave_bulk(self, numbers: Iterable[int]) -> None:
+        """Let these units be measured until each has an interval of its own."""
+        for number in filter(self.is_bulk, numbers):
+            assert self.bulk is not None
+            del self.bulk.members[number]
+            self.estimates[number] = None
+
     def work(self, unit: Unit, span: tuple[int, int]) -> Work:
         """The work of a unit on a span: on all its texts, or on those that the screen asks for."""
         return Work(unit, *span, None if self.screen is None else self.screen.only(unit, span))
@@ -181,8 +226,10 @@ class State:
     def precise(self, number: int) -> bool:
         """Whether a unit's interval is narrow enough, or was before it was measured further."""
         found = self.estimates[number]
-        return number in self.ranked or (
-            found is not None and precise(found, self.options.tolerance, self.options.relative)
+        return (
+            number in self.ranked
+            or self.is_bulk(number)
+            or (found is not None and precise(found, self.options.tolerance, self.options.relative))
         )
 
     def texts_left(self) -> float:
@@ -196,7 +243,7 @@ class State:
         wanted = 0.0
         for found in self.estimates:
             if found is None:
-                wanted += 2 * self.looks[0]
+                wanted += 2 * (4 if self.bulk else self.looks[0])
             elif not precise(found, self.options.tolerance, self.options.relative):
                 goal = max(self.options.tolerance, self.options.relative * abs(found.change))
                 wanted += min(found.n_texts * ((found.half_width / goal) ** 2 - 1), self.looks[-1] - found.n_texts)
@@ -230,31 +277,57 @@ def _whole(state: State, screen: Screen) -> Iterator[Round]:
 
 
 def adaptive(state: State) -> Iterator[Round]:
-    """Every unit until its interval is narrow enough; then the strongest until their order is settled."""
-    cut = pieces(state.looks)
-    open_ = list(range(len(state.units)))
+    """The bulk together, every other unit until its interval is narrow enough; then the strongest until they are in order."""
+    order = list(range(len(state.units)))
     if state.gradients is not None:  # what gradients expect to be strong comes first: the leader board settles early
-        open_.sort(key=np.argsort(np.argsort(-state.gradients.mean(0))).tolist().__getitem__)
-    before = 0
-    for look in state.looks:
-        yield "effects", _until(state, open_, before, look, cut)
-        state.look(open_)
-        open_ = [number for number in open_ if not state.precise(number)]
-        before = look
-        if not open_:
-            break
+        order.sort(key=np.argsort(np.argsort(-state.gradients.mean(0))).tolist().__getitem__)
+    if state.bulk is not None:
+        yield from _together(state, state.bulk)
+    yield from _each(state, [number for number in order if not state.is_bulk(number)])
     while needed := _needed(state):
-        following = {number: _next(state, number) for number in needed}
-        yield (
-            "telling the top apart",
-            [work for number, (now, look) in following.items() for work in _until(state, [number], now, look, cut)],
-        )
+        looks = {number: _next(state, number) for number in needed}
+        works = [work for number, look in looks.items() for work in _until(state, [number], look)]
+        yield "telling the top apart", works
         state.ranked |= {number for number in needed if state.precise(number)}
         state.look(sorted(needed))
-    yield from _again(state, cut)
+    # What left the bulk for the order of the strongest has an interval of its own.
+    yield from _each(state, [number for number in order if not state.precise(number)])
+    yield from _again(state)
 
 
-def _again(state: State, cut: list[tuple[int, int]]) -> Iterator[Round]:
+def _each(state: State, numbers: Sequence[int]) -> Iterator[Round]:
+    """These units, each until its interval is narrow enough."""
+    numbers = [number for number in numbers if state.measured.n(state.units[number].key) < state.looks[-1]]
+    while open_ := {number: _next(state, number) for number in numbers}:
+        look = min(open_.values())
+        now = [number for number in numbers if open_[number] == look]
+        yield "effects", _until(state, now, look)
+        state.look(now)
+        left = (number for number in numbers if number not in now or not state.precise(number))
+        numbers = [number for number in left if state.measured.n(state.units[number].key) < state.looks[-1]]
+
+
+def _together(state: State, bulk: Bulk) -> Iterator[Round]:
+    """Ordinary units on ever more of the first texts, until their common interval is narrow enough; else there is no bulk."""
+    weights, keys = state.measured.weights, [state.units[number].key for number in bulk.candidates]
+    slopes = None if state.gradients is None else state.gradients[:, bulk.candidates].T.astype(float)
+    place = {number: at for at, number in enumerate(bulk.candidates)}
+    for texts, audit in OPENINGS.items():
+        yield "ordinary ones", _until(state, bulk.candidates, texts)
+        few = np.stack([state.measured.values(key)[:texts] for key in keys])
+        bulk.divide(few, slopes)
+        yield "ordinary ones at random", _until(state, bulk.audited, audit)
+        members = [place[number] for number in bulk.members]
+        further = [state.measured.values(state.units[number].key)[texts:audit] for number in bulk.audited]
+        found = bulk.fit(few[members], np.array(further), weights, None if slopes is None else slopes[members])
+        if found is not None:
+            for number, one in zip(bulk.members, found, strict=True):
+                state.estimates[number] = one
+            return
+    bulk.members, bulk.audited, bulk.texts = {}, [], 0
+
+
+def _again(state: State) -> Iterator[Round]:
     """The strongest once more, on texts that had no part in choosing them, until their intervals are narrow enough.
 
     The largest of many estimates is too large by chance, and its interval misses on that side (with 64 equal effects 80 %
@@ -264,22 +337,21 @@ def _again(state: State, cut: list[tuple[int, int]]) -> Iterator[Round]:
     ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
     n_texts = {number: state.measured.n(state.units[number].key) for number in ranked}
     state.ranked -= {*ranked}
+    state.leave_bulk(ranked)
     state.again |= {number: n if n < last else 0 for number, n in n_texts.items()}
     open_ = [number for number, n in n_texts.items() if n < last and np.isfinite(state.change(number))]
     while open_:
-        following = {number: _next(state, number) for number in open_}
-        yield (
-            "measuring the strongest again",
-            [work for number, (now, look) in following.items() for work in _until(state, [number], now, look, cut)],
-        )
-        state.again |= {number: 0 for number, (_, look) in following.items() if look == last}
+        looks = {number: _next(state, number) for number in open_}
+        works = [work for number, look in looks.items() for work in _until(state, [number], look)]
+        yield "measuring the strongest again", works
+        state.again |= {number: 0 for number, look in looks.items() if look == last}
         state.look(open_)
         open_ = [number for number in open_ if state.again[number] and not state.precise(number)]
 
 
 def until(state: State, units: Sequence[Unit], n_texts: int) -> Iterator[Round]:
     """Every one of `units` on the first `n_texts` texts, a number at which pieces end."""
-    for start, stop in pieces(state.looks):
+    for start, stop in state.spans:
         if stop <= n_texts:
             yield "controls", [state.work(unit, (start, stop)) for unit in units if state.measured.n(unit.key) <= start]
 
@@ -289,7 +361,15 @@ def _needed(state: State) -> set[int]:
     if not state.options.top:
         state.separated = True
         return set()
-    found = [state.estimate(number, state.strict) for number in range(len(state.units))]
+    ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
+    if members := {number for number in ranked if state.is_bulk(number)}:
+        state.leave_bulk(members)
+        return members
+    # Of the bulk its common interval, which has one reason to stop.
+    found = [
+        one if one and state.is_bulk(number) else state.estimate(number, state.strict)
+        for number, one in enumerate(state.estimates)
+    ]
     wanted = unsettled(
         found,
         lambda number: state.measured.values(state.units[number].key),
@@ -298,15 +378,22 @@ def _needed(state: State) -> set[int]:
         state.control,
     )
     state.separated = not wanted
+    state.leave_bulk(wanted)
     return {number for number in wanted if found[number].n_texts < state.looks[-1]}
 
 
-def _next(state: State, number: int) -> tuple[int, int]:
-    """(texts a unit was measured on, its next look)."""
-    now = state.measured.n(state.units[number].key)
-    return now, next(look for look in state.looks if look > now)
+def _next(state: State, number: int) -> int:
+    """The next look of a unit."""
+    return next(look for look in state.looks if look > state.measured.n(state.units[number].key))
 
 
-def _until(state: State, numbers: Sequence[int], before: int, look: int, cut: list[tuple[int, int]]) -> list[Work]:
-    spans = [span for span in cut if before <= span[0] and span[1] <= look]
-    return [Work(state.units[number], *span) for span in spans for number in numbers]
+def _until(state: State, numbers: Sequence[int], look: int) -> list[Work]:
+    """What is missing of these units up to a look, the first texts first."""
+    done = {number: state.measured.n(state.units[number].key) for number in numbers}
+    return [
+        Work(state.units[number], *span)
+        for span in state.spans
+        if span[1] <= look
+        for number in numbers
+        if done[number] <= span[0]
+    ]

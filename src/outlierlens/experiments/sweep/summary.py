@@ -85,6 +85,8 @@ def effects_of(runner: Runner, state: State, found: Sequence[int], nulls: Sequen
 
 
 def _stopped(state: State, number: int, n_texts: int) -> Stopped:
+    if state.is_bulk(number):
+        return "bulk"
     if state.measured.n(state.units[number].key) == n_texts:
         return "all texts"
     return "precise" if state.precise(number) else "unfinished"

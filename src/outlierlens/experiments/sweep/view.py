@@ -239,6 +239,8 @@ def _what(sweep: Sweep) -> Iterator[str]:
         f"Switched off by {sweep.mode} in stream {sweep.stack} of {number_of_layers(sweep.n_layers)} × {sweep.width:,} "
         f"{sweep.kind}s{f': {shown}' if shown else ''}."
     )
+    if sweep.together:
+        yield sweep.together.said
     if sweep.method == "adaptive":
         yield f"Measured until the interval is within ± {sweep.tolerance:g} or ± {percent(sweep.relative)} of the change."
     yield from _screened(sweep)
