@@ -155,6 +155,7 @@ def _calls(name: str, function: Any, made: dict[str, Any]) -> Iterator[tuple[Any
         "outliers_against_random": [
             ([synthetic_tasks.replication(), synthetic_tasks.replication(task="glue:cola", lost=0.3)],)
         ],
+        "gammas": [(one,) for one in made["Observation"].stacks],
         "sweep_map": [(sweep[1],)],
         "sweep_windows": [(sweep[1],), (synthetic_report.layer_sweep(windows="from"),)],
         "prediction_curves": [

@@ -90,9 +90,9 @@ def read_by(
     if not sinks.any():
         return Readers(mean.size)
     reading = np.zeros_like(sinks)
-    for at in np.argwhere(sinks).tolist():
-        every = (slice(0, None, 2), *at)
-        reading[tuple(at)] = _lost(intact[every], keys[every])[1] > READS
+    for layer, head in np.argwhere(sinks).tolist():
+        every = (slice(0, None, 2), layer, head)
+        reading[layer, head] = _lost(intact[every], keys[every])[1] > READS
     names = (f"dimension {carried.dim}", *(f"random dimension {dim}" for (dim,) in drawn))
     losses = tuple(
         SinkLoss(
