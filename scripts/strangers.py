@@ -432,20 +432,20 @@ def table(folder: Path) -> str:
     """The results as a table of Markdown."""
     results = json.loads((folder / "results.json").read_text())
     lines = [
-        "| model | family | format | " + " | ".join(SEVEN) + " | dimensions | numpy | transformers |",
-        "|" + "---|" * 13,
+        "| model | family | format | commands | dimensions | numpy | transformers |",
+        "|" + "---|" * 7,
     ]
     for name, found in results.items():
         place = place_of(folder, name)
         names = " ".join(sorted(one.name for one in place.iterdir())) if place.is_dir() else place.name
         kind = next(one for one in ("gguf", "onnx", "safetensors", "bin", "pth") if f".{one}" in names)
-        cells = [
-            "–" if command not in found else "yes" if found[command]["code"] == 0 else f"code {found[command]['code']}"
-            for command in SEVEN
-        ]
+        codes = {command: found[command]["code"] for command in SEVEN if command in found}
+        ran = ", ".join(f"{command} (code {code})" if code else command for command, code in codes.items())
+        if list(codes.values()) == [0] * len(SEVEN):
+            ran = "all seven"
         dims = ", ".join(map(str, found["dims"])) or "none"
         numpy, torch = found.get("numpy"), found.get("torch")
-        cells += [dims, "–" if numpy is None else "equal" if numpy == found["dims"] else str(numpy)]
+        cells = [ran, dims, "–" if numpy is None else "equal" if numpy == found["dims"] else str(numpy)]
         cells.append("–" if torch is None else f"{torch:.0e}")
         lines.append(f"| `{name}` | {STRANGERS[name].family} | {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
