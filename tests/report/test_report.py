@@ -109,7 +109,7 @@ def test_a_plan_is_the_advice_about_bits_where_there_is_one_and_says_where_nothi
     assert second.commands == ()  # the plan has it
     none = replace(planned, steps=(), curve=(), kept=(), regained=Difference(0.0, 0.0, 0.0))
     (only,) = (one for one in advice(replace(data, joined=Joined((none,)))) if one.topic == "quantize")
-    assert "no single entry gives back anything" in only.text
+    assert "no single entry surely gives back 0.01 or more" in only.text
     assert only.commands == ()
 
 
@@ -368,7 +368,8 @@ def test_the_page_keeps_its_order(page):
         "Causal loss with dimensions off (zeroed_weights)", "What to do", "What else was found", "In the weights",
         "Writes of every layer to every dimension: mlp.down_proj", "In the running model",
         "Token vectors of one input after layer 14", "Average vector, layer by layer",
-        "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer", "What breaks",
+        "Which dimension is the smallest or largest entry", "Largest hidden value, layer by layer",
+        "Mean against spread, layer by layer", "What breaks",
         "The same passage, filled in", "The same beginning, continued",
         "Against controls of the same size", "The dimensions in numbers", "How each number was made", "Make it again",
     ]  # fmt: skip
@@ -409,8 +410,8 @@ def test_every_picture_has_words_and_numbers(page):
     parsed = Page(page)
     pictures = [a for a in parsed.all("div") if "data-chart" in a]
     identifiers = {a["id"] for _, a in parsed.elements if "id" in a}
-    assert len(pictures) == 6
-    assert len(parsed.all("details")) == len(parsed.all("figcaption")) == 6
+    assert len(pictures) == 7
+    assert len(parsed.all("details")) == len(parsed.all("figcaption")) == 7
     for picture in pictures:
         assert picture["role"] == "img"
         assert picture["aria-label"]
@@ -619,7 +620,7 @@ def test_a_browser_draws_every_chart_within_the_policy(data, tmp_path):
     encoder = synthetic.report_data(scan_result=synthetic.scan(stack), damages=data.damages)
     document, console = browse(render(encoder), tmp_path)
     assert 'data-charts="ready"' in document
-    assert document.count('data-drawn="yes"') == 7
+    assert document.count('data-drawn="yes"') == 8
     assert "could not be drawn (" not in Page(document).text
     assert console == []  # no refusal by the policy, no warning of the charts
 
@@ -627,7 +628,7 @@ def test_a_browser_draws_every_chart_within_the_policy(data, tmp_path):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 def test_a_browser_runs_nothing_of_a_hostile_text(tmp_path):
     document, console = browse(render(hostile_data()), tmp_path)
-    assert document.count('data-drawn="yes"') == 6
+    assert document.count('data-drawn="yes"') == 7
     assert not Page(document).all("img")
     assert console == []
 

@@ -272,7 +272,7 @@ def test_bad_input(words: Callable[..., Any], texts: Texts, options: TraceOption
 def test_two_weights_write_the_super_activation_of_smollm2(sample: Callable[[str], str]) -> None:
     loaded = load_model(sample("smollm2-135m"), LoadOptions(attention="eager"))
     options = TraceOptions(dim=507, n_random=1, task=TaskOptions(max_length=16, batch_size=16))
-    found = trace(loaded, read_texts("excerpt", limit=16), options)
+    found = trace(loaded, read_texts("excerpt", limit=32), options)
     assert len(found.blocks) == 31
     assert found.error < 1e-5
     _sums(found)
