@@ -38,7 +38,7 @@ def _sentences(found: Lookup) -> Iterator[str]:
 
 def _parent(found: Lookup, stream: Stream) -> str:
     if not stream.n_compared:
-        return f"No parent is known: no model of the atlas is {stream.width} wide."
+        return f"No parent is known: no other model of the atlas is {stream.width} wide."
     if stream.parent is None:
         least = min(one.p_holm for one in stream.relatives)
         return (
