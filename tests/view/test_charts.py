@@ -180,7 +180,7 @@ def test_gammas_are_those_of_the_stack_with_and_without_special_tokens():
     without = replace(stack.view("all"), mean=2 * stack.view("all").mean)
     stack = replace(stack, views={"all": stack.view("all"), "without_special": without})
     chart = charts.gammas(stack)
-    drawn = {(row["tokens"], row["layer"]): row["gamma"] for layer in (0, 2) for row in values(chart, layer)}
+    drawn = {(row["tokens"], row["layer"]): row["gamma"] for row in values(chart, 0)}
     for times, tokens in ((1, "all"), (2, "without special")):
         found = [drawn[f"{tokens} tokens", layer] for layer in stack.layers]
         np.testing.assert_allclose(found, times * stack.gamma(), rtol=1e-3)

@@ -180,18 +180,20 @@ def gammas(stack: StackObservation, *, prefix: str = "") -> Chart:
         if np.isfinite(value)
     ]
     x, y = draw.layer_axis(stack.layers), field("gamma", title=GAMMA)
-    by_view = {
-        view: [row for row in rows if row["tokens"] == view] for view in dict.fromkeys(r["tokens"] for r in rows)
-    }
-    dashes: tuple[list[int], ...] = ([], [6, 3])
-    drawn = [_plain_line(some, x, y, what, dash=dash) for some, dash in zip(by_view.values(), dashes, strict=False)]
+    shown = dict.fromkeys(row["tokens"] for row in rows)
+    legend: Spec = {"symbolType": "stroke", "symbolStrokeWidth": 2, "symbolStrokeColor": MUTED, "symbolSize": 300}
+    dash = draw.by("tokens", dict(zip(shown, ([1, 0], [6, 3]), strict=False)), **legend)
+    drawn = [
+        draw.line(rows, x=x, y=y, strokeDash=dash, color=MUTED, strokeWidth=1.4),
+        draw.circle(rows, x=x, y=y, tooltip=what, color=MUTED, size=40, opacity=0.01),
+    ]
     top = max(rows, key=lambda row: row["gamma"], default=None)
     reading = "How far states lie from 0, for their spread: γ above 1 says that the mean is longer than the spread. "
     return chart(
         name=f"{prefix}gammas",
         title="Mean against spread, layer by layer",
         reading=reading + (f"It is largest after {place(top['layer'])}: {number(top['gamma'])}." if top else ""),
-        layers=[*(layer for line in drawn for layer in line), *_end_labels(tuple(by_view.items()), x, y)],
+        layers=drawn,
         height=220,
         **what.table(rows),
     )
