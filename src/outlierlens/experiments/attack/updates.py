@@ -25,6 +25,7 @@ from outlierlens.experiments.integrity.sensitive import Found, bound_stacks, can
 from outlierlens.options import FIND
 from outlierlens.results.document import Provenance
 from outlierlens.session import Session
+from outlierlens.statistics.means import NORMAL_MAD
 from outlierlens.statistics.p_values import hypergeometric_tail
 
 BLOCK = 2**22  # values of a tensor that are held at once
@@ -294,7 +295,7 @@ def robust_z(values: np.ndarray) -> np.ndarray:
     """(value − median) / (1.4826 · median absolute deviation), the deviation at least `LEAST_SPREAD`."""
     values = np.asarray(values, dtype=np.float64)
     away = values - np.median(values)
-    spread: np.ndarray = away / max(1.4826 * float(np.median(np.abs(away))), LEAST_SPREAD)
+    spread: np.ndarray = away / max(NORMAL_MAD * float(np.median(np.abs(away))), LEAST_SPREAD)
     return spread
 
 

@@ -179,10 +179,11 @@ class _Study:
         import torch
 
         total = np.zeros(len(texts))
-        self.model.keep(self.kept(kept))
-        behind = None if more is None else self._states.behind(self._first[more] - 1, texts, kept)
+        behind, both = None, kept
         if more is not None:
-            self.model.keep(self.kept(kept | {more}))
+            both = kept | {more}
+            behind = self._states.behind(self._first[more] - 1, texts, kept, lambda: self.model.keep(self.kept(kept)))
+        self.model.keep(self.kept(both))
         with torch.inference_mode():
             for feed in self.task.feeds(list(texts)):
                 with ExitStack() as inside:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outlierlens.experiments.sweep.estimate import Estimate, Rare, giants
+from outlierlens.statistics.means import NORMAL_MAD
 
 # Texts of each ordinary unit until they suffice, and of an audited one.
 OPENINGS = {1: 24, 2: 24, 3: 24, 4: 24, 6: 24, 8: 32, 12: 48}
@@ -25,7 +26,6 @@ AUDITED = 29  # units at least: of none found, at most 9.8 % of all are further 
 FEWEST_UNITS = 100
 FEWEST_TEXTS = 64
 FAR = 3.0  # standard deviations of ordinary units; what stands out by chance costs little
-NORMAL_MAD = 1.4826  # standard deviation of normal values over their median absolute deviation
 
 
 @dataclass
@@ -65,8 +65,9 @@ class Bulk:
         if slopes is not None:
             seen += [slopes.mean(1), np.log(slopes.std(1) + np.finfo(float).tiny)]
         for of in seen:
-            away = np.abs(of - np.median(of[plain])) if plain.any() else of
-            plain &= away <= FAR * NORMAL_MAD * np.median(away[plain]) if plain.any() else plain
+            if plain.any():
+                away = np.abs(of - np.median(of[plain]))
+                plain &= away <= FAR * NORMAL_MAD * np.median(away[plain])
         self.members = {number: None for number, ordinary in zip(self.candidates, plain, strict=True) if ordinary}
         self.audited = list(self.members)[: max(AUDITED, math.ceil(self.level / (1 - self.level) - 1e-9))]
 

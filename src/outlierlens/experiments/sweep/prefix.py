@@ -63,16 +63,17 @@ class Prefixes:
         self._of: Hashable = None
         self._kept: dict[int, Kept] = {}
 
-    def behind(self, layer: int, texts: Sequence[int], setting: Hashable) -> Kept | None:
+    def behind(self, layer: int, texts: Sequence[int], setting: Hashable, enter: Callable[[], None]) -> Kept | None:
         """The output of block `layer` on these texts; None where nothing is kept of it, as before the first block.
 
-        `setting` names the one that the model is in at the call; states of the last one named are kept, the latest layers'
-        where they take more than `MAX_KEPT_BYTES`.
+        States of the last `setting` named are kept, the latest layers' where they take more than `MAX_KEPT_BYTES`; where it is
+        another, `enter()` brings the model into it.
         """
         if layer not in self._layers:
             return None
         if self._of != (setting, tuple(texts)):
             self._of, self._kept = (setting, tuple(texts)), {}  # let go of the old states before new ones are made
+            enter()
             width = stream_width(self._loaded.model, self._stack)
             n_bytes = int(self._task.lengths[list(texts)].sum()) * width * 4
             self._layers = self._layers[-max(1, MAX_KEPT_BYTES // n_bytes) :]

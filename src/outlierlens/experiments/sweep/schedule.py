@@ -186,6 +186,10 @@ class State:
         found = self.estimates[number]
         return found.change if found is not None else 0.0
 
+    def strongest(self) -> list[int]:
+        """The `top` units of largest change, the largest first."""
+        return sorted(range(len(self.units)), key=lambda number: -self.change(number))[: self.options.top]
+
     def find_bulk(self, found: Sequence[int]) -> None:
         """Settle which units may be known together: single dimensions of all, none of which was named beforehand (`found`)."""
         options = self.options
@@ -297,14 +301,12 @@ def adaptive(state: State) -> Iterator[Round]:
 
 def _each(state: State, numbers: Sequence[int]) -> Iterator[Round]:
     """These units, each until its interval is narrow enough."""
-    numbers = [number for number in numbers if state.measured.n(state.units[number].key) < state.looks[-1]]
-    while open_ := {number: _next(state, number) for number in numbers}:
-        look = min(open_.values())
-        now = [number for number in numbers if open_[number] == look]
+    while looks := {n: _next(state, n) for n in numbers if state.measured.n(state.units[n].key) < state.looks[-1]}:
+        look = min(looks.values())
+        now = [number for number, its in looks.items() if its == look]
         yield "effects", _until(state, now, look)
         state.look(now)
-        left = (number for number in numbers if number not in now or not state.precise(number))
-        numbers = [number for number in left if state.measured.n(state.units[number].key) < state.looks[-1]]
+        numbers = [number for number, its in looks.items() if its != look or not state.precise(number)]
 
 
 def _together(state: State, bulk: Bulk) -> Iterator[Round]:
@@ -334,7 +336,7 @@ def _again(state: State) -> Iterator[Round]:
     held at nominal 95). Where the texts do not suffice, all of them are measured: that is no estimate any more.
     """
     last = state.looks[-1]
-    ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
+    ranked = state.strongest()
     n_texts = {number: state.measured.n(state.units[number].key) for number in ranked}
     state.ranked -= {*ranked}
     state.leave_bulk(ranked)
@@ -361,8 +363,7 @@ def _needed(state: State) -> set[int]:
     if not state.options.top:
         state.separated = True
         return set()
-    ranked = sorted(range(len(state.units)), key=lambda number: -state.change(number))[: state.options.top]
-    if members := {number for number in ranked if state.is_bulk(number)}:
+    if members := set(filter(state.is_bulk, state.strongest())):
         state.leave_bulk(members)
         return members
     # Of the bulk its common interval, which has one reason to stop.
