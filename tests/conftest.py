@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+import gpus
 from closed import sitecustomize as network
 from moments import HANGS
 
@@ -55,12 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Close the network, for this process and every Python that it starts (closed/sitecustomize.py), and set hypothesis."""
+    """Close the network, for this process and Pythons that it starts (closed/sitecustomize.py), hide GPUs, set hypothesis."""
     folder = str(Path(network.__file__).parent)
     others = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *others])
     os.environ[network.LOG] = str(Path(tempfile.mkdtemp(prefix="outlierlens-")) / "outside.log")
     network.close()
+    gpus.hide()
     # The same examples in every run and order, however long they take: what passes depends on neither chance nor load.
     settings.register_profile(
         "outlierlens",

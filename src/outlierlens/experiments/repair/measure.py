@@ -124,7 +124,9 @@ def repair(
     shards = None if options.rotate else find_shards(source, loaded.model, plan)
     same = shards.same if shards else plan.same(loaded.model)
     stored = loaded if shards or options.rotate else load_model(name, replace(load, dtype=STORED))
-    again = _Again(type(loaded.model), loaded.tokenizer, loaded.processor, loaded.name, config._attn_implementation)
+    again = _Again(
+        type(loaded.model), loaded.tokenizer, loaded.processor, loaded.name, config._attn_implementation, loaded.device
+    )
     del loaded
     step("written")
     with new_folder(folder) as part:
@@ -281,12 +283,13 @@ class _Again:
     processor: Any
     name: str
     attention: str
+    device: "torch.device"
 
     def read(self, folder: Path) -> LoadedModel:
-        """The copy, in float32."""
+        """The copy, in float32, where the model itself was."""
         import torch
 
-        model = self.kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        model = self.kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().to(self.device)
         model.config._attn_implementation = self.attention
         return from_objects(model, self.tokenizer, processor=self.processor, name=self.name)
 
