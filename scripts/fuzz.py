@@ -4,6 +4,8 @@
     python scripts/fuzz.py --reader gguf --mutants 500 --seed 1
     python scripts/fuzz.py --guided --minutes 10                # by coverage; needs atheris (pip install atheris)
 
+Minutes are of processor time: a loaded machine takes longer and tries as much.
+
 Every reader of `fuzz_readers.py` runs in a process of its own. A mutant passes when the reader returns, or raises an error of
 ours in one line, within 10 s of processor time and 200 MB of memory beyond what the process had. All else is a finding: its
 file is kept below --keep, one for each place in the code, and the exit code is 1.
@@ -40,7 +42,7 @@ STATE = struct.Struct("<QQQddd")
 
 
 class Tally(NamedTuple):
-    """Of one reader: mutants so far, those read, those refused; most seconds and megabytes of one; seconds in all."""
+    """Of one reader: mutants so far, those read, those refused; most processor seconds and megabytes of one; seconds in all."""
 
     n: int = 0
     read: int = 0
@@ -104,6 +106,7 @@ class Trial:
 
     def __init__(self, name: str, folder: Path, keep: Path, shared: Shared):
         self.reader, self.folder, self.keep, self.shared = READERS[name](), folder, keep, shared
+        self.before = shared.get().total - time.process_time()
         self.path = folder / self.reader.file
         for file, content in self.reader.beside.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -136,6 +139,7 @@ class Trial:
             tally._replace(
                 n=tally.n + 1, read=tally.read + (said == "read"), refused=tally.refused + (said == "refused"),
                 seconds=max(tally.seconds, seconds), megabytes=max(tally.megabytes, megabytes),
+                total=self.before + time.process_time(),
             )
         )  # fmt: skip
         if said not in ("read", "refused"):
@@ -197,7 +201,7 @@ def by_number(name: str, asked: argparse.Namespace, keep: Path, shared: Shared, 
 
 
 def by_coverage(name: str, asked: argparse.Namespace, keep: Path, shared: Shared, folder: Path) -> None:
-    """What atheris makes of the seeds until the minutes are over; its corpus stays beside what is kept."""
+    """What atheris makes of the seeds until the minutes of processor time are over; its corpus stays beside what is kept."""
     import atheris
 
     with atheris.instrument_imports(include=["outlierlens"]):
@@ -211,14 +215,15 @@ def by_coverage(name: str, asked: argparse.Namespace, keep: Path, shared: Shared
     def one(data: bytes) -> None:
         if data:
             trial(parts[data[0] % len(parts)].wrap(data[1:]))
+        if shared.get().total > 60 * asked.minutes:
+            os._exit(0)
 
     def other(data: bytes, most: int, seed: int) -> bytes:
         if seed % 2 or not data:
             return bytes(atheris.Mutate(data, most))
         return (data[:1] + fuzz_mutants.changed(data[1:], Random(seed), parts))[:most]
 
-    left = max(1, round(asked.minutes * 60 - shared.get().total))
-    options = [f"-max_total_time={left}", "-timeout=100000", "-rss_limit_mb=0", "-max_len=1000000", "-len_control=0"]
+    options = ["-timeout=100000", "-rss_limit_mb=0", "-max_len=1000000", "-len_control=0"]
     atheris.Setup(["fuzz", *options, f"-seed={asked.seed + 1}", str(corpus)], one, custom_mutator=other)
     atheris.Fuzz()  # which ends the process
 
@@ -229,17 +234,13 @@ def fuzzed(name: str, asked: argparse.Namespace, shared: Shared) -> None:
     shutil.rmtree(keep, ignore_errors=True)
     keep.mkdir(parents=True)
     work = by_coverage if asked.guided else by_number
-    start = time.monotonic()
     status = -1
     while status < 0 and len(findings(keep)) < MOST_FINDINGS:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
             folder = Path(place) / "model"
             folder.mkdir()
             os.environ |= {"OUTLIERLENS_CACHE": f"{place}/cache", "HF_HUB_CACHE": f"{place}/hub", "HF_HUB_OFFLINE": "1"}
-            try:
-                status = in_child(partial(work, name, asked, keep, shared, folder), keep / LOG)
-            finally:
-                shared.put(shared.get()._replace(total=time.monotonic() - start))
+            status = in_child(partial(work, name, asked, keep, shared, folder), keep / LOG)
             if status < 0:
                 said = f"more than {SECONDS} s" if status == -signal.SIGPROF else f"the process ended with {status}"
                 mutant = keep / MUTANT
@@ -255,7 +256,12 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=20_000, help="of each reader (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the changes (default: %(default)s)")
     parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
-    parser.add_argument("--minutes", type=float, default=10, help="of each reader with --guided (default: %(default)s)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10,
+        help="of processor, of each reader, with --guided (default: %(default)s)",
+    )
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="folder (default: %(default)s)")
     asked = parser.parse_args()
     if asked.guided and importlib.util.find_spec("atheris") is None:

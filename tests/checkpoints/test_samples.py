@@ -276,6 +276,12 @@ def test_a_link_is_refused(bench: Bench) -> None:
     assert "'tiny/link' is a link" in fails(bench, BadFile)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_member_packed_otherwise_than_in_wheels_is_refused(method: int, bench: Bench) -> None:
+    bench.plain(edit=lambda archive: archive.writestr("tiny/more", b"x" * 100, compress_type=method))
+    assert f"'tiny/more' is packed by method {method}" in fails(bench, BadFile)
+
+
 def test_a_zip_bomb_is_refused_before_it_is_unpacked(bench: Bench) -> None:
     bench.plain(edit=lambda archive: archive.writestr("tiny/zeros", bytes(80 << 20)))
     assert "unpacks to 83," in fails(bench, BadFile)

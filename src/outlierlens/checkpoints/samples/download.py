@@ -51,6 +51,7 @@ CHUNK = 1 << 20
 HUB_TIMEOUT_SECONDS = 10
 PIP_SECONDS = 300.0  # pip asks five times for what it does not get, 15 seconds each, before it says why
 PIP_LOOK_SECONDS = 1.0
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what wheels are packed by
 MAX_ENTRIES = 10_000
 SLACK_BYTES = 64 << 20  # an archive may hold files that we do not keep, but not many times more than those we do
 
@@ -293,6 +294,8 @@ def _checked_zip(path: Path, expected_bytes: int) -> Iterator[zipfile.ZipFile]:
                 raise BadFile(f"{path.name}: entry {entry.filename!r} is a link{refused}")
             if entry.flag_bits & 1:
                 raise BadFile(f"{path.name}: entry {entry.filename!r} is encrypted{refused}")
+            if entry.compress_type not in METHODS:
+                raise BadFile(f"{path.name}: entry {entry.filename!r} is packed by method {entry.compress_type}{refused}")
         yield archive
 
 
