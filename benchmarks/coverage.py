@@ -284,7 +284,7 @@ def measure(model: str, data: str, limit: int | None, min_words: int, max_length
     from outlierlens.tasks.base import TaskOptions
 
     torch.set_num_threads(1)
-    loaded = load_model(model, LoadOptions(device="cpu", dtype="float32", offline=True))
+    loaded = load_model(model, LoadOptions(dtype="float32", offline=True))
     read = read_texts(data)
     lines = tuple(text for text in read.texts if len(text.split()) > min_words)[:limit]
     options = SweepOptions(task=TaskOptions(blocks=True, max_length=max_length))

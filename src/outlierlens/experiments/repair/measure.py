@@ -42,6 +42,7 @@ from outlierlens.results.safe_files import new_folder
 from outlierlens.session import Session
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # (how far above the median neuron one may stay, the share in logarithms of what is above that comes down)
