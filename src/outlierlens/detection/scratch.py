@@ -23,6 +23,8 @@ class Scratch:
         """A tensor with any values; it holds until `name` is taken again."""
         import torch
 
+        if device.type != "cpu":  # there torch keeps memory itself
+            return torch.empty(shape, dtype=dtype, device=device)
         size = math.prod(shape)
         held = self._held.get(name)
         if held is None or len(held) < size or held.dtype != dtype:
